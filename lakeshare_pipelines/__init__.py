@@ -1,0 +1,1 @@
+"""The Dagster package: deliveries become audited, numbered publications."""

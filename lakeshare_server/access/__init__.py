@@ -1,0 +1,1 @@
+"""Who may read what: tokens, grants and the audit log of requests."""

@@ -1,0 +1,82 @@
+"""What can go wrong on the server's side, as data; the edge turns each into a response.
+
+LakeshareError
+├── NotFound            kind, name           → 404 RESOURCE_DOES_NOT_EXIST
+├── BadRequest          field, value, hint   → 400 INVALID_PARAMETER_VALUE
+├── MalformedRequest    what, hint           → 400 MALFORMED_REQUEST
+├── Unserveable         reason, fix          → 400 UNSUPPORTED_OPERATION
+├── Unauthenticated     reason               → 401 UNAUTHENTICATED
+├── Denied              reason               → 403 PERMISSION_DENIED
+├── Unavailable         what, fix            → 503 TEMPORARILY_UNAVAILABLE
+└── CatalogConflict     what, fix            raised by catalog writes, never by a request
+"""
+
+
+class LakeshareError(Exception):
+    """Base of every error lakeshare raises on purpose; its text is fit for a person to read."""
+
+
+class NotFound(LakeshareError):
+    """Unknown, or not granted: a recipient cannot tell the two apart."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(
+            f"{kind} '{name}' does not exist, please contact your share provider for further information."
+        )
+        self.kind, self.name = kind, name
+
+
+class BadRequest(LakeshareError):
+    """A parameter has a value that cannot be used."""
+
+    def __init__(self, field: str, value: object, hint: str) -> None:
+        super().__init__(f"{field}: {value!r} cannot be used. {hint}")
+        self.field, self.value, self.hint = field, value, hint
+
+
+class MalformedRequest(LakeshareError):
+    """A body or token that cannot be parsed at all."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(f"{what}. {hint}")
+        self.what, self.hint = what, hint
+
+
+class Unserveable(LakeshareError):
+    """The table is there, but cannot be served correctly to this client."""
+
+    def __init__(self, reason: str, fix: str) -> None:
+        super().__init__(f"{reason} {fix}")
+        self.reason, self.fix = reason, fix
+
+
+class Unauthenticated(LakeshareError):
+    """No token, an unknown token or an expired one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Denied(LakeshareError):
+    """Known, but not allowed: a signed URL that is expired or altered."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Unavailable(LakeshareError):
+    """Ours and passing: the caller may try again."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}. {fix}")
+        self.what, self.fix = what, fix
+
+
+class CatalogConflict(LakeshareError):
+    """A catalog write that would contradict what the catalog already holds."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}. {fix}")
+        self.what, self.fix = what, fix
