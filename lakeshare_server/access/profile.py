@@ -1,0 +1,24 @@
+"""The profile a recipient's client reads. Version 1: clients refuse bearer tokens in any other."""
+
+import json
+import os
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def write_profile(path: Path, base_url: str, token: str, expires_at: datetime | None) -> None:
+    """Write a profile that only its owner can read, whole or not at all."""
+    profile = {"shareCredentialsVersion": 1, "endpoint": base_url, "bearerToken": token}
+    if expires_at is not None:
+        profile["expirationTime"] = expires_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # mkstemp gives mode 600, and the rename keeps it.
+    descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(json.dumps(profile, indent=2) + "\n")
+        Path(scratch).replace(path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,124 @@
+"""The sharing server: its parts put together, and started."""
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from lakeshare_server.access.profile import write_profile
+from lakeshare_server.access.view import Views
+from lakeshare_server.catalog import AuditLog, open_catalog
+from lakeshare_server.errors import Unavailable
+from lakeshare_server.protocol.paging import Pager
+from lakeshare_server.routes import files, health, listings, tables
+from lakeshare_server.routes.audit import AuditMiddleware
+from lakeshare_server.routes.context import Parts
+from lakeshare_server.routes.errors import add_error_responses
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.signing import LocalSigner, load_key
+
+SHUTDOWN_S = 10
+
+__all__ = ["app_from_environment", "create_app", "make_server", "serve", "write_profile"]
+
+
+def create_app(settings: ServerSettings) -> FastAPI:
+    """The application over the catalog of the settings; its shutdown writes the last audit rows.
+
+    Raises:
+        Unavailable: the catalog or the signing key cannot be used.
+    """
+    catalog = open_catalog(settings.catalog_url)
+    key = load_key(settings)
+    parts = Parts(
+        settings=settings,
+        catalog=catalog,
+        views=Views(catalog, settings.index_dir),
+        pager=Pager(key, settings.page_size),
+        signer=LocalSigner(key, settings.base_url() + files.PREFIX),
+        audit=AuditLog(catalog),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        parts.audit.close()
+        catalog.close()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app.state.parts = parts
+    app.add_middleware(AuditMiddleware, audit=parts.audit)
+    add_error_responses(app)
+    app.include_router(health.router)
+    prefix = settings.endpoint.rstrip("/")
+    for routes in (listings, tables, files):
+        app.include_router(routes.router, prefix=prefix)
+    return app
+
+
+def app_from_environment() -> FastAPI:
+    """The application by the environment's settings, for `uvicorn --factory` with several workers."""
+    return create_app(ServerSettings())
+
+
+class Server(uvicorn.Server):
+    """A server that says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+
+def make_server(
+    settings: ServerSettings, on_ready: Callable[[str], None] | None = None
+) -> tuple[Server, socket.socket]:
+    """A server and the socket it will listen on; `on_ready` is called with the protocol's root URL.
+
+    Raises:
+        Unavailable: the address is taken, or the catalog or the signing key cannot be used.
+    """
+    listening = _bind(settings)
+    settings = settings.model_copy(update={"port": listening.getsockname()[1]})
+    try:
+        app = create_app(settings)
+    except BaseException:
+        listening.close()
+        raise
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    return Server(config, lambda: on_ready(settings.base_url()) if on_ready else None), listening
+
+
+def serve(settings: ServerSettings, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve until a signal ends it; answers under way are given their time."""
+    server, listening = make_server(settings, on_ready)
+    with listening:
+        server.run(sockets=[listening])
+
+
+def _bind(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+    except OSError as error:
+        listening.close()
+        raise Unavailable(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",
+            "Set LAKESHARE_HOST and LAKESHARE_PORT to an address of this host that is free; port 0 takes any.",
+        ) from error
+    return listening

@@ -1,0 +1,34 @@
+"""What was published and what is shared with whom: the state that pipelines and server share.
+
+The wire, the signing of URLs and the reading of table formats live elsewhere.
+"""
+
+from lakeshare_server.catalog.audit import AuditEntry, AuditLog
+from lakeshare_server.catalog.database import Catalog, open_catalog
+from lakeshare_server.catalog.ledger import Ledger
+from lakeshare_server.catalog.listings import Listings, ShareEntry, TableEntry
+from lakeshare_server.catalog.publications import NewPublication, Publication
+from lakeshare_server.catalog.recipients import Recipient, Recipients
+from lakeshare_server.catalog.set_lock import Lease, set_lock
+from lakeshare_server.catalog.shares import DeclaredShare, ShareDiff, SharedTable, apply_shares
+
+__all__ = [
+    "AuditEntry",
+    "AuditLog",
+    "Catalog",
+    "DeclaredShare",
+    "Lease",
+    "Ledger",
+    "Listings",
+    "NewPublication",
+    "Publication",
+    "Recipient",
+    "Recipients",
+    "ShareDiff",
+    "ShareEntry",
+    "SharedTable",
+    "TableEntry",
+    "apply_shares",
+    "open_catalog",
+    "set_lock",
+]

@@ -1,0 +1,121 @@
+"""The audit log: one row for every request, refusals too.
+
+Rows are written in batches by a thread of their own, off the request's path; closing writes what is left.
+"""
+
+import logging
+import threading
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from sqlalchemy import insert, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from lakeshare_server.catalog.database import Catalog
+from lakeshare_server.catalog.models import AuditRow
+from lakeshare_server.errors import Unavailable
+
+# Beyond this many unwritten rows a request waits for the writer: the log loses nothing.
+BACKLOG = 20_000
+GATHER_S = 0.05
+RETRY_S = 1.0
+CLOSE_ATTEMPTS = 3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditEntry:
+    """A request and what became of it."""
+
+    at: datetime
+    recipient: str | None
+    action: str
+    object_name: str | None
+    status: int
+    error_code: str | None
+    version: int | None
+    files: int | None
+    request_id: str
+    ip: str | None
+    user_agent: str | None
+    elapsed_ms: int
+
+
+class AuditLog:
+    """Takes, writes and reads audit rows; safe from any thread."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._unwritten: list[AuditEntry] = []
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._writer = threading.Thread(target=self._keep_writing, name="audit-log", daemon=True)
+        self._writer.start()
+
+    def record(self, entry: AuditEntry) -> None:
+        """Take a row for writing."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._unwritten) < BACKLOG)
+            self._unwritten.append(entry)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Write every row that was taken; what the database refuses goes to the process log instead."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._writer.join()
+        for _ in range(CLOSE_ATTEMPTS):
+            if self._write_some():
+                return
+        for entry in self._unwritten:
+            _log.error("audit row that could not be written: %s", asdict(entry))
+
+    def newest(self, limit: int) -> list[AuditEntry]:
+        """The newest written rows, newest first."""
+        with self.catalog.reading() as session:
+            rows = session.scalars(select(AuditRow).order_by(AuditRow.key.desc()).limit(limit))
+            return [_entry(row) for row in rows]
+
+    def _keep_writing(self) -> None:
+        while not self._closing.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._unwritten or self._closing.is_set())
+            # Requests come in flocks: a moment's wait makes one transaction of them.
+            self._closing.wait(GATHER_S)
+            if not self._write_some():
+                self._closing.wait(RETRY_S)
+
+    def _write_some(self) -> bool:
+        with self._changed:
+            batch = list(self._unwritten)
+        if not batch:
+            return True
+        try:
+            with self.catalog.writing() as session:
+                session.execute(insert(AuditRow), [asdict(entry) for entry in batch])
+        except (SQLAlchemyError, Unavailable) as error:
+            _log.warning("audit log: %d rows wait, the database refused them: %s", len(batch), error)
+            return False
+        with self._changed:
+            del self._unwritten[: len(batch)]
+            self._changed.notify_all()
+        return True
+
+
+def _entry(row: AuditRow) -> AuditEntry:
+    return AuditEntry(
+        at=row.at,
+        recipient=row.recipient,
+        action=row.action,
+        object_name=row.object_name,
+        status=row.status,
+        error_code=row.error_code,
+        version=row.version,
+        files=row.files,
+        request_id=row.request_id,
+        ip=row.ip,
+        user_agent=row.user_agent,
+        elapsed_ms=row.elapsed_ms,
+    )

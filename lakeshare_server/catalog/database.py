@@ -1,0 +1,179 @@
+"""Opening the catalog: engine, transactions, and its schema brought up to date.
+
+Several processes may open the same catalog at once; one of them migrates, the others wait for it.
+"""
+
+import sqlite3
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy.orm import Session
+
+from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
+
+HEAD = "0001"
+BUSY_TIMEOUT_S = 30
+WRITES = "lakeshare_writes"
+# Any number, as long as no other program takes the same advisory lock in this database.
+MIGRATION_LOCK = 7_161_433
+
+
+class Catalog:
+    """The database of publications, shares, recipients and requests."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._writer = engine.execution_options(**{WRITES: True})
+        # However the catalog is let go, its connections are closed.
+        weakref.finalize(self, engine.dispose)
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """One consistent look at the catalog.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
+        with self._reachable(), Session(self.engine) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """One transaction that writes: committed at the end, or not at all.
+
+        Raises:
+            Unavailable: the database does not answer, or another writer held it for too long.
+        """
+        with self._reachable(), Session(self._writer) as session, session.begin():
+            yield session
+
+    def revision(self) -> str | None:
+        """The migration the database is at, or None when it is empty."""
+        with self.engine.connect() as connection:
+            return _revision(connection)
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        try:
+            yield
+        except OperationalError as error:
+            raise Unavailable(
+                f"the catalog at {self.engine.url!r} does not answer: {error.orig}",
+                "Check the database; a lock or a full disk passes, then try again.",
+            ) from error
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.engine.dispose()
+
+
+def open_catalog(url: str) -> Catalog:
+    """Open the catalog at an SQLAlchemy URL, made and migrated when it needs to be.
+
+    Raises:
+        BadRequest: the URL cannot be used.
+        CatalogConflict: a newer lakeshare has migrated the database.
+        Unavailable: the database cannot be reached or written.
+    """
+    engine = _engine(_parsed(url))
+    catalog = Catalog(engine)
+    try:
+        if catalog.revision() != HEAD:
+            _migrate(catalog)
+    except DatabaseError as error:
+        engine.dispose()
+        raise Unavailable(
+            f"the catalog at {engine.url!r} cannot be opened: {error.orig}",
+            "Check that the database is there and writable (LAKESHARE_DATABASE_URL, LAKESHARE_STATE_DIR).",
+        ) from error
+    return catalog
+
+
+def _parsed(url: str) -> URL:
+    try:
+        return make_url(url)
+    except ArgumentError as error:
+        raise BadRequest(
+            "LAKESHARE_DATABASE_URL", url, "Give an SQLAlchemy URL, like sqlite:///file.db."
+        ) from error
+
+
+def _engine(url: URL) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, pool_pre_ping=True)
+    if url.database:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    # One connection for each thread of the server's pool, so that none waits for another's.
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, pool_size=20, max_overflow=60)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    # The driver opens transactions late and upgrades them, which deadlocks writers: BEGIN is ours.
+    connection.isolation_level = None
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA synchronous=FULL")
+    _use_wal(connection)
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    # SQLite does not wait for its busy timeout here: of two processes that switch at once one gets "locked".
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _migrate(catalog: Catalog) -> None:
+    with catalog.writing() as session:
+        connection = session.connection()
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
+        if _revision(connection) != HEAD:
+            _upgrade(connection)
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config(attributes=_attributes(connection))
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise CatalogConflict(
+            f"the catalog is at revision {_revision(connection)}, this lakeshare knows up to {HEAD}",
+            "Use the lakeshare version that migrated it, or a newer one.",
+        ) from error
+
+
+def _attributes(connection: Connection) -> dict[str, Any]:
+    return {"connection": connection}

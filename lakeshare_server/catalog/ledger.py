@@ -1,0 +1,185 @@
+"""The ledger: all publications of every table, in order. It is appended to, never changed.
+
+Whoever appends for a set holds the set's lock; its fencing token is checked in the same transaction.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import Select, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from lakeshare_server.catalog.database import Catalog
+from lakeshare_server.catalog.models import PublicationRow
+from lakeshare_server.catalog.publications import NewPublication, Publication
+from lakeshare_server.catalog.set_lock import Lease, require_held
+from lakeshare_server.errors import BadRequest, CatalogConflict
+
+TICK = timedelta(milliseconds=1)
+ATTEMPTS = 5
+
+
+class Ledger:
+    """Publications of the catalog's tables."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def append(self, pubs: Sequence[NewPublication], lease: Lease | None = None) -> list[Publication]:
+        """Number and record the publications of one run: all tables or none.
+
+        Appending a run again changes nothing and returns what is there.
+
+        Raises:
+            CatalogConflict: the lease was lost, or a Delta version is not above the latest one.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with self.catalog.writing() as session:
+                    if lease is not None:
+                        require_held(session, lease)
+                    return [_append(session, new) for new in pubs]
+            except IntegrityError as error:
+                # Without a single writer two appends can take one number: one of them comes again.
+                if attempt == ATTEMPTS:
+                    raise CatalogConflict(
+                        f"the ledger refused {', '.join(new.table for new in pubs)}: {error.orig}",
+                        "Other writers keep appending; run again.",
+                    ) from error
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def latest(self, table: str) -> Publication | None:
+        """The publication that recipients read now."""
+        return self._one(_newest_first(table).limit(1))
+
+    def at(self, table: str, version: int) -> Publication | None:
+        """The publication with this number."""
+        return self._one(_newest_first(table).where(PublicationRow.version == version))
+
+    def history(self, table: str, limit: int | None = None) -> list[Publication]:
+        """Publications of the table, newest first."""
+        return self._all(_newest_first(table).limit(limit))
+
+    def by_run(self, run_id: str) -> list[Publication]:
+        """What one run published."""
+        return self._all(
+            select(PublicationRow).where(PublicationRow.run_id == run_id).order_by(PublicationRow.key)
+        )
+
+    def by_hash(self, nessie_hash: str) -> list[Publication]:
+        """What one commit on Nessie's main published."""
+        rows = select(PublicationRow).where(PublicationRow.nessie_hash == nessie_hash)
+        return self._all(rows.order_by(PublicationRow.key))
+
+    def tables(self) -> list[str]:
+        """Names of all tables that were ever published."""
+        with self.catalog.reading() as session:
+            names = select(PublicationRow.table_name).distinct().order_by(PublicationRow.table_name)
+            return list(session.scalars(names))
+
+    def _one(self, rows: Select[PublicationRow]) -> Publication | None:
+        found = self._all(rows)
+        return found[0] if found else None
+
+    def _all(self, rows: Select[PublicationRow]) -> list[Publication]:
+        with self.catalog.reading() as session:
+            return [_publication(row) for row in session.scalars(rows)]
+
+
+def _newest_first(table: str) -> Select[PublicationRow]:
+    rows = select(PublicationRow).where(PublicationRow.table_name == table)
+    return rows.order_by(PublicationRow.version.desc())
+
+
+def _append(session: Session, new: NewPublication) -> Publication:
+    same_run = select(PublicationRow).where(
+        PublicationRow.table_name == new.table, PublicationRow.run_id == new.run_id
+    )
+    there = session.scalars(same_run).one_or_none()
+    if there is not None:
+        return _publication(there)
+    latest = session.scalars(_newest_first(new.table).limit(1)).one_or_none()
+    row = _row(new, _next_version(new, latest), _publication_time(latest))
+    session.add(row)
+    session.flush()
+    return _publication(row)
+
+
+def _next_version(new: NewPublication, latest: PublicationRow | None) -> int:
+    if latest is not None and latest.table_format != new.format:
+        raise CatalogConflict(
+            f"{new.table} was published as {latest.table_format}, now it comes as {new.format}",
+            "Publish the new format under another table name and change the share.",
+        )
+    if new.format == "iceberg":
+        return 0 if latest is None else latest.version + 1
+    if new.delta_version is None:
+        raise BadRequest("delta_version", None, f"A publication of the Delta table {new.table} needs it.")
+    if latest is not None and new.delta_version <= latest.version:
+        raise CatalogConflict(
+            f"{new.table} is published at Delta version {latest.version}; {new.delta_version} is not above it",
+            "Publish a newer commit; numbers only grow.",
+        )
+    return new.delta_version
+
+
+def _publication_time(latest: PublicationRow | None) -> datetime:
+    now = datetime.now(UTC)
+    now -= timedelta(microseconds=now.microsecond % 1000)
+    # Time travel by timestamp needs times that grow with the numbers, whatever the clock does.
+    return now if latest is None else max(now, latest.published_at + TICK)
+
+
+def _row(new: NewPublication, version: int, published_at: datetime) -> PublicationRow:
+    return PublicationRow(
+        table_name=new.table,
+        version=version,
+        set_name=new.set_name,
+        table_format=new.format,
+        location=new.location,
+        table_id=new.table_id,
+        metadata_location=new.metadata_location,
+        snapshot_id=new.snapshot_id,
+        delta_version=new.delta_version,
+        nessie_hash=new.nessie_hash,
+        schema_string=new.schema_string,
+        row_count=new.rows,
+        file_count=new.files,
+        size_bytes=new.size_bytes,
+        index_digest=new.index_digest,
+        contract_digest=new.contract_digest,
+        verdicts=dict(new.verdicts),
+        run_id=new.run_id,
+        partition_key=new.partition,
+        audited=new.audited,
+        rollback_of=new.rollback_of,
+        published_at=published_at,
+    )
+
+
+def _publication(row: PublicationRow) -> Publication:
+    return Publication(
+        table=row.table_name,
+        version=row.version,
+        set_name=row.set_name,
+        format="iceberg" if row.table_format == "iceberg" else "delta",
+        location=row.location,
+        table_id=row.table_id,
+        metadata_location=row.metadata_location,
+        snapshot_id=row.snapshot_id,
+        delta_version=row.delta_version,
+        nessie_hash=row.nessie_hash,
+        schema_string=row.schema_string,
+        rows=row.row_count,
+        files=row.file_count,
+        size_bytes=row.size_bytes,
+        index_digest=row.index_digest,
+        contract_digest=row.contract_digest,
+        verdicts=row.verdicts,
+        run_id=row.run_id,
+        partition=row.partition_key,
+        audited=row.audited,
+        rollback_of=row.rollback_of,
+        published_at=row.published_at,
+    )

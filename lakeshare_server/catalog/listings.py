@@ -1,0 +1,176 @@
+"""What a recipient can see of the shares: every question is asked for one recipient, none without.
+
+An ungranted share, schema or table is not found, exactly like one that does not exist.
+"""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Select, exists, select
+from sqlalchemy.orm import Session
+
+from lakeshare_server.catalog.database import Catalog
+from lakeshare_server.catalog.models import GrantRow, RecipientRow, SchemaRow, SharedTableRow, ShareRow
+from lakeshare_server.errors import NotFound
+
+
+@dataclass(frozen=True)
+class ShareEntry:
+    """A share; `key` grows in listing order and never changes."""
+
+    key: int
+    id: str
+    name: str
+    comment: str | None
+
+
+@dataclass(frozen=True)
+class SchemaEntry:
+    """A schema of a share."""
+
+    key: int
+    name: str
+    share: ShareEntry
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """A shared table; `lake_table` is its name in the ledger."""
+
+    key: int
+    id: str
+    name: str
+    schema: str
+    share: ShareEntry
+    lake_table: str
+    comment: str | None
+    history: bool
+
+    @property
+    def path(self) -> str:
+        """`share.schema.table`, as recipients write it."""
+        return f"{self.share.name}.{self.schema}.{self.name}"
+
+
+class Listings:
+    """The shares of one recipient, known by id. Pages are everything after a key, in the order of keys."""
+
+    def __init__(self, catalog: Catalog, recipient_id: str) -> None:
+        self.catalog, self.recipient_id = catalog, recipient_id
+
+    def shares(self, after: int, limit: int) -> list[ShareEntry]:
+        """The granted shares."""
+        page = self._granted().where(ShareRow.key > after).order_by(ShareRow.key).limit(limit)
+        with self.catalog.reading() as session:
+            return [_share(row) for row in session.scalars(page)]
+
+    def share(self, name: str) -> ShareEntry:
+        """One granted share.
+
+        Raises:
+            NotFound: unknown or not granted.
+        """
+        with self.catalog.reading() as session:
+            return self._share(session, name)
+
+    def schemas(self, share: str, after: int, limit: int) -> list[SchemaEntry]:
+        """The schemas of a granted share.
+
+        Raises:
+            NotFound: the share is unknown or not granted.
+        """
+        with self.catalog.reading() as session:
+            parent = self._share(session, share)
+            rows = select(SchemaRow).where(SchemaRow.share_key == parent.key, SchemaRow.key > after)
+            page = session.scalars(rows.order_by(SchemaRow.key).limit(limit))
+            return [SchemaEntry(row.key, row.name, parent) for row in page]
+
+    def tables(self, share: str, schema: str | None, after: int, limit: int) -> list[TableEntry]:
+        """The tables of a schema, or of the whole share.
+
+        Raises:
+            NotFound: the share is unknown or not granted, or has no such schema.
+        """
+        with self.catalog.reading() as session:
+            parent = self._share(session, share)
+            rows = _tables_of(parent).where(SharedTableRow.key > after)
+            if schema is not None:
+                rows = rows.where(SchemaRow.key == _schema_key(session, parent, schema))
+            page = session.execute(rows.order_by(SharedTableRow.key).limit(limit))
+            return [_table(row, name, parent) for row, name in page]
+
+    def table(self, share: str, schema: str, table: str) -> TableEntry:
+        """One table of a granted share.
+
+        Raises:
+            NotFound: it, its schema or its share is unknown, or the share is not granted.
+        """
+        missing = NotFound("[Share/Schema/Table]", f"{share}/{schema}/{table}")
+        with self.catalog.reading() as session:
+            found = session.scalars(self._granted().where(ShareRow.name_key == share.lower())).one_or_none()
+            if found is None:
+                raise missing
+            parent = _share(found)
+            named = _tables_of(parent).where(
+                SchemaRow.name_key == schema.lower(), SharedTableRow.name_key == table.lower()
+            )
+            row = session.execute(named).one_or_none()
+            if row is None:
+                raise missing
+            return _table(*row, parent)
+
+    def _granted(self) -> Select[ShareRow]:
+        grant = (
+            select(GrantRow.key)
+            .join(RecipientRow, RecipientRow.key == GrantRow.recipient_key)
+            .where(GrantRow.share_key == ShareRow.key, RecipientRow.id == self.recipient_id)
+        )
+        return select(ShareRow).where(exists(grant))
+
+    def _share(self, session: Session, name: str) -> ShareEntry:
+        row = session.scalars(self._granted().where(ShareRow.name_key == name.lower())).one_or_none()
+        if row is None:
+            raise NotFound("Share", name)
+        return _share(row)
+
+
+def all_shared_tables(catalog: Catalog) -> list[TableEntry]:
+    """Every table of every share: for the provider, never for a recipient."""
+    with catalog.reading() as session:
+        shares = [_share(row) for row in session.scalars(select(ShareRow).order_by(ShareRow.key))]
+        return [
+            _table(row, schema, share)
+            for share in shares
+            for row, schema in session.execute(_tables_of(share).order_by(SharedTableRow.key))
+        ]
+
+
+def _tables_of(share: ShareEntry) -> Select[SharedTableRow, str]:
+    joined = select(SharedTableRow, SchemaRow.name).join(
+        SchemaRow, SchemaRow.key == SharedTableRow.schema_key
+    )
+    return joined.where(SchemaRow.share_key == share.key)
+
+
+def _schema_key(session: Session, share: ShareEntry, name: str) -> int:
+    named = select(SchemaRow.key).where(SchemaRow.share_key == share.key, SchemaRow.name_key == name.lower())
+    key = session.scalars(named).one_or_none()
+    if key is None:
+        raise NotFound("[Share/Schema]", f"{share.name}/{name}")
+    return key
+
+
+def _share(row: ShareRow) -> ShareEntry:
+    return ShareEntry(row.key, row.id, row.name, row.comment)
+
+
+def _table(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEntry:
+    return TableEntry(
+        key=row.key,
+        id=row.id,
+        name=row.name,
+        schema=schema,
+        share=share,
+        lake_table=row.lake_table,
+        comment=row.comment,
+        history=row.history,
+    )

@@ -1,0 +1,176 @@
+"""The server's commands: serve, recipients, publications, shares. The `lakeshare` command mounts them too."""
+
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lakeshare_server.errors import LakeshareError
+
+if TYPE_CHECKING:
+    from lakeshare_server.catalog import Catalog
+
+commands = typer.Typer(
+    help="The lakeshare sharing server.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+recipient_app = typer.Typer(
+    help="Recipients: who may read which shares, and with which token.", no_args_is_help=True
+)
+share_app = typer.Typer(help="Shares: what can be granted.", no_args_is_help=True)
+
+Days = Annotated[
+    int | None, typer.Option("--days", min=1, help="The token ends after this many days; never by default.")
+]
+ProfilePath = Annotated[
+    Path | None, typer.Option("--profile", help="Where the profile goes; NAME.share by default.")
+]
+Url = Annotated[str | None, typer.Option("--url", help="The server's root as the recipient reaches it.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Mount the server's commands on another application."""
+    app.command()(serve)
+    app.command()(publications)
+    app.add_typer(recipient_app, name="recipient")
+    app.add_typer(share_app, name="share")
+
+
+def main() -> None:
+    """Run a command; our own errors are a sentence and exit code 1, never a stack trace."""
+    try:
+        commands()
+    except LakeshareError as error:
+        typer.secho(f"lakeshare: {error}", err=True, fg=typer.colors.RED)
+        sys.exit(1)
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on (LAKESHARE_HOST).")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on, 0 takes a free one (LAKESHARE_PORT).")
+    ] = None,
+) -> None:
+    """Serve the shares over OpenSharing (Delta Sharing) until Ctrl-C."""
+    from lakeshare_server.app import serve as serve_app
+    from lakeshare_server.settings import ServerSettings
+
+    given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    serve_app(ServerSettings(**given), lambda url: typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)"))  # type: ignore[arg-type]  # checked by pydantic
+
+
+@recipient_app.command("add")
+def add_recipient(
+    name: str,
+    share: Annotated[
+        list[str], typer.Option("--share", help="A share the recipient may read; repeat for more.")
+    ],
+    days: Days = None,
+    comment: Annotated[str | None, typer.Option(help="Whatever helps to know who this is.")] = None,
+    profile: ProfilePath = None,
+    url: Url = None,
+) -> None:
+    """Add a recipient and write the profile its client needs. The token is nowhere else."""
+    from lakeshare_server.catalog import Recipients
+
+    recipient, token = Recipients(_catalog()).add(name, share, _ends(days), comment)
+    _write(profile or Path(f"{name}.share"), url, token, recipient.expires_at)
+    typer.echo(f"{recipient.name} may read {', '.join(recipient.shares)}")
+
+
+@recipient_app.command("list")
+def list_recipients() -> None:
+    """List recipients with their shares and the end of their token."""
+    from lakeshare_server.catalog import Recipients
+
+    for recipient in Recipients(_catalog()).list():
+        state = "revoked" if recipient.revoked_at else f"until {_day(recipient.expires_at)}"
+        typer.echo(
+            f"{recipient.name}\t{', '.join(recipient.shares) or '-'}\t{state}\t{recipient.comment or ''}"
+        )
+
+
+@recipient_app.command("rotate")
+def rotate_recipient(name: str, days: Days = None, profile: ProfilePath = None, url: Url = None) -> None:
+    """Give a recipient a new token and profile; the old token stops working at once."""
+    from lakeshare_server.catalog import Recipients
+
+    recipient, token = Recipients(_catalog()).rotate(name, _ends(days))
+    _write(profile or Path(f"{recipient.name}.share"), url, token, recipient.expires_at)
+
+
+@recipient_app.command("revoke")
+def revoke_recipient(name: str) -> None:
+    """End all access of a recipient at once."""
+    from lakeshare_server.catalog import Recipients
+
+    typer.echo(f"{Recipients(_catalog()).revoke(name).name} may read nothing any more")
+
+
+def publications(
+    table: Annotated[str, typer.Argument(help="The lake's table, like flights.departures.")],
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+) -> None:
+    """List the publications of a table: number, time, rows, files, partition, run."""
+    from lakeshare_server.catalog import Ledger
+    from lakeshare_server.errors import BadRequest
+
+    ledger = Ledger(_catalog())
+    found = ledger.history(table, limit)
+    if not found:
+        raise BadRequest("TABLE", table, f"Published are: {', '.join(ledger.tables()) or 'none'}.")
+    typer.echo("NUMBER\tPUBLISHED\tROWS\tFILES\tPARTITION\tRUN\t")
+    for one in found:
+        remarks = [] if one.audited else ["unaudited"]
+        remarks += [] if one.rollback_of is None else [f"rollback to {one.rollback_of}"]
+        when = one.published_at.strftime("%Y-%m-%d %H:%M:%SZ")
+        typer.echo(
+            f"{one.version}\t{when}\t{one.rows}\t{one.files}\t{one.partition}\t{one.run_id}\t{', '.join(remarks)}"
+        )
+
+
+@share_app.command("list")
+def list_shares() -> None:
+    """List what is shared under which name, and which publication recipients read."""
+    from lakeshare_server.catalog import Ledger
+    from lakeshare_server.catalog.listings import all_shared_tables
+
+    catalog = _catalog()
+    ledger = Ledger(catalog)
+    for entry in all_shared_tables(catalog):
+        latest = ledger.latest(entry.lake_table)
+        number = "not published yet" if latest is None else f"publication {latest.version}"
+        typer.echo(f"{entry.path}\t{entry.lake_table}\t{number}")
+
+
+def _catalog() -> "Catalog":
+    from lakeshare_server.catalog import open_catalog
+    from lakeshare_server.settings import StateSettings
+
+    return open_catalog(StateSettings().catalog_url)
+
+
+def _ends(days: int | None) -> datetime | None:
+    return None if days is None else datetime.now(UTC) + timedelta(days=days)
+
+
+def _day(moment: datetime | None) -> str:
+    return "further notice" if moment is None else moment.strftime("%Y-%m-%d %H:%MZ")
+
+
+def _write(path: Path, url: str | None, token: str, expires_at: datetime | None) -> None:
+    from lakeshare_server.access.profile import write_profile
+    from lakeshare_server.settings import ServerSettings
+
+    settings = ServerSettings()
+    if url is not None:
+        settings = settings.model_copy(update={"public_url": url})
+    write_profile(path, settings.base_url(), token, expires_at)
+    typer.echo(f"profile: {path}")
+
+
+commands.command()(serve)
+commands.command()(publications)
+commands.add_typer(recipient_app, name="recipient")
+commands.add_typer(share_app, name="share")

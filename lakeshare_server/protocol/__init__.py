@@ -1,0 +1,1 @@
+"""The wire: requests, capabilities, predicates, paging tokens and the lines of an answer."""

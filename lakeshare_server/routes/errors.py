@@ -1,0 +1,81 @@
+"""Errors become responses here, and only here."""
+
+import logging
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from lakeshare_server.errors import (
+    BadRequest,
+    Denied,
+    LakeshareError,
+    MalformedRequest,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    Unserveable,
+)
+from lakeshare_server.routes.context import Note
+from lakeshare_server.routes.responses import error_response
+
+RESPONSES: dict[type[LakeshareError], tuple[int, str]] = {
+    NotFound: (404, "RESOURCE_DOES_NOT_EXIST"),
+    BadRequest: (400, "INVALID_PARAMETER_VALUE"),
+    MalformedRequest: (400, "MALFORMED_REQUEST"),
+    Unserveable: (400, "UNSUPPORTED_OPERATION"),
+    Unauthenticated: (401, "UNAUTHENTICATED"),
+    Denied: (403, "PERMISSION_DENIED"),
+    Unavailable: (503, "TEMPORARILY_UNAVAILABLE"),
+}
+ROUTING = {404: "RESOURCE_DOES_NOT_EXIST", 405: "METHOD_NOT_ALLOWED"}
+
+_log = logging.getLogger(__name__)
+
+
+def add_error_responses(app: FastAPI) -> None:
+    """Make every error of the application one of the protocol."""
+    app.add_exception_handler(LakeshareError, _ours)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _routing)
+    app.add_exception_handler(Exception, _unforeseen)
+
+
+def _respond(
+    request: Request, status: int, code: str, message: str, headers: dict[str, str] | None = None
+) -> Response:
+    note: Note | None = getattr(request.state, "note", None)
+    if note is not None:
+        note.error_code = code
+    return error_response(status, code, message, headers)
+
+
+def _ours(request: Request, error: Exception) -> Response:
+    status, code = RESPONSES.get(type(error), (500, "INTERNAL_ERROR"))  # type: ignore[arg-type]  # keyed by our own
+    if status >= 500:
+        _log.error("%s %s: %s", request.method, request.url.path, error)
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return _respond(request, status, code, str(error), headers)
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    return _respond(request, 400, "INVALID_PARAMETER_VALUE", str(error))
+
+
+def _routing(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 500)
+    message = (
+        f"{request.method} {request.url.path} is not part of the protocol. Check the profile's endpoint."
+    )
+    return _respond(
+        request, status, ROUTING.get(status, "MALFORMED_REQUEST"), message, getattr(error, "headers", None)
+    )
+
+
+def _unforeseen(request: Request, error: Exception) -> Response:
+    note: Note | None = getattr(request.state, "note", None)
+    request_id = note.request_id if note else "unknown"
+    _log.error("request %s: %s %s failed", request_id, request.method, request.url.path, exc_info=error)
+    return _respond(
+        request, 500, "INTERNAL_ERROR", f"The server failed; request id {request_id} is in its log."
+    )

@@ -1,0 +1,73 @@
+"""Shares, schemas and tables: what a recipient was granted, page by page."""
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from lakeshare_server.catalog import Listings, ShareEntry, TableEntry
+from lakeshare_server.routes.context import PageDep, PartsDep, RecipientDep
+from lakeshare_server.routes.responses import json_response
+
+router = APIRouter()
+
+
+@router.get("/shares", name="list_shares")
+def list_shares(recipient: RecipientDep, parts: PartsDep, page: PageDep) -> Response:
+    shares, token = parts.pager.page("shares", page, Listings(parts.catalog, recipient.id).shares)
+    return _items([_share(share) for share in shares], token)
+
+
+@router.get("/shares/{share}", name="get_share")
+def get_share(recipient: RecipientDep, parts: PartsDep, share: str) -> Response:
+    return json_response({"share": _share(Listings(parts.catalog, recipient.id).share(share))})
+
+
+@router.get("/shares/{share}/schemas", name="list_schemas")
+def list_schemas(recipient: RecipientDep, parts: PartsDep, page: PageDep, share: str) -> Response:
+    listings = Listings(parts.catalog, recipient.id)
+    schemas, token = parts.pager.page(
+        f"schemas/{share.lower()}", page, lambda after, limit: listings.schemas(share, after, limit)
+    )
+    return _items([{"name": schema.name, "share": schema.share.name} for schema in schemas], token)
+
+
+@router.get("/shares/{share}/schemas/{schema}/tables", name="list_tables")
+def list_tables(recipient: RecipientDep, parts: PartsDep, page: PageDep, share: str, schema: str) -> Response:
+    return _tables(recipient, parts, page, share, schema)
+
+
+@router.get("/shares/{share}/all-tables", name="list_all_tables")
+def list_all_tables(recipient: RecipientDep, parts: PartsDep, page: PageDep, share: str) -> Response:
+    return _tables(recipient, parts, page, share, None)
+
+
+def _tables(
+    recipient: RecipientDep, parts: PartsDep, page: PageDep, share: str, schema: str | None
+) -> Response:
+    listings = Listings(parts.catalog, recipient.id)
+    of = "all" if schema is None else f"schema/{schema.lower()}"
+    tables, token = parts.pager.page(
+        f"tables/{share.lower()}/{of}",
+        page,
+        lambda after, limit: listings.tables(share, schema, after, limit),
+    )
+    return _items([_table(table) for table in tables], token)
+
+
+def _items(items: list[dict[str, Any]], token: str | None) -> Response:
+    return json_response({"items": items, "nextPageToken": token} if token else {"items": items})
+
+
+def _share(share: ShareEntry) -> dict[str, Any]:
+    said = {"name": share.name, "id": share.id}
+    return {**said, "comment": share.comment} if share.comment else said
+
+
+def _table(table: TableEntry) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "schema": table.schema,
+        "share": table.share.name,
+        "shareId": table.share.id,
+        "id": table.id,
+    }

@@ -1,0 +1,104 @@
+"""Statistics of Iceberg data files as the columns of a snapshot: bounds decoded, keyed by column instead of id."""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from lakeshare_server.tables.delta_schema import arrow_type
+from lakeshare_server.tables.iceberg_schema import SAME_MEANING
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.types import NestedField, PrimitiveType
+
+
+def bounds(fields: Sequence["NestedField"], files: Sequence["DataFile"], which: str) -> pa.StructArray:
+    """`lower_bounds` or `upper_bounds` of all files, as a struct of the table's columns."""
+    values = [getattr(file, which) or {} for file in files]
+    return _struct(fields, lambda field, kind: _bound_column(field.field_id, kind, values), len(files))
+
+
+def null_counts(fields: Sequence["NestedField"], files: Sequence["DataFile"]) -> pa.StructArray:
+    """How many nulls each file has, as a struct of the table's columns; null where nobody counted."""
+    counts = [file.null_value_counts or {} for file in files]
+
+    def column(field: "NestedField", _kind: "PrimitiveType") -> pa.Array:
+        return pa.array([count.get(field.field_id) for count in counts], pa.int64())
+
+    return _struct(fields, column, len(files))
+
+
+def column_type(kind: "PrimitiveType") -> pa.DataType:
+    """The Arrow type in which values of a primitive column are kept."""
+    name = str(kind)
+    found = arrow_type(SAME_MEANING.get(name, name.replace(" ", "")))
+    if found is None:
+        raise AssertionError(f"{name} passed the schema's check but has no Arrow type")
+    return found
+
+
+def _struct(
+    fields: Sequence["NestedField"],
+    column: Callable[["NestedField", "PrimitiveType"], pa.Array],
+    count: int,
+) -> pa.StructArray:
+    from pyiceberg.types import PrimitiveType, StructType
+
+    arrays: list[pa.Array] = []
+    names: list[str] = []
+    for field in fields:
+        kind = field.field_type
+        if isinstance(kind, PrimitiveType):
+            arrays.append(column(field, kind))
+            names.append(field.name)
+        elif isinstance(kind, StructType):
+            arrays.append(_struct(kind.fields, column, count))
+            names.append(field.name)
+    if not arrays:
+        return pa.nulls(count, pa.struct([]))
+    return pa.StructArray.from_arrays(arrays, names)
+
+
+def _bound_column(field_id: int, kind: "PrimitiveType", values: Sequence[Mapping[int, bytes]]) -> pa.Array:
+    decode = _decoder(kind)
+    decoded = [
+        None if bound is None else decode(bound) for bound in (value.get(field_id) for value in values)
+    ]
+    return pa.array(decoded, column_type(kind))
+
+
+def _decoder(kind: "PrimitiveType") -> Callable[[bytes], Any]:
+    from pyiceberg.types import DecimalType
+
+    if isinstance(kind, DecimalType):
+        scale = kind.scale
+        return lambda bound: Decimal(int.from_bytes(bound, "big", signed=True)).scaleb(-scale)
+    decoders: dict[str, Callable[[bytes], Any]] = {
+        "boolean": lambda bound: bound != b"\x00",
+        "float": _floating,
+        "double": _floating,
+        "string": _text,
+        "binary": bytes,
+    }
+    return decoders.get(str(kind), _little_endian)
+
+
+def _little_endian(bound: bytes) -> int:
+    # A column promoted from int to long keeps four-byte bounds in older manifests.
+    return int.from_bytes(bound, "little", signed=True)
+
+
+def _floating(bound: bytes) -> float:
+    value: float = struct.unpack("<f" if len(bound) == 4 else "<d", bound)[0]
+    return value
+
+
+def _text(bound: bytes) -> str | None:
+    try:
+        return bound.decode()
+    except UnicodeDecodeError:
+        # Some writers cut bounds inside a character; no bound is always true.
+        return None

@@ -1,0 +1,110 @@
+"""JSON text made of Arrow columns: whole columns at a time, no Python object per value.
+
+Text is kept as parts, constants and columns in turn, and joined once at the end: joining is what costs time.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# What may not stand in a JSON string as it is; DEL may, but not every reader takes it.
+SPECIAL = r'["\\\x00-\x1f\x7f]'
+# The years 1 to 9999, in the units Arrow counts them in.
+DAYS = (-719_162, 2_932_896)
+MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+
+Part: TypeAlias = str | pa.Array
+
+
+@dataclass(frozen=True)
+class JsonText:
+    """How text is quoted: plainly, or for JSON that itself goes into a JSON string."""
+
+    quote: str
+    depth: int
+
+    def string(self, values: pa.Array) -> list[Part]:
+        """Each string as a JSON string."""
+        if pc.any(pc.match_substring_regex(values, SPECIAL), min_count=0).as_py():
+            different = pc.drop_null(pc.unique(values))
+            escaped = pa.array([self.escaped(value) for value in different.to_pylist()], pa.string())
+            values = pc.take(escaped, pc.index_in(values, different))
+        return [self.quote, values, self.quote]
+
+    def value(self, values: pa.Array) -> list[Part] | None:
+        """Values the way statistics write them; None for a type that statistics do not carry."""
+        kind = values.type
+        if pa.types.is_string(kind):
+            return self.string(values)
+        if pa.types.is_date(kind):
+            return [self.quote, value_text(values), self.quote]
+        if pa.types.is_timestamp(kind):
+            return [self.quote, pc.replace_substring(value_text(values), " ", "T"), "Z" + self.quote]
+        if pa.types.is_floating(kind):
+            finite = pc.is_finite(values)
+            kept = values if pc.all(finite, min_count=0).as_py() else pc.if_else(finite, values, None)
+            return [pc.cast(kept, pa.string())]
+        if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+            return [pc.cast(values, pa.string())]
+        return None
+
+    def object(self, members: Sequence[tuple[str, Sequence[Part]]]) -> list[Part]:
+        """An object per row; a member that is null in a row is left out of it."""
+        parts: list[Part] = []
+        for name, value in members:
+            named = [f",{self.quote}{self.escaped(name)}{self.quote}:", *value]
+            parts += [pc.fill_null(joined(named), "")] if _has_nulls(value) else named
+        if not parts:
+            return ["{}"]
+        if isinstance(parts[0], str):
+            return ["{" + parts[0].removeprefix(","), *parts[1:], "}"]
+        return ["{", pc.ascii_ltrim(joined(parts, null=""), ","), "}"]
+
+    def escaped(self, value: str) -> str:
+        """A string's characters as they stand between the quotes."""
+        for _ in range(self.depth):
+            value = json.dumps(value, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f")
+        return value
+
+
+PLAIN = JsonText('"', 1)
+NESTED = JsonText('\\"', 2)
+
+
+def joined(parts: Sequence[Part], null: str | None = None) -> pa.Array:
+    """The parts as one column; a row with a null part is null, or has `null` in its place."""
+    if null is None:
+        return pc.binary_join_element_wise(*parts, "")
+    return pc.binary_join_element_wise(*parts, "", null_handling="replace", null_replacement=null)
+
+
+def value_text(values: pa.Array) -> pa.Array:
+    """Values as the protocol writes partition values, without quotes. What it has no text for becomes null."""
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        return pc.cast(
+            pc.cast(_common_years(values, pa.int64(), MICROSECONDS), pa.timestamp("us")), pa.string()
+        )
+    if pa.types.is_date(kind):
+        return pc.cast(_common_years(values, pa.int32(), DAYS), pa.string())
+    if pa.types.is_binary(kind):
+        return pa.nulls(len(values), pa.string())
+    return pc.cast(values, pa.string())
+
+
+def _has_nulls(parts: Sequence[Part]) -> bool:
+    return any(not isinstance(part, str) and part.null_count for part in parts)
+
+
+def _common_years(values: pa.Array, since: pa.DataType, limits: tuple[int, int]) -> pa.Array:
+    """The values of four-digit years; others have no text that every reader takes."""
+    numbers = pc.cast(values, since)
+    ends = pc.min_max(numbers).as_py()
+    if ends["min"] is None or (limits[0] <= ends["min"] and ends["max"] <= limits[1]):
+        return values
+    common = pc.and_(pc.greater_equal(numbers, limits[0]), pc.less_equal(numbers, limits[1]))
+    return pc.if_else(common, values, None)

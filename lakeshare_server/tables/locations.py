@@ -1,0 +1,47 @@
+"""Where files are: local ones as absolute paths, others as the URI of their store."""
+
+import posixpath
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def local_path(location: str) -> str:
+    """A `file:` URI in any of its spellings, or a path, as a path; other URIs stay as they are.
+
+    Iceberg and Hadoop write `file:/a b` unencoded; use `decoded=True` spellings only for real URIs.
+    """
+    if not location.startswith("file:"):
+        return location
+    return "/" + location.removeprefix("file:").lstrip("/")
+
+
+def from_uri(location: str) -> str:
+    """Like `local_path`, for a location in which `%20` stands for a space when it is a `file:` URI."""
+    return unquote(local_path(location)) if location.startswith("file:") else location
+
+
+def is_absolute(name: str) -> bool:
+    """Whether a file's name says where it is without knowing the table's root."""
+    return name.startswith("/") or bool(urlsplit(name).scheme)
+
+
+def resolve_names(root: str, names: pa.Array) -> pa.Array:
+    """Absolute locations of the files of a Delta log, whose names are URL-encoded and mostly relative."""
+    root = root.rstrip("/") + "/"
+    plain = pc.and_not(
+        pc.match_substring_regex(names, r"^[^/%:][^%:]*$"), pc.match_substring_regex(names, r"(^|/)\.*(/|$)")
+    )
+    if pc.all(plain, min_count=0).as_py():
+        return pc.binary_join_element_wise(pa.scalar(root), names, "")
+    return pa.array([_resolve(root, name) for name in names.to_pylist()], pa.string())
+
+
+def _resolve(root: str, name: str) -> str:
+    decoded = unquote(name)
+    if not is_absolute(name):
+        decoded = root + decoded
+    location = local_path(decoded)
+    # A signed URL with dots in its path would be folded by clients, and its signature not match any more.
+    return posixpath.normpath(location) if location.startswith("/") else location

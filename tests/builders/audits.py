@@ -1,0 +1,154 @@
+"""One-line inputs for audits: a set of flights and carriers, its rows as SQL, staged by the real staging."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lakeshare_pipelines.contracts import Column, Reference, Rule, SetContract, Table
+from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Staged, StagedTable, staging_name
+from lakeshare_pipelines.wap.staging import staging_for
+from lakeshare_pipelines.wap.verdicts import Severity, Verdict, Verdicts
+
+NOT_NULL = "expect_column_values_to_not_be_null"
+UNIQUE = "expect_column_values_to_be_unique"
+UNIQUE_TOGETHER = "expect_compound_columns_to_be_unique"
+BETWEEN = "expect_column_values_to_be_between"
+DAY, NEXT_DAY = "2013-01-01", "2013-01-02"
+SETS = itertools.count(1)
+
+FLIGHT_COLUMNS = (
+    Column("day", "date", required=True),
+    Column("id", "bigint", required=True, primary_key=True),
+    Column("carrier", "string", required=True),
+    Column("delay", "double"),
+    Column("passenger", "string", pii=True),
+)
+CARRIER_COLUMNS = (Column("code", "string", required=True, primary_key=True), Column("name", "string"))
+
+
+def a_rule(name: str, expectation: str, **more: Any) -> Rule:
+    """A rule of that name; what is no field of a rule is an argument of the expectation."""
+    own = {key: more.pop(key) for key in ("severity", "scope", "description") if key in more}
+    return Rule(name, "", expectation, more, **own)
+
+
+def flights(*rules: Rule, **changes: Any) -> Table:
+    """One row per flight, a partition per day."""
+    by_day = {"partition_by": (("day", "identity"),), "source": "flights", "rules": rules}
+    return Table(**{"name": "flights", "format": "delta", "columns": FLIGHT_COLUMNS, **by_day, **changes})
+
+
+def carriers(*rules: Rule, **changes: Any) -> Table:
+    """One row per carrier, no partitions."""
+    whole = {"source": "carriers", "rules": rules}
+    return Table(**{"name": "carriers", "format": "delta", "columns": CARRIER_COLUMNS, **whole, **changes})
+
+
+def a_set(
+    *tables: Table, partitioning: Literal["daily", "none"] = "daily", name: str | None = None
+) -> SetContract:
+    """The tables as a set that no other test uses, each as `<set>.<table>`."""
+    name = name or f"air{next(SETS)}"
+    return SetContract(
+        name=name,
+        version="1.0.0",
+        description="",
+        owners=("ops",),
+        domain="",
+        tables=tuple(_of_set(name, table) for table in tables),
+        partitioning=partitioning,
+        first_partition=DAY if partitioning == "daily" else None,
+        shares=(),
+        digest="c0ffee",
+        path=Path("air.yaml"),
+    )
+
+
+def a_reference(*columns: str, to: str, severity: Severity = "error") -> Reference:
+    """A reference of `columns` to `table.column`."""
+    table, column = to.split(".")
+    return Reference(f"references__{table}__{'_'.join(columns)}", "", columns, table, (column,), severity)
+
+
+def _of_set(name: str, table: Table) -> Table:
+    own = f"{name}.{table.name}"
+    return replace(
+        table,
+        name=own,
+        rules=tuple(replace(rule, table=own) for rule in table.rules),
+        references=tuple(replace(r, table=own, to_table=f"{name}.{r.to_table}") for r in table.references),
+    )
+
+
+def flight_rows(count: int, day: str = DAY, **changed: str) -> str:
+    """SQL of `count` good flights of a day; `changed` replaces a column's expression, empty leaves it out."""
+    columns = {
+        "day": f"date'{day}'",
+        "id": f"{day.replace('-', '')} * 100000L + id",
+        "carrier": "if(id % 2 = 0, 'UA', 'AA')",
+        "delay": "cast(id % 60 as double)",
+        "passenger": "concat('Passenger ', id)",
+        **changed,
+    }
+    chosen = ", ".join(f"{value} AS {name}" for name, value in columns.items() if value)
+    return f"SELECT {chosen} FROM range({count})"
+
+
+def carrier_rows(*codes: str) -> str:
+    """SQL of carriers."""
+    values = ", ".join(f"('{code}', 'Carrier {code}')" for code in codes)
+    return f"SELECT col1 AS code, col2 AS name FROM VALUES {values}"
+
+
+def stage_rows(
+    lake: Lake,
+    contract: SetContract,
+    *,
+    partitions: Sequence[str] = (DAY,),
+    run_id: str = "run1",
+    rejected: int = 0,
+    problems: Sequence[str] = (),
+    **rows: str,
+) -> Staged:
+    """Rows, as SQL by table, on a staging place of their own."""
+    staging = staging_for(lake, contract)
+    ref = staging_name(contract.name, tuple(partitions), run_id, 0)
+    base = staging.open(ref)
+    tables = []
+    for table in contract.tables:
+        frame = lake.spark.sql(rows[table.short_name])
+        staging.write(ref, table, frame, partitions, {"run": run_id})
+        tables.append(StagedTable(table.name, frame.count(), rejected, tuple(problems)))
+    return Staged(
+        set_name=contract.name,
+        run_id=run_id,
+        partitions=tuple(partitions),
+        ref=ref,
+        base=base,
+        head=staging.seal(ref),
+        tables=tuple(tables),
+        deliveries={},
+        contract_digest=contract.digest,
+    )
+
+
+def publish_rows(
+    lake: Lake,
+    contract: SetContract,
+    *,
+    partitions: Sequence[str] = (DAY,),
+    run_id: str = "run0",
+    **rows: str,
+) -> None:
+    """Rows that are on main when a test begins."""
+    staged = stage_rows(lake, contract, partitions=partitions, run_id=run_id, **rows)
+    staging_for(lake, contract).land(staged, {})
+
+
+def of(verdicts: Verdicts, check: str, table: str = "flights") -> Verdict:
+    """The one verdict on a check."""
+    (found,) = [v for v in verdicts.verdicts if v.check == check and v.table.endswith(table)]
+    return found

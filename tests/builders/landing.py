@@ -1,0 +1,102 @@
+"""Small deliveries of any format, for a contract of one table with a column of every type."""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from lakeshare_pipelines.contracts import SetContract, load_contract
+from lakeshare_pipelines.ingest import Delivery, find_delivery
+from lakeshare_pipelines.settings import LakeSettings
+
+COLUMNS = {
+    "id": "int",
+    "big": "bigint",
+    "ratio": "double",
+    "price": "decimal(9,2)",
+    "is_open": "boolean",
+    "born": "date",
+    "seen": "timestamp",
+    "name": "string",
+}
+
+
+def a_readings_contract(
+    folder: Path,
+    *,
+    reading: Mapping[str, object] | None = None,
+    columns: Sequence[Mapping[str, object]] | None = None,
+    daily: bool = False,
+) -> SetContract:
+    """The set `sensors` with the Delta table `sensors.readings`."""
+    properties: list[Any] = (
+        [{"name": n, "physicalType": t} for n, t in COLUMNS.items()] if columns is None else [*columns]
+    )
+    extras: list[dict[str, object]] = [{"property": "source", "value": "readings"}]
+    if reading is not None:
+        extras.append({"property": "reading", "value": dict(reading)})
+    document = {
+        "apiVersion": "v3.1.0",
+        "kind": "DataContract",
+        "id": "sensors",
+        "name": "sensors",
+        "version": "1.0.0",
+        "status": "active",
+        "servers": [{"server": "lake", "type": "local", "path": "warehouse", "format": "delta"}],
+        "schema": [{"name": "readings", "properties": properties, "customProperties": extras}],
+        "customProperties": [{"property": "partitioning", "value": "daily" if daily else "none"}],
+    }
+    if daily:
+        properties[:0] = [{"name": "day", "physicalType": "date", "partitioned": True}]
+        document["customProperties"] += [{"property": "firstPartition", "value": "2024-01-01"}]  # type: ignore[operator]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "sensors.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return load_contract(path)
+
+
+def landed(
+    folder: Path, contract: SetContract, files: Mapping[str, bytes | str], partition: str = "all"
+) -> Delivery:
+    """A complete delivery of these files, in a landing folder of its own."""
+    settings = LakeSettings(_env_file=None, state_dir=folder)
+    place = settings.landing / contract.name / partition
+    place.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (place / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    (place / "_SUCCESS").touch()
+    return find_delivery(settings, contract, partition)
+
+
+def csv_text(rows: Sequence[Mapping[str, object]], delimiter: str = ",") -> str:
+    """Rows as CSV with a header; None is empty."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), delimiter=delimiter, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def json_lines(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows as JSON, one a line."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def parquet_bytes(columns: Mapping[str, Sequence[object]], **types: pa.DataType) -> bytes:
+    """Columns as a Parquet file, of these types where they are given."""
+    arrays = {name: pa.array(values, types.get(name)) for name, values in columns.items()}
+    out = io.BytesIO()
+    pq.write_table(pa.table(arrays), out)
+    return out.getvalue()
+
+
+def zipped(text: str) -> bytes:
+    """Text as gzip."""
+    return gzip.compress(text.encode())

@@ -1,0 +1,130 @@
+"""A state folder with publications, shares and recipients, and a real server over it."""
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from lakeshare_server.app import make_server, write_profile
+from lakeshare_server.catalog import (
+    Catalog,
+    DeclaredShare,
+    Ledger,
+    Publication,
+    Recipients,
+    SharedTable,
+    apply_shares,
+    open_catalog,
+)
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.tables import TableSnapshot, read_delta, read_iceberg, write_index
+from tests.builders.lake_tables import IcebergState
+from tests.builders.publications import a_publication
+
+
+@dataclass(frozen=True)
+class Provider:
+    """The providing side: publishes, shares, adds recipients."""
+
+    settings: ServerSettings
+    catalog: Catalog
+
+    def publish_delta(self, table: str, location: Path, version: int | None = None) -> Publication:
+        """Publish a Delta table as it is, or was at a version."""
+        return self._publish(table, read_delta(str(location), version))
+
+    def publish_iceberg(self, table: str, state: IcebergState) -> Publication:
+        """Publish an Iceberg table at a snapshot."""
+        snapshot = read_iceberg(state.metadata_location, state.snapshot_id)
+        return self._publish(table, snapshot, metadata_location=state.metadata_location)
+
+    def share(self, *tables: str, share: str = "flights", **options: Any) -> None:
+        """Share tables of the lake, `schema.table`, under their own names."""
+        shared = [SharedTable(*name.split(".", 1), name, **options) for name in tables]
+        apply_shares(self.catalog, [DeclaredShare(share, tuple(shared))])
+
+    def recipient(self, name: str = "bob", shares: tuple[str, ...] = ("flights",), **options: Any) -> str:
+        """Add a recipient; returns the token."""
+        return Recipients(self.catalog).add(name, shares, **options)[1]
+
+    def _publish(self, table: str, snapshot: TableSnapshot, **pins: Any) -> Publication:
+        index = write_index(snapshot, self.settings.index_dir)
+        new = a_publication(
+            table=table,
+            format=snapshot.format,
+            location=snapshot.location,
+            table_id=snapshot.table_id,
+            snapshot_id=snapshot.snapshot_id,
+            delta_version=snapshot.version,
+            schema_string=snapshot.schema_string,
+            rows=index.rows,
+            files=index.files,
+            size_bytes=index.size_bytes,
+            index_digest=index.digest,
+            **pins,
+        )
+        return Ledger(self.catalog).append([new])[0]
+
+
+def a_provider(folder: Path, **settings: Any) -> Provider:
+    """An empty state folder, and everything to fill it."""
+    made = ServerSettings(**{"state_dir": folder / "state", "port": 0, **settings})
+    return Provider(made, open_catalog(made.catalog_url))
+
+
+@dataclass(frozen=True)
+class Running:
+    """A running server as clients see it."""
+
+    url: str
+    folder: Path
+
+    def profile(self, token: str) -> Path:
+        """A profile file of the recipient with this token."""
+        path = self.folder / f"{uuid.uuid4()}.share"
+        write_profile(path, self.url, token, None)
+        return path
+
+    def client(self, token: str | None) -> httpx.Client:
+        """A plain HTTP client below the protocol's root."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30)
+
+
+@contextmanager
+def a_server(provider: Provider) -> Iterator[Running]:
+    """A real server on a free port, stopped in order at the end."""
+    ready = threading.Event()
+    urls: list[str] = []
+
+    def note(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    server, listening = make_server(provider.settings, note)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        assert ready.wait(30), "the server did not become ready"
+        yield Running(urls[0], provider.settings.state_dir)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+def lines(answer: httpx.Response) -> list[dict[str, Any]]:
+    """The lines of an NDJSON answer."""
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def files(answer: httpx.Response) -> list[dict[str, Any]]:
+    """The file lines of an answer."""
+    return [line["file"] for line in lines(answer) if "file" in line]

@@ -1,0 +1,147 @@
+"""Delta tables: each version as its log has it; what the parquet format cannot carry is refused with its remedy."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from lakeshare_server.errors import Unserveable
+from lakeshare_server.tables import read_delta
+from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
+
+
+def rewrite_log(location: Path, action: str, **changes: Any) -> None:
+    """Change fields of an action in the first commit, as another writer would have written them."""
+    log = location / "_delta_log" / "00000000000000000000.json"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if action in line:
+            line[action].update(changes)
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_version_has_the_files_it_had(tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table")
+    append_delta(location, some_rows(days=1))
+    assert [read_delta(str(location), version).files.num_rows for version in (0, 1, None)] == [3, 4, 4]
+    assert read_delta(str(location)).version == 1
+
+
+def test_removed_files_are_gone(tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table")
+    write_deltalake(location, some_rows(days=1), mode="overwrite")
+    snapshot = read_delta(str(location))
+    assert snapshot.files.num_rows == 1
+    assert read_delta(str(location), 0).files.num_rows == 3
+
+
+def test_paths_are_those_on_the_disk_whatever_the_partition_is_called(tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table", partitioned_by=("carrier", "departed"))
+    paths = read_delta(str(location)).files.column("path").to_pylist()
+    assert len(paths) == 12
+    assert all(Path(path).is_file() for path in paths)
+
+
+def test_an_absolute_path_in_the_log_stays_what_it_is(tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table", some_rows(days=1), partitioned_by=())
+    [file] = read_delta(str(location)).files.column("path").to_pylist()
+    moved = Path(file).rename(tmp_path / "else where.parquet")
+    rewrite_log(location, "add", path=moved.as_uri())
+    assert read_delta(str(location)).files.column("path").to_pylist() == [str(moved)]
+
+
+def test_a_path_with_dots_is_folded(tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table", some_rows(days=1), partitioned_by=())
+    rewrite_log(location, "add", path="sub/../x.parquet")
+    assert read_delta(str(location)).files.column("path").to_pylist() == [str(location / "x.parquet")]
+
+
+def test_files_without_statistics_are_files(tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table", some_rows(days=1))
+    rewrite_log(location, "add", stats=None)
+    files = read_delta(str(location)).files
+    assert files.num_rows == 1
+    assert files.column("rows").to_pylist() == [None]
+
+
+def test_a_checkpoint_changes_nothing(tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table")
+    before = read_delta(str(location)).files
+    DeltaTable(location).create_checkpoint()
+    (location / "_delta_log" / "00000000000000000000.json").unlink()
+    after = read_delta(str(location)).files
+    assert before.sort_by("path").to_pylist() == after.sort_by("path").to_pylist()
+
+
+def test_no_table_and_no_version_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(Unserveable, match="There is no Delta table at"):
+        read_delta(str(tmp_path / "nothing"))
+    location = a_delta_table(tmp_path / "table")
+    with pytest.raises(Unserveable, match="cannot be read at version 7"):
+        read_delta(str(location), 7)
+
+
+REFUSED = {
+    "column mapping": (
+        {"minReaderVersion": 2, "minWriterVersion": 5},
+        {"configuration": {"delta.columnMapping.mode": "name"}},
+        "column mapping in mode name",
+    ),
+    "deletion vectors": (
+        {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": ["deletionVectors"],
+            "writerFeatures": ["deletionVectors"],
+        },
+        {"configuration": {"delta.enableDeletionVectors": "true"}},
+        "deletion vectors switched on",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_parquet_cannot_carry_is_refused(tmp_path: Path, case: str) -> None:
+    protocol, metadata, reason = REFUSED[case]
+    rows = some_rows().drop_columns(["crew"])
+    location = a_delta_table(tmp_path / "table", rows)
+    schema = json.loads(read_delta(str(location)).schema_string)
+    for number, field in enumerate(schema["fields"], 1):
+        name = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": field["name"]}
+        field["metadata"] = name if case == "column mapping" else {}
+    rewrite_log(location, "protocol", **protocol)
+    rewrite_log(location, "metaData", **metadata, schemaString=json.dumps(schema))
+    with pytest.raises(Unserveable, match=f"Unsupported Delta Table Properties.*{reason}") as refused:
+        read_delta(str(location))
+    assert refused.value.fix
+
+
+def test_timestamps_without_a_zone_are_refused_by_column(tmp_path: Path) -> None:
+    rows = pa.table({"at": pa.array([0], pa.timestamp("us"))})
+    location = a_delta_table(tmp_path / "table", rows, partitioned_by=())
+    with pytest.raises(Unserveable, match=r"without a time zone \(column at\).*Store them as timestamp"):
+        read_delta(str(location))
+
+
+def test_features_that_only_log_readers_need_are_no_hindrance(tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table")
+    feature = ["vacuumProtocolCheck"]
+    rewrite_log(
+        location,
+        "protocol",
+        minReaderVersion=3,
+        minWriterVersion=7,
+        readerFeatures=feature,
+        writerFeatures=feature,
+    )
+    assert read_delta(str(location)).files.num_rows == 3
+
+
+def test_an_empty_partition_text_is_null_as_it_is_to_clients(tmp_path: Path) -> None:
+    rows = pa.table({"s": ["x"], "n": [1]})
+    location = a_delta_table(tmp_path / "table", rows, partitioned_by=("s",))
+    rewrite_log(location, "add", partitionValues={"s": ""})
+    assert read_delta(str(location)).files.column("partition").to_pylist() == [{"s": None}]

@@ -1,0 +1,254 @@
+"""Iceberg tables: each snapshot as its metadata has it; what reading by name would get wrong is refused."""
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeshare_server.errors import Unserveable
+from lakeshare_server.tables import TableSnapshot, read_iceberg
+from tests.builders.lake_tables import IcebergTable, an_iceberg_table, some_rows
+
+
+def read(table: IcebergTable) -> TableSnapshot:
+    state = table.state()
+    return read_iceberg(state.metadata_location, state.snapshot_id)
+
+
+def columns(snapshot: TableSnapshot, struct: str) -> list[dict[str, Any]]:
+    return snapshot.files.sort_by("path").column(struct).to_pylist()
+
+
+def test_a_snapshot_has_the_files_it_had(tmp_path: Path) -> None:
+    table = an_iceberg_table(tmp_path)
+    first = table.state()
+    table.append(some_rows(days=1))
+    assert read(table).files.num_rows == 4
+    old = read_iceberg(table.state().metadata_location, first.snapshot_id)
+    assert old.files.num_rows == 3
+    assert sum(old.files.column("rows").to_pylist()) == 12
+
+
+def test_the_schema_is_said_in_deltas_words(tmp_path: Path) -> None:
+    snapshot = read(an_iceberg_table(tmp_path))
+    assert {field.name: field.type for field in snapshot.fields} == {
+        "day": "date",
+        "carrier": "string",
+        "flight": "integer",
+        "distance": "long",
+        "delay": "double",
+        "cancelled": "boolean",
+        "departed": "timestamp",
+        "crew": {
+            "type": "struct",
+            "fields": [
+                {"name": "pilots", "type": "long", "nullable": True, "metadata": {}},
+                {"name": "lead", "type": "string", "nullable": True, "metadata": {}},
+            ],
+        },
+    }
+
+
+def test_comments_and_required_columns_stay(tmp_path: Path) -> None:
+    table = an_iceberg_table(tmp_path)
+    with table.table.update_schema() as update:
+        update.update_column("carrier", doc="who flies")
+    table.append(some_rows(days=1))
+    [carrier] = [field for field in read(table).fields if field.name == "carrier"]
+    assert carrier.metadata == {"comment": "who flies"}
+
+
+def test_statistics_are_those_of_the_files(tmp_path: Path) -> None:
+    snapshot = read(an_iceberg_table(tmp_path))
+    for path, low, high, nulls in zip(
+        sorted(snapshot.files.column("path").to_pylist()),
+        *(columns(snapshot, struct) for struct in ("min", "max", "null_count")),
+        strict=True,
+    ):
+        rows = pq.ParquetFile(path).read()
+        for name in ("flight", "distance", "departed", "cancelled"):
+            values = [value for value in rows.column(name).to_pylist() if value is not None]
+            assert (low[name], high[name]) == (min(values), max(values))
+            assert nulls[name] == rows.column(name).null_count
+
+
+def test_identity_partitions_are_the_protocols_partitions(tmp_path: Path) -> None:
+    snapshot = read(an_iceberg_table(tmp_path))
+    assert snapshot.partition_columns == ("day",)
+    assert [values["day"] for values in columns(snapshot, "partition")] == [
+        date(2013, 1, d) for d in (1, 2, 3)
+    ]
+
+
+def test_other_transforms_are_left_to_statistics(tmp_path: Path) -> None:
+    from pyiceberg.transforms import MonthTransform
+
+    table = IcebergTable(tmp_path, some_rows().schema, partitioned_by=())
+    with table.table.update_spec() as spec:
+        spec.add_field("day", MonthTransform())
+    file = tmp_path / "january.parquet"
+    pq.write_table(some_rows(), file)
+    table.table.add_files([str(file)])
+    snapshot = read(table)
+    assert snapshot.partition_columns == ()
+    assert columns(snapshot, "partition") == [None]
+    assert columns(snapshot, "min")[0]["day"] == date(2013, 1, 1)
+
+
+def test_a_partition_that_came_later_is_an_ordinary_column(tmp_path: Path) -> None:
+    table = an_iceberg_table(tmp_path, partitioned_by=())
+    with table.table.update_spec() as spec:
+        spec.add_identity("day")
+    table.append(some_rows(days=2))
+    snapshot = read(table)
+    assert snapshot.files.num_rows == 3
+    assert snapshot.partition_columns == ()
+
+
+def test_a_column_with_empty_partition_texts_is_left_to_the_files(tmp_path: Path) -> None:
+    rows = pa.table({"s": ["", None, "x"], "n": [1, 2, 3]})
+    assert read(an_iceberg_table(tmp_path / "a", rows, partitioned_by=("s",))).partition_columns == ()
+    kept = an_iceberg_table(tmp_path / "b", rows.slice(1), partitioned_by=("s",))
+    assert read(kept).partition_columns == ("s",)
+
+
+def test_row_level_deletes_are_refused_with_the_procedure(tmp_path: Path) -> None:
+    table = an_iceberg_table(tmp_path)
+    state = with_a_delete_manifest(table, tmp_path)
+    with pytest.raises(Unserveable, match=r"row-level deletes \(1 delete files\).*copy-on-write"):
+        read_iceberg(state, table.state().snapshot_id)
+
+
+def with_a_delete_manifest(table: IcebergTable, folder: Path) -> str:
+    """The table's metadata with its manifest list naming one more manifest, of deletes; pyiceberg writes none."""
+    import json
+
+    from pyiceberg.manifest import (
+        DataFile,
+        DataFileContent,
+        FileFormat,
+        ManifestContent,
+        ManifestEntry,
+        ManifestEntryStatus,
+        ManifestWriterV2,
+        write_manifest_list,
+    )
+    from pyiceberg.typedef import Record
+
+    class DeleteWriter(ManifestWriterV2):
+        def content(self) -> ManifestContent:
+            return ManifestContent.DELETES
+
+        @property
+        def _meta(self) -> dict[str, str]:
+            return {**super()._meta, "content": "deletes"}
+
+    iceberg = table.table
+    snapshot = iceberg.current_snapshot()
+    entry = ManifestEntry.from_args(
+        status=ManifestEntryStatus.ADDED,
+        snapshot_id=snapshot.snapshot_id,
+        data_file=DataFile.from_args(
+            content=DataFileContent.POSITION_DELETES,
+            file_path=str(folder / "deletes.parquet"),
+            file_format=FileFormat.PARQUET,
+            partition=Record(15706),
+            record_count=1,
+            file_size_in_bytes=1,
+        ),
+    )
+    output = iceberg.io.new_output(str(folder / "deletes.avro"))
+    with DeleteWriter(iceberg.spec(), iceberg.schema(), output, snapshot.snapshot_id, "null") as writer:
+        writer.add_entry(entry)
+    listing = str(folder / "manifest-list.avro")
+    with write_manifest_list(
+        2, iceberg.io.new_output(listing), snapshot.snapshot_id, None, 1, "null"
+    ) as manifests:
+        manifests.add_manifests([*snapshot.manifests(iceberg.io), writer.to_manifest_file()])
+    metadata = json.loads(Path(iceberg.metadata_location.removeprefix("file://")).read_text())
+    metadata["snapshots"][-1]["manifest-list"] = listing
+    changed = folder / "changed.metadata.json"
+    changed.write_text(json.dumps(metadata))
+    return str(changed)
+
+
+def test_a_renamed_column_is_refused_while_files_have_the_old_name(tmp_path: Path) -> None:
+    table = an_iceberg_table(tmp_path)
+    with table.table.update_schema() as update:
+        update.rename_column("carrier", "airline")
+    table.append(renamed(some_rows(days=1)))
+    with pytest.raises(Unserveable, match=r"column airline under its older name carrier.*rewrite_data_files"):
+        read(table)
+
+
+def renamed(rows: pa.Table) -> pa.Table:
+    return rows.rename_columns(["airline" if name == "carrier" else name for name in rows.column_names])
+
+
+def test_a_renamed_column_is_served_once_the_files_are_rewritten(tmp_path: Path) -> None:
+    table = an_iceberg_table(tmp_path)
+    with table.table.update_schema() as update:
+        update.rename_column("carrier", "airline")
+    table.table.overwrite(renamed(some_rows()))
+    assert read(table).files.num_rows == 3
+
+
+def test_a_name_used_again_for_another_column_is_refused(tmp_path: Path) -> None:
+    from pyiceberg.types import DoubleType
+
+    table = an_iceberg_table(tmp_path)
+    with table.table.update_schema() as update:
+        update.delete_column("delay")
+    with table.table.update_schema() as update:
+        update.add_column("delay", DoubleType())
+    with pytest.raises(Unserveable, match="older, dropped column under the name delay"):
+        read(table)
+
+
+def test_a_promoted_column_is_refused_while_files_have_the_old_type(tmp_path: Path) -> None:
+    from pyiceberg.types import LongType
+
+    table = an_iceberg_table(tmp_path)
+    with table.table.update_schema() as update:
+        update.update_column("flight", LongType())
+    table.append(some_rows(days=1).set_column(2, "flight", pa.array([1, 2, 3, 4], pa.int64())))
+    with pytest.raises(Unserveable, match="column flight as int32, the table has it as int64"):
+        read(table)
+
+
+def test_an_added_column_is_no_hindrance(tmp_path: Path) -> None:
+    from pyiceberg.types import StringType
+
+    table = an_iceberg_table(tmp_path)
+    with table.table.update_schema() as update:
+        update.add_column("remark", StringType())
+    table.append(some_rows(days=1).append_column("remark", pa.array(["x"] * 4)))
+    snapshot = read(table)
+    assert snapshot.files.num_rows == 4
+    assert snapshot.fields[-1].name == "remark"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(pa.timestamp("us"), "timestamp"), (pa.time64("us"), "time"), (pa.binary(16), "fixed")]
+)
+def test_types_that_delta_cannot_say_are_refused_by_column(
+    tmp_path: Path, kind: pa.DataType, name: str
+) -> None:
+    table = an_iceberg_table(tmp_path, pa.table({"odd": pa.nulls(1, kind)}), partitioned_by=())
+    with pytest.raises(Unserveable, match=rf"Column odd of .* has the type {name}"):
+        read(table)
+
+
+def test_metadata_that_is_gone_or_broken_is_named(tmp_path: Path) -> None:
+    table = an_iceberg_table(tmp_path)
+    with pytest.raises(Unserveable, match=r"nothing\.metadata\.json cannot be read"):
+        read_iceberg(str(tmp_path / "nothing.metadata.json"), 1)
+    broken = tmp_path / "broken.metadata.json"
+    broken.write_text('{"format-version": 2')
+    with pytest.raises(Unserveable, match=r"broken\.metadata\.json cannot be read"):
+        read_iceberg(str(broken), 1)
+    with pytest.raises(Unserveable, match="has no snapshot 1"):
+        read_iceberg(table.state().metadata_location, 1)

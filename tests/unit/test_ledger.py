@@ -1,0 +1,130 @@
+"""The ledger numbers publications: dense for Iceberg, Delta's own for Delta, all tables of a run or none, once."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from lakeshare_server.catalog import Catalog, Ledger, open_catalog, set_lock
+from lakeshare_server.errors import BadRequest, CatalogConflict
+from tests.builders.publications import a_publication
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return open_catalog(f"sqlite:///{tmp_path / 'state' / 'lakeshare.db'}")
+
+
+@pytest.fixture
+def ledger(catalog: Catalog) -> Ledger:
+    return Ledger(catalog)
+
+
+def test_iceberg_numbers_begin_at_zero_and_leave_no_gap(ledger: Ledger) -> None:
+    numbers = [ledger.append([a_publication(snapshot_id=snapshot)])[0].version for snapshot in (9, 3, 7)]
+    assert numbers == [0, 1, 2]
+    assert [found.snapshot_id for found in ledger.history("lake.flights")] == [7, 3, 9]
+
+
+def test_delta_numbers_are_the_versions_of_the_table(ledger: Ledger) -> None:
+    for version in (4, 9):
+        assert ledger.append([a_publication(format="delta", delta_version=version)])[0].version == version
+    assert [found.version for found in ledger.history("lake.flights", limit=1)] == [9]
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_delta_version_that_is_not_above_the_latest_is_refused(ledger: Ledger, version: int) -> None:
+    ledger.append([a_publication(format="delta", delta_version=4)])
+    with pytest.raises(CatalogConflict, match="Delta version 4"):
+        ledger.append([a_publication(format="delta", delta_version=version)])
+
+
+def test_a_delta_publication_without_its_version_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(BadRequest, match="delta_version"):
+        ledger.append([a_publication(format="delta")])
+
+
+def test_a_table_keeps_the_format_it_was_first_published_in(ledger: Ledger) -> None:
+    ledger.append([a_publication(format="iceberg")])
+    with pytest.raises(CatalogConflict, match="iceberg"):
+        ledger.append([a_publication(format="delta", delta_version=1)])
+
+
+def test_everything_of_a_publication_comes_back(ledger: Ledger) -> None:
+    new = a_publication(
+        metadata_location="/m.json",
+        snapshot_id=1 << 62,
+        nessie_hash="abc",
+        verdicts={"rules": [{"name": "ü", "passed": True}]},
+        rollback_of=7,
+        audited=False,
+        rows=1 << 40,
+    )
+    [published] = ledger.append([new])
+    found = ledger.at("lake.flights", 0)
+    assert found == published
+    assert {name: getattr(found, name) for name in vars(new)} == vars(new)
+    assert found.published_at.utcoffset() == timedelta(0)
+
+
+def test_appending_a_run_again_changes_nothing(ledger: Ledger) -> None:
+    once = [a_publication(run_id="r", table=table) for table in ("a.x", "a.y")]
+    first = ledger.append(once)
+    assert ledger.append(once) == first
+    assert [len(ledger.history(table)) for table in ("a.x", "a.y")] == [1, 1]
+
+
+def test_a_run_is_recorded_for_all_its_tables_or_for_none(ledger: Ledger) -> None:
+    ledger.append([a_publication(table="a.delta", format="delta", delta_version=5)])
+    run = [
+        a_publication(table="a.new", run_id="r"),
+        a_publication(table="a.delta", format="delta", delta_version=5, run_id="r"),
+    ]
+    with pytest.raises(CatalogConflict):
+        ledger.append(run)
+    assert ledger.latest("a.new") is None
+    assert ledger.by_run("r") == []
+
+
+def test_a_table_that_was_missed_is_added_to_the_run(ledger: Ledger) -> None:
+    [first] = ledger.append([a_publication(table="a.x", run_id="r")])
+    both = ledger.append([a_publication(table=table, run_id="r") for table in ("a.x", "a.y")])
+    assert both[0] == first
+    assert [found.table for found in ledger.by_run("r")] == ["a.x", "a.y"]
+
+
+def test_publications_are_found_by_run_by_hash_and_by_table(ledger: Ledger) -> None:
+    ledger.append([a_publication(table=table, run_id="r1", nessie_hash="h1") for table in ("b.x", "a.y")])
+    ledger.append([a_publication(table="b.x", run_id="r2", nessie_hash="h2")])
+    assert [(found.table, found.version) for found in ledger.by_hash("h2")] == [("b.x", 1)]
+    assert {found.table for found in ledger.by_run("r1")} == {"b.x", "a.y"}
+    assert ledger.tables() == ["a.y", "b.x"]
+    assert ledger.latest("b.x") == ledger.at("b.x", 1)
+
+
+def test_what_is_not_there_is_none_or_empty(ledger: Ledger) -> None:
+    assert ledger.latest("no.table") is None
+    assert ledger.at("no.table", 0) is None
+    assert ledger.history("no.table") == ledger.by_run("no") == ledger.by_hash("no") == ledger.tables() == []
+
+
+def test_publication_times_grow_with_the_numbers(ledger: Ledger) -> None:
+    for _ in range(20):
+        ledger.append([a_publication()])
+    times = [found.published_at for found in ledger.history("lake.flights")]
+    assert times == sorted(set(times), reverse=True)
+
+
+def test_whoever_lost_the_lock_appends_nothing(catalog: Catalog, ledger: Ledger) -> None:
+    with set_lock(catalog, "lake", "first", 1) as lease:
+        pass
+    with set_lock(catalog, "lake", "second", 1), pytest.raises(CatalogConflict, match="held by second"):
+        ledger.append([a_publication()], lease)
+    with pytest.raises(CatalogConflict, match="held by nobody"):
+        ledger.append([a_publication()], lease)
+    assert ledger.tables() == []
+
+
+def test_the_holder_of_the_lock_appends(catalog: Catalog, ledger: Ledger) -> None:
+    with set_lock(catalog, "lake", "me", 1) as lease:
+        assert ledger.append([a_publication()], lease)[0].version == 0

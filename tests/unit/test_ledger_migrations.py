@@ -1,0 +1,55 @@
+"""The migrations make exactly what the models say, in one step, and a newer database is left alone."""
+
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+
+from lakeshare_server.catalog import database as database_module
+from lakeshare_server.catalog import open_catalog
+from lakeshare_server.catalog.database import HEAD
+from lakeshare_server.catalog.models import Base
+from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
+
+
+def test_the_migrations_and_the_models_agree(tmp_path: Path) -> None:
+    catalog = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+    with catalog.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_the_newest_migration_is_the_one_the_code_expects() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(database_module.__file__).with_name("migrations")))
+    assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
+
+
+def test_opening_again_changes_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'lakeshare.db'}"
+    assert open_catalog(url).revision() == open_catalog(url).revision() == HEAD
+
+
+def test_a_newer_database_is_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'lakeshare.db'}"
+    with open_catalog(url).writing() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(CatalogConflict, match="9999"):
+        open_catalog(url)
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "lakeshare.db"
+    file.write_text("not a database, and longer than the header of one " * 100)
+    with pytest.raises(Unavailable, match="cannot be opened"):
+        open_catalog(f"sqlite:///{file}")
+    assert file.read_text().startswith("not a database")
+
+
+def test_a_url_that_cannot_be_parsed_is_refused() -> None:
+    with pytest.raises(BadRequest, match="LAKESHARE_DATABASE_URL"):
+        open_catalog("nonsense")

@@ -1,0 +1,156 @@
+"""A recipient sees what it was granted, and of everything else not even that it exists."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lakeshare_server.catalog import DeclaredShare, Recipients, SharedTable, apply_shares
+from tests.builders.lake_tables import a_delta_table
+from tests.builders.sharing import Provider, Running, a_provider, a_server, files
+
+CALLS = [
+    ("GET", "/shares/{share}"),
+    ("GET", "/shares/{share}/schemas"),
+    ("GET", "/shares/{share}/schemas/{schema}/tables"),
+    ("GET", "/shares/{share}/all-tables"),
+    ("GET", "/shares/{share}/schemas/{schema}/tables/{table}/version"),
+    ("GET", "/shares/{share}/schemas/{schema}/tables/{table}/metadata"),
+    ("POST", "/shares/{share}/schemas/{schema}/tables/{table}/query"),
+    ("GET", "/shares/{share}/schemas/{schema}/tables/{table}/changes"),
+    ("POST", "/shares/{share}/schemas/{schema}/tables/{table}/temporary-table-credentials"),
+]
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Provider:
+    folder = tmp_path_factory.mktemp("access")
+    provider = a_provider(folder)
+    provider.publish_delta("lake.flights", a_delta_table(folder / "table"))
+    table = SharedTable("lake", "flights", "lake.flights")
+    planned = SharedTable("lake", "planned", "lake.planned")
+    apply_shares(
+        provider.catalog,
+        [DeclaredShare("mine", (table, planned)), DeclaredShare("hidden", (table,), "secret")],
+    )
+    return provider
+
+
+@pytest.fixture(scope="module")
+def server(provider: Provider) -> Iterator[Running]:
+    with a_server(provider) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(provider: Provider, server: Running) -> Iterator[httpx.Client]:
+    with server.client(provider.recipient("bob", ("mine",))) as client:
+        yield client
+
+
+def filled(path: str, share: str, schema: str = "lake", table: str = "flights") -> str:
+    return path.format(share=share, schema=schema, table=table)
+
+
+@pytest.mark.parametrize(("method", "path"), CALLS)
+def test_ungranted_looks_exactly_like_unknown(client: httpx.Client, method: str, path: str) -> None:
+    hidden = client.request(method, filled(path, "hidden"))
+    unknown = client.request(method, filled(path, "nobody"))
+    assert hidden.status_code == unknown.status_code == 404
+    assert hidden.text.replace("hidden", "nobody") == unknown.text
+    told = {name for name in hidden.headers if name not in ("x-request-id", "date", "content-length")}
+    assert told == {
+        name for name in unknown.headers if name not in ("x-request-id", "date", "content-length")
+    }
+
+
+@pytest.mark.parametrize(("method", "path"), [call for call in CALLS if "{table}" in call[1]])
+@pytest.mark.parametrize(("schema", "table"), [("lake", "other"), ("other", "flights")])
+def test_unknown_below_a_granted_share_is_not_found(
+    client: httpx.Client, method: str, path: str, schema: str, table: str
+) -> None:
+    answer = client.request(method, filled(path, "mine", schema, table))
+    assert answer.status_code == 404
+    assert answer.json()["errorCode"] == "RESOURCE_DOES_NOT_EXIST"
+    assert f"mine/{schema}/{table}" in answer.json()["message"]
+
+
+def test_an_unknown_schema_is_not_found(client: httpx.Client) -> None:
+    assert client.get("/shares/mine/schemas/other/tables").status_code == 404
+
+
+def test_a_shared_table_without_a_publication_is_listed_but_not_found(client: httpx.Client) -> None:
+    names = [table["name"] for table in client.get("/shares/mine/all-tables").json()["items"]]
+    assert names == ["flights", "planned"]
+    assert client.get("/shares/mine/schemas/lake/tables/planned/version").status_code == 404
+
+
+def test_listings_hold_the_granted_share_only(client: httpx.Client) -> None:
+    shares = client.get("/shares").json()["items"]
+    assert [share["name"] for share in shares] == ["mine"]
+    assert "secret" not in client.get("/shares").text
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Basic eDp5", "Bearer x y", "Bearer " + "x" * 5000, "bearer ü", "token"],
+)
+@pytest.mark.parametrize(("method", "path"), [*CALLS, ("GET", "/shares")])
+def test_no_valid_token_is_401_before_anything_else(
+    server: Running, method: str, path: str, header: str | None
+) -> None:
+    headers = {} if header is None else {"Authorization": header.encode()}
+    answers = [
+        httpx.request(method, server.url + filled(path, share), headers=headers)
+        for share in ("mine", "nobody")
+    ]
+    for answer in answers:
+        assert answer.status_code == 401
+        assert answer.json()["errorCode"] == "UNAUTHENTICATED"
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert answers[0].text == answers[1].text
+
+
+def test_a_bad_body_of_somebody_unknown_is_still_401(server: Running) -> None:
+    path = filled(CALLS[6][1], "mine")
+    assert httpx.post(server.url + path, content=b"{").status_code == 401
+
+
+@pytest.mark.parametrize("end", ["revoked", "rotated", "expired"])
+def test_access_ends_with_the_next_request(provider: Provider, server: Running, end: str) -> None:
+    recipients = Recipients(provider.catalog)
+    ends = datetime.now(UTC) - timedelta(seconds=1) if end == "expired" else None
+    token = provider.recipient(end, ("mine",))
+    with server.client(token) as client:
+        assert client.get("/shares").status_code == 200
+        if end == "revoked":
+            recipients.revoke(end)
+        elif end == "rotated":
+            recipients.rotate(end)
+        else:
+            token = provider.recipient("late", ("mine",), expires_at=ends)
+            client.headers["Authorization"] = f"Bearer {token}"
+        assert client.get("/shares").status_code == 401
+
+
+def test_the_scheme_may_be_written_in_any_case(provider: Provider, server: Running) -> None:
+    token = provider.recipient("loud", ("mine",))
+    answer = httpx.get(server.url + "/shares", headers={"Authorization": f"BEARER  {token}"})
+    assert answer.status_code == 200
+
+
+def test_two_publications_of_one_table_are_pinned_by_number(
+    provider: Provider, server: Running, tmp_path: Path
+) -> None:
+    from tests.builders.lake_tables import append_delta, some_rows
+
+    location = a_delta_table(tmp_path / "pinned")
+    provider.publish_delta("lake.planned", location)
+    append_delta(location, some_rows(days=1))
+    provider.publish_delta("lake.planned", location)
+    with server.client(provider.recipient("pin", ("mine",))) as client:
+        path = "/shares/mine/schemas/lake/tables/planned/query"
+        found = [len(files(client.post(path, json=body))) for body in ({"version": 0}, {"version": 1}, {})]
+    assert found == [3, 4, 4]

@@ -1,0 +1,183 @@
+"""Every request leaves one audit row, refusals too, and none is lost when the server stops."""
+
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from bench.wide_table import many_files_table
+from lakeshare_server.access.view import Views
+from lakeshare_server.catalog import AuditEntry, AuditLog
+from lakeshare_server.signing import LocalSigner
+from tests.builders.lake_tables import a_delta_table
+from tests.builders.sharing import Provider, a_provider, a_server, files
+
+TABLE = "/shares/flights/schemas/lake/tables/flights"
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> Provider:
+    provider = a_provider(tmp_path)
+    provider.publish_delta("lake.flights", a_delta_table(tmp_path / "table"))
+    provider.share("lake.flights")
+    return provider
+
+
+def an_entry(number: int) -> AuditEntry:
+    return AuditEntry(
+        at=datetime.now(UTC),
+        recipient="bob",
+        action="query_table",
+        object_name="s.a.x",
+        status=200,
+        error_code=None,
+        version=1,
+        files=number,
+        request_id=f"r{number}",
+        ip="::1",
+        user_agent="ü",
+        elapsed_ms=2,
+    )
+
+
+def rows(provider: Provider) -> list[AuditEntry]:
+    """All rows, oldest first."""
+    log = AuditLog(provider.catalog)
+    found = log.newest(1000)
+    log.close()
+    return found[::-1]
+
+
+def test_a_row_says_who_did_what_to_what_and_what_came_of_it(provider: Provider) -> None:
+    token = provider.recipient()
+    with a_server(provider) as server, server.client(token) as client:
+        answer = client.post(f"{TABLE}/query", json={}, headers={"User-Agent": "tests/1"})
+        [first, *_] = files(answer)
+        httpx.get(first["url"])
+    query, read = rows(provider)
+    assert (query.recipient, query.action, query.object_name) == (
+        "bob",
+        "query_table",
+        "flights.lake.flights",
+    )
+    assert (query.status, query.error_code, query.version, query.files) == (200, None, 0, 3)
+    assert (query.ip, query.user_agent) == ("127.0.0.1", "tests/1")
+    assert query.request_id == answer.headers["x-request-id"]
+    assert abs((datetime.now(UTC) - query.at).total_seconds()) < 60
+    assert (read.recipient, read.action, read.status) == ("bob", "read_file", 200)
+    assert read.object_name is not None
+    assert Path(read.object_name).is_file()
+
+
+def test_refusals_are_recorded_with_their_reason(provider: Provider) -> None:
+    token = provider.recipient()
+    with a_server(provider) as server, server.client(token) as client, server.client("wrong") as stranger:
+        stranger.get(f"{TABLE}/version")
+        client.get("/shares/hidden")
+        client.post(f"{TABLE}/query", content=b"{")
+        client.get("/files/etc/passwd")
+        client.get("/nothing")
+        client.delete(TABLE)
+    assert [
+        (row.recipient, row.action, row.object_name, row.status, row.error_code) for row in rows(provider)
+    ] == [
+        (None, "table_version", "flights.lake.flights", 401, "UNAUTHENTICATED"),
+        ("bob", "get_share", "hidden", 404, "RESOURCE_DOES_NOT_EXIST"),
+        ("bob", "query_table", "flights.lake.flights", 400, "MALFORMED_REQUEST"),
+        (None, "read_file", None, 403, "PERMISSION_DENIED"),
+        (None, "unknown", "/delta-sharing/nothing", 404, "RESOURCE_DOES_NOT_EXIST"),
+        (None, "unknown", f"/delta-sharing{TABLE}", 405, "METHOD_NOT_ALLOWED"),
+    ]
+
+
+def test_names_that_no_database_takes_are_recorded_all_the_same(provider: Provider) -> None:
+    token = provider.recipient()
+    with a_server(provider) as server, server.client(token) as client:
+        for name in ("%00", "%ff", "%ed%a0%80", "x" * 9000):
+            assert client.get(f"/shares/{name}").status_code == 404
+    assert [row.status for row in rows(provider)] == [404] * 4
+
+
+def test_a_burst_of_requests_is_recorded_completely(provider: Provider) -> None:
+    token = provider.recipient()
+    with a_server(provider) as server, server.client(token) as client:
+        ids = {client.get("/shares").headers["x-request-id"] for _ in range(200)}
+    assert {row.request_id for row in rows(provider)} == ids
+    assert len(ids) == 200
+
+
+def test_watching_the_servers_health_leaves_no_row(provider: Provider) -> None:
+    with a_server(provider) as server:
+        root = server.url.removesuffix("/delta-sharing")
+        assert httpx.get(f"{root}/healthz").json() == {"status": "ok"}
+        assert httpx.get(f"{root}/readyz").json() == {"status": "ready", "reasons": []}
+    assert rows(provider) == []
+
+
+def test_rows_wait_while_the_database_refuses_them(provider: Provider) -> None:
+    with provider.catalog.writing() as session:
+        session.execute(text("ALTER TABLE audit_log RENAME TO elsewhere"))
+    log = AuditLog(provider.catalog)
+    for number in range(3):
+        log.record(an_entry(number))
+    with provider.catalog.writing() as session:
+        session.execute(text("ALTER TABLE elsewhere RENAME TO audit_log"))
+    log.close()
+    assert [row.files for row in rows(provider)] == [0, 1, 2]
+
+
+def test_rows_that_can_never_be_written_go_to_the_process_log(
+    provider: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = AuditLog(provider.catalog)
+    with provider.catalog.writing() as session:
+        session.execute(text("DROP TABLE audit_log"))
+    log.record(an_entry(77))
+    log.close()
+    assert "'files': 77" in caplog.text
+
+
+def test_a_request_that_fails_for_no_reason_of_its_own_is_recorded_as_such(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Views, "publication", fail)
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        answer = client.get(f"{TABLE}/version")
+    assert answer.status_code == 500
+    [row] = rows(provider)
+    assert (row.status, row.error_code) == (500, "INTERNAL_ERROR")
+    assert row.request_id in answer.json()["message"]
+
+
+def test_a_client_that_leaves_in_mid_answer_is_recorded_as_such(
+    provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many_files_table(tmp_path / "long", 2500)
+    provider.publish_delta("lake.long", tmp_path / "long")
+    provider.share("lake.flights", "lake.long")
+    left = threading.Event()
+    sign = LocalSigner.sign
+    calls: list[int] = []
+
+    def sign_and_wait(self: LocalSigner, *arguments: Any) -> list[bytes]:
+        calls.append(1)
+        assert len(calls) == 1 or left.wait(30)
+        return sign(self, *arguments)
+
+    monkeypatch.setattr(LocalSigner, "sign", sign_and_wait)
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        with client.stream("POST", f"{TABLE.removesuffix('flights')}long/query") as answer:
+            next(answer.iter_raw())
+        client.close()
+        left.set()
+    [row] = rows(provider)
+    assert (row.status, row.error_code) == (200, "CONNECTION_LOST")
+    assert row.files is not None
+    assert row.files < 2500

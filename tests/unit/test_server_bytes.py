@@ -1,0 +1,185 @@
+"""The byte endpoint serves exactly the bytes asked for of exactly the file that was signed, to GET, HEAD and Range."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from lakeshare_server.signing import LocalSigner, load_key
+from tests.builders.sharing import Provider, Running, a_provider, a_server
+
+CONTENT = bytes(range(256)) * 10_000
+SIZE = len(CONTENT)
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Provider:
+    return a_provider(tmp_path_factory.mktemp("bytes"))
+
+
+@pytest.fixture(scope="module")
+def server(provider: Provider) -> Iterator[Running]:
+    with a_server(provider) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(provider: Provider) -> Path:
+    return provider.settings.state_dir
+
+
+@pytest.fixture(scope="module")
+def url(provider: Provider, server: Running, folder: Path) -> str:
+    (folder / "a file ü%20.parquet").write_bytes(CONTENT)
+    return signed(provider, server, folder / "a file ü%20.parquet")
+
+
+def signed(provider: Provider, server: Running, path: Path, life_s: float = 60) -> str:
+    signer = LocalSigner(load_key(provider.settings), server.url + "/files")
+    [url] = signer.sign(pa.array([str(path)]), "bob", int((time.time() + life_s) * 1000))
+    return url.decode()
+
+
+def test_get_gives_the_whole_file(url: str) -> None:
+    answer = httpx.get(url)
+    assert answer.status_code == 200
+    assert answer.content == CONTENT
+    assert answer.headers["accept-ranges"] == "bytes"
+    assert int(answer.headers["content-length"]) == SIZE
+
+
+def test_head_gives_the_size_and_nothing_else(url: str) -> None:
+    answer = httpx.head(url)
+    assert answer.status_code == 200
+    assert int(answer.headers["content-length"]) == SIZE
+    assert answer.content == b""
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "end"),
+    [
+        ("bytes=0-0", 0, 1),
+        ("bytes=0-3", 0, 4),
+        ("bytes=100-", 100, SIZE),
+        ("bytes=-8", SIZE - 8, SIZE),
+        (f"bytes=-{SIZE * 2}", 0, SIZE),
+        (f"bytes={SIZE - 1}-{SIZE * 2}", SIZE - 1, SIZE),
+        (f"bytes=1048000-{2 * 1048577}", 1048000, 2 * 1048577 + 1),
+        ("Bytes = 5 - 6", 5, 7),
+    ],
+)
+def test_a_range_gives_206_and_those_bytes(url: str, asked: str, start: int, end: int) -> None:
+    answer = httpx.get(url, headers={"Range": asked})
+    assert answer.status_code == 206
+    assert answer.content == CONTENT[start:end]
+    assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/{SIZE}"
+    assert int(answer.headers["content-length"]) == end - start
+
+
+@pytest.mark.parametrize("asked", [f"bytes={SIZE}-", f"bytes={SIZE}-{SIZE + 5}", "bytes=-0"])
+def test_a_range_outside_the_file_gives_416_and_the_size(url: str, asked: str) -> None:
+    answer = httpx.get(url, headers={"Range": asked})
+    assert answer.status_code == 416
+    assert answer.headers["content-range"] == f"bytes */{SIZE}"
+    assert answer.json()["errorCode"] == "INVALID_PARAMETER_VALUE"
+
+
+@pytest.mark.parametrize(
+    "asked", ["bytes=5-3", "bytes=", "bytes=-", "lines=0-1", "bytes=0-1,4-5", "nonsense", ""]
+)
+def test_a_range_that_is_none_gives_the_whole_file(url: str, asked: str) -> None:
+    answer = httpx.get(url, headers={"Range": asked})
+    assert answer.status_code == 200
+    assert len(answer.content) == SIZE
+
+
+def test_a_range_of_a_file_that_changed_gives_the_whole_new_file(url: str) -> None:
+    etag = httpx.head(url).headers["etag"]
+    same = httpx.get(url, headers={"Range": "bytes=0-3", "If-Range": etag})
+    other = httpx.get(url, headers={"Range": "bytes=0-3", "If-Range": '"older"'})
+    assert (same.status_code, other.status_code) == (206, 200)
+
+
+def test_an_empty_file_is_served(provider: Provider, server: Running, folder: Path) -> None:
+    (folder / "empty").write_bytes(b"")
+    url = signed(provider, server, folder / "empty")
+    assert httpx.get(url).content == b""
+    assert httpx.get(url, headers={"Range": "bytes=0-"}).status_code == 416
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [
+        ("%20ü", "x"),
+        ("recipient=bob", "recipient=eve"),
+        ("recipient=bob", ""),
+        ("X-Amz-Signature=", "X-Amz-Signature=0"),
+        ("X-Amz-Signature=", "signature="),
+        ("expires=", "expires=9"),
+        ("expires=", "expires=-"),
+        ("expires=", "expires=%D9%A3"),
+        ("/files/", "/files//"),
+        ("a%20file", "%61%20file/../a%20file"),
+        ("a%20file", "..%2Fa%20file"),
+    ],
+)
+def test_a_url_that_was_changed_is_denied(url: str, part: str, changed: str) -> None:
+    part = part if part in url else part.replace("%20ü", "%C3%BC")
+    assert part in url
+    status, body = raw_get(url.replace(part, changed, 1))
+    assert status == 403
+    assert json.loads(body)["errorCode"] == "PERMISSION_DENIED"
+
+
+def raw_get(url: str) -> tuple[int, bytes]:
+    """Status and body for the URL as it is: other clients fold `..` away before they ask."""
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=10)
+    try:
+        connection.request("GET", url.removeprefix(f"http://{urlsplit(url).netloc}"))
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "//etc/passwd", "/", "", "/../../etc/passwd", "/%00"])
+def test_nothing_is_served_without_a_signature(server: Running, path: str) -> None:
+    status, body = raw_get(f"{server.url}/files{path}")
+    assert status in (403, 404)
+    assert b"root:" not in body
+
+
+def test_an_ended_url_is_denied(provider: Provider, server: Running, folder: Path) -> None:
+    (folder / "late").write_bytes(b"x")
+    answer = httpx.get(signed(provider, server, folder / "late", life_s=-1))
+    assert answer.status_code == 403
+    assert "expired" in answer.json()["message"]
+
+
+def test_what_is_gone_or_no_file_is_not_found_and_no_path_is_told(
+    provider: Provider, server: Running, folder: Path
+) -> None:
+    os.mkfifo(folder / "pipe")
+    for path in (folder / "gone.parquet", folder, folder / "pipe"):
+        answer = httpx.get(signed(provider, server, path), timeout=10)
+        assert answer.status_code == 404
+        assert str(folder.parent) not in answer.text
+
+
+def test_other_methods_are_refused(url: str) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        assert httpx.request(method, url).status_code == 405
+
+
+def test_a_client_that_leaves_early_disturbs_nobody(url: str) -> None:
+    for _ in range(5):
+        with httpx.stream("GET", url) as answer:
+            next(answer.iter_raw(10))
+    assert httpx.get(url, headers={"Range": "bytes=0-3"}).content == CONTENT[:4]

@@ -1,0 +1,161 @@
+"""The server's commands do what they say, say what they did, and refuse in a sentence."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+
+from lakeshare_server.catalog import Ledger, Recipients
+from lakeshare_server.commands import add_commands, main
+from tests.builders.lake_tables import a_delta_table
+from tests.builders.publications import a_publication
+from tests.builders.sharing import Provider, a_provider
+
+
+@pytest.fixture
+def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Provider:
+    provider = a_provider(tmp_path)
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(provider.settings.state_dir))
+    monkeypatch.chdir(tmp_path)
+    provider.publish_delta("lake.flights", a_delta_table(tmp_path / "table"))
+    provider.share("lake.flights", "lake.planned")
+    return provider
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended and what it said."""
+
+    code: object
+    output: str
+    errors: str
+
+
+class Runner:
+    """Runs commands as a person types them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def ended(self, *arguments: str) -> Ended:
+        self._monkeypatch.setattr("sys.argv", ["lakeshare", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = self._capsys.readouterr()
+        return Ended(ended.value.code, said.out, said.err)
+
+    def __call__(self, *arguments: str) -> str:
+        ended = self.ended(*arguments)
+        assert ended.code == 0, ended.errors
+        return ended.output
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
+    return Runner(monkeypatch, capsys)
+
+
+def test_adding_a_recipient_writes_the_profile_it_needs(
+    provider: Provider, run: Runner, tmp_path: Path
+) -> None:
+    said = run("recipient", "add", "bob", "--share", "flights", "--days", "30", "--comment", "tests")
+    assert "bob may read flights" in said
+    profile = json.loads((tmp_path / "bob.share").read_text())
+    assert profile["shareCredentialsVersion"] == 1
+    assert profile["endpoint"] == provider.settings.model_copy(update={"port": 8765}).base_url()
+    assert profile["expirationTime"].endswith("Z")
+    found = Recipients(provider.catalog).by_token(profile["bearerToken"])
+    assert found is not None
+    assert (found.name, found.comment) == ("bob", "tests")
+    assert profile["bearerToken"] not in said
+
+
+def test_the_profile_goes_where_it_is_told_with_the_url_it_is_told(
+    provider: Provider, tmp_path: Path, run: Runner
+) -> None:
+    run(
+        "recipient",
+        "add",
+        "bob",
+        "--share",
+        "flights",
+        "--profile",
+        "x/y.share",
+        "--url",
+        "https://share.example/",
+    )
+    assert (
+        json.loads((tmp_path / "x" / "y.share").read_text())["endpoint"]
+        == "https://share.example/delta-sharing"
+    )
+
+
+def test_recipients_are_listed_rotated_and_revoked(provider: Provider, run: Runner, tmp_path: Path) -> None:
+    run("recipient", "add", "bob", "--share", "flights")
+    old = json.loads((tmp_path / "bob.share").read_text())["bearerToken"]
+    run("recipient", "rotate", "BOB")
+    new = json.loads((tmp_path / "bob.share").read_text())["bearerToken"]
+    recipients = Recipients(provider.catalog)
+    assert recipients.by_token(old) is None
+    assert recipients.by_token(new) is not None
+    assert re.search(r"bob\tflights\tuntil further notice", run("recipient", "list"))
+    run("recipient", "revoke", "bob")
+    assert recipients.by_token(new) is None
+    assert re.search(r"bob\tflights\trevoked", run("recipient", "list"))
+
+
+def test_publications_are_listed_newest_first(provider: Provider, run: Runner) -> None:
+    Ledger(provider.catalog).append(
+        [a_publication(format="delta", delta_version=5, rows=77, audited=False, rollback_of=0, run_id="r5")]
+    )
+    head, newest, oldest = run("publications", "lake.flights").splitlines()
+    assert head.split("\t")[:4] == ["NUMBER", "PUBLISHED", "ROWS", "FILES"]
+    assert newest.startswith("5\t")
+    assert newest.endswith("\tr5\tunaudited, rollback to 0")
+    assert oldest.startswith("0\t")
+    assert len(run("publications", "lake.flights", "--limit", "1").splitlines()) == 2
+
+
+def test_shares_are_listed_with_what_recipients_read(provider: Provider, run: Runner) -> None:
+    assert run("share", "list").splitlines() == [
+        "flights.lake.flights\tlake.flights\tpublication 0",
+        "flights.lake.planned\tlake.planned\tnot published yet",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["recipient", "add", "bob", "--share", "nothing"], "'nothing' does not exist"),
+        (["recipient", "add", "a b", "--share", "flights"], "recipient: 'a b' cannot be used"),
+        (["recipient", "rotate", "eve"], "'eve' does not exist"),
+        (["recipient", "revoke", "eve"], "'eve' does not exist"),
+        (["publications", "no.table"], "Published are: lake.flights"),
+    ],
+)
+def test_refusals_are_a_sentence_and_exit_code_1(
+    provider: Provider, run: Runner, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    ended = run.ended(*arguments)
+    assert ended.code == 1
+    assert said in ended.errors
+    assert not list(tmp_path.glob("*.share"))
+
+
+@pytest.mark.parametrize(
+    "name", ["serve", "publications", "recipient", "share", "recipient add", "share list"]
+)
+def test_every_command_explains_itself(run: Runner, name: str) -> None:
+    assert name.split()[0] in run("--help")
+    assert "Usage" in run(*name.split(), "--help")
+
+
+def test_the_commands_are_mounted_on_another_application_as_they_are(run: Runner) -> None:
+    other = typer.Typer(no_args_is_help=True)
+    add_commands(other)
+    names = [command.callback.__name__ for command in other.registered_commands if command.callback]
+    groups = [group.name for group in other.registered_groups]
+    assert (names, groups) == (["serve", "publications"], ["recipient", "share"])

@@ -1,0 +1,211 @@
+"""The server as a process: ready when it says so, truthful about its health, and gone in order when told to stop."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from bench.wide_table import many_files_table
+from lakeshare_server.app import create_app, make_server
+from lakeshare_server.catalog import AuditLog
+from lakeshare_server.errors import Unavailable
+from lakeshare_server.signing import LocalSigner
+from tests.builders.lake_tables import a_delta_table
+from tests.builders.sharing import Provider, a_provider, a_server, files, lines
+
+TABLE = "/shares/flights/schemas/lake/tables/flights"
+LONG = "/shares/flights/schemas/lake/tables/long"
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> Provider:
+    provider = a_provider(tmp_path)
+    provider.publish_delta("lake.flights", a_delta_table(tmp_path / "table"))
+    provider.share("lake.flights")
+    return provider
+
+
+@contextmanager
+def a_process(provider: Provider, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    environment = {**os.environ, "LAKESHARE_STATE_DIR": str(provider.settings.state_dir)}
+    command = [sys.executable, "-m", "lakeshare_server", "serve", "--port", "0", *arguments]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            said = process.stdout.readline()
+            yield process, next((word for word in said.split() if word.startswith("http")), said)
+        finally:
+            process.kill()
+
+
+def test_a_stopped_process_has_answered_and_written_everything(provider: Provider) -> None:
+    token = provider.recipient()
+    with a_process(provider) as (process, url):
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30) as client:
+            for _ in range(20):
+                assert len(files(client.post(f"{TABLE}/query"))) == 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) in (0, -signal.SIGTERM)
+    assert len(AuditLog(provider.catalog).newest(100)) == 20
+
+
+def test_urls_of_one_process_are_good_at_another(provider: Provider) -> None:
+    token = provider.recipient()
+    with a_process(provider) as (_, one), a_process(provider) as (_, other):
+        answer = httpx.post(one + f"{TABLE}/query", headers={"Authorization": f"Bearer {token}"}, timeout=30)
+        url = files(answer)[0]["url"]
+        assert url.startswith(one)
+        assert httpx.get(url.replace(one, other)).status_code == 200
+
+
+def test_a_port_that_is_taken_is_said_in_a_sentence(provider: Provider) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with a_process(provider, "--port", port) as (process, _):
+            assert process.wait(30) == 1
+            assert process.stderr is not None
+            said = process.stderr.read()
+    assert f"cannot listen on 127.0.0.1:{port}" in said
+    assert "LAKESHARE_PORT" in said
+    assert "Traceback" not in said
+
+
+def test_it_is_not_ready_while_the_catalog_is_not_what_it_needs(provider: Provider) -> None:
+    with a_server(provider) as server:
+        root = server.url.removesuffix("/delta-sharing")
+        with provider.catalog.writing() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = '0000'"))
+        answer = httpx.get(f"{root}/readyz")
+        assert answer.status_code == 503
+        assert "revision 0000" in answer.json()["reasons"][0]
+        assert httpx.get(f"{root}/healthz").status_code == 200
+
+
+def test_a_lost_index_is_503_and_named(provider: Provider) -> None:
+    for index in provider.settings.index_dir.iterdir():
+        index.unlink()
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        answer = client.post(f"{TABLE}/query")
+        assert answer.status_code == 503
+        assert "file index" in answer.json()["message"]
+        assert client.get(f"{TABLE}/version").status_code == 200
+
+
+def test_the_prefix_is_a_setting(tmp_path: Path) -> None:
+    provider = a_provider(tmp_path, endpoint="/")
+    provider.publish_delta("lake.flights", a_delta_table(tmp_path / "table"))
+    provider.share("lake.flights")
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        assert server.url.count("/") == 2
+        assert client.get("/shares").status_code == 200
+        [first, *_] = files(client.post(f"{TABLE}/query"))
+        assert httpx.get(first["url"]).status_code == 200
+
+
+def test_urls_say_how_recipients_reach_the_server(provider: Provider) -> None:
+    settings = provider.settings.model_copy(update={"public_url": "https://share.example/"})
+    app = create_app(settings)
+    headers = {"Authorization": f"Bearer {provider.recipient()}"}
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://inside") as client:
+            return await client.post(f"/delta-sharing{TABLE}/query", headers=headers)
+
+    urls = [file["url"] for file in files(asyncio.run(ask()))]
+    app.state.parts.audit.close()
+    assert all(url.startswith("https://share.example/delta-sharing/files/") for url in urls)
+
+
+@pytest.mark.parametrize("broken", ["catalog", "key"])
+def test_it_does_not_start_without_its_state(provider: Provider, broken: str) -> None:
+    provider.catalog.close()
+    if broken == "catalog":
+        for file in provider.settings.state_dir.glob("lakeshare.db*"):
+            file.unlink()
+        (provider.settings.state_dir / "lakeshare.db").write_text("not a database at all" * 100)
+    else:
+        (provider.settings.state_dir / "signing.key").write_text("short")
+    with pytest.raises(Unavailable):
+        make_server(provider.settings)
+
+
+@pytest.fixture
+def failing_signer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second batch of an answer cannot be signed."""
+    sign = LocalSigner.sign
+    calls: list[int] = []
+
+    def sign_once(self: LocalSigner, *arguments: Any) -> list[bytes]:
+        calls.append(1)
+        if len(calls) % 2 == 0:
+            raise OSError("the key is gone")
+        return sign(self, *arguments)
+
+    monkeypatch.setattr(LocalSigner, "sign", sign_once)
+
+
+@pytest.fixture
+def long_table(provider: Provider, tmp_path: Path) -> None:
+    many_files_table(tmp_path / "long", 2500)
+    provider.publish_delta("lake.long", tmp_path / "long")
+    provider.share("lake.flights", "lake.long")
+
+
+@pytest.mark.usefixtures("failing_signer", "long_table")
+def test_an_answer_that_breaks_off_does_not_look_whole(provider: Provider) -> None:
+    with (
+        a_server(provider) as server,
+        server.client(provider.recipient()) as client,
+        pytest.raises(httpx.RemoteProtocolError),
+    ):
+        client.post(f"{LONG}/query")
+    [row] = AuditLog(provider.catalog).newest(10)
+    assert (row.status, row.error_code, row.files) == (200, "INTERNAL_ERROR", 1000)
+
+
+@pytest.mark.usefixtures("failing_signer", "long_table")
+def test_whoever_reads_the_last_line_is_told_that_the_answer_broke_off(provider: Provider) -> None:
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        *_, last = lines(client.post(f"{LONG}/query", json={"maxFiles": 5000}))
+    assert "broke off" in last["endStreamAction"]["errorMessage"]
+    assert last["endStreamAction"]["httpStatusErrorCode"] == 500
+
+
+@pytest.mark.usefixtures("long_table")
+def test_the_first_files_leave_before_the_last_are_signed(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    sign = LocalSigner.sign
+    signed: list[int] = []
+
+    def sign_slowly(self: LocalSigner, *arguments: Any) -> list[bytes]:
+        signed.append(1)
+        assert len(signed) == 1 or go_on.wait(30)
+        return sign(self, *arguments)
+
+    monkeypatch.setattr(LocalSigner, "sign", sign_slowly)
+    with (
+        a_server(provider) as server,
+        server.client(provider.recipient()) as client,
+        client.stream("POST", f"{LONG}/query") as answer,
+    ):
+        arrived = answer.iter_lines()
+        first = [next(arrived) for _ in range(1002)]
+        go_on.set()
+        rest = list(arrived)
+    assert '"protocol"' in first[0]
+    assert (len(first), len(rest)) == (1002, 1500)

@@ -1,0 +1,111 @@
+"""Applying declared shares makes the catalog say the same, keeps ids, and touches nothing that is not its own."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from lakeshare_server.catalog import (
+    Catalog,
+    DeclaredShare,
+    Listings,
+    Recipients,
+    ShareDiff,
+    SharedTable,
+    apply_shares,
+    open_catalog,
+)
+from lakeshare_server.catalog.listings import all_shared_tables
+from lakeshare_server.catalog.models import SharedTableRow, ShareRow
+from lakeshare_server.errors import BadRequest
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+
+
+def a_share(name: str, *tables: str, **options: object) -> DeclaredShare:
+    """`schema.name=lake.table` entries."""
+    parts = [entry.partition("=") for entry in tables]
+    return DeclaredShare(
+        name, tuple(SharedTable(*at.split("."), lake or f"lake.{at}", **options) for at, _, lake in parts)
+    )
+
+
+def ids(catalog: Catalog) -> dict[str, str]:
+    return {entry.path: entry.id for entry in all_shared_tables(catalog)}
+
+
+def test_the_difference_is_reported_by_name(catalog: Catalog) -> None:
+    first = apply_shares(catalog, [a_share("s", "a.x", "a.y", "b.z")])
+    assert first == ShareDiff(added=("s.a.x", "s.a.y", "s.b.z"), removed=(), changed=(), unchanged=())
+    second = apply_shares(catalog, [a_share("s", "a.x", "a.y=lake.other", "b.new")])
+    assert second == ShareDiff(
+        added=("s.b.new",), removed=("s.b.z",), changed=("s.a.y",), unchanged=("s.a.x",)
+    )
+
+
+def test_applying_twice_changes_nothing_and_keeps_ids(catalog: Catalog) -> None:
+    declared = [a_share("s", "a.x", "a.y"), a_share("t", "a.x")]
+    apply_shares(catalog, declared)
+    before = ids(catalog)
+    diff = apply_shares(catalog, declared)
+    assert diff.unchanged == ("s.a.x", "s.a.y", "t.a.x")
+    assert diff.added + diff.removed + diff.changed == ()
+    assert ids(catalog) == before
+
+
+def test_a_changed_table_keeps_its_id(catalog: Catalog) -> None:
+    apply_shares(catalog, [a_share("s", "a.x")])
+    before = ids(catalog)
+    apply_shares(catalog, [a_share("s", "a.x=lake.other", comment="c", history=False)])
+    assert ids(catalog) == before
+    [entry] = all_shared_tables(catalog)
+    assert (entry.lake_table, entry.comment, entry.history) == ("lake.other", "c", False)
+
+
+def test_a_share_that_somebody_was_granted_is_emptied_but_stays(catalog: Catalog) -> None:
+    apply_shares(catalog, [a_share("s", "a.x"), a_share("t", "a.x")])
+    recipient, _ = Recipients(catalog).add("bob", ["s"])
+    apply_shares(catalog, [])
+    assert all_shared_tables(catalog) == []
+    assert [share.name for share in Listings(catalog, recipient.id).shares(0, 10)] == ["s"]
+    with catalog.reading() as session:
+        assert list(session.scalars(select(ShareRow.name))) == ["s"]
+
+
+def test_what_was_made_by_hand_is_left_alone(catalog: Catalog) -> None:
+    apply_shares(catalog, [a_share("s", "a.x", "a.by_hand")])
+    with catalog.writing() as session:
+        row = session.scalars(select(SharedTableRow).where(SharedTableRow.name == "by_hand")).one()
+        row.declared = False
+    assert apply_shares(catalog, []).removed == ("s.a.x",)
+    assert list(ids(catalog)) == ["s.a.by_hand"]
+
+
+@pytest.mark.parametrize(
+    ("share", "field"),
+    [
+        (a_share("a b", "a.x"), "share"),
+        (a_share("a.b", "a.x"), "share"),
+        (a_share("", "a.x"), "share"),
+        (a_share("x" * 256, "a.x"), "share"),
+        (DeclaredShare("s", (SharedTable("a/b", "x", "l"),)), "schema"),
+        (DeclaredShare("s", (SharedTable("a", "x\x7f", "l"),)), "table"),
+        (DeclaredShare("s", (SharedTable("a", "x.y", "l"),)), "table"),
+        (a_share("s", "a.x", "A.X"), "table"),
+    ],
+)
+def test_names_the_protocol_cannot_carry_are_refused_by_field(
+    catalog: Catalog, share: DeclaredShare, field: str
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        apply_shares(catalog, [a_share("good", "a.x"), share])
+    assert refused.value.field == field
+    assert all_shared_tables(catalog) == []
+
+
+def test_a_share_declared_twice_is_refused(catalog: Catalog) -> None:
+    with pytest.raises(BadRequest, match="declared twice"):
+        apply_shares(catalog, [a_share("s", "a.x"), a_share("S", "a.y")])

@@ -1,0 +1,125 @@
+"""A signed URL opens one path, until its end, and nothing else whatever is changed in it."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lakeshare_server.errors import Denied, Unavailable
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.signing import LocalSigner, load_key
+from lakeshare_server.signing.local import SIGNATURE, Claim
+
+LATER_MS = int(time.time() * 1000) + 3_600_000
+PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
+
+
+def a_signer(key: bytes = b"k" * 32) -> LocalSigner:
+    return LocalSigner(key, "http://host/delta-sharing/files")
+
+
+def claimed(url: bytes) -> tuple[Claim, str]:
+    """What the byte endpoint understands of a URL."""
+    parts = urlsplit(url.decode("ascii"))
+    query = parse_qs(parts.query, keep_blank_values=True)
+    path = unquote(parts.path.removeprefix("/delta-sharing/files"))
+    return Claim(path, query["recipient"][0], int(query["expires"][0])), query[SIGNATURE][0]
+
+
+@given(st.lists(PATHS, min_size=1, max_size=4), PATHS)
+@settings(deadline=None)
+def test_every_path_survives_the_url_and_its_signature_holds(names: list[str], recipient: str) -> None:
+    paths = ["/" + name for name in names]
+    urls = a_signer().sign(pa.array(paths, pa.string()), recipient, LATER_MS)
+    for path, url in zip(paths, urls, strict=True):
+        claim, signature = claimed(url)
+        assert claim == Claim(path, recipient, LATER_MS)
+        a_signer().verify(claim, signature)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Claim("/data/b", "bob", LATER_MS),
+        Claim("/data/a/", "bob", LATER_MS),
+        Claim("/data/../data/a", "bob", LATER_MS),
+        Claim("/data/A", "bob", LATER_MS),
+        Claim("/data/a", "eve", LATER_MS),
+        Claim("/data/a", "", LATER_MS),
+        Claim("/data/a", "bob", LATER_MS + 1),
+        Claim("a", "bob\n/data/", LATER_MS),
+    ],
+)
+def test_a_changed_claim_is_denied(changed: Claim) -> None:
+    [url] = a_signer().sign(pa.array(["/data/a"]), "bob", LATER_MS)
+    _, signature = claimed(url)
+    a_signer().verify(Claim("/data/a", "bob", LATER_MS), signature)
+    with pytest.raises(Denied, match="signature"):
+        a_signer().verify(changed, signature)
+
+
+@given(st.text(max_size=80))
+@settings(deadline=None)
+def test_a_made_up_signature_is_denied(signature: str) -> None:
+    with pytest.raises(Denied, match="signature"):
+        a_signer().verify(Claim("/data/a", "bob", LATER_MS), signature)
+
+
+def test_a_signature_by_another_key_is_denied() -> None:
+    [url] = a_signer(b"o" * 32).sign(pa.array(["/data/a"]), "bob", LATER_MS)
+    with pytest.raises(Denied, match="signature"):
+        a_signer().verify(*claimed(url))
+
+
+def test_an_ended_url_is_denied() -> None:
+    [url] = a_signer().sign(pa.array(["/data/a"]), "bob", int(time.time() * 1000) - 1)
+    with pytest.raises(Denied, match="expired"):
+        a_signer().verify(*claimed(url))
+
+
+def test_urls_of_a_sliced_column_are_those_of_its_rows() -> None:
+    paths = pa.array(["/a", "/b c", "/ü", "/d"])
+    urls = a_signer().sign(paths.slice(1, 2), "bob", LATER_MS)
+    assert [claimed(url)[0].path for url in urls] == ["/b c", "/ü"]
+
+
+def test_the_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
+    settings = ServerSettings(state_dir=tmp_path)
+    key = load_key(settings)
+    assert len(key) == 32
+    assert load_key(settings) == key
+    assert stat.S_IMODE((tmp_path / "signing.key").stat().st_mode) == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["signing.key"]
+
+
+def test_processes_that_start_together_agree_on_the_key(tmp_path: Path) -> None:
+    code = (
+        "from lakeshare_server.settings import ServerSettings\n"
+        "from lakeshare_server.signing.keys import load_key\n"
+        "print(load_key(ServerSettings()).hex())"
+    )
+    environment = {**os.environ, "LAKESHARE_STATE_DIR": str(tmp_path / "state")}
+    command = [sys.executable, "-c", code]
+    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(4)]
+    assert len({process.communicate()[0] for process in started}) == 1
+
+
+def test_a_key_others_may_read_is_refused(tmp_path: Path) -> None:
+    settings = ServerSettings(state_dir=tmp_path)
+    load_key(settings)
+    (tmp_path / "signing.key").chmod(0o644)
+    with pytest.raises(Unavailable, match=r"signing\.key.*mode 644"):
+        load_key(settings)
+
+
+def test_a_given_key_is_used_and_none_is_made(tmp_path: Path) -> None:
+    assert load_key(ServerSettings(state_dir=tmp_path, signing_key="given")) == b"given"
+    assert list(tmp_path.iterdir()) == []
