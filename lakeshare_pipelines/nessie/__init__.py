@@ -1,0 +1,1 @@
+"""Nessie: the embedded server process and the client; nobody else speaks to it."""

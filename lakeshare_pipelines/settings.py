@@ -1,0 +1,97 @@
+"""Settings of the pipelines: lake, Spark, Nessie, landing, alerts. Built once at the edge and passed in."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from lakeshare_server.settings import AbsolutePath, StateSettings
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakeshare"
+
+
+class LakeSettings(StateSettings):
+    """Every field is read from the environment variable `LAKESHARE_<FIELD>` or from `.env`."""
+
+    warehouse_dir: AbsolutePath | None = Field(
+        None, description="Folder of the tables; `warehouse` in the state folder by default."
+    )
+    landing_dir: AbsolutePath | None = Field(
+        None, description="Folder deliveries arrive in; `landing` in the state folder by default."
+    )
+    landing_s3: str | None = Field(
+        None,
+        pattern=r"^s3://[^/\s]+(/.*)?$",
+        description="Where deliveries land in S3, as s3://bucket/prefix; nothing is fetched by default.",
+    )
+    landing_s3_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://.+",
+        description="URL of an S3-compatible store, addressed by path; AWS by default.",
+    )
+    landing_s3_region: str | None = Field(
+        None, description="Region of the landing bucket; boto3's usual one by default."
+    )
+    contracts_dir: AbsolutePath | None = Field(
+        None, description="Folder of contract YAML files; the sets that ship with the package by default."
+    )
+    cache_dir: AbsolutePath = Field(
+        default_factory=_user_cache, description="Folder of downloaded jars, shared between projects."
+    )
+
+    java_home: AbsolutePath | None = Field(None, description="Java to use; searched for by default.")
+    maven_repository: str | None = Field(
+        None, description="Maven repository to fetch jars from, instead of the public one."
+    )
+    offline: bool = Field(False, description="Fetch nothing: use only what the cache folder holds.")
+
+    spark_mode: Literal["local", "connect", "cluster"] = Field(
+        "local", description="Where Spark runs: in the run, behind Spark Connect, or on a cluster master."
+    )
+    spark_master: str = Field("local[*]", description="Master URL for modes local and cluster.")
+    spark_remote: str | None = Field(None, description="sc:// URL for mode connect.")
+    spark_driver_memory: str = Field("2g", description="Memory of the Spark driver.")
+
+    nessie_uri: str | None = Field(
+        None, description="An existing Nessie, as http(s)://host:port/api/v2; embedded one by default."
+    )
+    nessie_token: SecretStr | None = Field(None, description="Bearer token of the writer at NESSIE_URI.")
+    nessie_publisher_token: SecretStr | None = Field(
+        None, description="Bearer token of the publisher at NESSIE_URI; the writer's by default."
+    )
+    nessie_memory: str = Field("512m", description="Heap of the embedded Nessie.")
+
+    quiet_s: int = Field(
+        300, ge=0, description="A delivery without _SUCCESS counts as complete after this many quiet seconds."
+    )
+    replay_attempts: int = Field(4, ge=1, description="How often a conflicting publication is replayed.")
+    branch_days: int = Field(14, ge=0, description="Age in days at which the janitor drops failed branches.")
+    lock_wait_s: int = Field(120, ge=0, description="How long a publication waits for its set's lock.")
+
+    slack_token: SecretStr | None = Field(None, description="Slack bot token; no token, no message.")
+    slack_channel: str = Field("#lakeshare", description="Slack channel for failed audits.")
+    slack_base_url: str | None = Field(None, description="Root of the Slack API, for a stand-in or a proxy.")
+    dagster_url: str = Field("http://127.0.0.1:3000", description="Where the Dagster UI is, for links.")
+
+    @property
+    def warehouse(self) -> Path:
+        """Folder of the tables."""
+        return self.warehouse_dir or self.state_dir / "warehouse"
+
+    @property
+    def landing(self) -> Path:
+        """Folder deliveries arrive in: `<landing>/<set>/<partition>/…`."""
+        return self.landing_dir or self.state_dir / "landing"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Folder of Spark's and Nessie's log files."""
+        return self.state_dir / "logs"
+
+    @property
+    def runs_dir(self) -> Path:
+        """Folder of what a run leaves beside its branch: the staged record and its verdicts."""
+        return self.state_dir / "runs"

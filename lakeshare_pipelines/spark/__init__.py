@@ -1,0 +1,1 @@
+"""Spark: which Java, the pinned jars, the session and its catalogs."""

@@ -1,0 +1,316 @@
+"""The pinned jars: fetched once, verified against `jars.lock.toml`, kept in a cache that projects share.
+
+The cache is `<cache folder>/jars`; copied to another machine it works there without a network. No repository
+host is named here: jgo knows the public one, `LAKESHARE_MAVEN_REPOSITORY` names another.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from lakeshare_pipelines.errors import DownloadError
+from lakeshare_pipelines.file_lock import locked
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.progress import Progress, shown_on_stderr
+
+SPARK_JARS: tuple[str, ...] = ("delta-spark", "delta-storage", "iceberg-spark-runtime")
+S3_JARS: tuple[str, ...] = ("iceberg-aws-bundle", "hadoop-aws")
+NESSIE_JAR = "nessie-server"
+
+ATTEMPTS = 3
+PAUSE_S = 1.0  # before the second attempt; twice that before the third
+TIMEOUT_S = 60
+LOCK_WAIT_S = 3600
+
+
+@dataclass(frozen=True)
+class PinnedJar:
+    """One entry of the lock file."""
+
+    name: str
+    coordinate: str
+    size_bytes: int
+    sha256: str
+
+    @property
+    def filename(self) -> str:
+        """The file's name in the cache: artifact, version and classifier."""
+        _, artifact, version, *classifier = self.coordinate.split(":")
+        return "-".join([artifact, version, *classifier]) + ".jar"
+
+
+def ensure_jars(
+    settings: LakeSettings, names: Sequence[str], report: Progress | None = None
+) -> dict[str, Path]:
+    """Paths of the named jars, fetched first when the cache does not hold them whole.
+
+    Raises:
+        DownloadError: one could not be had, is not what the lock says, or may not be fetched (offline).
+    """
+    jars = [pinned()[name] for name in names]
+    missing = [jar for jar in jars if not is_whole(jar, cached_path(settings, jar))]
+    if missing:
+        _refuse_offline(settings, missing)
+        _require_space(settings, missing)
+        with (
+            shown_on_stderr() if report is None else nullcontext(report) as progress,
+            _machine_certificates(),
+        ):
+            _fetch_all(settings, missing, progress)
+    return {jar.name: cached_path(settings, jar) for jar in jars}
+
+
+@cache
+def pinned() -> dict[str, PinnedJar]:
+    """The lock file, by name."""
+    text = resources.files(__package__).joinpath("jars.lock.toml").read_text(encoding="utf-8")
+    return {name: PinnedJar(name, **entry) for name, entry in tomllib.loads(text).items()}
+
+
+def cached_path(settings: LakeSettings, jar: PinnedJar) -> Path:
+    """Where the cache keeps this jar, whether or not it is there."""
+    return settings.cache_dir / "jars" / jar.filename
+
+
+def is_whole(jar: PinnedJar, path: Path) -> bool:
+    """Whether the cached file is what the lock says.
+
+    The size is looked at each time. The hash is computed once per file: a note beside it says which size and
+    time stamp were found right, so that a quarter of a gigabyte is not read at every start.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    if found.st_size != jar.size_bytes:
+        return False
+    note = path.with_name(path.name + ".verified")
+    seen = f"{jar.sha256} {found.st_size} {found.st_mtime_ns}"
+    with suppress(OSError):
+        if note.read_text(encoding="ascii") == seen:
+            return True
+    if _sha256(path) != jar.sha256:
+        return False
+    with suppress(OSError):  # a cache somebody else owns may be read-only; then the hash is computed again
+        note.write_text(seen, encoding="ascii")
+    return True
+
+
+def _fetch_all(settings: LakeSettings, jars: Sequence[PinnedJar], progress: Progress) -> None:
+    """Fetch in parallel; the first failure, or Ctrl-C, stops the others within a chunk."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(max_workers=len(jars), thread_name_prefix="jars") as pool:
+        try:
+            for done in [pool.submit(_fetch_one, settings, jar, progress, stop) for jar in jars]:
+                done.result()
+        except BaseException:
+            stop.set()
+            raise
+
+
+def _fetch_one(settings: LakeSettings, jar: PinnedJar, progress: Progress, stop: threading.Event) -> None:
+    path = cached_path(settings, jar)
+    scratch = path.with_name(f".{path.name}.part")
+
+    def waiting() -> None:
+        progress.says(f"another process is fetching {jar.name}; waiting for it")
+
+    try:
+        with locked(path.with_name(f".{path.name}.lock"), wait_s=LOCK_WAIT_S, waiting=waiting):
+            if not is_whole(jar, path):
+                _attempt(settings, jar, scratch, progress, stop)
+    except TimeoutError as error:
+        raise DownloadError(jar.coordinate, str(error), "End that process, then run again") from error
+    except OSError as error:
+        raise DownloadError(jar.coordinate, *_explained(error)) from error
+
+
+def _attempt(
+    settings: LakeSettings, jar: PinnedJar, scratch: Path, progress: Progress, stop: threading.Event
+) -> None:
+    """Download into a scratch folder, verify, move into place: the cache never holds half a file."""
+    path = cached_path(settings, jar)
+    for attempt in range(1, ATTEMPTS + 1):
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            fetched = _download(settings, jar, scratch, _chunk_counter(jar, progress, stop))
+            _require_pinned(jar, fetched)
+            fetched.replace(path)
+            is_whole(jar, path)
+        except (OSError, DownloadError) as error:
+            if stop.is_set() or attempt == ATTEMPTS or not _may_pass(error):
+                raise
+            progress.says(f"{jar.name}: {error}; trying again")
+            time.sleep(attempt * PAUSE_S)
+        else:
+            progress.ends(jar.name)
+            return
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _download(
+    settings: LakeSettings,
+    jar: PinnedJar,
+    scratch: Path,
+    counter: Callable[[str, int], AbstractContextManager[Callable[[int], None]]],
+) -> Path:
+    """Let jgo fetch one artifact; its own write is not atomic, hence the scratch folder."""
+    from jgo.maven import MavenContext, PythonResolver  # half a second of imports, wanted only here
+
+    remote, local = _repositories(settings)
+    context = MavenContext(
+        resolver=PythonResolver(progress_callback=counter),
+        repo_cache=scratch,
+        local_repos=local,
+        remote_repos=remote,
+        timeout=TIMEOUT_S,
+    )
+    try:
+        found = Path(context.create_dependency(jar.coordinate).artifact.resolve())
+    except RuntimeError as error:  # jgo's only word for every answer but 200
+        where = "LAKESHARE_MAVEN_REPOSITORY" if settings.maven_repository else "the public Maven repository"
+        raise DownloadError(
+            jar.coordinate,
+            f"{where} did not hand it out",
+            "Try again later, or set LAKESHARE_MAVEN_REPOSITORY to a repository that has it",
+        ) from error
+    if scratch in found.parents:
+        return found
+    scratch.mkdir(parents=True)
+    return Path(shutil.copyfile(found, scratch / jar.filename))
+
+
+def _repositories(settings: LakeSettings) -> tuple[dict[str, str] | None, list[Path]]:
+    """Remote and local repositories for jgo; None is its default, the public one."""
+    if settings.maven_repository is None:
+        return None, []
+    address = urlsplit(settings.maven_repository)
+    if address.scheme == "file":
+        return {}, [Path(unquote(address.path))]
+    return {"configured": settings.maven_repository.rstrip("/")}, []
+
+
+def _chunk_counter(
+    jar: PinnedJar, progress: Progress, stop: threading.Event
+) -> Callable[[str, int], AbstractContextManager[Callable[[int], None]]]:
+    """jgo's progress callback, which also is the place to stop a download that nobody wants any more."""
+
+    def advance(received_bytes: int) -> None:
+        if stop.is_set():
+            raise InterruptedError(errno.EINTR, "stopped")
+        progress.advances(jar.name, received_bytes)
+
+    @contextmanager
+    def counter(_filename: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
+        progress.begins(jar.name, size_bytes)
+        yield advance
+
+    return counter
+
+
+def _require_pinned(jar: PinnedJar, path: Path) -> None:
+    size = path.stat().st_size
+    if size != jar.size_bytes:
+        raise DownloadError(
+            jar.coordinate,
+            f"{size} bytes arrived, the lock says {jar.size_bytes}",
+            "The transfer was cut or the repository holds another file: run again, or set another one with "
+            "LAKESHARE_MAVEN_REPOSITORY",
+        )
+    digest = _sha256(path)
+    if digest != jar.sha256:
+        raise DownloadError(
+            jar.coordinate,
+            f"its SHA-256 is {digest}, the lock says {jar.sha256}",
+            "Do not use this repository: it holds another file than the one that was tested. Set another one "
+            "with LAKESHARE_MAVEN_REPOSITORY",
+        )
+
+
+def _refuse_offline(settings: LakeSettings, missing: Sequence[PinnedJar]) -> None:
+    if settings.offline:
+        names = ", ".join(jar.name for jar in missing)
+        raise DownloadError(
+            missing[0].coordinate,
+            f"{names} not in the cache folder, or damaged, and LAKESHARE_OFFLINE is set",
+            "Unset it once, or copy the `jars` folder of a machine that has them into the cache folder "
+            f"({settings.cache_dir})",
+        )
+
+
+def _require_space(settings: LakeSettings, missing: Sequence[PinnedJar]) -> None:
+    folder = settings.cache_dir / "jars"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DownloadError(missing[0].coordinate, *_explained(error)) from error
+    needed = sum(jar.size_bytes for jar in missing)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DownloadError(
+            missing[0].coordinate,
+            f"{needed / 1e6:.0f} MB are to be fetched but {folder} has {free / 1e6:.0f} MB left",
+            "Free some space, or set LAKESHARE_CACHE_DIR to a folder on another disk",
+        )
+
+
+@contextmanager
+def _machine_certificates() -> Iterator[None]:
+    """jgo's HTTP library reads REQUESTS_CA_BUNDLE only; let SSL_CERT_FILE and SSL_CERT_DIR count too."""
+    bundle = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
+    if bundle is None or "REQUESTS_CA_BUNDLE" in os.environ or "CURL_CA_BUNDLE" in os.environ:
+        yield
+        return
+    os.environ["REQUESTS_CA_BUNDLE"] = bundle
+    try:
+        yield
+    finally:
+        os.environ.pop("REQUESTS_CA_BUNDLE", None)
+
+
+def _may_pass(error: OSError | DownloadError) -> bool:
+    """Whether another attempt makes sense: not on a full disk or a refused certificate."""
+    if isinstance(error, DownloadError):
+        return "SHA-256" not in error.reason
+    return error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS) and (
+        type(error).__name__ != "SSLError"
+    )
+
+
+def _explained(error: OSError) -> tuple[str, str]:
+    """Reason and remedy; jgo's HTTP errors are OSErrors of a library below it, known by class name."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk of the cache folder is full", "Free some space, or set LAKESHARE_CACHE_DIR"
+    if error.errno in (errno.EACCES, errno.EROFS):
+        return f"the cache folder cannot be written ({error.filename})", "Set LAKESHARE_CACHE_DIR"
+    kind = type(error).__name__
+    if kind == "SSLError":
+        return (
+            "the repository's certificate is not trusted here",
+            "Set SSL_CERT_FILE or REQUESTS_CA_BUNDLE to your organisation's certificates",
+        )
+    if kind == "ProxyError":
+        return "the proxy refused or does not answer", "Check HTTPS_PROXY and NO_PROXY"
+    return (
+        f"it could not be fetched ({kind})",
+        "Check the network and HTTPS_PROXY, set LAKESHARE_MAVEN_REPOSITORY to a mirror, or copy the `jars` "
+        "folder of another machine's cache",
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

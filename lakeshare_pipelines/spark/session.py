@@ -1,0 +1,211 @@
+"""One Spark session for a run: the right Java, the pinned jars, its noise in a log file.
+
+Catalogs at a Nessie ref are added to a running session by `catalogs.py`; nothing here knows a table.
+"""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from lakeshare_pipelines.errors import SparkError
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars
+from lakeshare_pipelines.spark.java import find_java
+from lakeshare_pipelines.spark.shim import spark_home_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+EXTENSIONS = (
+    "io.delta.sql.DeltaSparkSessionExtension",
+    "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+)
+
+SESSION_CONF: Mapping[str, str] = {
+    "spark.sql.extensions": ",".join(EXTENSIONS),
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Delta's defaults are made for clusters: 50-task snapshots, a 10,000-task stage in VACUUM.
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+}
+
+LOCAL_CONF: Mapping[str, str] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def session_conf(settings: LakeSettings) -> dict[str, str]:
+    """The session's configuration for the mode in `settings`, without any Nessie catalog."""
+    conf = {"spark.app.name": "lakeshare", **SESSION_CONF}
+    if settings.spark_mode == "connect":
+        return conf
+    conf["spark.master"] = settings.spark_master
+    conf["spark.driver.memory"] = settings.spark_driver_memory
+    jars = ensure_jars(settings, SPARK_JARS)
+    conf["spark.jars"] = ",".join(str(path) for path in jars.values())
+    # NessieCatalog and the DeltaCatalog are loaded by the driver's own loader.
+    conf["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in jars.values())
+    # As a URI: Java options are split at blanks, and a folder may have one in its name.
+    conf["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_log4j_file(settings).as_uri()}"
+    if settings.spark_mode == "local":
+        conf |= LOCAL_CONF
+        # Derby and the SQL warehouse would otherwise be made in whichever folder the run was started.
+        conf["spark.sql.warehouse.dir"] = f"file://{settings.state_dir / 'spark-warehouse'}"
+    return conf
+
+
+def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
+    """Start the driver's JVM with the chosen Java and its output in `logs/spark.log`; again if it died.
+
+    Raises:
+        JavaError: no usable Java.
+        SparkError: the JVM did not start; the log file is named.
+    """
+    if settings.spark_mode == "connect":
+        return
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    if settings.spark_mode == "local":
+        # Else workers run whichever python3 is first on the PATH, which may be another version, or none.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _forget_dead_driver()
+    if SparkContext._active_spark_context is not None:
+        return
+    spark_conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
+    log_path = settings.logs_dir / "spark.log"
+    try:
+        if SparkContext._gateway is None:
+            home = spark_home_for(find_java("spark", settings), settings)
+            with _spark_log(log_path) as out, _java_home(home):
+                gateway = launch_gateway(  # type: ignore[no-untyped-call]  # PySpark's own start, untyped
+                    spark_conf, popen_kwargs={"stdout": out, "stderr": subprocess.STDOUT}
+                )
+            SparkContext(gateway=gateway, conf=spark_conf)
+        else:
+            SparkContext(conf=spark_conf)
+    except PySparkRuntimeError as error:
+        raise SparkError(
+            f"Spark did not start: {error.getErrorClass() or error}",
+            f"read the end of {log_path}; `lakeshare doctor` checks Java and the jars",
+        ) from error
+
+
+@contextlib.contextmanager
+def spark_session(settings: LakeSettings) -> Iterator["SparkSession"]:
+    """A session for the length of a `with` block, stopped at its end."""
+    session = open_session(settings)
+    try:
+        yield session
+    finally:
+        stop_session(session)
+
+
+def open_session(settings: LakeSettings) -> "SparkSession":
+    """A session in the mode of `settings`, to be ended with `stop_session`.
+
+    Raises:
+        JavaError, SparkError: as `start_driver`; or no address is set for mode connect.
+    """
+    from pyspark.sql import SparkSession
+
+    conf = session_conf(settings)
+    start_driver(settings, conf)
+    builder = SparkSession.builder
+    if settings.spark_mode == "connect":
+        if not settings.spark_remote:
+            raise SparkError(
+                "LAKESHARE_SPARK_MODE is connect but no address is set", "set LAKESHARE_SPARK_REMOTE"
+            )
+        builder = builder.remote(settings.spark_remote)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def stop_session(session: "SparkSession") -> None:
+    """Stop the session; a driver that already died has nothing left to stop."""
+    from py4j.protocol import Py4JError
+
+    try:
+        session.stop()
+    except (Py4JError, OSError) as error:
+        log.warning("Spark was gone before it was stopped: %s", error)
+        _forget_dead_driver()
+
+
+def driver_pid() -> int | None:
+    """Process id of the driver JVM this process started; None when there is none."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    return process.pid if process is not None and process.poll() is None else None
+
+
+def _forget_dead_driver() -> None:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if process is None or process.poll() is None:
+        return
+    # PySpark keeps a killed JVM's gateway for ever; these are the places it keeps it in.
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None
+
+
+@contextlib.contextmanager
+def _java_home(home: Path) -> Iterator[None]:
+    before = os.environ.get("JAVA_HOME")
+    os.environ["JAVA_HOME"] = str(home)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["JAVA_HOME"]
+        else:
+            os.environ["JAVA_HOME"] = before
+
+
+@contextlib.contextmanager
+def _spark_log(path: Path) -> Iterator[IO[bytes]]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as out:
+        yield out
+
+
+LOG4J = """\
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = out
+appender.out.type = Console
+appender.out.name = out
+appender.out.target = SYSTEM_OUT
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def _log4j_file(settings: LakeSettings) -> Path:
+    path = settings.logs_dir / "log4j2.properties"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(LOG4J)
+    return path

@@ -1,0 +1,132 @@
+"""Branches, contents and history are told as they are, page by page, with errors that have a code."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+from nessie_fixtures import RunningNessie, a_running_nessie, a_table
+
+from lakeshare_pipelines.errors import NessieError
+from lakeshare_pipelines.nessie import calls
+from lakeshare_pipelines.nessie.client import Nessie
+
+
+@pytest.fixture(scope="module")
+def nessie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNessie]:
+    with a_running_nessie(tmp_path_factory.mktemp("refs")) as running:
+        yield running
+
+
+def test_a_new_catalog_has_one_commit_so_that_branches_can_be_merged(nessie):
+    oldest = list(nessie.writer.history("main"))[-1]
+    assert (oldest.message, dict(oldest.properties)) == ("Begin", {})
+
+
+def test_a_branch_is_made_at_a_hash_and_deleted_only_where_it_is_expected(nessie):
+    base = nessie.main()
+    name = nessie.a_branch(base)
+    assert nessie.writer.reference(name).hash == base
+    head = nessie.commit(name, {a_table(): 1})
+    with pytest.raises(NessieError) as raised:
+        nessie.writer.delete_branch(name, base)
+    assert raised.value.code == "REFERENCE_CONFLICT"
+    nessie.writer.delete_branch(name, head)
+    with pytest.raises(NessieError) as raised:
+        nessie.writer.reference(name)
+    assert raised.value.code == "REFERENCE_NOT_FOUND"
+
+
+def test_the_same_name_twice_is_refused(nessie):
+    name = nessie.a_branch()
+    with pytest.raises(NessieError) as raised:
+        nessie.writer.create_branch(name, nessie.main())
+    assert raised.value.code == "REFERENCE_ALREADY_EXISTS"
+
+
+def test_a_janitor_sees_how_old_a_branch_is_and_whether_it_has_anything(nessie):
+    name = nessie.a_branch()
+    nessie.commit(name, {a_table(): 1})
+    head = nessie.commit(name, {a_table(): 1})
+    [branch] = nessie.writer.branches(name)
+    assert (branch.name, branch.hash, branch.ahead) == (name, head, 2)
+    assert abs(datetime.now(UTC) - branch.committed_at) < timedelta(minutes=10)
+
+
+def test_branches_are_chosen_by_prefix_and_main_is_none(nessie, monkeypatch):
+    monkeypatch.setattr(calls, "PAGE_SIZE", 2)
+    made = sorted(nessie.writer.create_branch(f"prefix-{n}", nessie.main()).name for n in range(5))
+    nessie.writer.create_branch("other-prefix-1", nessie.main())
+    assert sorted(branch.name for branch in nessie.writer.branches("prefix-")) == made
+    assert "main" not in [branch.name for branch in nessie.writer.branches()]
+    assert nessie.writer.branches("x') || ref.name.startsWith('prefix") == []
+
+
+def test_a_table_is_told_as_it_was_at_a_hash(nessie):
+    table, branch = a_table(), nessie.a_branch()
+    before = nessie.writer.reference(branch).hash
+    first = nessie.commit(branch, {table: 1})
+    nessie.commit(branch, {table: 2})
+    content = nessie.writer.content(table, f"{branch}@{first}")
+    assert (content.snapshot_id, content.metadata_location) == (1, f"file:/warehouse/{table}/1.metadata.json")
+    assert nessie.snapshot(table, branch) == 2
+    assert nessie.writer.content(table, f"{branch}@{before}") is None
+    assert nessie.writer.content(table, branch).id == content.id
+
+
+def test_a_namespace_is_not_a_table(nessie):
+    branch = nessie.a_branch()
+    nessie.commit(branch, {a_table(): 1})
+    assert nessie.writer.content("flights", branch) is None
+
+
+def test_tables_are_listed_without_namespaces_at_a_ref_and_at_a_hash(nessie):
+    one, two, branch = a_table(), a_table(), nessie.a_branch()
+    first = nessie.commit(branch, {one: 1})
+    nessie.commit(branch, {two: 1})
+    assert {one, two} <= set(nessie.writer.tables(branch))
+    assert two not in nessie.writer.tables(f"{branch}@{first}")
+    assert "flights" not in nessie.writer.tables(branch)
+
+
+def test_history_is_paged_newest_first_and_stops_at_the_limit(nessie, monkeypatch):
+    monkeypatch.setattr(calls, "PAGE_SIZE", 2)
+    table, branch = a_table(), nessie.a_branch()
+    hashes = [nessie.commit(branch, {table: n}) for n in range(5)]
+    commits = list(nessie.writer.history(branch))
+    assert [commit.hash for commit in commits[:5]] == hashes[::-1]
+    assert [commit.parent for commit in commits[:4]] == hashes[-2::-1]
+    assert [commit.hash for commit in nessie.writer.history(branch, limit=3)] == hashes[:1:-1]
+    assert next(nessie.writer.history(f"{branch}@{hashes[1]}")).hash == hashes[1]
+    assert all(newer.committed_at >= older.committed_at for newer, older in pairwise(commits))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.reference("nowhere"),
+        lambda client: client.content("flights.t", "nowhere"),
+        lambda client: client.tables("nowhere"),
+        lambda client: list(client.history("nowhere")),
+        lambda client: client.create_branch("somewhere", "0" * 64),
+    ],
+)
+def test_an_unknown_ref_has_its_code(nessie, ask):
+    with pytest.raises(NessieError) as raised:
+        ask(nessie.writer)
+    assert (raised.value.status, raised.value.code) == (404, "REFERENCE_NOT_FOUND")
+
+
+@pytest.mark.parametrize("token", [None, "not.a.token"])
+def test_nobody_is_let_in_without_a_token_of_ours(nessie, token):
+    stranger = Nessie(nessie.endpoint.uri, token)
+    for ask in (lambda: stranger.reference("main"), lambda: next(stranger.history("main"))):
+        with pytest.raises(NessieError) as raised:
+            ask()
+        assert (raised.value.status, raised.value.code) == (401, "UNAUTHENTICATED")
+
+
+def test_the_environment_of_other_nessie_tools_changes_nothing(nessie, monkeypatch):
+    monkeypatch.setenv("NESSIE_ENDPOINT", "http://elsewhere.invalid/api/v1")
+    monkeypatch.setenv("NESSIE_AUTH_TYPE", "none")
+    assert nessie.writer.reference("main").hash == nessie.main()

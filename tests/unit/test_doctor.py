@@ -1,0 +1,96 @@
+"""The doctor looks at everything a run needs, changes nothing, and says what to do about each finding."""
+
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines import doctor
+from lakeshare_pipelines.doctor import Finding, examine
+from lakeshare_pipelines.nessie.identity import signing_key
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark import java
+
+
+def settings_of(tmp_path: Path, **more: object) -> LakeSettings:
+    return LakeSettings(**{"state_dir": tmp_path / "state", "cache_dir": tmp_path / "cache", **more})
+
+
+def the(findings: list[Finding], name: str) -> Finding:
+    [found] = [finding for finding in findings if finding.name == name]
+    return found
+
+
+def test_a_fresh_machine_is_in_order_and_stays_untouched(tmp_path):
+    findings = examine(settings_of(tmp_path))
+    assert [finding for finding in findings if not finding.ok] == []
+    assert {"packages", "jars", "state folder", "landing folder", "database", "Nessie"} <= {
+        f.name for f in findings
+    }
+    assert {"Java for Spark 4.1", "Java for Nessie 0.99"} <= {f.name for f in findings}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_fault_has_a_remedy_and_every_remedy_a_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(java, "packaged_java", lambda: None)
+    monkeypatch.setattr(java, "USUAL_FOLDERS", ())
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    monkeypatch.setenv("HTTPS_PROXY", "proxy:3128")
+    (tmp_path / "file").write_text("")
+    findings = examine(
+        settings_of(
+            tmp_path,
+            state_dir=tmp_path / "file" / "state",
+            landing_dir=tmp_path / "unmounted",
+            database_url=f"sqlite:///{tmp_path}",
+            nessie_uri="http://127.0.0.1:9/api/v2",
+            offline=True,
+        )
+    )
+    faulty = {finding.name for finding in findings if not finding.ok}
+    assert faulty == {
+        "Java for Spark 4.1",
+        "Java for Nessie 0.99",
+        "jars",
+        "state folder",
+        "warehouse",
+        "landing folder",
+        "database",
+        "Nessie",
+        "certificates",
+        "proxy",
+    }
+    assert all(bool(finding.remedy) != finding.ok for finding in findings)
+
+
+def test_another_version_than_the_pinned_one_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_required_packages", lambda: iter([("pyspark", "3.5.0"), ("no-such", None)]))
+    packages = the(examine(settings_of(tmp_path)), "packages")
+    assert not packages.ok
+    assert "pyspark 4.1.4 (wanted 3.5.0)" in packages.detail
+    assert "no-such missing" in packages.detail
+
+
+def test_a_key_that_others_can_read_is_a_fault(tmp_path):
+    settings = settings_of(tmp_path)
+    key = settings.state_dir / "nessie" / "key.pem"
+    key.parent.mkdir(parents=True)
+    signing_key(key)
+    assert "Nessie's key" not in {finding.name for finding in examine(settings)}
+    key.chmod(0o644)
+    assert the(examine(settings), "Nessie's key").remedy == f"chmod 600 {key}"
+
+
+def test_little_space_is_a_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "SPACE_WANTED_BYTES", 10**18)
+    assert "LAKESHARE_STATE_DIR" in the(examine(settings_of(tmp_path)), "disk of the state folder").remedy
+
+
+@pytest.mark.parametrize("proxy", ["http://user:secret@proxy.example:3128", "http://proxy.example:3128"])
+def test_a_proxy_is_shown_without_its_password(tmp_path, monkeypatch, proxy):
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    found = the(examine(settings_of(tmp_path)), "proxy")
+    assert found.ok
+    assert "http://proxy.example:3128" in found.detail
+    assert "secret" not in found.detail

@@ -1,0 +1,34 @@
+"""Tokens of the embedded Nessie are signed by a key that only the state folder's owner can read."""
+
+import base64
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+from lakeshare_pipelines.nessie.identity import TOKEN_LIFE_S, public_key_text, signed_token, signing_key
+
+
+def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path):
+    path = tmp_path / "key.pem"
+    first = signing_key(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert public_key_text(signing_key(path)) == public_key_text(first)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["key.pem"]
+
+
+@pytest.mark.parametrize("role", ["writer", "publisher"])
+def test_a_token_names_its_role_and_lives_for_a_day(tmp_path, role):
+    key = signing_key(tmp_path / "key.pem")
+    public = load_der_public_key(base64.b64decode(public_key_text(key)))
+    claims = jwt.decode(signed_token(key, role), public, algorithms=["RS256"])
+    assert claims["groups"] == [role]
+    assert claims["upn"] == role
+    assert claims["exp"] - claims["iat"] == TOKEN_LIFE_S == 24 * 3600
+
+
+def test_a_token_of_another_key_is_not_valid(tmp_path):
+    public = signing_key(tmp_path / "ours.pem").public_key()
+    foreign = signed_token(signing_key(tmp_path / "theirs.pem"), "publisher")
+    with pytest.raises(jwt.InvalidSignatureError):
+        jwt.decode(foreign, public, algorithms=["RS256"])
