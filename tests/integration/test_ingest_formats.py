@@ -1,0 +1,146 @@
+"""Whatever the format of the files, the frame is typed exactly as the contract says and holds every value."""
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
+from lakeshare_pipelines.wap.lake import Lake
+from tests.builders.landing import (
+    COLUMNS,
+    a_readings_contract,
+    csv_text,
+    json_lines,
+    landed,
+    parquet_bytes,
+    zipped,
+)
+
+TEXTS = {
+    "id": "7",
+    "big": "-9000000000",
+    "ratio": "1.5e-3",
+    "price": "12.30",
+    "is_open": "true",
+    "born": "2024-02-29",
+    "seen": "2024-02-29T12:30:00.123456Z",
+    "name": 'Ann "A" O\'Neil, jr',
+}
+VALUES = {
+    "id": 7,
+    "big": -9_000_000_000,
+    "ratio": 0.0015,
+    "price": Decimal("12.30"),
+    "is_open": True,
+    "born": dt.date(2024, 2, 29),
+    "seen": dt.datetime(2024, 2, 29, 12, 30, 0, 123456, dt.UTC),
+    "name": 'Ann "A" O\'Neil, jr',
+}
+EMPTY = dict.fromkeys(COLUMNS)
+JSON = {**TEXTS, "id": 7, "big": -9_000_000_000, "ratio": 0.0015, "price": 12.30, "is_open": True}
+
+
+def read(lake: Lake, tmp_path: Path, contract: SetContract, **files: bytes | str) -> TableFrame:
+    """Read files given as name__ending=content."""
+    named = {name.replace("__", "."): content for name, content in files.items()}
+    return read_delivery(lake.spark, contract, [landed(tmp_path, contract, named)])["sensors.readings"]
+
+
+def values_of(table: TableFrame) -> list[dict[str, object]]:
+    rows = [row.asDict() for row in table.frame.collect()]
+    for row in rows:
+        if row["seen"] is not None:
+            row["seen"] = row["seen"].astimezone(dt.UTC)
+    return sorted(rows, key=lambda row: (row["id"] is None, row["id"]))
+
+
+FILES = {
+    "csv": ("readings__csv", csv_text([TEXTS, EMPTY])),
+    "csv.gz": ("readings__csv__gz", zipped(csv_text([TEXTS, EMPTY]))),
+    "jsonl": ("readings__jsonl", json_lines([JSON, EMPTY])),
+    "jsonl.gz": ("readings__jsonl__gz", zipped(json_lines([JSON, {"id": None}]))),
+    "parquet": (
+        "readings__parquet",
+        parquet_bytes(
+            {name: [value, None] for name, value in VALUES.items()}, id=pa.int32(), price=pa.decimal128(9, 2)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_type_is_read_from_every_format(lake: Lake, tmp_path: Path, kind: str) -> None:
+    name, content = FILES[kind]
+    table = read(lake, tmp_path, a_readings_contract(tmp_path), **{name: content})
+    assert {field.name: field.dataType.simpleString() for field in table.frame.schema} == COLUMNS
+    assert values_of(table) == [VALUES, EMPTY]
+    assert (table.rejected, table.problems, table.rejected_rows) == (None, (), 0)
+
+
+def test_files_of_one_table_in_several_formats_and_orders_are_one_frame(lake: Lake, tmp_path: Path) -> None:
+    turned = dict(reversed(TEXTS.items()))
+    table = read(
+        lake,
+        tmp_path,
+        a_readings_contract(tmp_path),
+        **{
+            "readings-1__csv": csv_text([{**TEXTS, "id": "1"}]),
+            "readings-2__csv": csv_text([{**turned, "id": "2"}]),
+            "readings-3__jsonl": json_lines([{**JSON, "id": 3}]),
+        },
+    )
+    assert values_of(table) == [{**VALUES, "id": number} for number in (1, 2, 3)]
+
+
+def test_what_the_contract_calls_empty_is_null(lake: Lake, tmp_path: Path) -> None:
+    contract = a_readings_contract(tmp_path, reading={"nullValues": ["", "NA"]})
+    table = read(lake, tmp_path, contract, readings__csv=csv_text([dict.fromkeys(COLUMNS, "NA")]))
+    assert values_of(table) == [EMPTY]
+
+
+def test_another_delimiter_and_fields_over_several_lines_are_read_when_the_contract_says_so(
+    lake: Lake, tmp_path: Path
+) -> None:
+    contract = a_readings_contract(tmp_path, reading={"delimiter": ";", "multiline": True})
+    text = csv_text([{**TEXTS, "name": "two\nlines; one field"}, {**TEXTS, "id": "x"}], delimiter=";")
+    table = read(lake, tmp_path, contract, readings__csv=text)
+    assert values_of(table) == [{**VALUES, "name": "two\nlines; one field"}]
+    assert table.rejected is not None
+    assert [(row.line, row.reason) for row in table.rejected.collect()] == [(3, "id: 'x' is not int")]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_data(lake: Lake, tmp_path: Path) -> None:
+    text = "\ufeff" + csv_text([TEXTS]).replace("\n", "\r\n")
+    assert values_of(read(lake, tmp_path, a_readings_contract(tmp_path), readings__csv=text)) == [VALUES]
+
+
+def test_parquet_written_by_pandas_is_read_with_its_nanoseconds_and_float_integers(
+    lake: Lake, tmp_path: Path
+) -> None:
+    frame = pd.DataFrame(
+        {
+            **{name: [value] for name, value in VALUES.items()},
+            "id": [7.0],
+            "seen": pd.to_datetime([VALUES["seen"]]),
+        }
+    )
+    assert frame["seen"].dt.unit == "ns"
+    table = read(lake, tmp_path, a_readings_contract(tmp_path), readings__parquet=frame.to_parquet())
+    assert values_of(table) == [VALUES]
+    assert table.problems == ()
+
+
+def test_a_header_alone_is_a_table_without_rows(lake: Lake, tmp_path: Path) -> None:
+    table = read(lake, tmp_path, a_readings_contract(tmp_path), readings__csv=",".join(COLUMNS) + "\n")
+    assert (values_of(table), table.problems, table.rejected) == ([], (), None)
+
+
+def test_a_landing_folder_may_have_any_name(lake: Lake, tmp_path: Path) -> None:
+    contract = a_readings_contract(tmp_path)
+    table = read(lake, tmp_path / "la[n]d {x} 50%", contract, **{"readings-day 1__csv": csv_text([TEXTS])})
+    assert values_of(table) == [VALUES]

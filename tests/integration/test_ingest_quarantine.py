@@ -1,0 +1,170 @@
+"""A row that does not parse is set aside with file, line and reason, and no other row with it."""
+
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
+from lakeshare_pipelines.wap.lake import Lake
+from tests.builders.landing import COLUMNS, a_readings_contract, csv_text, landed, parquet_bytes
+
+ONE = {"id": "1", "name": "a"}
+TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalType": "string"}]
+
+
+def told(table: TableFrame) -> list[tuple[str, int, str, str]]:
+    """What was set aside, by file and line."""
+    if table.rejected is None:
+        return []
+    return sorted((row.file, row.line, row.reason, row.raw) for row in table.rejected.collect())
+
+
+def read_csv(lake: Lake, tmp_path: Path, text: str, **reading: object) -> TableFrame:
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS, reading=reading)
+    delivery = landed(tmp_path, contract, {"readings.csv": text})
+    return read_delivery(lake.spark, contract, [delivery])["sensors.readings"]
+
+
+def test_bad_rows_are_told_with_their_line_and_the_good_ones_are_kept(lake: Lake, tmp_path: Path) -> None:
+    table = read_csv(lake, tmp_path, 'id,name\n1,a\nx,b\n\n3\n4,d,e\n5,"f\n6,"g, h"\nid,name\n')
+    assert [tuple(row) for row in table.frame.orderBy("id").collect()] == [(1, "a"), (6, "g, h")]
+    fields = "the row has not the 2 fields of the header"
+    assert told(table) == [
+        ("all/readings.csv", 3, "id: 'x' is not int", "x,b"),
+        ("all/readings.csv", 5, fields, "3"),
+        ("all/readings.csv", 6, fields, "4,d,e"),
+        ("all/readings.csv", 7, "a quote is not closed", '5,"f'),
+        ("all/readings.csv", 9, "id: 'id' is not int", "id,name"),
+    ]
+    assert table.rejected_rows == 5
+
+
+def test_lines_of_many_files_are_counted_in_each(lake: Lake, tmp_path: Path) -> None:
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
+    good = "".join(f"{number},n\n" for number in range(50))
+    files = {f"readings-{at}.csv": f"id,name\n{good}bad,row\n{good * at}" for at in range(4)}
+    table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, files)])["sensors.readings"]
+    assert [(file, line) for file, line, _, _ in told(table)] == [
+        (f"all/readings-{at}.csv", 52) for at in range(4)
+    ]
+    assert table.frame.count() == 50 * (4 + 0 + 1 + 2 + 3)
+
+
+def test_lines_are_right_in_a_file_that_many_tasks_read(lake: Lake, tmp_path: Path) -> None:
+    before = lake.spark.conf.get("spark.sql.files.maxPartitionBytes")
+    lake.spark.conf.set("spark.sql.files.maxPartitionBytes", "4096")
+    try:
+        lines = [f"{number},{'n' * 90}" for number in range(2, 1000)]
+        lines[400] = "bad,row"
+        table = read_csv(lake, tmp_path, "\n".join(["id,name", *lines]) + "\n")
+        assert told(table) == [("all/readings.csv", 402, "id: 'bad' is not int", "bad,row")]
+        assert table.frame.count() == 997
+    finally:
+        lake.spark.conf.set("spark.sql.files.maxPartitionBytes", str(before))
+
+
+REFUSED = {
+    "id": ["1.5", "2147483648", "1e3", "0x10", "1 2", "true"],
+    "big": ["9223372036854775808"],
+    "ratio": ["1d", "0x1p3", "1e400", "1,5", "one"],
+    "price": ["12.345", "123456789.00", "1d"],
+    "is_open": ["maybe", "2"],
+    "born": ["2024-02-30", "2024", "2024-01", "2024-01-01 junk", "01/02/2024", "2024-01-01T00:00:00"],
+    "seen": ["12:30", "2024", "2024-01", "2024-01-01 25:00:00", "2024-01-01 junk", "yesterday"],
+}
+TAKEN = {
+    "id": {"517.0": 517, " 3 ": 3, "+4": 4, "-0": 0},
+    "ratio": {"-1.5E3": -1500.0, ".5": 0.5, "5.": 5.0, "Infinity": float("inf")},
+    "price": {"12.3": 12.3, "-0.05": -0.05, "1.230": 1.23},
+    "born": {"2024-1-5": "2024-01-05"},
+    "seen": {"2024-01-05": "2024-01-05 00:00:00", "2024-01-05 01:00:00+01:00": "2024-01-05 00:00:00"},
+}
+
+
+@pytest.mark.parametrize("column", REFUSED)
+def test_a_value_that_would_be_bent_to_fit_is_refused(lake: Lake, tmp_path: Path, column: str) -> None:
+    contract = a_readings_contract(tmp_path)
+    good = {
+        "id": "1",
+        "ratio": "1",
+        "price": "1",
+        "big": "1",
+        "is_open": "true",
+        "born": "2024-01-01",
+        "seen": "2024-01-01",
+    }
+    rows = [{**dict.fromkeys(COLUMNS), **good}] + [
+        {**dict.fromkeys(COLUMNS), column: text} for text in REFUSED[column]
+    ]
+    table = read_delivery(
+        lake.spark, contract, [landed(tmp_path, contract, {"readings.csv": csv_text(rows)})]
+    )["sensors.readings"]
+    assert [reason for _, _, reason, _ in told(table)] == [
+        f"{column}: '{text}' is not {COLUMNS[column]}" for text in REFUSED[column]
+    ]
+
+
+@pytest.mark.parametrize("column", TAKEN)
+def test_a_value_that_fits_without_loss_is_taken(lake: Lake, tmp_path: Path, column: str) -> None:
+    contract = a_readings_contract(tmp_path)
+    rows = [
+        {**dict.fromkeys(COLUMNS), "name": str(at), column: text} for at, text in enumerate(TAKEN[column])
+    ]
+    table = read_delivery(
+        lake.spark, contract, [landed(tmp_path, contract, {"readings.csv": csv_text(rows)})]
+    )["sensors.readings"]
+    found = table.frame.selectExpr("name", f"cast({column} as string) as value").orderBy("name").collect()
+    wanted = list(TAKEN[column].values())
+    assert [type(want)(row.value) for row, want in zip(found, wanted, strict=True)] == wanted
+    assert told(table) == []
+
+
+def test_json_that_is_not_one_object_a_line_is_set_aside(lake: Lake, tmp_path: Path) -> None:
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
+    bad = ['[{"id": 2}]', '{"id": 3', '{"id": 4}{"id": 5}', '{"id": 6},', "7", "null", "text"]
+    text = (
+        "\n".join(['{"id": 1, "name": "a"}', *bad, '{"id": {"deep": 8}}', '{"id": 9, "name": null}']) + "\n"
+    )
+    table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, {"readings.jsonl": text})])[
+        "sensors.readings"
+    ]
+    assert sorted(row.id for row in table.frame.collect()) == [1, 9]
+    assert told(table) == [
+        *[
+            ("all/readings.jsonl", at + 2, "the line is not one JSON object", line)
+            for at, line in enumerate(bad)
+        ],
+        ("all/readings.jsonl", 9, "id: '{\"deep\":8}' is not int", '{"id": {"deep": 8}}'),
+    ]
+
+
+def test_parquet_values_that_do_not_fit_are_set_aside_by_row(lake: Lake, tmp_path: Path) -> None:
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
+    content = parquet_bytes({"id": [1, 2**31, 3], "name": ["a", "b", "c"]})
+    table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, {"readings.parquet": content})])[
+        "sensors.readings"
+    ]
+    assert sorted(row.id for row in table.frame.collect()) == [1, 3]
+    assert told(table) == [
+        ("all/readings.parquet", 2, "id: '2147483648' is not int", '{"id":2147483648,"name":"b"}')
+    ]
+
+
+def test_a_row_of_another_day_is_set_aside(lake: Lake, tmp_path: Path) -> None:
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS, daily=True)
+    text = "day,id,name\n2024-01-01,1,a\n2024-01-02,2,b\n,3,c\n"
+    delivery = landed(tmp_path, contract, {"readings.csv": text}, "2024-01-01")
+    table = read_delivery(lake.spark, contract, [delivery])["sensors.readings"]
+    assert [row.id for row in table.frame.collect()] == [1]
+    assert [(line, reason) for _, line, reason, _ in told(table)] == [
+        (3, "day is 2024-01-02, the delivery is of 2024-01-01"),
+        (4, "day is empty: the row belongs to no day"),
+    ]
+
+
+def test_a_personal_value_is_not_told_in_the_reason(lake: Lake, tmp_path: Path) -> None:
+    columns = [{"name": "id", "physicalType": "int", "classification": "pii"}, TWO_COLUMNS[1]]
+    contract = a_readings_contract(tmp_path, columns=columns)
+    delivery = landed(tmp_path, contract, {"readings.csv": "id,name\n1,a\n555-1234,b\n"})
+    table = read_delivery(lake.spark, contract, [delivery])["sensors.readings"]
+    assert [reason for _, _, reason, _ in told(table)] == ["id: '(hidden)' is not int"]

@@ -1,0 +1,148 @@
+"""A column that is missing, unknown, renamed or of another type is told as a problem; reading goes on without it."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.errors import ContractError
+from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
+from lakeshare_pipelines.ingest.samples import deliver
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.wap.lake import Lake
+from tests.builders.landing import a_readings_contract, landed, parquet_bytes
+
+FLIGHTS, _ = load_contracts()
+TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalType": "string"}]
+
+
+def read(
+    lake: Lake, tmp_path: Path, files: dict[str, str | bytes], columns: object = TWO_COLUMNS
+) -> TableFrame:
+    contract = a_readings_contract(tmp_path, columns=columns)  # type: ignore[arg-type]  # as YAML
+    return read_delivery(lake.spark, contract, [landed(tmp_path, contract, files)])["sensors.readings"]
+
+
+def details(table: TableFrame) -> list[str]:
+    return [problem.detail for problem in table.problems]
+
+
+STRUCTURES: dict[str, tuple[dict[str, str | bytes], list[str], list[tuple[int | None, str | None]]]] = {
+    "missing": ({"readings.csv": "id\n1\n"}, ["column 'name' is missing in all/readings.csv"], [(1, None)]),
+    "extra": (
+        {"readings.csv": "id,name,colour\n1,a,red\n"},
+        ["column 'colour' is not in the contract in all/readings.csv"],
+        [(1, "a")],
+    ),
+    "renamed": (
+        {"readings.csv": "id,names\n1,a\n"},
+        [
+            "column 'name' is missing (the file has 'names') in all/readings.csv",
+            "column 'names' is not in the contract in all/readings.csv",
+        ],
+        [(1, None)],
+    ),
+    "twice": (
+        {"readings.csv": "id,name,name\n1,a,b\n"},
+        ["column 'name' is given twice in all/readings.csv"],
+        [(1, "a")],
+    ),
+    "another type, as text": (
+        {"readings.csv": "id,name\none,a\ntwo,b\n"},
+        ["column 'id' is of another type than int in all/readings.csv"],
+        [(None, "a"), (None, "b")],
+    ),
+    "another type, as Parquet": (
+        {"readings.parquet": parquet_bytes({"id": ["1", "2"], "name": ["a", "b"]})},
+        ["column 'id' is string, not int, in all/readings.parquet"],
+        [(None, "a"), (None, "b")],
+    ),
+    "JSON keys": (
+        {"readings.jsonl": '{"id": 1, "colour": "red"}\n{"id": 2, "size": 3}\n'},
+        [
+            "column 'name' is missing in all/readings.jsonl",
+            "column 'colour' is not in the contract in all/readings.jsonl",
+            "column 'size' is not in the contract in all/readings.jsonl",
+        ],
+        [(1, None), (2, None)],
+    ),
+    "no header": (
+        {"readings.csv": "1,a\n2,b\n"},
+        [
+            "column 'id' is missing in all/readings.csv",
+            "column 'name' is missing in all/readings.csv",
+            "column '1' is not in the contract in all/readings.csv",
+            "column 'a' is not in the contract in all/readings.csv",
+        ],
+        [(None, None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_a_column_that_does_not_fit_is_a_problem_and_left_empty(
+    lake: Lake, tmp_path: Path, name: str
+) -> None:
+    files, problems, rows = STRUCTURES[name]
+    table = read(lake, tmp_path, files)
+    assert details(table) == problems
+    assert sorted((tuple(row) for row in table.frame.collect()), key=str) == sorted(rows, key=str)
+    assert [(field.name, field.dataType.simpleString()) for field in table.frame.schema] == [
+        ("id", "int"),
+        ("name", "string"),
+    ]
+
+
+def test_the_same_problem_of_many_files_is_told_once(lake: Lake, tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {f"readings-{at}.csv": "id\n1\n" for at in range(3)}
+    table = read(lake, tmp_path, {**files, "readings-9.csv": "id,name\n2,b\n"})
+    assert details(table) == ["column 'name' is missing in all/readings-0.csv and 2 more files"]
+    assert table.frame.where("name IS NOT NULL").count() == 1
+
+
+def test_a_type_that_spark_has_no_values_for_is_a_problem_too(lake: Lake, tmp_path: Path) -> None:
+    content = parquet_bytes({"id": [[1], [2]], "name": ["a", "b"]}, id=pa.list_(pa.int32()))
+    table = read(lake, tmp_path, {"readings.parquet": content})
+    assert details(table) == ["column 'id' is array<int>, not int, in all/readings.parquet"]
+
+
+def test_one_bad_value_is_a_bad_row_and_not_another_type(lake: Lake, tmp_path: Path) -> None:
+    table = read(lake, tmp_path, {"readings.csv": "id,name\none,a\n"})
+    assert (details(table), table.rejected_rows) == ([], 1)
+
+
+def test_a_column_under_another_name_in_the_file_is_found(lake: Lake, tmp_path: Path) -> None:
+    renamed = {**TWO_COLUMNS[0], "customProperties": [{"property": "source", "value": "Reading No."}]}
+    table = read(lake, tmp_path, {"readings.csv": "name,Reading No.\na,1\n"}, [renamed, TWO_COLUMNS[1]])
+    assert details(table) == []
+    assert [tuple(row) for row in table.frame.collect()] == [(1, "a")]
+
+
+def test_a_computed_column_that_is_no_sql_is_the_contracts_fault(lake: Lake, tmp_path: Path) -> None:
+    computed = {"name": "half", "physicalType": "double", "transformLogic": "idd / 2"}
+    with pytest.raises(ContractError, match=r"properties\[2\]\.transformLogic.*idd"):
+        read(lake, tmp_path, {"readings.csv": "id,name\n1,a\n"}, [*TWO_COLUMNS, computed])
+
+
+def test_a_month_with_renamed_columns_is_told_once(lake: Lake, tmp_path: Path) -> None:
+    settings = LakeSettings(_env_file=None, state_dir=tmp_path)
+    deliveries = [
+        deliver(
+            settings,
+            FLIGHTS,
+            partition=f"2013-01-0{day}",
+            rows=30,
+            rename={"carrier": "airline"},
+            drop=["tailnum"],
+        )
+        for day in range(1, 4)
+    ]
+    table = read_delivery(lake.spark, FLIGHTS, deliveries)["flights.departures"]
+    where = "in 2013-01-01/departures.csv.gz and 2 more files"
+    assert set(details(table)) == {
+        f"column 'carrier' is missing {where}",
+        f"column 'tailnum' is missing {where}",
+        f"column 'airline' is not in the contract {where}",
+    }
+    assert table.frame.count() == 90

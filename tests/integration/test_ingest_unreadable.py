@@ -1,0 +1,61 @@
+"""A file that cannot be read at all, or changes while it is read, is named with reason and remedy."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines.errors import DeliveryError
+from lakeshare_pipelines.ingest.frame import read_delivery
+from lakeshare_pipelines.wap.lake import Lake
+from tests.builders.landing import a_readings_contract, landed, parquet_bytes, zipped
+
+TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalType": "string"}]
+GOOD = "id,name\n1,a\n"
+LONG = zipped("id,name\n" + "".join(f"{number},name {number * 7919}\n" for number in range(5000)))
+
+UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
+    "empty": ("readings-2.csv", b"", "is empty (0 bytes)", "Deliver the file again"),
+    "blank": ("readings-2.csv", b"\n\n", "holds nothing", "Deliver the file again"),
+    "empty Parquet": ("readings-2.parquet", b"", "is empty (0 bytes)", "Deliver the file again"),
+    "cut Parquet": (
+        "readings-2.parquet", parquet_bytes({"id": [1], "name": ["a"]})[:-20], "is no sound Parquet file", "Transfer"),
+    "no Parquet": ("readings-2.parquet", GOOD.encode(), "is no sound Parquet file", "Transfer the file again"),
+    "cut gzip": ("readings-2.csv.gz", LONG[: len(LONG) // 2], "is cut off", "Transfer the file again"),
+    "spoilt gzip": ("readings-2.csv.gz", LONG[:400] + b"\x00" * 50 + LONG[450:], "is no sound gzip file", "Transfer"),
+    "no gzip": ("readings-2.csv.gz", GOOD.encode(), "is no sound gzip file", "Transfer the file again"),
+    "empty gzip": ("readings-2.csv.gz", gzip.compress(b""), "holds nothing", "Deliver the file again"),
+    "latin-1": ("readings-2.csv", "id,name\n1,a\n2,café\n".encode("latin-1"), "byte 0xe9 in line 3", "iconv"),
+    "latin-1 JSON": ("readings-2.jsonl", '{"name": "é"}\n'.encode("latin-1"), "byte 0xe9 in line 1", "iconv"),
+    "UTF-16": ("readings-2.csv", GOOD.encode("utf-16"), "is not UTF-8", "iconv"),
+    "UTF-16 without a mark": ("readings-2.csv", GOOD.encode("utf-16-le"), "is not UTF-8: a zero byte", "iconv"),
+    "cut character": ("readings-2.csv", "id,name\n1,é".encode()[:-1], "cut off at the end", "iconv"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_unreadable_file_is_named_with_reason_and_remedy(lake: Lake, tmp_path: Path, name: str) -> None:
+    file, content, reason, fix = UNREADABLE[name]
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
+    delivery = landed(tmp_path, contract, {"readings-1.csv": GOOD, file: content})
+    with pytest.raises(DeliveryError) as caught:
+        read_delivery(lake.spark, contract, [delivery])
+    assert caught.value.delivery == f"all/{file}"
+    assert reason in caught.value.reason
+    assert fix in caught.value.fix
+
+
+def test_after_the_file_is_replaced_the_same_delivery_reads(lake: Lake, tmp_path: Path) -> None:
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
+    with pytest.raises(DeliveryError):
+        read_delivery(lake.spark, contract, [landed(tmp_path, contract, {"readings.csv.gz": LONG[:-100]})])
+    table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, {"readings.csv.gz": LONG})])
+    assert table["sensors.readings"].frame.count() == 5000
+
+
+def test_a_file_that_goes_away_while_it_is_read_is_blamed_on_the_delivery(lake: Lake, tmp_path: Path) -> None:
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
+    delivery = landed(tmp_path, contract, {"readings.csv": GOOD, "readings-2.csv": GOOD})
+    delivery.files[1].unlink()
+    with pytest.raises(DeliveryError, match=r"is not a file|changed while it was read"):
+        read_delivery(lake.spark, contract, [delivery])

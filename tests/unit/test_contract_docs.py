@@ -1,0 +1,40 @@
+"""The reference of the contract names every property of ours, every column field that counts, and every expectation."""
+
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines.contracts.document import (
+    ColumnExtras,
+    DriftExtras,
+    Part,
+    ReadingExtras,
+    ReferenceExtras,
+    RuleExtras,
+    SetExtras,
+    TableExtras,
+)
+from lakeshare_pipelines.contracts.expectations import EXPECTATIONS
+from lakeshare_pipelines.ingest.landing_files import ENDINGS
+
+TEXT = (Path(__file__).parents[2] / "docs/reference/contract.md").read_text()
+EXTRAS: tuple[type[Part], ...] = (
+    *(SetExtras, TableExtras, ColumnExtras, RuleExtras, ReferenceExtras, DriftExtras, ReadingExtras),
+)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({field.alias or name for part in EXTRAS for name, field in part.model_fields.items()})
+)
+def test_every_property_of_ours_is_explained(name: str) -> None:
+    assert f"`{name}`" in TEXT or f"property: {name}," in TEXT
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTATIONS))
+def test_every_expectation_is_listed(name: str) -> None:
+    assert f"`{name}`" in TEXT
+
+
+@pytest.mark.parametrize("ending", sorted(ending for ending in ENDINGS if not ending.endswith(".gz")))
+def test_every_file_ending_is_listed(ending: str) -> None:
+    assert f"`{ending}`" in TEXT

@@ -1,0 +1,330 @@
+"""A contract that is wrong is refused with file, place inside it and remedy, and with all its faults at once."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lakeshare_pipelines.contracts import load_contract, load_contracts
+from lakeshare_pipelines.errors import ContractError
+
+SOUND: dict[str, Any] = {
+    "apiVersion": "v3.1.0",
+    "kind": "DataContract",
+    "id": "orders",
+    "name": "shop",
+    "version": "1.0.0",
+    "status": "active",
+    "team": {"name": "lake"},
+    "servers": [{"server": "lake", "type": "local", "path": "warehouse", "format": "iceberg"}],
+    "schema": [
+        {
+            "name": "orders",
+            "customProperties": [{"property": "source", "value": "orders"}],
+            "quality": [],
+            "properties": [
+                {"name": "day", "logicalType": "date", "partitioned": True},
+                {"name": "id", "logicalType": "integer", "physicalType": "int", "primaryKey": True},
+                {"name": "amount", "logicalType": "number", "quality": []},
+            ],
+        },
+        {
+            "name": "totals",
+            "customProperties": [
+                {"property": "derive", "value": "SELECT day, sum(amount) a FROM {orders} GROUP BY day"}
+            ],
+            "properties": [{"name": "day", "logicalType": "date", "partitioned": True}],
+        },
+    ],
+    "customProperties": [
+        {"property": "partitioning", "value": "daily"},
+        {"property": "firstPartition", "value": "2024-01-01"},
+        {"property": "shares", "value": [{"share": "shop", "schema": "sales", "tables": ["orders"]}]},
+    ],
+}
+
+Spoil = Callable[[dict[str, Any]], object]
+
+
+def rule(expectation: str, **kwargs: Any) -> dict[str, Any]:
+    return {
+        "type": "custom",
+        "engine": "greatExpectations",
+        "implementation": {"type": expectation, "kwargs": kwargs},
+    }
+
+
+def of_amount(entry: dict[str, Any]) -> Spoil:
+    return lambda c: c["schema"][0]["properties"][2]["quality"].append(entry)
+
+
+def of_orders(entry: dict[str, Any]) -> Spoil:
+    return lambda c: c["schema"][0]["quality"].append(entry)
+
+
+def load(tmp_path: Path, spoil: Spoil | None = None) -> Any:
+    contract = copy.deepcopy(SOUND)
+    if spoil is not None:
+        spoil(contract)
+    path = tmp_path / "shop.yaml"
+    path.write_text(yaml.safe_dump(contract, sort_keys=False))
+    return load_contract(path)
+
+
+def test_the_contract_that_the_others_are_made_from_is_sound(tmp_path: Path) -> None:
+    assert [table.name for table in load(tmp_path).tables] == ["shop.orders", "shop.totals"]
+
+
+FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
+    "unknown field": (
+        lambda c: c["schema"][0]["properties"][1].update(requierd=True),
+        "schema[0].properties[1].requierd", "unknown field 'requierd'", "Did you mean 'required'?",
+    ),
+    "missing field": (lambda c: c.pop("status"), "status", "is missing", "docs/reference/contract.md"),
+    "unknown property": (
+        lambda c: c["customProperties"].append({"property": "partitionning", "value": "daily"}),
+        "customProperties[3].property", "unknown property 'partitionning'", "Did you mean 'partitioning'?",
+    ),
+    "wrong value": (
+        lambda c: c["schema"][0]["properties"][1].update(logicalType="interger"),
+        "schema[0].properties[1].logicalType", "cannot be 'interger'", "Did you mean 'integer'?",
+    ),
+    "wrong value of a property": (
+        lambda c: c["customProperties"][0].update(value="dayly"),
+        "customProperties[0].value", "cannot be 'dayly'", "Did you mean 'daily'?",
+    ),
+    "text for a number": (
+        lambda c: c["schema"][0]["customProperties"].append({"property": "maxQuarantinedFraction", "value": "some"}),
+        "schema[0].customProperties[1].value", "cannot be 'some'", "number",
+    ),
+    "illegal table name": (
+        lambda c: c["schema"][0].update(name="my-orders"), "schema[0].name", "cannot be 'my-orders'", "pattern"),
+    "unknown type": (
+        lambda c: c["schema"][0]["properties"][1].update(physicalType="integr"),
+        "schema[0].properties[1].physicalType", "type 'integr' cannot be used", "Did you mean 'int'?",
+    ),
+    "type against its logical type": (
+        lambda c: c["schema"][0]["properties"][1].update(physicalType="string"),
+        "schema[0].properties[1].physicalType", "contradicts logicalType 'integer'", "",
+    ),
+    "small integers in Iceberg": (
+        lambda c: c["schema"][0]["properties"][1].update(physicalType="smallint"),
+        "schema[0].properties[1].physicalType", "type 'smallint' cannot be used in a table of format iceberg", "int",
+    ),
+    "decimal too wide": (
+        lambda c: c["schema"][0]["properties"][2].update(physicalType="decimal(40,2)"),
+        "schema[0].properties[2].physicalType", "precision of 1 to 38", "",
+    ),
+    "column twice": (
+        lambda c: c["schema"][0]["properties"].append({"name": "ID", "logicalType": "string"}),
+        "schema[0].properties", "the column 'id' is given 2 times", "differ in more than case",
+    ),
+    "unknown expectation": (
+        of_amount(rule("expect_column_values_to_be_betwen", min_value=0)),
+        "schema[0].properties[2].quality[0].implementation.type",
+        "unknown expectation 'expect_column_values_to_be_betwen'",
+        "Did you mean 'expect_column_values_to_be_between'?",
+    ),
+    "unknown argument": (
+        of_amount(rule("expect_column_values_to_be_between", min_valu=0, max_value=1)),
+        "schema[0].properties[2].quality[0].implementation.kwargs.min_valu",
+        "takes no argument 'min_valu'", "Did you mean 'min_value'?",
+    ),
+    "missing argument": (
+        of_amount(rule("expect_column_values_to_be_in_set")),
+        "schema[0].properties[2].quality[0].implementation.kwargs", "needs the argument 'value_set'", "a list",
+    ),
+    "none of the bounds": (
+        of_amount(rule("expect_column_values_to_be_between")),
+        "schema[0].properties[2].quality[0].implementation.kwargs", "needs min_value or max_value", "at least one",
+    ),
+    "argument out of range": (
+        of_amount(rule("expect_column_values_to_not_be_null", mostly=1.5)),
+        "schema[0].properties[2].quality[0].implementation.kwargs.mostly", "cannot be 1.5", "a number from 0 to 1",
+    ),
+    "rule about an unknown column": (
+        of_orders(rule("expect_column_values_to_not_be_null", column="amout")),
+        "schema[0].quality[0].implementation.kwargs.column", "shop.orders has no column 'amout'",
+        "Did you mean 'amount'?",
+    ),
+    "rule of another engine": (
+        of_orders({"type": "sql", "name": "r", "severity": "error"}), "schema[0].quality[0]",
+        "only rules of type custom", "greatExpectations",
+    ),
+    "rule that is implied already": (
+        of_orders(rule("expect_column_values_to_not_be_null", column="id")),
+        "schema[0].quality[0]", "made by required, unique and primaryKey already", "`name` of its own",
+    ),
+    "illegal rule name": (
+        of_orders({**rule("expect_table_row_count_to_be_between", min_value=1), "name": "at least one"}),
+        "schema[0].quality[0].name", "cannot be 'at least one'", "pattern",
+    ),
+    "unknown severity": (
+        of_orders({**rule("expect_table_row_count_to_be_between", min_value=1), "severity": "warn"}),
+        "schema[0].quality[0].severity", "cannot be 'warn'", "Did you mean 'warning'?",
+    ),
+    "unknown transform": (
+        lambda c: c["schema"][0]["properties"][0].update(
+            customProperties=[{"property": "partitionTransform", "value": "days"}]
+        ),
+        "schema[0].properties[0]", "partitionTransform 'days' is not known for iceberg", "Did you mean 'day'?",
+    ),
+    "transform of the wrong type": (
+        lambda c: c["schema"][0]["properties"][0].update(
+            customProperties=[{"property": "partitionTransform", "value": "hour"}]
+        ),
+        "schema[0].properties[0]", "a column of type date cannot be partitioned by hour", "timestamp",
+    ),
+    "transform in Delta": (
+        lambda c: (
+            c["servers"][0].update(format="delta"),
+            c["schema"][0]["properties"][0].update(
+                customProperties=[{"property": "partitionTransform", "value": "day"}]
+            ),
+        ),
+        "schema[0].properties[0]", "partitionTransform 'day' is not known for delta", "takes: identity",
+    ),
+    "daily without a day": (
+        lambda c: c["schema"][0]["properties"][0].update(partitioned=False),
+        "schema[0].properties", "orders is not partitioned by its day first", "type date",
+    ),
+    "daily without a first day": (
+        lambda c: c["customProperties"].pop(1), "customProperties", "needs firstPartition", "2013-01-01"),
+    "first day that is none": (
+        lambda c: c["customProperties"][1].update(value="2024-02-30"),
+        "customProperties", "firstPartition cannot be '2024-02-30'", "2013-01-01",
+    ),
+    "neither source nor derive": (
+        lambda c: c["schema"][0].pop("customProperties"),
+        "schema[0].customProperties", "neither source and derive", "file stem",
+    ),
+    "unknown table in derive": (
+        lambda c: c["schema"][1]["customProperties"][0].update(value="SELECT * FROM {order}"),
+        "schema[1].customProperties", "unknown table {order}", "Did you mean 'orders'?",
+    ),
+    "braces in derive": (
+        lambda c: c["schema"][1]["customProperties"][0].update(value="SELECT '{' FROM {orders}"),
+        "schema[1]", "derive: ", "twice",
+    ),
+    "derive in a circle": (
+        lambda c: c["schema"][0].update(customProperties=[{"property": "derive", "value": "SELECT * FROM {totals}"}]),
+        "schema", "in a circle: ", "Break the circle",
+    ),
+    "reference to an unknown table": (
+        lambda c: c["schema"][1].update(relationships=[{"from": "totals.day", "to": "order.day"}]),
+        "schema[1].relationships", "the set has no table 'order'", "Did you mean 'orders'?",
+    ),
+    "reference to an unknown column": (
+        lambda c: c["schema"][1].update(relationships=[{"from": "totals.day", "to": "orders.dya"}]),
+        "schema[1].relationships", "orders has no column 'dya'", "Did you mean 'day'?",
+    ),
+    "reference of unequal length": (
+        lambda c: c["schema"][1].update(relationships=[{"from": ["totals.day"], "to": ["orders.day", "orders.id"]}]),
+        "schema[1].relationships[0]", "`to` is orders.day, orders.id", "as many columns",
+    ),
+    "unknown lineage": (
+        lambda c: c["schema"][1]["properties"][0].update(transformSourceObjects=["orders.dya"]),
+        "schema[1].properties[0].transformSourceObjects", "unknown column 'orders.dya'", "table.column",
+    ),
+    "share of an unknown table": (
+        lambda c: c["customProperties"][2]["value"][0].update(tables=["order"]),
+        "customProperties[2].value[0].tables[0]", "no table 'order'", "Did you mean 'orders'?",
+    ),
+    "share entry twice": (
+        lambda c: c["customProperties"][2]["value"][0].update(tables=["orders", {"table": "totals", "name": "ORDERS"}]),
+        "customProperties", "shop.sales.orders is given 2 times", "another name",
+    ),
+    "owner that Dagster refuses": (
+        lambda c: c.update(team={"members": [{"username": "the lake team", "role": "owner"}]}),
+        "team.members[0].username", "neither person nor team", "e-mail",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_told_with_file_place_and_remedy(tmp_path: Path, name: str) -> None:
+    spoil, place, problem, hint = FAULTS[name]
+    with pytest.raises(ContractError) as caught:
+        load(tmp_path, spoil)
+    errors = [caught.value, *caught.value.also]
+    fitting = [error for error in errors if error.field == place and problem in error.problem]
+    assert fitting, [str(error) for error in errors]
+    assert hint in fitting[0].hint
+    assert str(tmp_path / "shop.yaml") in str(caught.value)
+
+
+def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    def spoil(contract: dict[str, Any]) -> None:
+        of_amount(rule("expect_nothing"))(contract)
+        contract["schema"][1]["customProperties"][0]["value"] = "SELECT * FROM {order}"
+        contract["customProperties"].append({"property": "colour", "value": "blue"})
+
+    with pytest.raises(ContractError) as caught:
+        load(tmp_path, spoil)
+    assert len(caught.value.also) == 2
+    assert str(caught.value).count(str(tmp_path / "shop.yaml")) == 3
+
+
+def test_a_property_of_another_tool_is_left_alone(tmp_path: Path) -> None:
+    load(tmp_path, lambda c: c["customProperties"].append({"property": "acme.costCentre", "value": 7}))
+
+
+def test_fields_of_the_standard_that_nothing_uses_are_left_alone(tmp_path: Path) -> None:
+    load(
+        tmp_path,
+        lambda c: c.update(tenant="acme", slaProperties=[{"property": "latency", "value": 4}], tags=["a"]),
+    )
+
+
+def test_the_team_of_standard_version_3_0_is_read_too(tmp_path: Path) -> None:
+    members = [
+        {"username": "ann@example.com", "role": "Owner"},
+        {"username": "bob@example.com", "role": "steward"},
+    ]
+    assert load(tmp_path, lambda c: c.update(team=members)).owners == ("ann@example.com",)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "problem"),
+    [
+        (b"name: [", "line 1", "expected"),
+        (b"name: a\nname: b\n", "line 2, column 1", "'name' is given twice"),
+        (b"- a\n- b\n", "the file", "is not a mapping"),
+        (b"name: caf\xe9\n", "the file", "cannot be read"),
+        (b"", "the file", "is not a mapping"),
+    ],
+)
+def test_what_is_no_yaml_mapping_is_refused_with_its_place(
+    tmp_path: Path, text: bytes, place: str, problem: str
+) -> None:
+    path = tmp_path / "shop.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ContractError) as caught:
+        load_contract(path)
+    assert caught.value.field.startswith(place)
+    assert problem in caught.value.problem
+
+
+def test_a_file_or_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for load_it, path in (
+        (load_contract, tmp_path / "no.yaml"),
+        (load_contracts, tmp_path / "no"),
+        (load_contracts, tmp_path),
+    ):
+        with pytest.raises(ContractError, match=str(path)):
+            load_it(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "claim"),
+    [({}, "set 'shop'"), ({"name": "stall"}, "share entry 'shop.sales.orders'")],
+)
+def test_two_files_cannot_claim_the_same_name(tmp_path: Path, changed: dict[str, str], claim: str) -> None:
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(SOUND))
+    (tmp_path / "b.yaml").write_text(yaml.safe_dump(SOUND | changed))
+    with pytest.raises(ContractError, match=r"a\.yaml's already") as caught:
+        load_contracts(tmp_path)
+    assert claim in caught.value.problem
