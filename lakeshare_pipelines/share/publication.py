@@ -1,0 +1,167 @@
+"""Publication: what was audited becomes main's state, then a number in the ledger, all tables of the set or none.
+
+The set's lock in the state database is held from the last look at main to the ledger. Whatever an earlier run
+left between the two is finished first.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.errors import NotAudited
+from lakeshare_pipelines.share.pin import pinned
+from lakeshare_pipelines.share.rollback import repair_rollbacks
+from lakeshare_pipelines.wap.branches import drop
+from lakeshare_pipelines.wap.checks import checks_of
+from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.replay import with_replay
+from lakeshare_pipelines.wap.staged import Staged
+from lakeshare_pipelines.wap.staging import Landed, staging_for
+from lakeshare_pipelines.wap.verdicts import Verdicts
+from lakeshare_server.catalog import Catalog, Lease, Ledger, Publication, set_lock
+
+log = logging.getLogger(__name__)
+
+
+def publish_or_replay(
+    lake: Lake, catalog: Catalog, contract: SetContract, staged: Staged, verdicts: Verdicts
+) -> list[Publication]:
+    """`publish`, answering conflicts by replay.
+
+    Raises:
+        Conflict, NotAudited: as `with_replay` says.
+        CatalogConflict: another run held the set's lock for too long, or took it away.
+    """
+    return with_replay(
+        lake, contract, staged, verdicts, lambda one, its: publish(lake, catalog, contract, one, its)
+    )
+
+
+def publish(
+    lake: Lake, catalog: Catalog, contract: SetContract, staged: Staged, verdicts: Verdicts
+) -> list[Publication]:
+    """Make one staged, audited set visible to everyone; running it twice gives one publication.
+
+    Deliveries that are in force already, under the same contract, get no new number.
+
+    Raises:
+        NotAudited: a verdict is missing, red, or speaks of another state than `staged.head`.
+        BranchMoved: the staging place was written to after its audit.
+        Conflict: a table of the set changed on main since the staging place was made.
+    """
+    require_green(contract, staged, verdicts)
+    ledger = Ledger(catalog)
+    with set_lock(catalog, contract.name, staged.run_id, lake.settings.lock_wait_s) as lease:
+        _repair(lake, ledger, contract, lease)
+        publications = _of_run(ledger, contract, staged.run_id) or in_force(ledger, contract, staged)
+        if not publications:
+            landed = staging_for(lake, contract).land(staged, _evidence(staged, verdicts))
+            publications = _record(lake, ledger, contract, landed, lease)
+    drop(lake, contract, staged.ref)
+    return publications
+
+
+def repair(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[Publication]:
+    """Write the ledger entries that crashed runs of this set still owe; needs no Spark.
+
+    Raises:
+        CatalogConflict: a run of the set is publishing right now.
+    """
+    with set_lock(catalog, contract.name, "repair", wait_s) as lease:
+        return _repair(lake, Ledger(catalog), contract, lease)
+
+
+def require_green(contract: SetContract, staged: Staged, verdicts: Verdicts) -> None:
+    """Refuse what no complete, green audit of this very state stands behind.
+
+    Raises:
+        NotAudited: says which verdict is missing, red, or of another state.
+    """
+    if verdicts.head != staged.head:
+        raise NotAudited(staged.title, f"its audit speaks of {verdicts.head}, it is at {staged.head}")
+    if verdicts.contract_digest != contract.digest:
+        raise NotAudited(
+            staged.title, "it was audited against another version of its contract; audit it again"
+        )
+    given = {(verdict.table, verdict.check) for verdict in verdicts.verdicts}
+    missing = [check for check in checks_of(contract) if (check.table, check.name) not in given]
+    if missing:
+        raise NotAudited(staged.title, f"no verdict for {', '.join(f'{c.table}: {c.name}' for c in missing)}")
+    if not verdicts.green:
+        raise NotAudited(staged.title, f"its audit failed ({verdicts.blocking_names})")
+
+
+def in_force(ledger: Ledger, contract: SetContract, staged: Staged) -> list[Publication]:
+    """The latest publications, when they already show these deliveries under this contract; else nothing."""
+    latest = [ledger.latest(table.name) for table in contract.tables]
+    shown = deliveries_in_force(ledger, contract)
+    wanted = {partition: (digest, contract.digest) for partition, digest in staged.deliveries.items()}
+    if all(shown.get(partition) == want for partition, want in wanted.items()):
+        return [publication for publication in latest if publication is not None]
+    return []
+
+
+def deliveries_in_force(ledger: Ledger, contract: SetContract) -> dict[str, tuple[str, str]]:
+    """Per partition the digests of the delivery and of the contract that what recipients read was made from."""
+    shown: dict[str, tuple[str, str]] = {}
+    tables = [table.name for table in contract.tables]
+    per_table = [_digests(ledger.history(table)) for table in tables]
+    for partition, digests in per_table[0].items():
+        if all(other.get(partition) == digests for other in per_table[1:]):
+            shown[partition] = digests
+    return shown
+
+
+def _digests(newest_first: Sequence[Publication]) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
+    below: int | None = None
+    for publication in newest_first:
+        if below is not None and publication.version > below:
+            continue
+        if publication.rollback_of is not None:
+            below = publication.rollback_of
+            continue
+        for partition, digest in publication.verdicts["deliveries"].items():
+            found.setdefault(partition, (digest, publication.contract_digest))
+    return found
+
+
+def _repair(lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease) -> list[Publication]:
+    repaired = repair_rollbacks(lake, ledger, contract, lease)
+    for landed in staging_for(lake, contract).owed(lambda run_id: bool(ledger.by_run(run_id))):
+        log.warning("%s reached main but not the ledger: writing it now", landed.staged.title)
+        repaired += _record(lake, ledger, contract, landed, lease)
+        drop(lake, contract, landed.staged.ref)
+    return repaired
+
+
+def _of_run(ledger: Ledger, contract: SetContract, run_id: str) -> list[Publication]:
+    mine = {table.name for table in contract.tables}
+    return [publication for publication in ledger.by_run(run_id) if publication.table in mine]
+
+
+def _record(
+    lake: Lake, ledger: Ledger, contract: SetContract, landed: Landed, lease: Lease
+) -> list[Publication]:
+    rows = [
+        pinned(
+            lake,
+            table,
+            nessie_hash=landed.nessie_hash,
+            delta_version=landed.versions.get(table.name),
+            set_name=contract.name,
+            run_id=landed.staged.run_id,
+            partition=landed.staged.partition,
+            contract_digest=landed.staged.contract_digest,
+            verdicts=landed.evidence,
+        )
+        for table in contract.tables
+    ]
+    publications = ledger.append(rows, lease)
+    for publication in publications:
+        log.info("%s is publication %s: %s rows", publication.table, publication.version, publication.rows)
+    return publications
+
+
+def _evidence(staged: Staged, verdicts: Verdicts) -> Mapping[str, object]:
+    return {**verdicts.as_evidence(), "deliveries": dict(staged.deliveries), "attempt": staged.attempt}

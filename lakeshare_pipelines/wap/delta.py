@@ -1,0 +1,277 @@
+"""Delta without branches: a run's own table under `_staged/` is the staging place, one commit publishes its files.
+
+That commit adds the staged files where they lie, removes what they replace and carries the run in `txn` and in
+its commit info. It is never retried blindly: a commit in between is a conflict.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import WHOLE, Staged
+from lakeshare_pipelines.wap.staging import Landed, LedgerKnows
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction, CommitProperties
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+STAGED_FOLDER = "_staged"
+ABSENT = -1
+PROPERTY = "lakeshare."
+
+
+class DeltaStaging:
+    """Tables of a set, each with a staging table of the run below it."""
+
+    def __init__(self, lake: Lake, contract: SetContract) -> None:
+        self.lake, self.contract = lake, contract
+        self.tables = {table.name: table for table in contract.tables}
+
+    def open(self, ref: str) -> str:
+        self.discard(ref)
+        return json.dumps({name: self._version(name) for name in self.tables}, sort_keys=True)
+
+    def write(
+        self,
+        ref: str,
+        table: Table,
+        frame: "DataFrame",
+        partitions: Sequence[str],
+        properties: Mapping[str, str],
+    ) -> None:
+        metadata = json.dumps({PROPERTY + name: value for name, value in properties.items()})
+        writer = frame.write.format("delta").mode("errorifexists").option("userMetadata", metadata)
+        columns = [column for column, _ in table.partition_by]
+        if columns:
+            writer = writer.partitionBy(*columns)
+        writer.save(str(self._staged(table.name, ref)))
+
+    def seal(self, ref: str) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(self.tables):
+            digest.update(name.encode())
+            for line in sorted(json.dumps(add, sort_keys=True) for add in self._staged_adds(name, ref)):
+                digest.update(line.encode())
+        return digest.hexdigest()
+
+    def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
+        return self._read(self._staged(table.name, staged.ref))
+
+    def count_written(self, staged: Staged, table: Table) -> int:
+        return self.rows_of_run(staged, table).count()
+
+    def table_after(self, staged: Staged, table: Table) -> "DataFrame":
+        from pyspark.sql import functions as F
+
+        rows = self.rows_of_run(staged, table)
+        before = self._before(staged, table)
+        column = replaced_column(staged, table)
+        if before is None or column is None:
+            return rows
+        kept = before.where(~F.col(column).cast("string").isin(list(staged.partitions)))
+        return kept.unionByName(rows, allowMissingColumns=True)
+
+    def schema_on_main(self, staged: Staged, table: Table) -> "StructType | None":
+        before = self._before(staged, table)
+        return None if before is None else before.schema
+
+    def rows_on_main(self, staged: Staged, table: Table) -> int | None:
+        before = self._before(staged, table)
+        return None if before is None else before.count()
+
+    def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
+        found = self.seal(staged.ref)
+        if found != staged.head:
+            raise BranchMoved(staged.ref, staged.head, found)
+        base = json.loads(staged.base)
+        mine = {name: self._version_of_ref(name, staged.ref) for name in self.tables}
+        changed = [name for name in self.tables if mine[name] is None and self._version(name) != base[name]]
+        if changed:
+            raise Conflict(changed, staged.base, json.dumps({name: self._version(name) for name in changed}))
+        for name, version in mine.items():
+            if version is None:
+                mine[name] = self._commit(self.tables[name], staged, evidence, base[name])
+        return Landed(staged, evidence, None, {name: v for name, v in mine.items() if v is not None})
+
+    def owed(self, is_known: LedgerKnows) -> list[Landed]:
+        found: dict[str, Mapping[str, Any]] = {}
+        for name in self.tables:
+            for _, info in self.commits(name):
+                run = info.get(PROPERTY + "run")
+                if run is None or PROPERTY + "staged" not in info:
+                    continue
+                if is_known(run):
+                    break
+                found.setdefault(run, info)
+        oldest_first = sorted(found.values(), key=lambda info: info["timestamp"])
+        return [self._complete(info) for info in oldest_first]
+
+    def waiting(self) -> list[tuple[str, datetime]]:
+        since: dict[str, float] = {}
+        for name in self.tables:
+            published = {info.get(PROPERTY + "ref") for _, info in self.commits(name)}
+            folder = self.location(name) / STAGED_FOLDER
+            for place in folder.iterdir() if folder.is_dir() else ():
+                if place.name not in published:
+                    since[place.name] = max(since.get(place.name, 0.0), place.stat().st_mtime)
+        return [(ref, datetime.fromtimestamp(at, UTC)) for ref, at in since.items()]
+
+    def discard(self, ref: str) -> None:
+        for name in self.tables:
+            # A published run's files live on in its staging folder: the janitor asks the ledger, not this.
+            if self._version_of_ref(name, ref) is None:
+                shutil.rmtree(self._staged(name, ref), ignore_errors=True)
+
+    def location(self, name: str) -> Path:
+        """Root folder of a table."""
+        return table_location(self.lake.settings, self.tables[name])
+
+    def commits(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """`(version, commit info)` of a table, newest first."""
+        table = self._open(name)
+        if table is not None:
+            for info in table.history():
+                yield info["version"], info
+
+    def _complete(self, info: Mapping[str, Any]) -> Landed:
+        staged = Staged.from_record(json.loads(info[PROPERTY + "staged"]))
+        return self.land(staged, json.loads(info[PROPERTY + "evidence"]))
+
+    def _commit(self, table: Table, staged: Staged, evidence: Mapping[str, object], base: int) -> int:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.transaction import create_table_with_add_actions
+
+        schema = DeltaTable(self._staged(table.name, staged.ref)).schema()
+        adds = list(self._add_actions(table.name, staged.ref))
+        columns = [column for column, _ in table.partition_by]
+        try:
+            if base == ABSENT:
+                create_table_with_add_actions(
+                    str(self.location(table.name)),
+                    schema,
+                    adds,
+                    mode="error",
+                    partition_by=columns,
+                    name=table.name,
+                    description=table.description,
+                    commit_properties=self._properties(staged, evidence, ordinal=1),
+                )
+                return 0
+            main = DeltaTable(self.location(table.name), version=base)
+            ordinal = (main.transaction_version(staged.set_name) or 0) + 1
+            main.create_write_transaction(
+                [*adds],
+                "overwrite",
+                schema,
+                columns,
+                partition_filters=self._filter(staged, table),
+                commit_properties=self._properties(staged, evidence, ordinal),
+            )
+        except CommitFailedError as error:
+            raise Conflict([table.name], str(base), str(self._version(table.name))) from error
+        except DeltaError as error:
+            if base == ABSENT and self._version(table.name) != ABSENT:
+                raise Conflict([table.name], "no table", str(self._version(table.name))) from error
+            raise
+        return base + 1
+
+    def _properties(self, staged: Staged, evidence: Mapping[str, object], ordinal: int) -> "CommitProperties":
+        from deltalake.transaction import CommitProperties, Transaction
+
+        return CommitProperties(
+            custom_metadata={
+                PROPERTY + "set": staged.set_name,
+                PROPERTY + "run": staged.run_id,
+                PROPERTY + "ref": staged.ref,
+                PROPERTY + "audited": staged.head,
+                PROPERTY + "staged": staged.as_json(),
+                PROPERTY + "evidence": json.dumps(evidence, separators=(",", ":"), sort_keys=True),
+            },
+            app_transactions=[Transaction(staged.set_name, ordinal)],
+            max_commit_retries=0,
+        )
+
+    def _filter(self, staged: Staged, table: Table) -> "list[tuple[str, str, Any]] | None":
+        column = replaced_column(staged, table)
+        return None if column is None else [(column, "in", list(staged.partitions))]
+
+    def _add_actions(self, name: str, ref: str) -> "Iterator[AddAction]":
+        from deltalake.transaction import AddAction
+
+        for add in self._staged_adds(name, ref):
+            if "deletionVector" in add:
+                raise NotAudited(
+                    ref, f"{name} was changed there with deletion vectors; run the partition again"
+                )
+            yield AddAction(
+                # The log holds the path percent-encoded; AddAction encodes what it is given.
+                f"{STAGED_FOLDER}/{ref}/{unquote(add['path'])}",
+                add["size"],
+                add["partitionValues"],
+                add["modificationTime"],
+                True,
+                add.get("stats") or "{}",
+            )
+
+    def _staged_adds(self, name: str, ref: str) -> list[dict[str, Any]]:
+        """The live `add` entries of a staging table, as its log has them, whoever wrote to it since."""
+        adds: dict[str, dict[str, Any]] = {}
+        for commit in sorted((self._staged(name, ref) / "_delta_log").glob("[0-9]*.json")):
+            for line in commit.read_text(encoding="utf-8").splitlines():
+                action = json.loads(line)
+                if "remove" in action:
+                    adds.pop(action["remove"]["path"], None)
+                if "add" in action:
+                    adds[action["add"]["path"]] = action["add"]
+        return list(adds.values())
+
+    def _staged(self, name: str, ref: str) -> Path:
+        return self.location(name) / STAGED_FOLDER / ref
+
+    def _before(self, staged: Staged, table: Table) -> "DataFrame | None":
+        version = json.loads(staged.base)[table.name]
+        if version == ABSENT:
+            return None
+        path = str(self.location(table.name))
+        return self.lake.spark.read.format("delta").option("versionAsOf", version).load(path)
+
+    def _read(self, path: Path) -> "DataFrame":
+        return self.lake.spark.read.format("delta").load(str(path))
+
+    def _open(self, name: str) -> "DeltaTable | None":
+        from deltalake import DeltaTable
+
+        path = self.location(name)
+        # `_staged/` makes the folder exist before the table does.
+        return DeltaTable(path) if DeltaTable.is_deltatable(str(path)) else None
+
+    def _version(self, name: str) -> int:
+        table = self._open(name)
+        return ABSENT if table is None else table.version()
+
+    def _version_of_ref(self, name: str, ref: str) -> int | None:
+        return next((v for v, info in self.commits(name) if info.get(PROPERTY + "ref") == ref), None)
+
+
+def table_location(settings: LakeSettings, table: Table) -> Path:
+    """Root folder of a Delta table: the contract's location, below the warehouse unless absolute, or by its name."""
+    return settings.warehouse.joinpath(*([table.location] if table.location else table.name.split(".")))
+
+
+def replaced_column(staged: Staged, table: Table) -> str | None:
+    """The column whose values a run replaces; None when the run replaces the whole table."""
+    if not table.partition_by or staged.partitions == WHOLE:
+        return None
+    return table.partition_by[0][0]

@@ -1,0 +1,193 @@
+"""Iceberg on Nessie: a branch is the staging place, a merge of the audited hash is the publication."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.errors import BranchMoved, Conflict, NessieError
+from lakeshare_pipelines.nessie.client import Commit, Nessie
+from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import WHOLE, Staged, staging_prefix
+from lakeshare_pipelines.wap.staging import Landed, LedgerKnows
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+PROPERTY = "lakeshare."
+
+
+class IcebergStaging:
+    """Tables of a set on one Nessie branch."""
+
+    def __init__(self, lake: Lake, contract: SetContract) -> None:
+        self.lake, self.contract = lake, contract
+        self.names = [table.name for table in contract.tables]
+
+    def open(self, ref: str) -> str:
+        nessie = self.lake.nessie()
+        self.discard(ref)
+        base = nessie.reference("main").hash
+        nessie.create_branch(ref, base)
+        catalog = self.lake.catalog(ref)
+        for namespace in sorted({name.rsplit(".", 1)[0] for name in self.names}):
+            self.lake.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.{namespace}")
+        return base
+
+    def write(
+        self,
+        ref: str,
+        table: Table,
+        frame: "DataFrame",
+        partitions: Sequence[str],
+        properties: Mapping[str, str],
+    ) -> None:
+        target = f"{self.lake.catalog(ref)}.{table.name}"
+        if self.lake.spark.catalog.tableExists(target):
+            self._add_columns(target, table)
+        else:
+            self.lake.spark.sql(create_statement(target, table))
+        writer = frame.writeTo(target)
+        for name, value in properties.items():
+            writer = writer.option(f"snapshot-property.{PROPERTY}{name}", value)
+        writer.overwrite(replaced(table, partitions))
+
+    def seal(self, ref: str) -> str:
+        return self.lake.nessie().reference(ref).hash
+
+    def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
+        return self.table_after(staged, table).where(replaced(table, staged.partitions))
+
+    def count_written(self, staged: Staged, table: Table) -> int:
+        before = self._before(staged, table)
+        kept = 0 if before is None else before.where(~replaced(table, staged.partitions)).count()
+        return self.table_after(staged, table).count() - kept
+
+    def table_after(self, staged: Staged, table: Table) -> "DataFrame":
+        return self.lake.table(table.name, staged.ref)
+
+    def schema_on_main(self, staged: Staged, table: Table) -> "StructType | None":
+        before = self._before(staged, table)
+        return None if before is None else before.schema
+
+    def rows_on_main(self, staged: Staged, table: Table) -> int | None:
+        before = self._before(staged, table)
+        return None if before is None else before.count()
+
+    def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
+        publisher = self.lake.nessie("publisher")
+        found = publisher.reference(staged.ref).hash
+        if found != staged.head:
+            raise BranchMoved(staged.ref, staged.head, found)
+        main = publisher.reference("main").hash
+        self._refuse_changed(publisher, staged, main)
+        properties = {
+            PROPERTY + "set": staged.set_name,
+            PROPERTY + "run": staged.run_id,
+            PROPERTY + "audited": staged.head,
+            PROPERTY + "staged": staged.as_json(),
+            PROPERTY + "evidence": json.dumps(evidence, separators=(",", ":"), sort_keys=True),
+        }
+        try:
+            merge = publisher.merge(
+                staged.ref,
+                staged.head,
+                onto_hash=main,
+                message=f"Publish {staged.set_name} {staged.partition}",
+                author="lakeshare",
+                properties=properties,
+            )
+        except NessieError as error:
+            if error.code == "REFERENCE_CONFLICT":
+                raise Conflict(self.names, staged.base, main) from error
+            raise
+        if not merge.applied:
+            raise NessieError(409, "NOTHING_TO_MERGE", f"{staged.ref} holds nothing that main does not have")
+        return Landed(staged, evidence, merge.head, {})
+
+    def owed(self, is_known: LedgerKnows) -> list[Landed]:
+        found = []
+        for commit in self.lake.nessie().history("main"):
+            if commit.properties.get(PROPERTY + "set") != self.contract.name:
+                continue
+            if PROPERTY + "staged" not in commit.properties:
+                continue
+            if is_known(commit.properties[PROPERTY + "run"]):
+                break
+            found.append(_landed(commit))
+        return found[::-1]
+
+    def waiting(self) -> list[tuple[str, datetime]]:
+        branches = self.lake.nessie().branches(staging_prefix(self.contract.name))
+        # A branch without a commit of its own carries main's time; `begun` in records.py knows better.
+        return [(branch.name, branch.committed_at or datetime.now(UTC)) for branch in branches]
+
+    def discard(self, ref: str) -> None:
+        nessie = self.lake.nessie()
+        try:
+            nessie.delete_branch(ref, nessie.reference(ref).hash)
+        except NessieError as error:
+            if error.code != "REFERENCE_NOT_FOUND":
+                raise
+
+    def _refuse_changed(self, nessie: Nessie, staged: Staged, main: str) -> None:
+        # Nessie accepts a merge whose own keys did not change; our audits read every table of the set.
+        changed = [
+            name
+            for name in self.names
+            if nessie.content(name, f"main@{staged.base}") != nessie.content(name, f"main@{main}")
+        ]
+        if changed:
+            raise Conflict(changed, staged.base, main)
+
+    def _before(self, staged: Staged, table: Table) -> "DataFrame | None":
+        content = self.lake.nessie().content(table.name, f"main@{staged.base}")
+        if content is None:
+            return None
+        return self.lake.spark.table(f"{self.lake.catalog('main')}.{_at(table.name, staged.base)}")
+
+    def _add_columns(self, target: str, table: Table) -> None:
+        there = {name.lower() for name in self.lake.spark.table(target).columns}
+        new = [column for column in table.columns if column.name.lower() not in there]
+        if new:
+            added = ", ".join(f"`{column.name}` {column.type}" for column in new)
+            self.lake.spark.sql(f"ALTER TABLE {target} ADD COLUMNS ({added})")
+
+
+def create_statement(target: str, table: Table) -> str:
+    """The CREATE TABLE of a contract's table. Columns are nullable: required ones are the audit's business."""
+    columns = ", ".join(f"`{column.name}` {column.type}" for column in table.columns)
+    fields = ", ".join(partition_field(column, transform) for column, transform in table.partition_by)
+    partitioned = f" PARTITIONED BY ({fields})" if fields else ""
+    return (
+        f"CREATE TABLE {target} ({columns}) USING iceberg{partitioned} TBLPROPERTIES ('format-version'='2')"
+    )
+
+
+def partition_field(column: str, transform: str) -> str:
+    """A partition field in Spark's DDL."""
+    return f"`{column}`" if transform == "identity" else f"{transform}s(`{column}`)"
+
+
+def replaced(table: Table, partitions: Sequence[str]) -> "Column":
+    """Which rows of the table a run over `partitions` replaces: its days, or all when it is not partitioned so."""
+    from pyspark.sql import functions as F
+
+    if not table.partition_by or tuple(partitions) == WHOLE:
+        return F.lit(True)
+    column = table.partition_by[0][0]
+    kind = next(c.type for c in table.columns if c.name == column)
+    return F.col(column).isin([F.lit(key).cast(kind) for key in partitions])
+
+
+def _at(name: str, commit: str) -> str:
+    namespace, table = name.rsplit(".", 1)
+    return f"{namespace}.`{table}@main#{commit}`"
+
+
+def _landed(commit: Commit) -> Landed:
+    staged = Staged.from_record(json.loads(commit.properties[PROPERTY + "staged"]))
+    evidence = json.loads(commit.properties[PROPERTY + "evidence"])
+    return Landed(staged, evidence, commit.hash, {})

@@ -1,0 +1,118 @@
+"""Write: a set's deliveries become tables where nobody reads."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.ingest import Delivery, find_delivery, still_same, unchanged_while
+from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
+from lakeshare_pipelines.spark.faults import explained
+from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.quarantine import keep_rejected
+from lakeshare_pipelines.wap.records import begin, forget, keep
+from lakeshare_pipelines.wap.staged import Staged, StagedTable, staging_name
+from lakeshare_pipelines.wap.staging import Staging, staging_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def stage(
+    lake: Lake, contract: SetContract, partitions: Sequence[str], run_id: str, attempt: int = 0
+) -> Staged:
+    """Write the deliveries of `partitions` to a place of their own. Running it again starts that place anew.
+
+    Raises:
+        DeliveryError: a delivery is missing, not whole, unreadable, or changed while it was read.
+        SparkError: Spark died, or the disk is full.
+        NessieError: the catalog is not there.
+    """
+    partitions = tuple(partitions)
+    deliveries = [find_delivery(lake.settings, contract, partition) for partition in partitions]
+    staging = staging_for(lake, contract)
+    ref = staging_name(contract.name, partitions, run_id, attempt)
+    with (
+        explained(lake.settings, f"staging {ref}"),
+        _dropped_on_failure(lake, staging, ref),
+        unchanged_while(deliveries),
+    ):
+        begin(lake.settings, ref)
+        base = staging.open(ref)
+        tables = _write_all(lake, staging, contract, ref, deliveries, run_id)
+        for delivery in deliveries:
+            still_same(delivery)
+        staged = Staged(
+            set_name=contract.name,
+            run_id=run_id,
+            partitions=partitions,
+            ref=ref,
+            base=base,
+            head=staging.seal(ref),
+            tables=tables,
+            deliveries={delivery.partition: delivery.digest for delivery in deliveries},
+            contract_digest=contract.digest,
+            attempt=attempt,
+        )
+    keep(lake.settings, staged)
+    return staged
+
+
+def _write_all(
+    lake: Lake, staging: Staging, contract: SetContract, ref: str, deliveries: Sequence[Delivery], run_id: str
+) -> tuple[StagedTable, ...]:
+    partitions = [delivery.partition for delivery in deliveries]
+    properties = {"set": contract.name, "run": run_id, "contract": contract.digest}
+    read = read_delivery(lake.spark, contract, deliveries)
+    frames: dict[str, DataFrame] = {}
+    written = []
+    try:
+        for table in contract.tables:
+            arrived = read.get(table.name)
+            frame = derive(lake.spark, table, frames) if arrived is None else arrived.frame
+            frames[table.name] = frame.cache()
+            rows = frames[table.name].count()
+            log.info("writing %s rows of %s to %s", rows, table.name, ref)
+            staging.write(ref, table, frames[table.name], partitions, properties)
+            written.append(_staged_table(lake, contract, table, rows, arrived, run_id))
+    finally:
+        for frame in frames.values():
+            frame.unpersist()
+    return tuple(written)
+
+
+def derive(spark: "SparkSession", table: Table, frames: "Mapping[str, DataFrame]") -> "DataFrame":
+    """A derived table: the contract's SQL over the rows of this run, typed as the contract says."""
+    from pyspark.sql import functions as F
+
+    if table.derive is None:
+        raise ValueError(f"table {table.name} has neither a source nor a derivation")
+    inputs: dict[str, Any] = {name.rsplit(".", 1)[-1]: frames[name] for name in table.depends_on}
+    frame = spark.sql(table.derive, **inputs)
+    return frame.select(*(F.col(column.name).cast(column.type) for column in table.columns))
+
+
+def _staged_table(
+    lake: Lake, contract: SetContract, table: Table, rows: int, arrived: TableFrame | None, run_id: str
+) -> StagedTable:
+    if arrived is None:
+        return StagedTable(table.name, rows)
+    rejected = keep_rejected(lake, contract, table, arrived, run_id)
+    return StagedTable(table.name, rows, rejected, tuple(problem.detail for problem in arrived.problems))
+
+
+@contextmanager
+def _dropped_on_failure(lake: Lake, staging: Staging, ref: str) -> Iterator[None]:
+    """A staging place that was never finished tells nobody anything: remove it, keep the first error."""
+    try:
+        yield
+    except BaseException:
+        try:
+            staging.discard(ref)
+            forget(lake.settings, ref)
+        except Exception:
+            log.exception("%s could not be removed; `lakeshare wap discard %s` does it later", ref, ref)
+        raise

@@ -1,0 +1,102 @@
+"""The interface between the steps and the two table formats, and the choice between them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+
+from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.errors import ContractError
+from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Staged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A set that reached main: per table what pins it there."""
+
+    staged: Staged
+    evidence: Mapping[str, object]
+    nessie_hash: str | None
+    versions: Mapping[str, int]  # Delta versions by table; empty for Iceberg
+
+
+class Staging(Protocol):
+    """Where a set waits for its audit, and how it gets from there to main."""
+
+    def open(self, ref: str) -> str:
+        """Make (or empty) the staging place and return the state of main it starts from."""
+
+    def write(
+        self,
+        ref: str,
+        table: Table,
+        frame: "DataFrame",
+        partitions: Sequence[str],
+        properties: Mapping[str, str],
+    ) -> None:
+        """Replace the table's `partitions` on the staging place by `frame`."""
+
+    def seal(self, ref: str) -> str:
+        """The state just written, as `Staged.head`."""
+
+    def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
+        """The rows this run wrote."""
+
+    def count_written(self, staged: Staged, table: Table) -> int:
+        """How many rows of the staging place are not main's: those of the run, in its partitions or out of them."""
+
+    def table_after(self, staged: Staged, table: Table) -> "DataFrame":
+        """The whole table as it will stand on main after publication."""
+
+    def schema_on_main(self, staged: Staged, table: Table) -> "StructType | None":
+        """The published schema the run started from; None before the first publication."""
+
+    def rows_on_main(self, staged: Staged, table: Table) -> int | None:
+        """Rows of the table the run started from; None before the first publication."""
+
+    def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
+        """Make exactly `staged.head` main's state for every table of the set; half-done ones are completed.
+
+        Raises:
+            BranchMoved: the staging place is not at `staged.head` any more.
+            Conflict: a table of the set changed on main since `staged.base`.
+        """
+
+    def owed(self, is_known: "LedgerKnows") -> list[Landed]:
+        """Arrivals on main that the ledger does not have, oldest first; half-done ones are completed."""
+
+    def waiting(self) -> list[tuple[str, datetime]]:
+        """Staging places of this set that are not published, and when each was last written."""
+
+    def discard(self, ref: str) -> None:
+        """Remove the staging place; nothing happens when it is gone already."""
+
+
+class LedgerKnows(Protocol):
+    """How a format asks the ledger about one run of this set."""
+
+    def __call__(self, run_id: str) -> bool:
+        """Whether the run's publications are in the ledger."""
+
+
+def staging_for(lake: Lake, contract: SetContract) -> Staging:
+    """The staging of a set's format; all its tables have the same one."""
+    from lakeshare_pipelines.wap.delta import DeltaStaging
+    from lakeshare_pipelines.wap.iceberg import IcebergStaging
+
+    formats = {table.format for table in contract.tables}
+    if formats == {"iceberg"}:
+        return IcebergStaging(lake, contract)
+    if formats == {"delta"}:
+        return DeltaStaging(lake, contract)
+    raise ContractError(
+        contract.path,
+        "schema",
+        f"set {contract.name} mixes the formats {', '.join(sorted(formats))}",
+        "Tables that are published together have one format; make two sets of it.",
+    )

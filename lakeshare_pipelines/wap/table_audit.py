@@ -1,0 +1,189 @@
+"""The checks of one table: its rows are read once, kept while they are judged, and let go.
+
+What each check looks at stands in structure.py, counts.py, references.py and expectations.py.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
+from lakeshare_pipelines.errors import PipelineError
+from lakeshare_pipelines.spark.faults import explained
+from lakeshare_pipelines.wap import counts
+from lakeshare_pipelines.wap.checks import (
+    DRIFT,
+    NOT_EMPTY,
+    ROWS_PARSED,
+    STRUCTURE,
+    WITHIN_PARTITIONS,
+    CheckSpec,
+    is_daily,
+    needs_whole_table,
+    rule_columns,
+)
+from lakeshare_pipelines.wap.expectations import NotEvaluated, Outcome, judge
+from lakeshare_pipelines.wap.findings import require_columns, rule_finding, unanswered
+from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.quarantine import quarantined
+from lakeshare_pipelines.wap.references import unmatched
+from lakeshare_pipelines.wap.samples import SAMPLE_ROWS, rejected_sample
+from lakeshare_pipelines.wap.staged import Staged, StagedTable
+from lakeshare_pipelines.wap.staging import Staging
+from lakeshare_pipelines.wap.structure import Types, declared_types, structure_problems, types_of
+from lakeshare_pipelines.wap.verdicts import Finding, Verdict
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Check = Callable[[], Finding]
+
+
+class TableAudit:
+    """One table of a staged set, before its judges."""
+
+    def __init__(
+        self, lake: Lake, staging: Staging, contract: SetContract, staged: Staged, table: Table
+    ) -> None:
+        self.lake, self.staging, self.contract = lake, staging, contract
+        self.staged, self.table = staged, table
+        self.record = next((one for one in staged.tables if one.table == table.name), None)
+        self.is_daily = is_daily(contract, table)
+        self._days: Mapping[str, int] | None = None
+
+    def verdicts(self, specs: list[CheckSpec]) -> list[Verdict]:
+        """One verdict per spec, in their order."""
+        try:
+            with self._explained():
+                rows = self.staging.rows_of_run(self.staged, self.table).persist()
+        except PipelineError:
+            raise
+        except Exception as error:
+            unreadable = unanswered(self.table, f"the staged table cannot be read: {error}")
+            return [_verdict(spec, unreadable) for spec in specs]
+        try:
+            checks = self._checks(rows)
+            return [_verdict(spec, self._found(checks[spec.name])) for spec in specs]
+        finally:
+            rows.unpersist()
+
+    def _checks(self, rows: "DataFrame") -> dict[str, Check]:
+        types = types_of(rows.schema)
+        checks: dict[str, Check] = {
+            STRUCTURE: lambda: self._structure(types),
+            ROWS_PARSED: self._rows_parsed,
+            NOT_EMPTY: lambda: self._not_empty(rows),
+            WITHIN_PARTITIONS: lambda: self._within_partitions(rows),
+            DRIFT: lambda: self._drift(rows),
+        }
+        for rule, outcome in self._outcomes(rows, types):
+            checks[rule.name] = self._rule(rule, outcome)
+        for reference in self.table.references:
+            checks[reference.name] = self._reference(reference, rows, types)
+        return checks
+
+    def _structure(self, types: Types) -> Finding:
+        main = self.staging.schema_on_main(self.staged, self.table)
+        published = None if main is None else types_of(main)
+        problems = ["the run did not stage it"] if self.record is None else list(self.record.problems)
+        problems += structure_problems(self.table, types, declared_types(self.table), published)
+        observed = {"columns": len(types), "problems": problems}
+        if not problems:
+            return Finding(True, observed)
+        return Finding(False, {**observed, "reason": "; ".join(problems)})
+
+    def _rows_parsed(self) -> Finding:
+        record = self.record or StagedTable(self.table.name, 0)
+        finding = counts.rows_parsed(self.table, record)
+        if finding.passed:
+            return finding
+        kept = quarantined(
+            self.lake.settings, self.contract.name, self.staged.run_id, self.table.name, SAMPLE_ROWS
+        )
+        samples = tuple(rejected_sample(self.table, row) for row in kept)
+        return Finding(False, finding.observed, samples)
+
+    def _not_empty(self, rows: "DataFrame") -> Finding:
+        if self.is_daily:
+            return counts.not_empty(self._by_day(rows), self.staged.partitions)
+        return counts.not_empty({"all": rows.count()}, ["all"])
+
+    def _within_partitions(self, rows: "DataFrame") -> Finding:
+        by_day = self._by_day(rows)
+        written = sum(by_day.values()) if self.record is None else self.record.rows
+        return counts.within_partitions(by_day, self.staged.partitions, written)
+
+    def _drift(self, rows: "DataFrame") -> Finding:
+        if self.is_daily:
+            of_run = self._by_day(rows)
+            everywhere = counts.rows_by_day(self._after(rows), self.table)
+            return counts.drifted(self.table.drift, of_run, counts.usual_rows(everywhere, of_run))
+        on_main = self.staging.rows_on_main(self.staged, self.table)
+        return counts.drifted(self.table.drift, {"table": rows.count()}, {"table": on_main})
+
+    def _by_day(self, rows: "DataFrame") -> Mapping[str, int]:
+        if self._days is None:
+            self._days = counts.rows_by_day(rows, self.table)
+        return self._days
+
+    def _rule(self, rule: Rule, outcome: Outcome | NotEvaluated) -> Check:
+        def check() -> Finding:
+            if isinstance(outcome, NotEvaluated):
+                raise outcome
+            return rule_finding(self.table, rule, outcome)
+
+        return check
+
+    def _reference(self, reference: Reference, rows: "DataFrame", types: Types) -> Check:
+        def check() -> Finding:
+            require_columns(reference.columns, types)
+            there = self.staging.table_after(self.staged, self.contract.table(reference.to_table))
+            require_columns(reference.to_columns, types_of(there.schema))
+            return unmatched(self.table, reference, self._after(rows), there)
+
+        return check
+
+    def _outcomes(self, rows: "DataFrame", types: Types) -> list[tuple[Rule, Outcome | NotEvaluated]]:
+        found: dict[str, Outcome | NotEvaluated] = {}
+        of_run: list[Rule] = []
+        of_table: list[Rule] = []
+        for rule in self.table.rules:
+            try:
+                require_columns(rule_columns(rule), types)
+            except NotEvaluated as lacking:
+                found[rule.name] = lacking
+            else:
+                # Where a run replaces the whole table its rows are the table: one pass serves both scopes.
+                whole = needs_whole_table(self.contract, self.table, rule)
+                (of_table if whole else of_run).append(rule)
+        answers: Mapping[str, Outcome | NotEvaluated] = {
+            **judge(rows, of_run),
+            **(judge(self._after(rows), of_table) if of_table else {}),
+        }
+        if any(isinstance(outcome, NotEvaluated) for outcome in answers.values()):
+            # Great Expectations swallows the news that the driver is gone; Spark tells when asked.
+            with self._explained():
+                self.lake.spark.sql("SELECT 1").collect()
+        found.update(answers)
+        return [(rule, found[rule.name]) for rule in self.table.rules]
+
+    def _after(self, rows: "DataFrame") -> "DataFrame":
+        return self.staging.table_after(self.staged, self.table) if self.is_daily else rows
+
+    def _found(self, check: Check) -> Finding:
+        try:
+            with self._explained():
+                return check()
+        except PipelineError:
+            raise
+        except Exception as error:
+            return unanswered(self.table, str(error))
+
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(self.lake.settings, f"auditing {self.table.name} at {self.staged.ref}")
+
+
+def _verdict(spec: CheckSpec, found: Finding) -> Verdict:
+    return Verdict(
+        spec.table, spec.name, spec.severity, found.passed, spec.description, found.observed, found.samples
+    )

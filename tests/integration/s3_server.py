@@ -1,0 +1,161 @@
+"""A real S3 server (SeaweedFS) on free loopback ports, with users who may everything, list only, and nothing.
+
+`running_s3` starts and stops one; test files make a module fixture of it.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+REGION = "us-east-1"
+START_S = 60
+STOP_S = 30  # it needs up to twelve seconds to let go of its ports
+
+
+@dataclass(frozen=True)
+class S3User:
+    """Keys of one user."""
+
+    access_key: str
+    secret_key: str
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """Where it is and who may what; the endpoint's host has a name, so that addressing by path shows."""
+
+    endpoint: str
+    admin: S3User = S3User("AKADMIN", "secret-of-admin")
+    lister: S3User = S3User("AKLISTER", "secret-of-lister")
+    stranger: S3User = S3User("AKSTRANGER", "secret-of-stranger")
+
+    def client(self, user: S3User | None = None) -> Any:
+        """A client of boto3."""
+        return a_client(self.endpoint, user or self.admin)
+
+
+def a_client(endpoint: str, user: S3User) -> Any:
+    """A client of boto3 that gives up soon."""
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id=user.access_key,
+        aws_secret_access_key=user.secret_key,
+        config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=20),
+    )
+
+
+@contextmanager
+def running_s3(folder: Path) -> Iterator[S3Server]:
+    """SeaweedFS with its data in `folder`, until the end of the block."""
+    ports = dict(zip(PORT_FLAGS, free_ports(len(PORT_FLAGS)), strict=True))
+    server = S3Server(f"http://localhost:{ports['s3.port']}")
+    with (folder / "weed.log").open("wb") as log:
+        process = subprocess.Popen(
+            _command(folder, server, ports), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+    try:
+        _wait_until_ready(server, process, folder / "weed.log")
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for port in ports.values():
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink()
+
+
+PORT_FLAGS = (
+    "s3.port",
+    "s3.port.grpc",
+    "master.port",
+    "master.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+    "filer.port",
+    "filer.port.grpc",
+    "admin.port",
+    "admin.port.grpc",
+)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _command(folder: Path, server: S3Server, ports: dict[str, int]) -> list[str]:
+    rights = {
+        "admin": ["Admin", "Read", "Write", "List", "Tagging"],
+        "lister": ["List"],
+        "stranger": ["Read:elsewhere"],
+    }
+    users = {"admin": server.admin, "lister": server.lister, "stranger": server.stranger}
+    identities = [
+        {
+            "name": name,
+            "credentials": [{"accessKey": user.access_key, "secretKey": user.secret_key}],
+            "actions": rights[name],
+        }
+        for name, user in users.items()
+    ]
+    config = folder / "identities.json"
+    config.write_text(json.dumps({"identities": identities}))
+    data = folder / "store"
+    data.mkdir()
+    return [
+        str(Path(sys.executable).with_name("weed")),
+        "-logtostderr=true",
+        "mini",
+        f"-dir={data}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-master.telemetry=false",
+        "-webdav=false",
+        "-admin.ui=false",
+        "-s3.port.lance=0",
+        "-s3.port.iceberg=0",
+        "-s3.autoCreateBucket=false",
+        f"-s3.config={config}",
+        *(f"-{flag}={port}" for flag, port in ports.items()),
+    ]
+
+
+def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until it takes objects: the port opens about a second earlier."""
+    client = server.client()
+    deadline = time.monotonic() + START_S
+    steps = [
+        lambda: client.create_bucket(Bucket="readiness"),
+        lambda: client.put_object(Bucket="readiness", Key="probe", Body=b""),
+    ]
+    while steps:
+        try:
+            steps[0]()
+            steps.pop(0)
+        except (BotoCoreError, ClientError) as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(
+                    f"SeaweedFS did not start: {error}\n{log.read_text()[-2000:]}"
+                ) from error
+            time.sleep(0.1)

@@ -1,0 +1,111 @@
+"""Quarantine: rows that did not parse are kept with file, line and reason, once per run, and count in the audit."""
+
+import pytest
+
+from lakeshare_pipelines.ingest.frame import TableFrame
+from lakeshare_pipelines.wap.audit import audit
+from lakeshare_pipelines.wap.quarantine import keep_rejected, quarantine_path, quarantined
+from tests.builders.audits import a_set, carrier_rows, carriers, flight_rows, flights, of, stage_rows
+
+
+def a_read(
+    lake, *lines: int, table: str = "flights", reason: str = "delay: 'late' is not double"
+) -> TableFrame:
+    rows = [(table, "2013-01-01/flights.csv", line, reason, f"raw {line}") for line in lines]
+    schema = "table string, file string, line bigint, reason string, raw string"
+    rejected = lake.spark.createDataFrame(rows, schema) if rows else None
+    return TableFrame(lake.spark.range(1), rejected, (), len(rows))
+
+
+@pytest.fixture
+def contract():
+    return a_set(carriers(), flights(max_quarantined_fraction=0.1))
+
+
+def kept(lake, contract, **wanted):
+    return [
+        (row["table"], row["run_id"], row["line"])
+        for row in quarantined(lake.settings, contract.name, **wanted)
+    ]
+
+
+def test_rejected_rows_are_kept_with_where_they_came_from(lake, contract):
+    table = contract.table("flights")
+
+    assert keep_rejected(lake, contract, table, a_read(lake, 7, 3), "run1") == 2
+
+    first, second = quarantined(lake.settings, contract.name)
+    assert (first["line"], second["line"]) == (3, 7)
+    assert first.pop("kept_at") is not None
+    assert first == {
+        "set": contract.name,
+        "table": table.name,
+        "run_id": "run1",
+        "partition": "2013-01-01",
+        "file": "2013-01-01/flights.csv",
+        "line": 3,
+        "reason": "delay: 'late' is not double",
+        "raw": "raw 3",
+    }
+
+
+def test_keeping_again_replaces_what_the_run_kept_for_the_table_and_nothing_else(lake, contract):
+    one, other = contract.table("flights"), contract.table("carriers")
+    keep_rejected(lake, contract, one, a_read(lake, 1, 2), "run1")
+    keep_rejected(lake, contract, other, a_read(lake, 5), "run1")
+    keep_rejected(lake, contract, one, a_read(lake, 9), "it's another run")
+
+    keep_rejected(lake, contract, one, a_read(lake, 4), "run1")
+
+    assert sorted(kept(lake, contract)) == sorted(
+        [(one.name, "run1", 4), (other.name, "run1", 5), (one.name, "it's another run", 9)]
+    )
+    assert kept(lake, contract, run_id="it's another run") == [(one.name, "it's another run", 9)]
+    assert kept(lake, contract, run_id="run1", table=other.name) == [(other.name, "run1", 5)]
+    assert len(kept(lake, contract, limit=2)) == 2
+
+
+def test_nothing_is_written_for_a_run_without_rejected_rows(lake, contract):
+    assert keep_rejected(lake, contract, contract.table("flights"), a_read(lake), "run1") == 0
+
+    assert not quarantine_path(lake.settings, contract.name).exists()
+    assert quarantined(lake.settings, contract.name) == []
+
+
+def test_a_run_that_rejects_nothing_any_more_keeps_nothing(lake, contract):
+    table = contract.table("flights")
+    keep_rejected(lake, contract, table, a_read(lake, 1), "run1")
+    keep_rejected(lake, contract, table, a_read(lake, 2), "run2")
+
+    keep_rejected(lake, contract, table, a_read(lake), "run1")
+
+    assert kept(lake, contract) == [(table.name, "run2", 2)]
+
+
+def test_too_many_rejected_rows_are_red_with_samples_that_hide_personal_data(lake):
+    contract = a_set(flights(max_quarantined_fraction=0.1))
+    table = contract.table("flights")
+    keep_rejected(lake, contract, table, a_read(lake, *range(30)), "run1")
+
+    few = audit(lake, contract, stage_rows(lake, contract, flights=flight_rows(270), rejected=30))
+    many = audit(lake, contract, stage_rows(lake, contract, flights=flight_rows(269), rejected=30))
+
+    assert of(few, "rows_parsed").passed
+    verdict = of(many, "rows_parsed")
+    assert verdict.reason == "30 of 299 delivered rows went to quarantine (10.03%); 10.00% are allowed"
+    assert len(verdict.samples) == 20
+    assert verdict.samples[0] == {
+        "file": "2013-01-01/flights.csv",
+        "line": 0,
+        "reason": "delay: '***' is not double",
+    }
+
+
+def test_samples_without_personal_data_show_the_row_as_it_was_delivered(lake):
+    contract = a_set(carriers(), partitioning="none")
+    keep_rejected(lake, contract, contract.table("carriers"), a_read(lake, 3), "run1")
+
+    staged = stage_rows(lake, contract, partitions=["all"], carriers=carrier_rows("UA"), rejected=1)
+    verdict = of(audit(lake, contract, staged), "rows_parsed", "carriers")
+
+    assert [(row["line"], row["raw"]) for row in verdict.samples] == [(3, "raw 3")]

@@ -1,0 +1,158 @@
+"""What every table is held to: its columns, its days, its references, its row count, its rejected rows."""
+
+import pytest
+
+from lakeshare_pipelines.contracts import Column, Drift
+from lakeshare_pipelines.wap.audit import audit
+from lakeshare_pipelines.wap.checks import checks_of
+from tests.builders.audits import (
+    DAY,
+    FLIGHT_COLUMNS,
+    NEXT_DAY,
+    NOT_NULL,
+    a_reference,
+    a_rule,
+    a_set,
+    carrier_rows,
+    carriers,
+    flight_rows,
+    flights,
+    of,
+    publish_rows,
+    stage_rows,
+)
+
+
+def test_a_missing_column_fails_the_structure_and_what_speaks_of_it(lake):
+    contract = a_set(
+        carriers(),
+        flights(
+            a_rule("carrier_known", NOT_NULL, column="carrier"),
+            a_rule("delay_known", NOT_NULL, column="delay"),
+            references=(a_reference("carrier", to="carriers.code"),),
+        ),
+    )
+    staged = stage_rows(lake, contract, flights=flight_rows(6, carrier=""), carriers=carrier_rows("UA"))
+
+    verdicts = audit(lake, contract, staged)
+
+    assert [v.check for v in verdicts.verdicts] == [spec.name for spec in checks_of(contract)]
+    assert of(verdicts, "structure").reason == "column carrier is missing"
+    missing = "not evaluated because column carrier is missing"
+    assert of(verdicts, "carrier_known").reason == missing
+    assert of(verdicts, "references__carriers__carrier").reason == missing
+    assert of(verdicts, "delay_known").passed
+
+
+def test_a_column_of_another_type_fails_the_structure(lake):
+    contract = a_set(flights())
+
+    verdicts = audit(lake, contract, stage_rows(lake, contract, flights=flight_rows(6, delay="'late'")))
+
+    assert of(verdicts, "structure").reason == "column delay is string, the contract says double"
+
+
+def test_what_reading_found_wrong_fails_the_structure(lake):
+    contract = a_set(flights())
+    staged = stage_rows(
+        lake, contract, flights=flight_rows(6), problems=["column 'delay' is given twice in a.csv"]
+    )
+
+    verdicts = audit(lake, contract, staged)
+
+    assert of(verdicts, "structure").observed["problems"] == ["column 'delay' is given twice in a.csv"]
+    assert not verdicts.green
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_a_column_more_than_on_main_is_fine_and_one_less_is_not(lake, table_format):
+    fewer, more = FLIGHT_COLUMNS, (*FLIGHT_COLUMNS, Column("gate", "string"))
+    before = a_set(flights(columns=fewer, format=table_format))
+    publish_rows(lake, before, flights=flight_rows(6))
+    after = a_set(flights(columns=more, format=table_format), name=before.name)
+
+    added = audit(lake, after, stage_rows(lake, after, run_id="run1", flights=flight_rows(6, gate="'B1'")))
+
+    assert of(added, "structure").passed, of(added, "structure").reason
+
+    publish_rows(lake, after, run_id="run2", flights=flight_rows(6, gate="'B1'"))
+    dropping = a_set(flights(columns=fewer, format=table_format), name=before.name)
+    rows = flight_rows(6, gate="cast(null AS string)") if table_format == "iceberg" else flight_rows(6)
+    dropped = audit(lake, dropping, stage_rows(lake, dropping, run_id="run3", flights=rows))
+
+    assert "column gate is on main and would be dropped" in of(dropped, "structure").reason
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_each_day_of_a_range_needs_rows_and_no_other_day_gets_any(lake, table_format):
+    contract = a_set(flights(format=table_format))
+    rows = f"{flight_rows(6)} UNION ALL {flight_rows(2, '2013-03-03')}"
+
+    verdicts = audit(lake, contract, stage_rows(lake, contract, partitions=[DAY, NEXT_DAY], flights=rows))
+
+    assert of(verdicts, "not_empty").reason == f"no rows for partition {NEXT_DAY}"
+    assert of(verdicts, "within_partitions").observed["rows_outside"] == 2
+    assert not verdicts.green
+
+
+def test_no_rows_at_all_are_red(lake):
+    contract = a_set(carriers(), partitioning="none")
+
+    verdicts = audit(
+        lake,
+        contract,
+        stage_rows(lake, contract, partitions=["all"], carriers=carrier_rows("UA") + " WHERE false"),
+    )
+
+    assert of(verdicts, "not_empty", "carriers").blocks
+
+
+@pytest.mark.parametrize(
+    ("table_format", "rows", "passed"), [("iceberg", 60, True), ("iceberg", 40, False), ("delta", 160, False)]
+)
+def test_a_day_that_moves_too_far_from_the_days_before_is_told(lake, table_format, rows, passed):
+    contract = a_set(flights(format=table_format, drift=Drift(0.5, 0.5, "error")))
+    first = stage_rows(lake, contract, flights=flight_rows(100))
+    assert of(audit(lake, contract, first), "drift").passed
+    publish_rows(lake, contract, flights=flight_rows(100))
+
+    staged = stage_rows(lake, contract, partitions=[NEXT_DAY], flights=flight_rows(rows, NEXT_DAY))
+    verdicts = audit(lake, contract, staged)
+
+    assert of(verdicts, "drift").passed is passed
+    assert (of(verdicts, "drift").observed["rows"], of(verdicts, "drift").observed["usual_rows"]) == (
+        rows,
+        100,
+    )
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_a_whole_table_is_compared_with_main(lake, table_format):
+    contract = a_set(carriers(format=table_format, drift=Drift(max_shrink_fraction=0.4)), partitioning="none")
+    publish_rows(lake, contract, partitions=["all"], carriers=carrier_rows("UA", "AA", "DL", "B6"))
+
+    staged = stage_rows(lake, contract, partitions=["all"], carriers=carrier_rows("UA", "AA"))
+    verdict = of(audit(lake, contract, staged), "drift", "carriers")
+
+    assert (verdict.passed, verdict.severity) == (False, "warning")
+    assert verdict.observed["usual_rows"] == 4
+
+
+def test_references_are_judged_on_the_whole_table_and_nulls_refer_to_nothing(lake):
+    contract = a_set(
+        carriers(partition_by=()),
+        flights(references=(a_reference("carrier", to="carriers.code"),)),
+    )
+    publish_rows(lake, contract, flights=flight_rows(10), carriers=carrier_rows("UA", "AA"))
+
+    staged = stage_rows(
+        lake,
+        contract,
+        partitions=[NEXT_DAY],
+        flights=flight_rows(4, NEXT_DAY, carrier="if(id = 0, NULL, 'UA')"),
+        carriers=carrier_rows("UA"),
+    )
+    verdict = of(audit(lake, contract, staged), "references__carriers__carrier")
+
+    assert verdict.observed["failed_rows"] == 5
+    assert {(row["day"], row["carrier"]) for row in verdict.samples} == {(DAY, "AA")}

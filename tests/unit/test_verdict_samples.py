@@ -1,0 +1,81 @@
+"""Samples show which rows failed and why, and never personal data."""
+
+from lakeshare_pipelines.contracts import Column
+from lakeshare_pipelines.wap.expectations import Outcome
+from lakeshare_pipelines.wap.findings import rule_finding, unanswered
+from lakeshare_pipelines.wap.samples import masked, rejected_sample, sample_columns
+from tests.builders.audits import BETWEEN, a_rule, carriers, flights
+
+ROW = {
+    "day": "2013-01-01",
+    "id": 7,
+    "carrier": None,
+    "delay": 3.0,
+    "passenger": "Ada Lovelace",
+    "note": "Ada",
+}
+
+
+def test_a_sample_shows_the_key_the_partition_and_what_was_judged():
+    assert sample_columns(flights(), ["carrier"]) == ["day", "id", "carrier"]
+
+
+def test_personal_and_unknown_columns_are_masked_and_nulls_stay_nulls():
+    shown = masked(flights(), [ROW, {**ROW, "passenger": None}], list(ROW))
+
+    assert shown[0] == {**ROW, "passenger": "***", "note": "***"}
+    assert shown[1]["passenger"] is None
+
+
+def test_a_personal_key_is_masked_too():
+    columns = (Column("mail", "string", primary_key=True, pii=True), Column("code", "string"))
+
+    assert masked(carriers(columns=columns), [{"mail": "a@b.c", "code": "x"}], ["mail", "code"]) == (
+        {"mail": "***", "code": "x"},
+    )
+
+
+def test_there_are_at_most_twenty():
+    assert len(masked(flights(), (ROW for _ in range(100)), ["id"])) == 20
+
+
+def test_a_found_value_of_a_personal_column_is_masked_but_not_a_count():
+    least = a_rule("r", "expect_column_min_to_be_between", column="passenger", min_value="B")
+    share = a_rule(
+        "r", "expect_column_proportion_of_non_null_values_to_be_between", column="passenger", min_value=0.9
+    )
+
+    assert rule_finding(flights(), least, Outcome(False, found="Ada")).observed["found"] == "***"
+    assert "Ada" not in str(rule_finding(flights(), least, Outcome(False, found="Ada")))
+    assert rule_finding(flights(), share, Outcome(False, found=0.5)).observed["found"] == 0.5
+
+
+def test_a_failed_rule_says_how_many_rows_and_what_was_expected():
+    rule = a_rule("r", BETWEEN, column="delay", min_value=0)
+
+    finding = rule_finding(flights(), rule, Outcome(False, rows=8, failed_rows=2, samples=(ROW,)))
+
+    assert finding.observed["reason"] == "2 of 8 rows failed (25.00%)"
+    assert finding.observed["expected"] == {"column": "delay", "min_value": 0}
+    assert finding.samples == ({"day": "2013-01-01", "id": 7, "delay": 3.0},)
+
+
+def test_an_error_message_does_not_quote_personal_data():
+    message = (
+        "[CAST_INVALID_INPUT] The value 'Ada Lovelace' of the type STRING cannot be cast. SQLSTATE: 22018"
+    )
+
+    assert "Ada" not in str(unanswered(flights(), message))
+    assert "CAST_INVALID_INPUT" in str(unanswered(flights(), message))
+    assert "Ada" in str(unanswered(carriers(), message))
+
+
+def test_a_rejected_row_of_a_table_with_personal_data_shows_no_values():
+    row = {"file": "a.csv", "line": 3, "reason": "delay: 'Ada's' is not double", "raw": "1,Ada"}
+
+    assert rejected_sample(flights(), row) == {
+        "file": "a.csv",
+        "line": 3,
+        "reason": "delay: '***' is not double",
+    }
+    assert rejected_sample(carriers(), row) == row
