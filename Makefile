@@ -13,14 +13,32 @@ setup: $(READY) ## Make .venv from requirements.lock (every other target does th
 $(READY): requirements.lock pyproject.toml deploy/bootstrap.sh
 	@bash deploy/bootstrap.sh
 
-test: $(READY) ## Run every test, nothing skipped
-	$(RUN)pytest $(ARGS)
+demo: $(READY) ## Run the whole path on real flights, then stay for a look (ARGS=--once ends after the reads)
+	@$(RUN)lakeshare demo $(ARGS)
+
+demo-clean: $(READY) ## Stop and remove everything the demo made
+	@$(RUN)lakeshare demo --clean
+
+# Two at a time: each worker has a Spark and a Nessie of its own, and half of the time is waiting for processes.
+test: $(READY) ## Run every test, nothing skipped (ARGS=tests/unit runs a part)
+	$(RUN)pytest -n 2 --dist loadgroup $(ARGS)
 
 check: $(READY) ## Lint, format, types, import law, dependencies, spelling
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
 	$(RUN)mypy
+	$(RUN)lint-imports
+	$(RUN)deptry .
 	$(RUN)codespell
+
+bench: $(READY) ## Measure, as ratios of two things in one run (see bench/)
+	@for one in bench/*.py; do case $$one in */__init__.py) ;; *) $(RUN)python -m bench.$$(basename $$one .py) ;; esac; done
+
+serve: $(READY) ## Start the sharing server
+	@$(RUN)lakeshare serve
+
+dagster: $(READY) ## Start Dagster's webserver and daemon on workspace.yaml
+	@export DAGSTER_HOME="$${DAGSTER_HOME:-$$PWD/dagster_home}"; $(RUN)dagster instance migrate >/dev/null && $(RUN)dagster dev -w workspace.yaml
 
 fix: $(READY) ## Apply the formatter and the safe lint fixes
 	$(RUN)ruff check --fix .
@@ -30,4 +48,4 @@ lock: $(READY) ## Compile requirements.lock again from pyproject.toml
 	$$(cat .venv/.uv) pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements.lock
 
-.PHONY: help setup test check fix lock
+.PHONY: help setup demo demo-clean test check bench serve dagster fix lock

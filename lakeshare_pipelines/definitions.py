@@ -1,0 +1,40 @@
+"""Dagster's entry: every set as its contract says, sensors, schedules, one executor."""
+
+import dagster as dg
+
+from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.defs.ingest import landing_asset, landing_sensor
+from lakeshare_pipelines.defs.resources import LakeResource, SparkResource, landing_store
+from lakeshare_pipelines.defs.share import automation_sensor, share_catalog
+from lakeshare_pipelines.defs.upkeep import upkeep
+from lakeshare_pipelines.defs.wap import publish_job, wap_set
+from lakeshare_pipelines.settings import LakeSettings
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Everything of this code location."""
+    settings = LakeSettings()
+    contracts = load_contracts(settings.contracts_dir)
+    store = landing_store(settings)
+    return dg.Definitions.merge(
+        dg.Definitions(
+            assets=[
+                *(landing_asset(contract) for contract in contracts),
+                *(wap_set(contract) for contract in contracts),
+                share_catalog(contracts),
+            ],
+            jobs=[
+                *(publish_job(contract) for contract in contracts),
+                dg.define_asset_job("apply_shares", selection=dg.AssetSelection.assets("share_catalog")),
+            ],
+            sensors=[
+                *(landing_sensor(contract, from_s3=bool(store)) for contract in contracts),
+                automation_sensor(),
+            ],
+            resources={"lake": LakeResource(spark=SparkResource()), **store},
+            # One run is one Spark driver: docs/adr/0002.
+            executor=dg.in_process_executor,
+        ),
+        upkeep(contracts),
+    )

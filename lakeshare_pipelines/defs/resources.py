@@ -1,0 +1,112 @@
+"""Resources: Spark on dagster-pyspark with a life of its own, and the lake of one run."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field, PrivateAttr
+
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.session import open_session, session_conf, start_driver, stop_session
+from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_server.catalog import Catalog, open_catalog
+
+if TYPE_CHECKING:
+    from dagster_aws.s3 import S3Resource
+    from pyspark.sql import SparkSession
+
+S3_ATTEMPTS = 3
+
+
+def settings_with(overrides: Mapping[str, str]) -> LakeSettings:
+    """The settings of the environment, with some of them replaced."""
+    values: dict[str, Any] = dict(overrides)
+    return LakeSettings(**values)
+
+
+class SparkResource(dg.ConfigurableResource[Any]):
+    """One Spark session per run: started when first used, stopped when the run ends.
+
+    Local and cluster sessions are dagster-pyspark's `LazyPySparkResource` on a driver whose Java, jars and
+    log file lakeshare chose; behind Spark Connect the session is a remote one.
+    """
+
+    overrides: dict[str, str] = Field(
+        default={}, description="Settings that differ from the LAKESHARE_ environment, by field name."
+    )
+    _session: "SparkSession | None" = PrivateAttr(default=None)
+
+    def session(self) -> "SparkSession":
+        """The run's session."""
+        if self._session is None:
+            self._session = _open_session(settings_with(self.overrides))
+        return self._session
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["SparkResource"]:
+        """Stop the session at the end of the run, however it ends."""
+        try:
+            yield self
+        finally:
+            if self._session is not None:
+                stop_session(self._session)
+                self._session = None
+
+
+def _open_session(settings: LakeSettings) -> "SparkSession":
+    if settings.spark_mode == "connect":
+        return open_session(settings)
+    # Imports pyspark: only here, so that loading the definitions stays cheap.
+    from dagster_pyspark import LazyPySparkResource
+
+    conf = session_conf(settings)
+    start_driver(settings, conf)
+    session: SparkSession = LazyPySparkResource(spark_config=conf).spark_session
+    return session
+
+
+def landing_store(settings: LakeSettings) -> "dict[str, S3Resource]":
+    """The resource `s3`, when deliveries land in S3; credentials come the usual ways of AWS.
+
+    With an endpoint boto3 addresses buckets by path, unless the machine's AWS configuration says virtual.
+    """
+    if settings.landing_s3 is None:
+        return {}
+    # Takes two seconds and five hundred modules: only those who land in S3 pay for it.
+    from dagster_aws.s3 import S3Resource
+
+    return {
+        "s3": S3Resource(
+            endpoint_url=settings.landing_s3_endpoint,
+            region_name=settings.landing_s3_region,
+            max_attempts=S3_ATTEMPTS,
+        )
+    }
+
+
+class LakeResource(dg.ConfigurableResource[Any]):
+    """The lake and its ledger, as a run sees them."""
+
+    spark: dg.ResourceDependency[SparkResource]
+    overrides: dict[str, str] = Field(
+        default={}, description="Settings that differ from the LAKESHARE_ environment, by field name."
+    )
+    _lake: Lake | None = PrivateAttr(default=None)
+    _catalog: Catalog | None = PrivateAttr(default=None)
+
+    def settings(self) -> LakeSettings:
+        """The settings of this run."""
+        return settings_with(self.overrides)
+
+    def lake(self) -> Lake:
+        """The run's lake; Spark and Nessie start when it first needs them."""
+        if self._lake is None:
+            self._lake = Lake(self.settings(), self.spark.session)
+        return self._lake
+
+    def catalog(self) -> Catalog:
+        """The catalog and ledger."""
+        if self._catalog is None:
+            self._catalog = open_catalog(self.settings().catalog_url)
+        return self._catalog

@@ -1,0 +1,40 @@
+"""Upkeep: finish what crashed runs owe, drop staging places nobody came back to."""
+
+from collections.abc import Sequence
+
+import dagster as dg
+
+from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.defs.resources import LakeResource
+from lakeshare_pipelines.share.publication import repair
+from lakeshare_pipelines.wap.branches import drop_abandoned
+
+
+def upkeep(contracts: Sequence[SetContract]) -> dg.Definitions:
+    """The janitor's job and its nightly schedule."""
+
+    @dg.op(description="Write ledger entries that crashed runs still owe.")
+    def repair_ledger(context: dg.OpExecutionContext, lake: LakeResource) -> int:
+        repaired = 0
+        for contract in contracts:
+            repaired += len(repair(lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s))
+        context.log.info(f"{repaired} publications were owed and are written now")
+        return repaired
+
+    @dg.op(description="Drop staging places older than LAKESHARE_BRANCH_DAYS.")
+    def drop_abandoned_places(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
+        dropped = drop_abandoned(lake.lake(), contracts)
+        refs = ", ".join(place.ref for place in dropped) or "none"
+        context.log.info(f"dropped {len(dropped)} staging places: {refs} ({repaired} repaired before)")
+
+    @dg.job(description="Repairs the ledger, then removes abandoned staging places.")
+    def janitor() -> None:
+        drop_abandoned_places(repair_ledger())
+
+    nightly = dg.ScheduleDefinition(
+        name="janitor_nightly",
+        job=janitor,
+        cron_schedule="30 3 * * *",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+    return dg.Definitions(jobs=[janitor], schedules=[nightly])

@@ -1,0 +1,59 @@
+"""The recipient of the demo: the official delta-sharing client, and a watch on what it sees meanwhile."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+POLL_S = 0.2
+
+
+def tables(profile: Path) -> list[str]:
+    """`share.schema.table` of everything the recipient may read, sorted."""
+    import delta_sharing
+
+    found = delta_sharing.SharingClient(str(profile)).list_all_tables()
+    return sorted(f"{table.share}.{table.schema}.{table.name}" for table in found)
+
+
+def read(profile: Path, table: str) -> Any:
+    """The whole table as a pandas frame (pandas comes without type stubs for the client)."""
+    import delta_sharing
+
+    return delta_sharing.load_as_pandas(f"{profile}#{table}")
+
+
+def version(profile: Path, table: str) -> int:
+    """The publication number the recipient sees."""
+    import delta_sharing
+
+    return int(delta_sharing.get_table_version(f"{profile}#{table}"))
+
+
+@dataclass
+class Watch:
+    """Every version a recipient saw while something else went on."""
+
+    versions: set[int] = field(default_factory=set)
+    looks: int = 0
+
+
+@contextmanager
+def watching(profile: Path, table: str) -> Iterator[Watch]:
+    """Ask for the table's version over and over until the block ends."""
+    watch, over = Watch(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(POLL_S):
+            watch.versions.add(version(profile, table))
+            watch.looks += 1
+
+    watcher = threading.Thread(target=look, name="watching", daemon=True)
+    watcher.start()
+    try:
+        yield watch
+    finally:
+        over.set()
+        watcher.join()

@@ -1,0 +1,93 @@
+"""What runs beside the demo: the sharing server and the Dagster UI, as processes that end with it."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lakeshare_server.errors import Unavailable
+
+READY_S = 120
+STOP_S = 20
+POLL_S = 0.2
+
+
+def free_port(wanted: int) -> int:
+    """`wanted` if nobody listens there, else a free port."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise Unavailable("no port is free on 127.0.0.1", "Close something that listens there.")
+
+
+@contextmanager
+def sharing_server(port: int, log: Path) -> Iterator[str]:
+    """`lakeshare serve` on `port`; yields its root URL once it is ready."""
+    command = [sys.executable, "-m", "lakeshare_server", "serve", "--port", str(port)]
+    root = f"http://127.0.0.1:{port}"
+    with _process(command, log, f"{root}/readyz"):
+        yield root
+
+
+@contextmanager
+def dagster_ui(port: int, log: Path) -> Iterator[str]:
+    """`dagster dev` on `port` (webserver and daemon); yields its URL once it answers."""
+    command = [sys.executable, "-m", "dagster", "dev", "-h", "127.0.0.1", "-p", str(port)]
+    command += ["-m", "lakeshare_pipelines.definitions"]
+    root = f"http://127.0.0.1:{port}"
+    with _process(command, log, f"{root}/server_info"):
+        yield root
+
+
+@contextmanager
+def _process(command: list[str], log: Path, probe: str) -> Iterator[None]:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        # Its own process group: Ctrl-C reaches this process alone, which then stops the other in order.
+        child = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    try:
+        _wait_until_ready(child, probe, log)
+        yield
+    finally:
+        _stop(child)
+
+
+def _wait_until_ready(child: "subprocess.Popen[bytes]", probe: str, log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    while True:
+        if child.poll() is not None:
+            raise Unavailable(f"{child.args!r} ended with {child.returncode}", f"Read the end of {log}.")
+        try:
+            with urllib.request.urlopen(probe, timeout=5):  # noqa: S310  our own loopback address
+                return
+        except (urllib.error.URLError, OSError) as error:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{probe} did not answer: {error}", f"Read the end of {log}.") from error
+        time.sleep(POLL_S)
+
+
+def _stop(child: "subprocess.Popen[bytes]") -> None:
+    child.terminate()
+    try:
+        child.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

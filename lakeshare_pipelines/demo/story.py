@@ -1,0 +1,276 @@
+"""The plot: three good days, a bad one nobody notices, its correction; read by a recipient throughout.
+
+Every step looks at what is there first, so a second start continues where the first left off.
+"""
+
+import json
+import logging
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+
+from lakeshare_pipelines.contracts import SetContract, load_contracts
+from lakeshare_pipelines.demo import reader
+from lakeshare_pipelines.demo.runs import Ran, instance, launch, use_dagster_home
+from lakeshare_pipelines.demo.source import source_rows
+from lakeshare_pipelines.demo.stage_hands import dagster_ui, free_port, sharing_server
+from lakeshare_pipelines.demo.voice import Voice
+from lakeshare_pipelines.errors import PipelineError
+from lakeshare_pipelines.ingest import find_deliveries
+from lakeshare_pipelines.ingest.samples import deliver
+from lakeshare_pipelines.nessie.server import nessie_for, stop_nessie
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.share.publication import deliveries_in_force
+from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars
+from lakeshare_pipelines.spark.java import find_java
+from lakeshare_pipelines.wap.staged import WHOLE
+from lakeshare_server.access.profile import write_profile
+from lakeshare_server.catalog import Catalog, Ledger, Recipients, open_catalog
+
+GOOD_DAYS = ("2013-01-01", "2013-01-02", "2013-01-03")
+LAST_DAY = "2013-01-04"
+FORBIDDEN_NULLS = "carrier"
+WATCHED = "aviation.flights.departures"
+MARKER = "demo.json"
+RECIPIENT = "demo"
+
+
+class DemoRefused(PipelineError):
+    """The demo would touch what it did not make."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"{folder} holds a lake that the demo did not make. Set LAKESHARE_STATE_DIR to another folder."
+        )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What every scene needs."""
+
+    voice: Voice
+    settings: LakeSettings
+    catalog: Catalog
+    dagster: dg.DagsterInstance
+    flights: SetContract
+    reference: SetContract
+
+    @property
+    def profile(self) -> Path:
+        """Where the recipient's profile is."""
+        return self.settings.state_dir / "demo.share"
+
+    def in_force(self, contract: SetContract) -> dict[str, str]:
+        """Digest of the delivery recipients read, by partition."""
+        shown = deliveries_in_force(Ledger(self.catalog), contract)
+        return {partition: delivery for partition, (delivery, _) in shown.items()}
+
+
+def tell(*, once: bool) -> int:
+    """Play the demo; 0 when every row count was right."""
+    settings, voice = LakeSettings(), Voice()
+    _claim(settings)
+    _log_to_file(settings)
+    contracts = {contract.name: contract for contract in load_contracts(settings.contracts_dir)}
+    use_dagster_home(settings.state_dir)
+    with ExitStack() as stack:
+        _prepare(voice, settings)
+        stack.enter_context(nessie_for(settings, keep=not once))
+        catalog = open_catalog(settings.catalog_url)
+        on = stack.enter_context(instance())
+        scene = Stage(voice, settings, catalog, on, contracts["flights"], contracts["reference"])
+        _publish_good_days(scene)
+        server = stack.enter_context(_serving(scene))
+        wrong = _read_all(scene, GOOD_DAYS if LAST_DAY not in scene.in_force(scene.flights) else None)
+        wrong += _bad_day(scene)
+        wrong += _read_all(scene, None)
+        _epilogue(scene, server, wrong)
+        if wrong or once:
+            return 1 if wrong else 0
+        _stay(scene, stack)
+    return 0
+
+
+def clean_up() -> int:
+    """Stop what the demo started and remove what it made."""
+    settings, voice = LakeSettings(), Voice()
+    if not settings.state_dir.exists():
+        voice.says(f"nothing to remove: {settings.state_dir} is not there")
+        return 0
+    if not (settings.state_dir / MARKER).exists():
+        raise DemoRefused(settings.state_dir)
+    stop_nessie(settings)
+    home = use_dagster_home(settings.state_dir)
+    for made in home.iterdir():
+        if made.name != "dagster.yaml":
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+    shutil.rmtree(settings.state_dir)
+    voice.says(
+        f"removed {settings.state_dir} and the runs in {home}; downloaded jars stay in {settings.cache_dir}"
+    )
+    return 0
+
+
+def _claim(settings: LakeSettings) -> None:
+    marker = settings.state_dir / MARKER
+    if settings.state_dir.is_dir() and any(settings.state_dir.iterdir()) and not marker.exists():
+        raise DemoRefused(settings.state_dir)
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    marker.write_text(json.dumps({"made_by": "lakeshare demo"}))
+
+
+def _log_to_file(settings: LakeSettings) -> None:
+    """What the steps log goes beside Spark's and Nessie's logs; the terminal is for the story."""
+    settings.logs_dir.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(settings.logs_dir / "demo.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    ours = logging.getLogger("lakeshare_pipelines")
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
+
+
+def _prepare(voice: Voice, settings: LakeSettings) -> None:
+    voice.chapter("Preparing: Java, jars, the catalog")
+    java = find_java("spark", settings)
+    voice.says(f"Java {java.version} for Spark ({java.origin})")
+    ensure_jars(settings, SPARK_JARS)
+
+
+def _publish_good_days(scene: Stage) -> None:
+    scene.voice.chapter("Three days of flights and the reference tables arrive")
+    shown = scene.in_force(scene.flights)
+    missing = [day for day in GOOD_DAYS if day not in shown]
+    if missing:
+        for day in missing:
+            deliver(scene.settings, scene.flights, partition=day)
+        _expect_green(scene, launch(scene.voice, scene.dagster, "publish_flights", _title(missing), missing))
+    if "all" not in scene.in_force(scene.reference):
+        deliver(scene.settings, scene.reference, partition="all")
+        _expect_green(scene, launch(scene.voice, scene.dagster, "publish_reference", "the reference tables"))
+        _expect_green(scene, launch(scene.voice, scene.dagster, "apply_shares", "the share catalog"))
+    _tell_publications(scene)
+
+
+def _bad_day(scene: Stage) -> list[str]:
+    voice, wrong = scene.voice, []
+    if LAST_DAY in scene.in_force(scene.flights):
+        voice.chapter(f"{LAST_DAY} was delivered badly, stopped, corrected and published by an earlier demo")
+        return []
+    voice.chapter(f"{LAST_DAY} arrives with {FORBIDDEN_NULLS} missing, which the contract forbids")
+    deliver(scene.settings, scene.flights, partition=LAST_DAY, nulls=(FORBIDDEN_NULLS,))
+    before = reader.version(scene.profile, WATCHED)
+    with reader.watching(scene.profile, WATCHED) as watch:
+        ran = launch(voice, scene.dagster, "publish_flights", LAST_DAY, [LAST_DAY])
+    if ran.succeeded or not ran.failed_checks:
+        wrong.append(f"run {ran.run_id} was to be stopped by its audit")
+    for check in ran.failed_checks:
+        voice.says(f"stopped by  {check}")
+    voice.says(f"meanwhile the recipient asked {watch.looks} times and saw only publication {before}")
+    if watch.versions - {before}:
+        wrong.append(f"the recipient saw {sorted(watch.versions)} while the bad delivery was audited")
+    voice.chapter("The corrected delivery arrives")
+    deliver(scene.settings, scene.flights, partition=LAST_DAY)
+    _expect_green(
+        scene, launch(voice, scene.dagster, "publish_flights", f"{LAST_DAY}, corrected", [LAST_DAY])
+    )
+    _tell_publications(scene)
+    return wrong
+
+
+@contextmanager
+def _serving(scene: Stage) -> Iterator[str]:
+    port = free_port(8765)
+    with sharing_server(port, scene.settings.logs_dir / "server.log") as root:
+        _write_profile(scene, root)
+        yield root
+
+
+def _write_profile(scene: Stage, root: str) -> None:
+    recipients = Recipients(scene.catalog)
+    if any(recipient.name == RECIPIENT for recipient in recipients.list()):
+        recipient, token = recipients.rotate(RECIPIENT)
+    else:
+        shares = sorted({entry.share for entry in (*scene.flights.shares, *scene.reference.shares)})
+        recipient, token = recipients.add(RECIPIENT, shares)
+    write_profile(scene.profile, f"{root}/delta-sharing", token, recipient.expires_at)
+
+
+def _read_all(scene: Stage, days: Sequence[str] | None) -> list[str]:
+    """Read every shared table with the official client; what is wrong with the row counts, if anything."""
+    scene.voice.chapter("The recipient reads, with the delta-sharing client")
+    wrong = []
+    partitions = {scene.flights.name: tuple(days or (*GOOD_DAYS, LAST_DAY)), scene.reference.name: WHOLE}
+    expected = {
+        f"{entry.share}.{entry.schema}.{entry.name}": source_rows(
+            contract, entry.table, partitions[contract.name]
+        )
+        for contract in (scene.flights, scene.reference)
+        for entry in contract.shares
+    }
+    found = reader.tables(scene.profile)
+    if found != sorted(expected):
+        wrong.append(f"the recipient sees {found}, not {sorted(expected)}")
+    for table in found:
+        rows = len(reader.read(scene.profile, table))
+        number = reader.version(scene.profile, table)
+        scene.voice.says(f"{table:34} publication {number:<3} {rows:>7} rows")
+        if rows != expected.get(table):
+            wrong.append(f"{table} has {rows} rows, {expected.get(table)} were delivered")
+    return wrong
+
+
+def _epilogue(scene: Stage, server: str, wrong: Sequence[str]) -> None:
+    scene.voice.chapter("What happened")
+    _tell_publications(scene)
+    landing = sum(len(find_deliveries(scene.settings, one)) for one in (scene.flights, scene.reference))
+    scene.voice.says(f"{landing} deliveries are in {scene.settings.landing}")
+    scene.voice.says(f"the recipient's profile is {scene.profile}")
+    scene.voice.says(f"the sharing server is {server}/delta-sharing")
+    scene.voice.says("staged sets that failed: lakeshare wap list")
+    for line in wrong:
+        scene.voice.says(f"WRONG: {line}")
+    scene.voice.says("every row count is right" if not wrong else f"{len(wrong)} things were wrong")
+
+
+def _stay(scene: Stage, stack: ExitStack) -> None:
+    scene.voice.chapter("Look around")
+    with scene.voice.working("the Dagster UI"):
+        url = stack.enter_context(dagster_ui(free_port(3000), scene.settings.logs_dir / "dagster.log"))
+    scene.voice.says(f"open {url}/asset-groups for the path, {url}/runs for the runs")
+    scene.voice.says("stop with Ctrl-C; `lakeshare down` then stops Nessie; `make demo-clean` removes it all")
+    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+
+def _expect_green(scene: Stage, ran: Ran) -> None:
+    if not ran.succeeded:
+        checks = ", ".join(ran.failed_checks) or "see the run's log"
+        raise DemoRunFailed(ran.run_id, checks, scene.settings.logs_dir)
+
+
+class DemoRunFailed(PipelineError):
+    """A run of the demo that should have been green was not."""
+
+    def __init__(self, run_id: str, why: str, logs: Path) -> None:
+        super().__init__(f"run {run_id} failed: {why}. `make dagster` shows it; logs are in {logs}.")
+
+
+def _tell_publications(scene: Stage) -> None:
+    ledger = Ledger(scene.catalog)
+    for contract in (scene.flights, scene.reference):
+        for table in contract.tables:
+            publication = ledger.latest(table.name)
+            if publication is not None:
+                scene.voice.says(
+                    f"{table.name:24} publication {publication.version:<3} {publication.rows:>7} rows, "
+                    f"{publication.files} files"
+                )
+
+
+def _title(days: Sequence[str]) -> str:
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]} in one run"

@@ -1,0 +1,91 @@
+"""The code location loads fast and cheap, and shows the path the way its users expect it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.definitions import defs
+from lakeshare_pipelines.wap.checks import checks_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def definitions() -> dg.Definitions:
+    return defs()
+
+
+def test_the_location_loads(definitions):
+    dg.Definitions.validate_loadable(definitions)
+
+
+def test_loading_imports_neither_spark_nor_great_expectations():
+    code = (
+        "import sys; from lakeshare_pipelines.definitions import defs; defs(); "
+        "print([m for m in ('pyspark', 'great_expectations', 'pynessie', 'deltalake') if m in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ended.stdout.strip() == "[]"
+
+
+def test_no_file_of_the_layer_postpones_annotations():
+    for path in (ROOT / "lakeshare_pipelines" / "defs").glob("*.py"):
+        assert "from __future__ import annotations\n" not in path.read_text(), path
+
+
+def test_every_check_of_every_contract_is_a_blocking_asset_check(definitions):
+    graph = definitions.resolve_asset_graph()
+    declared = {(key.asset_key.to_user_string(), key.name) for key in graph.asset_check_keys}
+    expected = {
+        (check.table.replace(".", "/"), check.name)
+        for contract in load_contracts()
+        for check in checks_of(contract)
+    }
+    assert declared == expected
+    assert all(graph.get_check_spec(key).blocking for key in graph.asset_check_keys)
+
+
+def test_tables_carry_group_kinds_owners_columns_and_lineage(definitions):
+    graph = definitions.resolve_asset_graph()
+    delays = graph.get(dg.AssetKey(["flights", "daily_delays"]))
+
+    assert delays.group_name == "flights"
+    assert {"spark", "iceberg"} <= delays.kinds
+    assert delays.owners
+    assert delays.description
+    columns = delays.metadata["dagster/column_schema"].columns
+    assert [column.name for column in columns][:3] == ["flight_date", "origin", "carrier"]
+    lineage = delays.metadata["dagster/column_lineage"].deps_by_column
+    assert lineage["mean_dep_delay"] == [
+        dg.TableColumnDep(dg.AssetKey(["flights", "departures"]), "dep_delay")
+    ]
+
+
+def test_a_set_cannot_be_published_in_part(definitions):
+    departures = dg.AssetKey(["flights", "departures"])
+    assets = definitions.resolve_asset_graph().assets_def_for_key(departures)
+    assert not assets.can_subset
+
+
+def test_runs_execute_in_process(definitions):
+    assert definitions.executor is dg.in_process_executor
+
+
+def test_sensors_and_schedules_are_on_as_documented(definitions):
+    repository = definitions.get_repository_def()
+    assert {sensor.name: sensor.default_status.value for sensor in repository.sensor_defs} == {
+        "landing_flights": "RUNNING",
+        "landing_reference": "RUNNING",
+        "share_automation": "RUNNING",
+    }
+    assert [schedule.default_status.value for schedule in repository.schedule_defs] == ["RUNNING"]
+
+
+def test_the_workspace_file_names_a_location_that_loads_from_the_checkout():
+    command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
+    ended = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

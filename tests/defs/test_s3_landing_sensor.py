@@ -1,0 +1,164 @@
+"""With landing in S3 a tick fetches before it looks; when S3 refuses, the tick fails and says why."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster_aws.s3 import S3Resource
+
+from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.definitions import defs
+from lakeshare_pipelines.errors import DeliveryError
+from lakeshare_pipelines.ingest.samples import deliver
+from lakeshare_pipelines.settings import LakeSettings
+from tests.integration.s3_server import REGION, S3Server, running_s3
+
+FLIGHTS = next(contract for contract in load_contracts() if contract.name == "flights")
+BUCKET = "deliveries"
+Tick = Callable[[], Any]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with running_s3(tmp_path_factory.mktemp("s3")) as running:
+        running.client().create_bucket(Bucket=BUCKET)
+        yield running
+
+
+@pytest.fixture
+def landing_in_s3(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeSettings:
+    values = {
+        "LAKESHARE_STATE_DIR": str(tmp_path / "state"),
+        "LAKESHARE_LANDING_S3": f"s3://{BUCKET}/{tmp_path.name}",
+        "LAKESHARE_LANDING_S3_ENDPOINT": server.endpoint,
+        "LAKESHARE_LANDING_S3_REGION": REGION,
+        "AWS_ACCESS_KEY_ID": server.admin.access_key,
+        "AWS_SECRET_ACCESS_KEY": server.admin.secret_key,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "DAGSTER_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return LakeSettings(_env_file=None)
+
+
+@pytest.fixture
+def tick(landing_in_s3: LakeSettings) -> Iterator[Tick]:
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def one() -> Any:
+            definitions = defs()
+            sensor = definitions.get_repository_def().get_sensor_def("landing_flights")
+            s3 = {"s3": (definitions.resources or {})["s3"]}
+            with dg.build_sensor_context(instance, definitions=definitions, resources=s3) as context:
+                result = sensor.evaluate_tick(context)
+            for request in result.dynamic_partitions_requests or []:
+                instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
+            return result
+
+        yield one
+
+
+def upload(server: S3Server, tmp_path: Path, day: str, rows: int) -> None:
+    """Real flights as a sender puts them into the bucket."""
+    sent = deliver(
+        LakeSettings(_env_file=None, state_dir=tmp_path / "sender"), FLIGHTS, partition=day, rows=rows
+    )
+    for file in (*sent.files, sent.path / "_SUCCESS"):
+        server.client().upload_file(str(file), BUCKET, f"{tmp_path.name}/flights/{day}/{file.name}")
+
+
+def test_what_lands_in_s3_starts_a_run_once(server: S3Server, tmp_path: Path, tick: Tick) -> None:
+    assert "none of them new" in tick().skip_message
+    upload(server, tmp_path, "2013-01-02", rows=5)
+    upload(server, tmp_path, "2013-01-01", rows=5)
+
+    first = tick()
+    assert [request.partition_key for request in first.run_requests] == ["2013-01-01", "2013-01-02"]
+    assert not tick().run_requests
+
+    upload(server, tmp_path, "2013-01-01", rows=6)
+    corrected = tick()
+    assert [request.partition_key for request in corrected.run_requests] == ["2013-01-01"]
+    assert corrected.run_requests[0].run_key != first.run_requests[0].run_key
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("LAKESHARE_LANDING_S3", "s3://nowhere/in", "s3://nowhere/in/flights/: there is no such bucket"),
+        ("AWS_SECRET_ACCESS_KEY", "wrong", "the secret key does not belong to the access key"),
+        ("LAKESHARE_LANDING_S3_ENDPOINT", "http://127.0.0.1:9", "S3 did not answer"),
+    ],
+)
+def test_a_tick_fails_with_bucket_reason_and_remedy(
+    tick: Tick, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(Exception, match=r".") as caught:
+        tick()
+    ours = cause_of(caught.value)
+    assert told in str(ours)
+    assert ours.fix in str(ours)
+
+
+def test_the_failed_tick_shows_our_error_in_dagster_itself(
+    tmp_path: Path, landing_in_s3: LakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    # It loads the definitions in a server process, as the daemon does; it ends with 0 even when the tick failed.
+    command = [sys.executable, "-m", "dagster", "sensor", "preview", "landing_flights"]
+    ended = subprocess.run(
+        [*command, "-m", "lakeshare_pipelines.definitions"], check=False, capture_output=True, text=True
+    )
+    told = ended.stdout + ended.stderr
+    assert "StoreError" in told
+    assert f"{landing_in_s3.landing_s3}/flights/: the secret key does not belong to the access key" in told
+
+
+def test_a_tick_without_credentials_says_where_they_come_from(
+    tick: Tick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(Exception, match=r".") as caught:
+        tick()
+    assert "no usable credentials" in str(cause_of(caught.value))
+    assert "AWS_ACCESS_KEY_ID" in str(cause_of(caught.value))
+
+
+def test_the_resource_is_dagsters_own_as_the_settings_say(
+    landing_in_s3: LakeSettings, server: S3Server
+) -> None:
+    resource = (defs().resources or {})["s3"]
+    assert isinstance(resource, S3Resource)
+    assert (resource.endpoint_url, resource.region_name) == (server.endpoint, REGION)
+    url = resource.get_client().generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "k"})
+    assert url.startswith(f"{server.endpoint}/{BUCKET}/k?")
+
+
+def test_those_who_do_not_land_in_s3_load_nothing_of_it() -> None:
+    code = (
+        "import sys; from lakeshare_pipelines.definitions import defs; loaded = defs(); "
+        "print('s3' in loaded.resources, [m for m in ('boto3', 'botocore', 'dagster_aws') if m in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ended.stdout.strip() == "False []"
+
+
+def cause_of(error: BaseException) -> DeliveryError:
+    """Our error, whatever Dagster wrapped it in."""
+    while not isinstance(error, DeliveryError):
+        inner = error.__cause__ or getattr(error, "user_exception", None)
+        assert inner is not None, f"no DeliveryError in {error!r}"
+        error = inner
+    return error

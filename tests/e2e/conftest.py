@@ -1,0 +1,80 @@
+"""One lake for the end-to-end tests: the demo makes it, as a user would, and the tests go on from there."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines.demo.stage_hands import free_port, sharing_server
+from lakeshare_pipelines.nessie.server import stop_nessie
+from lakeshare_pipelines.settings import LakeSettings
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended."""
+
+    code: int
+    text: str
+
+
+@dataclass(frozen=True)
+class DemoLake:
+    """The demo's lake; commands run on it as a user types them."""
+
+    settings: LakeSettings
+    environment: Mapping[str, str]
+    first: Finished
+
+    @property
+    def profile(self) -> Path:
+        return self.settings.state_dir / "demo.share"
+
+    def run(self, *command: str) -> Finished:
+        """Run a command of the environment to its end."""
+        ended = subprocess.run(
+            [str(BIN / command[0]), *command[1:]],
+            env=dict(self.environment), cwd=ROOT, check=False, text=True, timeout=540,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        return Finished(ended.returncode, ended.stdout)
+
+    def lakeshare(self, *arguments: str) -> Finished:
+        """Run a `lakeshare` command."""
+        return self.run("lakeshare", *arguments)
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoLake]:
+    home = tmp_path_factory.mktemp("dagster_home")
+    shutil.copy(ROOT / "dagster_home" / "dagster.yaml", home)
+    state = tmp_path_factory.mktemp("demo") / "state"
+    environment = {**os.environ, "LAKESHARE_STATE_DIR": str(state), "DAGSTER_HOME": str(home)}
+    settings = LakeSettings(_env_file=None, state_dir=state)
+    lake = DemoLake(settings, environment, Finished(-1, ""))
+    try:
+        yield DemoLake(settings, environment, lake.lakeshare("demo", "--once"))
+    finally:
+        stop_nessie(settings)
+
+
+@pytest.fixture(scope="session")
+def served(demo: DemoLake) -> Iterator[Path]:
+    """The profile of the demo's recipient, pointing to a running server."""
+    profile = demo.settings.state_dir / "e2e.share"
+    patch = pytest.MonkeyPatch()
+    patch.setenv("LAKESHARE_STATE_DIR", str(demo.settings.state_dir))
+    with patch.context(), sharing_server(free_port(0), demo.settings.logs_dir / "e2e_server.log") as root:
+        given = json.loads(demo.profile.read_text())
+        profile.write_text(json.dumps(given | {"endpoint": f"{root}/delta-sharing"}))
+        yield profile
+    patch.undo()

@@ -1,0 +1,82 @@
+"""The repository is what its documents say: settings, commands, folders and decisions are all named in them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.settings import ServerSettings, described_settings
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+SETTINGS = described_settings(LakeSettings) | described_settings(ServerSettings)
+SOURCES = [
+    path
+    for top in ("lakeshare_pipelines", "lakeshare_server", "tests", "bench")
+    for path in (ROOT / top).rglob("*.py")
+]
+
+
+def test_every_setting_is_in_the_example_with_its_description_and_nothing_else_is():
+    example = (ROOT / ".env.example").read_text()
+    shown = dict(re.findall(r"^# (.+)\n#(LAKESHARE_[A-Z_0-9]+)=", example, re.MULTILINE))
+    assert {name: text for text, name in shown.items()} == {
+        name: text for name, (_, text) in SETTINGS.items()
+    }
+
+
+@pytest.mark.parametrize("variable", sorted(set(re.findall(r"LAKESHARE_[A-Z0-9_]+", README))))
+def test_settings_named_in_the_readme_exist(variable):
+    assert variable in SETTINGS
+
+
+def test_folders_in_the_readme_are_the_folders_of_the_packages():
+    for package in ("lakeshare_pipelines", "lakeshare_server"):
+        folders = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+        missing = {
+            name for name in folders if f"`{name}/`" not in README and f"`{package}/{name}/`" not in README
+        }
+        assert not missing, f"README's picture lacks {sorted(missing)} of {package}"
+
+
+def test_links_of_the_readme_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"`lakeshare ([a-z-]+(?: [a-z]+)?)", README))))
+def test_commands_named_in_the_readme_exist(command):
+    words = command.split()
+    ended = subprocess.run(
+        [sys.executable, "-c", "from lakeshare_pipelines.cli import main; main()", *words[:1], "--help"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    if "COMMAND [ARGS]" in ended.stdout:
+        assert words[1] in ended.stdout
+
+
+def test_make_targets_named_in_the_readme_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"make ([a-z-]+)", README)):
+        assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
+
+
+def test_no_file_is_longer_than_a_reader_bears():
+    assert {
+        str(path.relative_to(ROOT)): n for path in SOURCES if (n := len(path.read_text().splitlines())) > 400
+    } == {}
+
+
+def test_no_file_is_named_for_nothing():
+    nothing = {"utils.py", "util.py", "helpers.py", "common.py", "manager.py", "misc.py"}
+    assert [path for path in SOURCES if path.name in nothing] == []
+
+
+def test_the_lock_has_hashes_and_no_address():
+    lock = (ROOT / "requirements.lock").read_text()
+    assert "--hash=sha256:" in lock
+    assert "://" not in lock
