@@ -54,6 +54,9 @@ class LakeSettings(StateSettings):
     spark_master: str = Field("local[*]", description="Master URL for modes local and cluster.")
     spark_remote: str | None = Field(None, description="sc:// URL for mode connect.")
     spark_driver_memory: str = Field("2g", description="Memory of the Spark driver.")
+    spark_driver_options: str = Field(
+        "", description="More Java options for the Spark driver; -XX:TieredStopAtLevel=1 suits short runs."
+    )
 
     nessie_uri: str | None = Field(
         None, description="An existing Nessie, as http(s)://host:port/api/v2; embedded one by default."

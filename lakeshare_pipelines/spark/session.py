@@ -59,7 +59,8 @@ def session_conf(settings: LakeSettings) -> dict[str, str]:
     # NessieCatalog and the DeltaCatalog are loaded by the driver's own loader.
     conf["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in jars.values())
     # As a URI: Java options are split at blanks, and a folder may have one in its name.
-    conf["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_log4j_file(settings).as_uri()}"
+    log4j = f"-Dlog4j2.configurationFile={_log4j_file(settings).as_uri()}"
+    conf["spark.driver.extraJavaOptions"] = f"{log4j} {settings.spark_driver_options}".strip()
     if settings.spark_mode == "local":
         conf |= LOCAL_CONF
         # Derby and the SQL warehouse would otherwise be made in whichever folder the run was started.
