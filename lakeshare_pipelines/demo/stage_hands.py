@@ -44,7 +44,9 @@ def sharing_server(port: int, log: Path) -> Iterator[str]:
 def dagster_ui(port: int, log: Path) -> Iterator[str]:
     """`dagster dev` on `port` (webserver and daemon); yields its URL once it answers."""
     command = [sys.executable, "-m", "dagster", "dev", "-h", "127.0.0.1", "-p", str(port)]
-    command += ["-m", "lakeshare_pipelines.definitions"]
+    # The checkout's workspace file names the location as `make dagster` does; an installed package has none.
+    has_workspace = Path("workspace.yaml").exists()
+    command += ["-w", "workspace.yaml"] if has_workspace else ["-m", "lakeshare_pipelines.definitions"]
     root = f"http://127.0.0.1:{port}"
     with _process(command, log, f"{root}/server_info"):
         yield root

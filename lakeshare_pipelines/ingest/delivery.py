@@ -81,8 +81,10 @@ def find_delivery(settings: LakeSettings, contract: SetContract, partition: str)
             "has not arrived",
             f"Put its files into {path}, or make some with `lakeshare deliver {contract.name}`.",
         ) from None
-    if not delivery.files or not any(file.lstat().st_size for file in delivery.files):
-        raise DeliveryError(title, "is empty", f"Put its files into {path} and deliver again.")
+    if not any(file.lstat().st_size for file in delivery.files):
+        names = ", ".join(file.name for file in delivery.files)
+        what = f"is empty: {names} without a byte" if names else "is empty: no files"
+        raise DeliveryError(title, what, f"Put its files into {path} and deliver again.")
     if not delivery.complete:
         raise DeliveryError(title, "is not complete", _what_is_awaited(settings, path))
     assign_files(contract, partition, delivery.files)

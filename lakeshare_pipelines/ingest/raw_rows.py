@@ -204,9 +204,26 @@ def _placed(
         file = by_path[unquote(urlsplit(path).path)]
         places.append((path, block, line - lowest, file.label, file.partition))
         path_before, line = path, line + count
-    schema = f"_path string, _block bigint, _shift bigint, {FILE} string, {PARTITION} string"
-    placed = rows.join(F.broadcast(spark.createDataFrame(places, schema)), ["_path", "_block"])
+    placed = rows.join(F.broadcast(_literal(spark, places)), ["_path", "_block"])
     return placed.withColumn(LINE, F.col("_id") + F.col("_shift"))
+
+
+def _literal(spark: "SparkSession", places: Sequence[tuple[str, int, int, str, str]]) -> "DataFrame":
+    """Places as a frame, without the Python workers that `createDataFrame` would start for a few rows."""
+    from pyspark.sql import functions as F
+
+    names = ("_path", "_block", "_shift", FILE, PARTITION)
+    types = ("string", "bigint", "bigint", "string", "string")
+    structs = [
+        F.struct(
+            *(
+                F.lit(value).cast(kind).alias(name)
+                for value, kind, name in zip(place, types, names, strict=True)
+            )
+        )
+        for place in places or [("", 0, 0, "", "")]
+    ]
+    return spark.range(1 if places else 0).select(F.inline(F.array(*structs)))
 
 
 def _blocks(rows: "DataFrame", counted: "SparkColumn | None") -> list[tuple[str, int, int, int]]:

@@ -28,22 +28,26 @@ EXTENSIONS = (
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 )
 
+# What any session may set for itself; behind Spark Connect nothing else can be.
 SESSION_CONF: Mapping[str, str] = {
-    "spark.sql.extensions": ",".join(EXTENSIONS),
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
+}
+
+DRIVER_CONF: Mapping[str, str] = {
+    "spark.sql.extensions": ",".join(EXTENSIONS),
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Delta's defaults are made for clusters: 50-task snapshots, a 10,000-task stage in VACUUM.
-    "spark.sql.shuffle.partitions": "2",
-    "spark.databricks.delta.snapshotPartitions": "2",
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
 }
 
 LOCAL_CONF: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # Delta's defaults are made for clusters: 50-task snapshots, a 10,000-task stage in VACUUM.
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
 }
 
 
@@ -52,6 +56,7 @@ def session_conf(settings: LakeSettings) -> dict[str, str]:
     conf = {"spark.app.name": "lakeshare", **SESSION_CONF}
     if settings.spark_mode == "connect":
         return conf
+    conf |= DRIVER_CONF
     conf["spark.master"] = settings.spark_master
     conf["spark.driver.memory"] = settings.spark_driver_memory
     jars = ensure_jars(settings, SPARK_JARS)

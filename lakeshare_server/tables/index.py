@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.tables.delta_schema import parquet_format_schema
-from lakeshare_server.tables.lines import file_ids, parquet_lines
+from lakeshare_server.tables.lines import parquet_lines
 from lakeshare_server.tables.snapshot import TableSnapshot
 
 # Grows whenever columns or rendering change; an index of another layout is not opened.
 LAYOUT = 1
 HEADER_KEY = b"lakeshare"
-BATCH_ROWS = 1000
+BATCH_ROWS = 2000
 # Rendering works on this many files at once: enough for the column at a time, little for the memory.
 CHUNK_ROWS = 10_000
 RENDERERS = 2
@@ -73,7 +73,7 @@ class FileIndex:
         return self._reader.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The files in batches of about a thousand, in the order of their paths."""
+        """The files in batches of a few thousand, in the order of their paths."""
         for number in range(self._reader.num_record_batches):
             yield self._reader.get_batch(number)
 
@@ -151,9 +151,7 @@ def _write(
     fields = [files.schema.field(name) for name in columns] + [pa.field("parquet_line", pa.string())]
     schema = pa.schema(fields, {HEADER_KEY: json.dumps(asdict(header), sort_keys=True).encode()})
     with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema) as writer:
-        # Ids come first and all at once: made beside the rendering, Python's lock would hold that up.
-        ids = file_ids(files.column("name").combine_chunks())
-        for chunk, lines in _rendered(files, ids, partition_columns):
+        for chunk, lines in _rendered(files, partition_columns):
             arrays = [chunk.column(name).combine_chunks() for name in columns]
             writer.write_table(
                 pa.Table.from_arrays([*arrays, lines], schema=schema), max_chunksize=BATCH_ROWS
@@ -161,16 +159,15 @@ def _write(
     return sink.hexdigest()
 
 
-def _rendered(
-    files: pa.Table, ids: pa.Array, partition_columns: tuple[str, ...]
-) -> Iterator[tuple[pa.Table, pa.Array]]:
+def _rendered(files: pa.Table, partition_columns: tuple[str, ...]) -> Iterator[tuple[pa.Table, pa.Array]]:
     """Chunks of files with their lines, in order: some are rendered while earlier ones are written."""
+    chunks = [
+        files.slice(start, CHUNK_ROWS).combine_chunks() for start in range(0, files.num_rows, CHUNK_ROWS)
+    ]
     with ThreadPoolExecutor(RENDERERS) as pool:
         ahead: deque[tuple[pa.Table, Future[pa.Array]]] = deque()
-        for start in range(0, files.num_rows, CHUNK_ROWS):
-            chunk = files.slice(start, CHUNK_ROWS).combine_chunks()
-            mine = ids.slice(start, CHUNK_ROWS)
-            ahead.append((chunk, pool.submit(parquet_lines, chunk, mine, partition_columns)))
+        for chunk in chunks:
+            ahead.append((chunk, pool.submit(parquet_lines, chunk, partition_columns)))
             if len(ahead) > RENDERERS:
                 done, lines = ahead.popleft()
                 yield done, lines.result()

@@ -15,11 +15,11 @@ LINE_HEAD = b'{"file":{"url":"'
 LINE_TAIL = b"}}\n"
 
 
-def parquet_lines(files: pa.Table, ids: pa.Array, partition_columns: tuple[str, ...]) -> pa.Array:
-    """The rendered part of each file's line; `files` is one chunk of a snapshot's files, `ids` are their ids."""
+def parquet_lines(files: pa.Table, partition_columns: tuple[str, ...]) -> pa.Array:
+    """The rendered part of each file's line; `files` is one chunk of a snapshot's files."""
     parts = [
         '","id":"',
-        ids,
+        file_ids(_column(files, "name")),
         '","partitionValues":',
         *_partition_values(_column(files, "partition"), partition_columns),
         ',"size":',

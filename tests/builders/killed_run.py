@@ -60,23 +60,33 @@ def run_until_killed(
 
 
 def start_run(
-    folder: Path, settings: LakeSettings, contract: SetContract, *, day: str, run_id: str
+    folder: Path,
+    settings: LakeSettings,
+    contract: SetContract,
+    *,
+    day: str,
+    run_id: str,
+    environment: Mapping[str, str] | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """Start a run of the set in another process that nobody kills."""
+    """Start a run of the set in another process that nobody kills; `environment` is added to this one's."""
     spec = {
         "state_dir": str(settings.state_dir),
         "contract": str(contract.path),
         "day": day,
         "run_id": run_id,
     }
-    return start(folder, spec | {"after": None, "nth": 0, "victim": "self", "judged": None})
+    spec |= {"after": None, "nth": 0, "victim": "self", "judged": None}
+    return start(folder, spec, environment)
 
 
-def start(folder: Path, spec: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
+def start(
+    folder: Path, spec: Mapping[str, Any], environment: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
     """Start this module as a process on a specification."""
     path = folder / f"{spec['run_id']}.json"
     path.write_text(json.dumps(spec))
-    return subprocess.Popen([sys.executable, "-m", "tests.builders.killed_run", str(path)])
+    command = [sys.executable, "-m", "tests.builders.killed_run", str(path)]
+    return subprocess.Popen(command, env={**os.environ, **(environment or {})})
 
 
 def kill_after(target: str, nth: int, victim: Callable[[], int]) -> None:

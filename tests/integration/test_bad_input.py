@@ -69,7 +69,7 @@ RED = {
     "a missing column": (without("amount"), "structure"),
     "an extra column": ([row | {"surprise": 1} for row in orders(NEXT_DAY)], "structure"),
     "a renamed column": (renamed("amount", "amounts"), "structure"),
-    "a column of another type": ([row | {"amount": "much"} for row in orders(NEXT_DAY)], "rows_parsed"),
+    "a column of another type": ([row | {"amount": "much"} for row in orders(NEXT_DAY)], "structure"),
     "rows of another day": ([an_order(DAY, 9)], "not_empty|within_partitions"),
 }
 
@@ -106,7 +106,7 @@ def test_an_unreadable_delivery_is_refused_by_name(lake, catalog, contract, befo
     with pytest.raises(DeliveryError, match=named) as refusal:
         run(lake, catalog, contract, NEXT_DAY)
 
-    assert f"{contract.name}/{NEXT_DAY}" in str(refusal.value)
+    assert NEXT_DAY in str(refusal.value)
     assert places(lake, [contract]) == []
     require_unchanged_then_rerun(lake, catalog, contract, before)
 

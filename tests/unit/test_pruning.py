@@ -245,6 +245,20 @@ def test_a_limit_stops_at_the_file_that_fills_it(tmp_path: Path) -> None:
     assert counts == [2]
 
 
+def test_rows_that_may_be_null_do_not_count_towards_a_limit(tmp_path: Path) -> None:
+    nothing = dict.fromkeys((*COLUMNS, *PARTITIONS))
+    rows_of = [[{**nothing, "i": 1}, nothing], [{**nothing, "i": 1}, {**nothing, "i": 1}]]
+    index = open_index(tmp_path, write_index(a_snapshot(rows_of, set()), tmp_path).digest)
+    counts: list[int] = []
+    asked = QueryRequest(predicate=Compare("i", "=", 1, "int"), limit=2)
+    list(
+        FileAnswer(index, asked, 0, ends_with_action=False).parts(
+            lambda paths: [b""] * len(paths), counts.append
+        )
+    )
+    assert counts == [2]
+
+
 def as_json(predicate: Predicate) -> dict[str, Any]:
     match predicate:
         case Constant(value):

@@ -35,6 +35,7 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Provider:
         provider.catalog,
         [DeclaredShare("mine", (table, planned)), DeclaredShare("hidden", (table,), "secret")],
     )
+    provider.recipient("eve", ("hidden",))
     return provider
 
 

@@ -21,6 +21,7 @@ from lakeshare_server.app import create_app, make_server
 from lakeshare_server.catalog import AuditLog
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.signing import LocalSigner
+from lakeshare_server.tables.index import BATCH_ROWS
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.sharing import Provider, a_provider, a_server, files, lines
 
@@ -173,7 +174,7 @@ def test_an_answer_that_breaks_off_does_not_look_whole(provider: Provider) -> No
     ):
         client.post(f"{LONG}/query")
     [row] = AuditLog(provider.catalog).newest(10)
-    assert (row.status, row.error_code, row.files) == (200, "INTERNAL_ERROR", 1000)
+    assert (row.status, row.error_code, row.files) == (200, "INTERNAL_ERROR", BATCH_ROWS)
 
 
 @pytest.mark.usefixtures("failing_signer", "long_table")
@@ -204,8 +205,8 @@ def test_the_first_files_leave_before_the_last_are_signed(
         client.stream("POST", f"{LONG}/query") as answer,
     ):
         arrived = answer.iter_lines()
-        first = [next(arrived) for _ in range(1002)]
+        first = [next(arrived) for _ in range(BATCH_ROWS + 2)]
         go_on.set()
         rest = list(arrived)
     assert '"protocol"' in first[0]
-    assert (len(first), len(rest)) == (1002, 1500)
+    assert len(rest) == 2500 - BATCH_ROWS

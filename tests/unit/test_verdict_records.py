@@ -57,7 +57,7 @@ def test_failed_verdicts_come_with_the_blocking_ones_first():
         (np.float64("nan"), "nan"),
         (np.array([1, 2]), [1, 2]),
         ((1, (2, "x")), [1, [2, "x"]]),
-        ({"b", "a"}, ["a", "b"]),
+        pytest.param({"b", "a"}, ["a", "b"], id="a set"),
         ({1: None}, {"1": None}),
         ("x" * 301, "x" * 299 + "…"),
         (True, True),

@@ -1,22 +1,83 @@
-"""A red run, as Dagster and the command line show it: recipients notice nothing, and it can be taken up again."""
+"""The whole path as a user walks it: the demo, a recipient's reads, a red run and what can be done with it.
+
+One file, because one lake serves all of it: the demo makes it, the other tests go on from there.
+"""
 
 import json
-import os
 
-import dagster as dg
+import delta_sharing
+import pandas as pd
 import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.demo import reader
-from lakeshare_pipelines.demo.runs import run_job
-from lakeshare_pipelines.wap.lake import with_spark
 from lakeshare_server.catalog import Ledger, open_catalog
-
-pytestmark = pytest.mark.xdist_group("demo")
+from tests.builders.spark_apart import apart, delete_on_branch, frames_on_main, reexecute_newest_failure
 
 TABLE = "aviation.flights.departures"
 FLIGHTS = next(contract for contract in load_contracts() if contract.name == "flights")
 SELECT = "flights/departures,flights/daily_delays"
+TABLES = [
+    f"{entry.share}.{entry.schema}.{entry.name}" for contract in load_contracts() for entry in contract.shares
+]
+
+
+def test_the_demo_ends_with_every_row_count_right(demo):
+    assert demo.first.code == 0, demo.first.text
+    assert "every row count is right" in demo.first.text
+    assert "stopped by  flights/departures: expect_column_values_to_not_be_null__carrier" in demo.first.text
+    assert "saw only publication 0" in demo.first.text
+
+
+def test_a_second_start_starts_no_run_and_is_right_again(demo):
+    again = demo.lakeshare("demo", "--once")
+
+    assert again.code == 0, again.text
+    assert "every row count is right" in again.text
+    assert "flights write" not in again.text
+
+
+def test_the_demo_refuses_a_lake_it_did_not_make(demo, tmp_path):
+    (tmp_path / "precious.db").write_text("")
+    elsewhere = type(demo)(
+        demo.settings, {**demo.environment, "LAKESHARE_STATE_DIR": str(tmp_path)}, demo.first
+    )
+
+    for arguments in (["demo", "--once"], ["demo", "--clean"]):
+        refused = elsewhere.lakeshare(*arguments)
+        assert refused.code == 1
+        assert "LAKESHARE_STATE_DIR" in refused.text
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.db"]
+
+
+def test_the_recipient_sees_the_tables_of_both_sets(served):
+    assert reader.tables(served) == sorted(TABLES)
+
+
+@pytest.fixture(scope="module")
+def spark_rows(demo):
+    """What Spark reads from main, as pandas, per table."""
+    return apart(frames_on_main, demo.settings.state_dir)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_client_reads_what_spark_reads_row_for_row(served, spark_rows, name):
+    through_us = delta_sharing.load_as_pandas(f"{served}#{name}")
+    directly = spark_rows[name]
+
+    assert len(through_us) == len(directly) > 0
+    pd.testing.assert_frame_equal(_ordered(through_us), _ordered(directly), check_dtype=False)
+
+
+def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
+    """One spelling of equal values, sorted by every column: dates as text, instants in UTC, no categories."""
+    frame = frame[sorted(frame.columns)].copy()
+    for name in frame.columns:
+        if isinstance(frame[name].dtype, pd.DatetimeTZDtype):
+            frame[name] = frame[name].dt.tz_convert("UTC").dt.tz_localize(None)
+        elif frame[name].dtype == object:
+            frame[name] = frame[name].map(lambda value: None if value is None else str(value))
+    return frame.sort_values(list(frame.columns), na_position="first").reset_index(drop=True)
 
 
 def materialize(demo, day):
@@ -43,10 +104,7 @@ def red_place(demo):
 
 
 def clear_nulls(demo, ref):
-    """Repair a branch by hand, as an engineer would."""
-    with with_spark(demo.settings) as lake:
-        for table in FLIGHTS.tables:
-            lake.spark.sql(f"DELETE FROM {lake.catalog(ref)}.{table.name} WHERE carrier IS NULL")
+    apart(delete_on_branch, demo.settings.state_dir, FLIGHTS, ref, "carrier IS NULL")
 
 
 def latest(demo):
@@ -99,14 +157,9 @@ def test_a_red_run_is_taken_up_again_from_dagster_and_discarded(demo, in_demo_ho
     clear_nulls(demo, ref)
     before = latest(demo)
 
-    with dg.DagsterInstance.get() as instance:
-        failed = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]), limit=1)[0]
-        options = dg.ReexecutionOptions.from_failure(failed.run_id, instance)
-        target = dg.build_reconstructable_job(run_job.__module__, run_job.__name__, (failed.job_name,))
-        again = dg.execute_job(target, instance, reexecution_options=options)
+    succeeded, steps = apart(reexecute_newest_failure)
 
-    assert again.success
-    steps = {event.step_key for event in again.all_events if event.is_step_start}
+    assert succeeded
     assert steps == {"flights_set.flights_audit", "flights_set.flights_publish"}
     assert latest(demo).version == before.version + 1
 
@@ -118,4 +171,3 @@ def test_a_red_run_is_taken_up_again_from_dagster_and_discarded(demo, in_demo_ho
     unknown = demo.lakeshare("wap", "show", ref)
     assert unknown.code == 1
     assert "lakeshare wap list" in unknown.text
-    assert os.environ["DAGSTER_HOME"] == demo.environment["DAGSTER_HOME"]

@@ -1,0 +1,58 @@
+"""Work on a lake with a Spark of its own: a process has one Spark only, and other tests keep theirs."""
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dagster as dg
+import pandas as pd
+
+from lakeshare_pipelines.contracts import SetContract, load_contracts
+from lakeshare_pipelines.demo.runs import run_job
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.wap.delta import table_location
+from lakeshare_pipelines.wap.lake import with_spark
+
+T = TypeVar("T")
+
+
+def apart(function: Callable[..., T], *arguments: Any) -> T:
+    """The result of a function of this module, computed in a process that ends with it."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+        return pool.submit(function, *arguments).result(timeout=300)
+
+
+def frames_on_main(state_dir: Path) -> dict[str, pd.DataFrame]:
+    """What Spark reads from main for every shared table, as `{share.schema.table: frame}`."""
+    settings = LakeSettings(_env_file=None, state_dir=state_dir)
+    frames = {}
+    with with_spark(settings) as lake:
+        for contract in load_contracts():
+            for entry in contract.shares:
+                table = contract.table(entry.table)
+                if table.format == "iceberg":
+                    frame = lake.table(table.name)
+                else:
+                    frame = lake.spark.read.format("delta").load(str(table_location(settings, table)))
+                frames[f"{entry.share}.{entry.schema}.{entry.name}"] = frame.toPandas()
+    return frames
+
+
+def delete_on_branch(state_dir: Path, contract: SetContract, ref: str, where: str) -> None:
+    """Repair a branch by hand, as an engineer would: delete rows of every table of the set."""
+    with with_spark(LakeSettings(_env_file=None, state_dir=state_dir)) as lake:
+        for table in contract.tables:
+            lake.spark.sql(f"DELETE FROM {lake.catalog(ref)}.{table.name} WHERE {where}")
+
+
+def reexecute_newest_failure() -> tuple[bool, set[str]]:
+    """Take the newest failed run up again from its failure, as the UI does: success, and the steps that ran."""
+    with dg.DagsterInstance.get() as instance:
+        failed = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]), limit=1)[0]
+        options = dg.ReexecutionOptions.from_failure(failed.run_id, instance)
+        target = dg.build_reconstructable_job(run_job.__module__, run_job.__name__, (failed.job_name,))
+        again = dg.execute_job(target, instance, reexecution_options=options)
+        return again.success, {event.step_key for event in again.all_events if event.is_step_start}

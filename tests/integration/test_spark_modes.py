@@ -1,0 +1,79 @@
+"""Spark where the setting says: behind Spark Connect the same set is staged, audited and published."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pyspark
+import pytest
+
+from lakeshare_pipelines.demo.stage_hands import free_port
+from lakeshare_pipelines.errors import SparkError
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.java import find_java
+from lakeshare_pipelines.spark.session import open_session, session_conf
+from lakeshare_pipelines.spark.shim import spark_home_for
+from tests.builders.killed_run import start_run
+from tests.builders.main_state import rows_on_main
+from tests.builders.sets import a_delivery, orders
+
+DAY = "2024-01-01"
+READY_S = 120
+CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+
+
+@pytest.fixture(scope="module")
+def connect_server(settings: LakeSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Spark Connect server with the pinned jars; yields its sc:// address."""
+    port, log = free_port(0), tmp_path_factory.mktemp("connect") / "connect.log"
+    conf = session_conf(settings) | {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+    }
+    command = [f"{Path(pyspark.__file__).parent}/bin/spark-submit", "--class", CLASS]
+    for name, value in conf.items():
+        command += ["--conf", f"{name}={value}"]
+    home = spark_home_for(find_java("spark", settings), settings)
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [*command, "spark-internal"], env={**os.environ, "JAVA_HOME": str(home)}, stdout=out, stderr=out
+        )
+    try:
+        deadline = time.monotonic() + READY_S
+        while "Spark Connect server started" not in log.read_text():
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
+
+
+def test_a_set_is_published_through_spark_connect(lake, ledger, contract, connect_server, tmp_path):
+    a_delivery(lake.settings, contract, DAY, orders(DAY))
+    through_connect = {"LAKESHARE_SPARK_MODE": "connect", "LAKESHARE_SPARK_REMOTE": connect_server}
+
+    run = start_run(
+        tmp_path, lake.settings, contract, day=DAY, run_id=str(uuid4()), environment=through_connect
+    )
+
+    assert run.wait(timeout=300) == 0
+    assert ledger.latest(f"{contract.name}.orders").rows == 3
+    assert len(rows_on_main(lake, contract, "orders")) == 3
+
+
+def test_connect_without_an_address_names_the_setting(settings):
+    with pytest.raises(SparkError, match="LAKESHARE_SPARK_REMOTE"):
+        open_session(settings.model_copy(update={"spark_mode": "connect"}))
+
+
+def test_a_cluster_is_not_given_the_confs_of_a_small_machine(settings):
+    cluster = settings.model_copy(update={"spark_mode": "cluster", "spark_master": "spark://master:7077"})
+    conf = session_conf(cluster)
+    assert conf["spark.master"] == "spark://master:7077"
+    assert "spark.sql.shuffle.partitions" not in conf
+    assert "spark.driver.host" not in conf
