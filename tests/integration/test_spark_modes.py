@@ -1,6 +1,7 @@
 """Spark where the setting says: behind Spark Connect the same set is staged, audited and published."""
 
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ def connect_server(settings: LakeSettings, tmp_path_factory: pytest.TempPathFact
         )
     try:
         deadline = time.monotonic() + READY_S
-        while "Spark Connect server started" not in log.read_text():
+        while not listens(port):
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
@@ -51,6 +52,11 @@ def connect_server(settings: LakeSettings, tmp_path_factory: pytest.TempPathFact
     finally:
         server.terminate()
         server.wait(timeout=60)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_set_is_published_through_spark_connect(lake, ledger, contract, connect_server, tmp_path):
