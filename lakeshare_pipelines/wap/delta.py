@@ -51,7 +51,7 @@ class DeltaStaging:
         properties: Mapping[str, str],
     ) -> None:
         metadata = json.dumps({PROPERTY + name: value for name, value in properties.items()})
-        writer = frame.write.format("delta").mode("errorifexists").option("userMetadata", metadata)
+        writer = frame.write.format("delta").mode("error").option("userMetadata", metadata)
         columns = [column for column, _ in table.partition_by]
         if columns:
             writer = writer.partitionBy(*columns)
