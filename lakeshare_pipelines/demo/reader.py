@@ -34,20 +34,22 @@ def version(profile: Path, table: str) -> int:
 
 @dataclass
 class Watch:
-    """Every version a recipient saw while something else went on."""
+    """Every version and every row count a recipient saw while something else went on."""
 
     versions: set[int] = field(default_factory=set)
+    row_counts: set[int] = field(default_factory=set)
     looks: int = 0
 
 
 @contextmanager
 def watching(profile: Path, table: str) -> Iterator[Watch]:
-    """Ask for the table's version over and over until the block ends."""
+    """Ask for the table's version and its rows over and over until the block ends."""
     watch, over = Watch(), threading.Event()
 
     def look() -> None:
         while not over.wait(POLL_S):
             watch.versions.add(version(profile, table))
+            watch.row_counts.add(len(read(profile, table)))
             watch.looks += 1
 
     watcher = threading.Thread(target=look, name="watching", daemon=True)

@@ -176,7 +176,7 @@ def _bad_day(scene: Stage) -> list[str]:
     for check in ran.failed_checks:
         voice.says(f"stopped by  {check}")
     voice.says(f"meanwhile the recipient asked {watch.looks} times and saw only publication {before}")
-    if watch.versions - {before}:
+    if watch.versions - {before} or len(watch.row_counts) > 1:
         wrong.append(f"the recipient saw {sorted(watch.versions)} while the bad delivery was audited")
     voice.chapter("The corrected delivery arrives")
     deliver(scene.settings, scene.flights, partition=LAST_DAY)
