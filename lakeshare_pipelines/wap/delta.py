@@ -18,17 +18,27 @@ from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_pipelines.wap.staged import WHOLE, Staged
-from lakeshare_pipelines.wap.staging import Landed, LedgerKnows
+from lakeshare_pipelines.wap.staging import (
+    PROPERTY,
+    Landed,
+    LedgerKnows,
+    commit_properties,
+    owed_run,
+    said_by,
+)
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction, CommitProperties
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 STAGED_FOLDER = "_staged"
+PUBLISHED = "_PUBLISHED"
+"""Marks a staging place whose files are a table's by now, for when the log has forgotten which commit it was."""
 ABSENT = -1
-PROPERTY = "lakeshare."
+FIRST_COMMITS = 20
+# Commits are timed by whoever wrote them.
+CLOCK_SLACK_MS = 24 * 3600 * 1000
 
 
 class DeltaStaging:
@@ -66,7 +76,7 @@ class DeltaStaging:
         return digest.hexdigest()
 
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
-        return self._read(self._staged(table.name, staged.ref))
+        return self.lake.spark.read.format("delta").load(str(self._staged(table.name, staged.ref)))
 
     def count_written(self, staged: Staged, table: Table) -> int:
         return self.rows_of_run(staged, table).count()
@@ -75,27 +85,26 @@ class DeltaStaging:
         from pyspark.sql import functions as F
 
         rows = self.rows_of_run(staged, table)
-        before = self._before(staged, table)
+        before = self.on_main(staged, table)
         column = replaced_column(staged, table)
         if before is None or column is None:
             return rows
         kept = before.where(~F.col(column).cast("string").isin(list(staged.partitions)))
         return kept.unionByName(rows, allowMissingColumns=True)
 
-    def schema_on_main(self, staged: Staged, table: Table) -> "StructType | None":
-        before = self._before(staged, table)
-        return None if before is None else before.schema
-
-    def rows_on_main(self, staged: Staged, table: Table) -> int | None:
-        before = self._before(staged, table)
-        return None if before is None else before.count()
+    def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
+        version = json.loads(staged.base)[table.name]
+        if version == ABSENT:
+            return None
+        path = str(self.location(table.name))
+        return self.lake.spark.read.format("delta").option("versionAsOf", version).load(path)
 
     def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
         found = self.seal(staged.ref)
         if found != staged.head:
             raise BranchMoved(staged.ref, staged.head, found)
         base = json.loads(staged.base)
-        mine = {name: self._version_of_ref(name, staged.ref) for name in self.tables}
+        mine = {name: self._landed_at(name, staged.ref, base[name]) for name in self.tables}
         changed = [name for name in self.tables if mine[name] is None and self._version(name) != base[name]]
         if changed:
             raise Conflict(changed, staged.base, json.dumps({name: self._version(name) for name in changed}))
@@ -108,45 +117,53 @@ class DeltaStaging:
         found: dict[str, Mapping[str, Any]] = {}
         for name in self.tables:
             for _, info in self.commits(name):
-                run = info.get(PROPERTY + "run")
-                if run is None or PROPERTY + "staged" not in info:
+                run = owed_run(info, self.contract.name)
+                if run is None:
                     continue
                 if is_known(run):
                     break
                 found.setdefault(run, info)
         oldest_first = sorted(found.values(), key=lambda info: info["timestamp"])
-        return [self._complete(info) for info in oldest_first]
+        return [self.land(*said_by(info)) for info in oldest_first]
 
     def waiting(self) -> list[tuple[str, datetime]]:
+        landed = {info.get(PROPERTY + "ref") for name in self.tables for _, info in self.commits(name)}
         since: dict[str, float] = {}
         for name in self.tables:
-            published = {info.get(PROPERTY + "ref") for _, info in self.commits(name)}
             folder = self.location(name) / STAGED_FOLDER
             for place in folder.iterdir() if folder.is_dir() else ():
-                if place.name not in published:
+                if place.name not in landed and not (place / PUBLISHED).exists():
                     since[place.name] = max(since.get(place.name, 0.0), place.stat().st_mtime)
         return [(ref, datetime.fromtimestamp(at, UTC)) for ref, at in since.items()]
 
     def discard(self, ref: str) -> None:
-        for name in self.tables:
-            # A published run's files live on in its staging folder: the janitor asks the ledger, not this.
-            if self._version_of_ref(name, ref) is None:
-                shutil.rmtree(self._staged(name, ref), ignore_errors=True)
+        places = [place for name in self.tables if (place := self._staged(name, ref)).exists()]
+        if all((place / PUBLISHED).exists() for place in places):
+            return
+        landed = [self._has_landed(name, ref) for name in self.tables]
+        if all(landed):
+            for place in places:
+                (place / PUBLISHED).touch()
+        elif not any(landed):
+            for place in places:
+                shutil.rmtree(place)
+        # Else a crash came between two tables' commits: the repair still needs the places of the others.
 
     def location(self, name: str) -> Path:
         """Root folder of a table."""
         return table_location(self.lake.settings, self.tables[name])
 
     def commits(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """`(version, commit info)` of a table, newest first."""
+        """`(version, commit info)` of a table, newest first, read as far back as they are asked for."""
         table = self._open(name)
-        if table is not None:
-            for info in table.history():
+        wanted, told = FIRST_COMMITS, 0
+        while table is not None:
+            infos = table.history(limit=wanted)
+            for info in infos[told:]:
                 yield info["version"], info
-
-    def _complete(self, info: Mapping[str, Any]) -> Landed:
-        staged = Staged.from_record(json.loads(info[PROPERTY + "staged"]))
-        return self.land(staged, json.loads(info[PROPERTY + "evidence"]))
+            if len(infos) < wanted:
+                return
+            wanted, told = wanted * 10, len(infos)
 
     def _commit(self, table: Table, staged: Staged, evidence: Mapping[str, object], base: int) -> int:
         from deltalake import DeltaTable
@@ -191,14 +208,7 @@ class DeltaStaging:
         from deltalake.transaction import CommitProperties, Transaction
 
         return CommitProperties(
-            custom_metadata={
-                PROPERTY + "set": staged.set_name,
-                PROPERTY + "run": staged.run_id,
-                PROPERTY + "ref": staged.ref,
-                PROPERTY + "audited": staged.head,
-                PROPERTY + "staged": staged.as_json(),
-                PROPERTY + "evidence": json.dumps(evidence, separators=(",", ":"), sort_keys=True),
-            },
+            custom_metadata=commit_properties(staged, evidence),
             app_transactions=[Transaction(staged.set_name, ordinal)],
             max_commit_retries=0,
         )
@@ -240,16 +250,6 @@ class DeltaStaging:
     def _staged(self, name: str, ref: str) -> Path:
         return self.location(name) / STAGED_FOLDER / ref
 
-    def _before(self, staged: Staged, table: Table) -> "DataFrame | None":
-        version = json.loads(staged.base)[table.name]
-        if version == ABSENT:
-            return None
-        path = str(self.location(table.name))
-        return self.lake.spark.read.format("delta").option("versionAsOf", version).load(path)
-
-    def _read(self, path: Path) -> "DataFrame":
-        return self.lake.spark.read.format("delta").load(str(path))
-
     def _open(self, name: str) -> "DeltaTable | None":
         from deltalake import DeltaTable
 
@@ -261,8 +261,25 @@ class DeltaStaging:
         table = self._open(name)
         return ABSENT if table is None else table.version()
 
-    def _version_of_ref(self, name: str, ref: str) -> int | None:
-        return next((v for v, info in self.commits(name) if info.get(PROPERTY + "ref") == ref), None)
+    def _landed_at(self, name: str, ref: str, after: int) -> int | None:
+        """The version above `after` that a staging place landed with; None when it has not."""
+        for version, info in self.commits(name):
+            if version <= after:
+                return None
+            if info.get(PROPERTY + "ref") == ref:
+                return version
+        return None
+
+    def _has_landed(self, name: str, ref: str) -> bool:
+        """Whether a staging place landed; only commits younger than the place can be it."""
+        place = self._staged(name, ref)
+        made_ms = place.stat().st_ctime * 1000 if place.exists() else 0.0
+        for _, info in self.commits(name):
+            if info.get(PROPERTY + "ref") == ref:
+                return True
+            if info["timestamp"] < made_ms - CLOCK_SLACK_MS:
+                return False
+        return False
 
 
 def table_location(settings: LakeSettings, table: Table) -> Path:

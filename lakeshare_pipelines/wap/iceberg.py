@@ -1,22 +1,25 @@
 """Iceberg on Nessie: a branch is the staging place, a merge of the audited hash is the publication."""
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NessieError
-from lakeshare_pipelines.nessie.client import Commit, Nessie
+from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_pipelines.wap.staged import WHOLE, Staged, staging_prefix
-from lakeshare_pipelines.wap.staging import Landed, LedgerKnows
+from lakeshare_pipelines.wap.staging import (
+    PROPERTY,
+    Landed,
+    LedgerKnows,
+    commit_properties,
+    owed_run,
+    said_by,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
-
-PROPERTY = "lakeshare."
 
 
 class IcebergStaging:
@@ -61,20 +64,18 @@ class IcebergStaging:
         return self.table_after(staged, table).where(replaced(table, staged.partitions))
 
     def count_written(self, staged: Staged, table: Table) -> int:
-        before = self._before(staged, table)
+        before = self.on_main(staged, table)
         kept = 0 if before is None else before.where(~replaced(table, staged.partitions)).count()
         return self.table_after(staged, table).count() - kept
 
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
         return self.lake.table(table.name, staged.ref)
 
-    def schema_on_main(self, staged: Staged, table: Table) -> "StructType | None":
-        before = self._before(staged, table)
-        return None if before is None else before.schema
-
-    def rows_on_main(self, staged: Staged, table: Table) -> int | None:
-        before = self._before(staged, table)
-        return None if before is None else before.count()
+    def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
+        content = self.lake.nessie().content(table.name, f"main@{staged.base}")
+        if content is None:
+            return None
+        return self.lake.spark.table(f"{self.lake.catalog('main')}.{_at(table.name, staged.base)}")
 
     def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
         publisher = self.lake.nessie("publisher")
@@ -83,13 +84,6 @@ class IcebergStaging:
             raise BranchMoved(staged.ref, staged.head, found)
         main = publisher.reference("main").hash
         self._refuse_changed(publisher, staged, main)
-        properties = {
-            PROPERTY + "set": staged.set_name,
-            PROPERTY + "run": staged.run_id,
-            PROPERTY + "audited": staged.head,
-            PROPERTY + "staged": staged.as_json(),
-            PROPERTY + "evidence": json.dumps(evidence, separators=(",", ":"), sort_keys=True),
-        }
         try:
             merge = publisher.merge(
                 staged.ref,
@@ -97,7 +91,7 @@ class IcebergStaging:
                 onto_hash=main,
                 message=f"Publish {staged.set_name} {staged.partition}",
                 author="lakeshare",
-                properties=properties,
+                properties=commit_properties(staged, evidence),
             )
         except NessieError as error:
             if error.code == "REFERENCE_CONFLICT":
@@ -110,13 +104,12 @@ class IcebergStaging:
     def owed(self, is_known: LedgerKnows) -> list[Landed]:
         found = []
         for commit in self.lake.nessie().history("main"):
-            if commit.properties.get(PROPERTY + "set") != self.contract.name:
+            run = owed_run(commit.properties, self.contract.name)
+            if run is None:
                 continue
-            if PROPERTY + "staged" not in commit.properties:
-                continue
-            if is_known(commit.properties[PROPERTY + "run"]):
+            if is_known(run):
                 break
-            found.append(_landed(commit))
+            found.append(Landed(*said_by(commit.properties), commit.hash, {}))
         return found[::-1]
 
     def waiting(self) -> list[tuple[str, datetime]]:
@@ -141,12 +134,6 @@ class IcebergStaging:
         ]
         if changed:
             raise Conflict(changed, staged.base, main)
-
-    def _before(self, staged: Staged, table: Table) -> "DataFrame | None":
-        content = self.lake.nessie().content(table.name, f"main@{staged.base}")
-        if content is None:
-            return None
-        return self.lake.spark.table(f"{self.lake.catalog('main')}.{_at(table.name, staged.base)}")
 
     def _add_columns(self, target: str, table: Table) -> None:
         there = {name.lower() for name in self.lake.spark.table(target).columns}
@@ -185,9 +172,3 @@ def replaced(table: Table, partitions: Sequence[str]) -> "Column":
 def _at(name: str, commit: str) -> str:
     namespace, table = name.rsplit(".", 1)
     return f"{namespace}.`{table}@main#{commit}`"
-
-
-def _landed(commit: Commit) -> Landed:
-    staged = Staged.from_record(json.loads(commit.properties[PROPERTY + "staged"]))
-    evidence = json.loads(commit.properties[PROPERTY + "evidence"])
-    return Landed(staged, evidence, commit.hash, {})

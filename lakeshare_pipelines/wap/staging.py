@@ -1,9 +1,10 @@
 """The interface between the steps and the two table formats, and the choice between them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import ContractError
@@ -12,7 +13,6 @@ from lakeshare_pipelines.wap.staged import Staged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,8 @@ class Staging(Protocol):
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
         """The whole table as it will stand on main after publication."""
 
-    def schema_on_main(self, staged: Staged, table: Table) -> "StructType | None":
-        """The published schema the run started from; None before the first publication."""
-
-    def rows_on_main(self, staged: Staged, table: Table) -> int | None:
-        """Rows of the table the run started from; None before the first publication."""
+    def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
+        """The table on main as the run found it; None before the first publication."""
 
     def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
         """Make exactly `staged.head` main's state for every table of the set; half-done ones are completed.
@@ -74,7 +71,36 @@ class Staging(Protocol):
         """Staging places of this set that are not published, and when each was last written."""
 
     def discard(self, ref: str) -> None:
-        """Remove the staging place; nothing happens when it is gone already."""
+        """Remove the staging place; nothing happens when it is gone already, or when its set began to land."""
+
+
+PROPERTY = "lakeshare."
+"""How the names of our properties begin, in Nessie commits, Iceberg snapshots and Delta commits alike."""
+
+
+def commit_properties(staged: Staged, evidence: Mapping[str, object]) -> dict[str, str]:
+    """What the commit on main says of the set that lands with it: enough to write the ledger from storage."""
+    return {
+        PROPERTY + "set": staged.set_name,
+        PROPERTY + "run": staged.run_id,
+        PROPERTY + "ref": staged.ref,
+        PROPERTY + "audited": staged.head,
+        PROPERTY + "staged": staged.as_json(),
+        PROPERTY + "evidence": json.dumps(evidence, separators=(",", ":"), sort_keys=True),
+    }
+
+
+def said_by(properties: Mapping[str, Any]) -> tuple[Staged, Mapping[str, object]]:
+    """The staged set and the evidence that `commit_properties` wrote."""
+    staged = Staged.from_record(json.loads(properties[PROPERTY + "staged"]))
+    return staged, json.loads(properties[PROPERTY + "evidence"])
+
+
+def owed_run(properties: Mapping[str, Any], set_name: str) -> str | None:
+    """The run of a set that landed with a commit; None for a commit of anybody else, or of a rollback."""
+    if properties.get(PROPERTY + "set") != set_name or PROPERTY + "staged" not in properties:
+        return None
+    return str(properties[PROPERTY + "run"])
 
 
 class LedgerKnows(Protocol):

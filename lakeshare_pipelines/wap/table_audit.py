@@ -83,8 +83,8 @@ class TableAudit:
         return checks
 
     def _structure(self, types: Types) -> Finding:
-        main = self.staging.schema_on_main(self.staged, self.table)
-        published = None if main is None else types_of(main)
+        main = self.staging.on_main(self.staged, self.table)
+        published = None if main is None else types_of(main.schema)
         problems = ["the run did not stage it"] if self.record is None else list(self.record.problems)
         problems += structure_problems(self.table, types, declared_types(self.table), published)
         observed = {"columns": len(types), "problems": problems}
@@ -118,8 +118,9 @@ class TableAudit:
             of_run = self._by_day(rows)
             everywhere = counts.rows_by_day(self._after(rows), self.table)
             return counts.drifted(self.table.drift, of_run, counts.usual_rows(everywhere, of_run))
-        on_main = self.staging.rows_on_main(self.staged, self.table)
-        return counts.drifted(self.table.drift, {"table": rows.count()}, {"table": on_main})
+        main = self.staging.on_main(self.staged, self.table)
+        usual = {"table": None if main is None else main.count()}
+        return counts.drifted(self.table.drift, {"table": rows.count()}, usual)
 
     def _by_day(self, rows: "DataFrame") -> Mapping[str, int]:
         if self._days is None:
