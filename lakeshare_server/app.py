@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from lakeshare_server.access.profile import write_profile
 from lakeshare_server.access.view import Views
 from lakeshare_server.catalog import AuditLog, open_catalog
 from lakeshare_server.errors import Unavailable
@@ -20,8 +19,6 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, load_key
 
 SHUTDOWN_S = 10
-
-__all__ = ["app_from_environment", "create_app", "make_server", "serve", "write_profile"]
 
 
 def create_app(settings: ServerSettings) -> FastAPI:

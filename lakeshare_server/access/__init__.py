@@ -1,1 +1,1 @@
-"""Who may read what: tokens, grants and the audit log of requests."""
+"""Who may read what: from a bearer token to its recipient, and to the recipient's view of a table."""

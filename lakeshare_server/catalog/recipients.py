@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from lakeshare_server.access.tokens import new_token, token_digest
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import GrantRow, RecipientRow, ShareRow, TokenRow
 from lakeshare_server.catalog.shares import NAME
+from lakeshare_server.catalog.tokens import new_token, token_digest
 from lakeshare_server.errors import BadRequest, NotFound
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 
-from lakeshare_server.app import make_server, write_profile
+from lakeshare_server.access.profile import write_profile
+from lakeshare_server.app import make_server
 from lakeshare_server.catalog import (
     Catalog,
     DeclaredShare,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.app import write_profile
+from lakeshare_server.access.profile import write_profile
 from lakeshare_server.catalog import Catalog, DeclaredShare, Recipients, apply_shares, open_catalog
 from lakeshare_server.errors import BadRequest, NotFound
 

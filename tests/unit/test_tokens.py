@@ -1,6 +1,6 @@
 """A token can be recognised from its digest, and from nothing less than the whole token."""
 
-from lakeshare_server.access.tokens import is_token, new_token, token_digest
+from lakeshare_server.catalog.tokens import is_token, new_token, token_digest
 
 
 def test_a_token_is_recognised_by_its_digest_only():
