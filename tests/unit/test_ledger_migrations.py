@@ -3,17 +3,24 @@
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import Connection, inspect, text
 
 from lakeshare_server.catalog import database as database_module
 from lakeshare_server.catalog import open_catalog
 from lakeshare_server.catalog.database import HEAD
 from lakeshare_server.catalog.models import Base
 from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
+
+
+def migrations(**attributes: Connection) -> Config:
+    config = Config(attributes=dict(attributes))
+    config.set_main_option("script_location", str(Path(database_module.__file__).with_name("migrations")))
+    return config
 
 
 def test_the_migrations_and_the_models_agree(tmp_path: Path) -> None:
@@ -24,9 +31,16 @@ def test_the_migrations_and_the_models_agree(tmp_path: Path) -> None:
 
 
 def test_the_newest_migration_is_the_one_the_code_expects() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(Path(database_module.__file__).with_name("migrations")))
-    assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
+    assert ScriptDirectory.from_config(migrations()).get_heads() == [HEAD]
+
+
+def test_the_migrations_can_be_taken_back_and_made_again(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'lakeshare.db'}"
+    with open_catalog(url).writing() as session:
+        connection = session.connection()
+        command.downgrade(migrations(connection=connection), "base")
+        assert inspect(connection).get_table_names() == ["alembic_version"]
+    assert open_catalog(url).revision() == HEAD
 
 
 def test_opening_again_changes_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.schema import SchemaItem
 
 revision = "0001"
 down_revision = None
@@ -9,32 +10,35 @@ branch_labels = None
 depends_on = None
 
 KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+# Children before their parents.
+TABLES = (
+    "audit_log",
+    "grants",
+    "tokens",
+    "recipients",
+    "shared_tables",
+    "schemas",
+    "shares",
+    "set_locks",
+    "publications",
+)
 
 
 def upgrade() -> None:
-    op.create_table(
-        "audit_log",
-        sa.Column("key", KEY, autoincrement=True, nullable=False),
-        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("recipient", sa.String(length=255), nullable=True),
-        sa.Column("action", sa.String(length=64), nullable=False),
-        sa.Column("object_name", sa.Text(), nullable=True),
-        sa.Column("status", sa.Integer(), nullable=False),
-        sa.Column("error_code", sa.String(length=64), nullable=True),
-        sa.Column("version", sa.BigInteger(), nullable=True),
-        sa.Column("files", sa.BigInteger(), nullable=True),
-        sa.Column("request_id", sa.String(length=64), nullable=False),
-        sa.Column("ip", sa.String(length=64), nullable=True),
-        sa.Column("user_agent", sa.Text(), nullable=True),
-        sa.Column("elapsed_ms", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("key", name=op.f("pk_audit_log")),
-        sqlite_autoincrement=True,
-    )
-    op.create_index(op.f("ix_audit_log_at"), "audit_log", ["at"], unique=False)
-    op.create_index(op.f("ix_audit_log_recipient"), "audit_log", ["recipient"], unique=False)
-    op.create_table(
+    _create_ledger()
+    _create_shares()
+    _create_recipients()
+    _create_audit_log()
+
+
+def downgrade() -> None:
+    for table in TABLES:
+        op.drop_table(table)
+
+
+def _create_ledger() -> None:
+    _growing_table(
         "publications",
-        sa.Column("key", KEY, autoincrement=True, nullable=False),
         sa.Column("table_name", sa.String(length=512), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("set_name", sa.String(length=255), nullable=False),
@@ -57,27 +61,11 @@ def upgrade() -> None:
         sa.Column("audited", sa.Boolean(), nullable=False),
         sa.Column("rollback_of", sa.BigInteger(), nullable=True),
         sa.Column("published_at", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("key", name=op.f("pk_publications")),
         sa.UniqueConstraint("table_name", "run_id", name=op.f("uq_publications_table_name_run_id")),
         sa.UniqueConstraint("table_name", "version", name=op.f("uq_publications_table_name_version")),
-        sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_publications_nessie_hash"), "publications", ["nessie_hash"], unique=False)
     op.create_index(op.f("ix_publications_run_id"), "publications", ["run_id"], unique=False)
-    op.create_table(
-        "recipients",
-        sa.Column("key", KEY, autoincrement=True, nullable=False),
-        sa.Column("id", sa.String(length=36), nullable=False),
-        sa.Column("name", sa.String(length=255), nullable=False),
-        sa.Column("name_key", sa.String(length=255), nullable=False),
-        sa.Column("comment", sa.Text(), nullable=True),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
-        sa.PrimaryKeyConstraint("key", name=op.f("pk_recipients")),
-        sa.UniqueConstraint("id", name=op.f("uq_recipients_id")),
-        sa.UniqueConstraint("name_key", name=op.f("uq_recipients_name_key")),
-        sqlite_autoincrement=True,
-    )
     op.create_table(
         "set_locks",
         sa.Column("set_name", sa.String(length=255), nullable=False),
@@ -89,39 +77,22 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("set_name", name=op.f("pk_set_locks")),
     )
-    op.create_table(
+
+
+def _create_shares() -> None:
+    _growing_table(
         "shares",
-        sa.Column("key", KEY, autoincrement=True, nullable=False),
         sa.Column("id", sa.String(length=36), nullable=False),
         sa.Column("name", sa.String(length=255), nullable=False),
         sa.Column("name_key", sa.String(length=255), nullable=False),
         sa.Column("comment", sa.Text(), nullable=True),
         sa.Column("declared", sa.Boolean(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("key", name=op.f("pk_shares")),
         sa.UniqueConstraint("id", name=op.f("uq_shares_id")),
         sa.UniqueConstraint("name_key", name=op.f("uq_shares_name_key")),
-        sqlite_autoincrement=True,
     )
-    op.create_table(
-        "grants",
-        sa.Column("key", KEY, autoincrement=True, nullable=False),
-        sa.Column("recipient_key", KEY, nullable=False),
-        sa.Column("share_key", KEY, nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["recipient_key"], ["recipients.key"], name=op.f("fk_grants_recipient_key"), ondelete="CASCADE"
-        ),
-        sa.ForeignKeyConstraint(
-            ["share_key"], ["shares.key"], name=op.f("fk_grants_share_key"), ondelete="RESTRICT"
-        ),
-        sa.PrimaryKeyConstraint("key", name=op.f("pk_grants")),
-        sa.UniqueConstraint("recipient_key", "share_key", name=op.f("uq_grants_recipient_key_share_key")),
-        sqlite_autoincrement=True,
-    )
-    op.create_table(
+    _growing_table(
         "schemas",
-        sa.Column("key", KEY, autoincrement=True, nullable=False),
         sa.Column("share_key", KEY, nullable=False),
         sa.Column("name", sa.String(length=255), nullable=False),
         sa.Column("name_key", sa.String(length=255), nullable=False),
@@ -129,28 +100,10 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["share_key"], ["shares.key"], name=op.f("fk_schemas_share_key"), ondelete="CASCADE"
         ),
-        sa.PrimaryKeyConstraint("key", name=op.f("pk_schemas")),
         sa.UniqueConstraint("share_key", "name_key", name=op.f("uq_schemas_share_key_name_key")),
-        sqlite_autoincrement=True,
     )
-    op.create_table(
-        "tokens",
-        sa.Column("key", KEY, autoincrement=True, nullable=False),
-        sa.Column("recipient_key", KEY, nullable=False),
-        sa.Column("digest", sa.String(length=64), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["recipient_key"], ["recipients.key"], name=op.f("fk_tokens_recipient_key"), ondelete="CASCADE"
-        ),
-        sa.PrimaryKeyConstraint("key", name=op.f("pk_tokens")),
-        sa.UniqueConstraint("digest", name=op.f("uq_tokens_digest")),
-        sqlite_autoincrement=True,
-    )
-    op.create_table(
+    _growing_table(
         "shared_tables",
-        sa.Column("key", KEY, autoincrement=True, nullable=False),
         sa.Column("id", sa.String(length=36), nullable=False),
         sa.Column("schema_key", KEY, nullable=False),
         sa.Column("name", sa.String(length=255), nullable=False),
@@ -162,26 +115,77 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["schema_key"], ["schemas.key"], name=op.f("fk_shared_tables_schema_key"), ondelete="CASCADE"
         ),
-        sa.PrimaryKeyConstraint("key", name=op.f("pk_shared_tables")),
         sa.UniqueConstraint("id", name=op.f("uq_shared_tables_id")),
         sa.UniqueConstraint("schema_key", "name_key", name=op.f("uq_shared_tables_schema_key_name_key")),
-        sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_shared_tables_lake_table"), "shared_tables", ["lake_table"], unique=False)
 
 
-def downgrade() -> None:
-    op.drop_index(op.f("ix_shared_tables_lake_table"), table_name="shared_tables")
-    op.drop_table("shared_tables")
-    op.drop_table("tokens")
-    op.drop_table("schemas")
-    op.drop_table("grants")
-    op.drop_table("shares")
-    op.drop_table("set_locks")
-    op.drop_table("recipients")
-    op.drop_index(op.f("ix_publications_run_id"), table_name="publications")
-    op.drop_index(op.f("ix_publications_nessie_hash"), table_name="publications")
-    op.drop_table("publications")
-    op.drop_index(op.f("ix_audit_log_recipient"), table_name="audit_log")
-    op.drop_index(op.f("ix_audit_log_at"), table_name="audit_log")
-    op.drop_table("audit_log")
+def _create_recipients() -> None:
+    _growing_table(
+        "recipients",
+        sa.Column("id", sa.String(length=36), nullable=False),
+        sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("name_key", sa.String(length=255), nullable=False),
+        sa.Column("comment", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.UniqueConstraint("id", name=op.f("uq_recipients_id")),
+        sa.UniqueConstraint("name_key", name=op.f("uq_recipients_name_key")),
+    )
+    _growing_table(
+        "tokens",
+        sa.Column("recipient_key", KEY, nullable=False),
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["recipient_key"], ["recipients.key"], name=op.f("fk_tokens_recipient_key"), ondelete="CASCADE"
+        ),
+        sa.UniqueConstraint("digest", name=op.f("uq_tokens_digest")),
+    )
+    _growing_table(
+        "grants",
+        sa.Column("recipient_key", KEY, nullable=False),
+        sa.Column("share_key", KEY, nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["recipient_key"], ["recipients.key"], name=op.f("fk_grants_recipient_key"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["share_key"], ["shares.key"], name=op.f("fk_grants_share_key"), ondelete="RESTRICT"
+        ),
+        sa.UniqueConstraint("recipient_key", "share_key", name=op.f("uq_grants_recipient_key_share_key")),
+    )
+
+
+def _create_audit_log() -> None:
+    _growing_table(
+        "audit_log",
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("recipient", sa.String(length=255), nullable=True),
+        sa.Column("action", sa.String(length=64), nullable=False),
+        sa.Column("object_name", sa.Text(), nullable=True),
+        sa.Column("status", sa.Integer(), nullable=False),
+        sa.Column("error_code", sa.String(length=64), nullable=True),
+        sa.Column("version", sa.BigInteger(), nullable=True),
+        sa.Column("files", sa.BigInteger(), nullable=True),
+        sa.Column("request_id", sa.String(length=64), nullable=False),
+        sa.Column("ip", sa.String(length=64), nullable=True),
+        sa.Column("user_agent", sa.Text(), nullable=True),
+        sa.Column("elapsed_ms", sa.BigInteger(), nullable=False),
+    )
+    op.create_index(op.f("ix_audit_log_at"), "audit_log", ["at"], unique=False)
+    op.create_index(op.f("ix_audit_log_recipient"), "audit_log", ["recipient"], unique=False)
+
+
+def _growing_table(name: str, *parts: SchemaItem) -> None:
+    """A table whose integer key grows with every insert and is never used again."""
+    op.create_table(
+        name,
+        sa.Column("key", KEY, autoincrement=True, nullable=False),
+        *parts,
+        sa.PrimaryKeyConstraint("key", name=op.f(f"pk_{name}")),
+        sqlite_autoincrement=True,
+    )
