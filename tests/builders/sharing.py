@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from bench.wide_table import many_files_table
 from lakeshare_server.access.profile import write_profile
 from lakeshare_server.app import make_server
 from lakeshare_server.catalog import (
@@ -24,9 +26,14 @@ from lakeshare_server.catalog import (
     open_catalog,
 )
 from lakeshare_server.settings import ServerSettings
+from lakeshare_server.signing import LocalSigner
 from lakeshare_server.tables import TableSnapshot, read_delta, read_iceberg, write_index
-from tests.builders.lake_tables import IcebergState
+from tests.builders.lake_tables import IcebergState, a_delta_table
 from tests.builders.publications import a_publication
+
+FLIGHTS = "/shares/flights/schemas/lake/tables/flights"
+LONG = "/shares/flights/schemas/lake/tables/long"
+LONG_FILES = 2500
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,37 @@ def a_provider(folder: Path, **settings: Any) -> Provider:
     """An empty state folder, and everything to fill it."""
     made = ServerSettings(**{"state_dir": folder / "state", "port": 0, **settings})
     return Provider(made, open_catalog(made.catalog_url))
+
+
+def a_provider_of_flights(folder: Path, **settings: Any) -> Provider:
+    """One that shares a published table of three files: `FLIGHTS` to clients."""
+    provider = a_provider(folder, **settings)
+    provider.publish_delta("lake.flights", a_delta_table(folder / "table"))
+    provider.share("lake.flights")
+    return provider
+
+
+def share_long_table(provider: Provider) -> None:
+    """Share a table beside the flights whose answer takes two batches: `LONG` to clients."""
+    location = provider.settings.state_dir.with_name("long")
+    many_files_table(location, LONG_FILES)
+    provider.publish_delta("lake.long", location)
+    provider.share("lake.flights", "lake.long")
+
+
+def hold_second_batch(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let the signer wait in front of its second batch until the event is set."""
+    go_on = threading.Event()
+    sign = LocalSigner.sign
+    signed: list[int] = []
+
+    def sign_slowly(self: LocalSigner, *arguments: Any) -> list[bytes]:
+        signed.append(1)
+        assert len(signed) == 1 or go_on.wait(30)
+        return sign(self, *arguments)
+
+    monkeypatch.setattr(LocalSigner, "sign", sign_slowly)
+    return go_on
 
 
 @dataclass(frozen=True)

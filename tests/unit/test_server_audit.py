@@ -1,30 +1,30 @@
 """Every request leaves one audit row, refusals too, and none is lost when the server stops."""
 
-import threading
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import text
 
-from bench.wide_table import many_files_table
 from lakeshare_server.access.view import Views
 from lakeshare_server.catalog import AuditEntry, AuditLog
-from lakeshare_server.signing import LocalSigner
-from tests.builders.lake_tables import a_delta_table
-from tests.builders.sharing import Provider, a_provider, a_server, files
-
-TABLE = "/shares/flights/schemas/lake/tables/flights"
+from tests.builders.sharing import (
+    FLIGHTS,
+    LONG,
+    LONG_FILES,
+    Provider,
+    a_provider_of_flights,
+    a_server,
+    files,
+    hold_second_batch,
+    share_long_table,
+)
 
 
 @pytest.fixture
 def provider(tmp_path: Path) -> Provider:
-    provider = a_provider(tmp_path)
-    provider.publish_delta("lake.flights", a_delta_table(tmp_path / "table"))
-    provider.share("lake.flights")
-    return provider
+    return a_provider_of_flights(tmp_path)
 
 
 def an_entry(number: int) -> AuditEntry:
@@ -55,7 +55,7 @@ def rows(provider: Provider) -> list[AuditEntry]:
 def test_a_row_says_who_did_what_to_what_and_what_came_of_it(provider: Provider) -> None:
     token = provider.recipient()
     with a_server(provider) as server, server.client(token) as client:
-        answer = client.post(f"{TABLE}/query", json={}, headers={"User-Agent": "tests/1"})
+        answer = client.post(f"{FLIGHTS}/query", json={}, headers={"User-Agent": "tests/1"})
         [first, *_] = files(answer)
         httpx.get(first["url"])
     query, read = rows(provider)
@@ -76,12 +76,12 @@ def test_a_row_says_who_did_what_to_what_and_what_came_of_it(provider: Provider)
 def test_refusals_are_recorded_with_their_reason(provider: Provider) -> None:
     token = provider.recipient()
     with a_server(provider) as server, server.client(token) as client, server.client("wrong") as stranger:
-        stranger.get(f"{TABLE}/version")
+        stranger.get(f"{FLIGHTS}/version")
         client.get("/shares/hidden")
-        client.post(f"{TABLE}/query", content=b"{")
+        client.post(f"{FLIGHTS}/query", content=b"{")
         client.get("/files/etc/passwd")
         client.get("/nothing")
-        client.delete(TABLE)
+        client.delete(FLIGHTS)
     assert [
         (row.recipient, row.action, row.object_name, row.status, row.error_code) for row in rows(provider)
     ] == [
@@ -90,7 +90,7 @@ def test_refusals_are_recorded_with_their_reason(provider: Provider) -> None:
         ("bob", "query_table", "flights.lake.flights", 400, "MALFORMED_REQUEST"),
         (None, "read_file", None, 403, "PERMISSION_DENIED"),
         (None, "unknown", "/delta-sharing/nothing", 404, "RESOURCE_DOES_NOT_EXIST"),
-        (None, "unknown", f"/delta-sharing{TABLE}", 405, "METHOD_NOT_ALLOWED"),
+        (None, "unknown", f"/delta-sharing{FLIGHTS}", 405, "METHOD_NOT_ALLOWED"),
     ]
 
 
@@ -149,7 +149,7 @@ def test_a_request_that_fails_for_no_reason_of_its_own_is_recorded_as_such(
 
     monkeypatch.setattr(Views, "publication", fail)
     with a_server(provider) as server, server.client(provider.recipient()) as client:
-        answer = client.get(f"{TABLE}/version")
+        answer = client.get(f"{FLIGHTS}/version")
     assert answer.status_code == 500
     [row] = rows(provider)
     assert (row.status, row.error_code) == (500, "INTERNAL_ERROR")
@@ -157,27 +157,16 @@ def test_a_request_that_fails_for_no_reason_of_its_own_is_recorded_as_such(
 
 
 def test_a_client_that_leaves_in_mid_answer_is_recorded_as_such(
-    provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many_files_table(tmp_path / "long", 2500)
-    provider.publish_delta("lake.long", tmp_path / "long")
-    provider.share("lake.flights", "lake.long")
-    left = threading.Event()
-    sign = LocalSigner.sign
-    calls: list[int] = []
-
-    def sign_and_wait(self: LocalSigner, *arguments: Any) -> list[bytes]:
-        calls.append(1)
-        assert len(calls) == 1 or left.wait(30)
-        return sign(self, *arguments)
-
-    monkeypatch.setattr(LocalSigner, "sign", sign_and_wait)
+    share_long_table(provider)
+    go_on = hold_second_batch(monkeypatch)
     with a_server(provider) as server, server.client(provider.recipient()) as client:
-        with client.stream("POST", f"{TABLE.removesuffix('flights')}long/query") as answer:
+        with client.stream("POST", f"{LONG}/query") as answer:
             next(answer.iter_raw())
         client.close()
-        left.set()
+        go_on.set()
     [row] = rows(provider)
     assert (row.status, row.error_code) == (200, "CONNECTION_LOST")
     assert row.files is not None
-    assert row.files < 2500
+    assert row.files < LONG_FILES

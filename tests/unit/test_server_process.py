@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,25 +15,28 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from bench.wide_table import many_files_table
 from lakeshare_server.app import create_app, make_server
 from lakeshare_server.catalog import AuditLog
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.signing import LocalSigner
 from lakeshare_server.tables.index import BATCH_ROWS
-from tests.builders.lake_tables import a_delta_table
-from tests.builders.sharing import Provider, a_provider, a_server, files, lines
-
-TABLE = "/shares/flights/schemas/lake/tables/flights"
-LONG = "/shares/flights/schemas/lake/tables/long"
+from tests.builders.sharing import (
+    FLIGHTS,
+    LONG,
+    LONG_FILES,
+    Provider,
+    a_provider_of_flights,
+    a_server,
+    files,
+    hold_second_batch,
+    lines,
+    share_long_table,
+)
 
 
 @pytest.fixture
 def provider(tmp_path: Path) -> Provider:
-    provider = a_provider(tmp_path)
-    provider.publish_delta("lake.flights", a_delta_table(tmp_path / "table"))
-    provider.share("lake.flights")
-    return provider
+    return a_provider_of_flights(tmp_path)
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def test_a_stopped_process_has_answered_and_written_everything(provider: Provide
     with a_process(provider) as (process, url):
         with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30) as client:
             for _ in range(20):
-                assert len(files(client.post(f"{TABLE}/query"))) == 3
+                assert len(files(client.post(f"{FLIGHTS}/query"))) == 3
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) in (0, -signal.SIGTERM)
     assert len(AuditLog(provider.catalog).newest(100)) == 20
@@ -66,7 +68,9 @@ def test_a_stopped_process_has_answered_and_written_everything(provider: Provide
 def test_urls_of_one_process_are_good_at_another(provider: Provider) -> None:
     token = provider.recipient()
     with a_process(provider) as (_, one), a_process(provider) as (_, other):
-        answer = httpx.post(one + f"{TABLE}/query", headers={"Authorization": f"Bearer {token}"}, timeout=30)
+        answer = httpx.post(
+            one + f"{FLIGHTS}/query", headers={"Authorization": f"Bearer {token}"}, timeout=30
+        )
         url = files(answer)[0]["url"]
         assert url.startswith(one)
         assert httpx.get(url.replace(one, other)).status_code == 200
@@ -99,20 +103,18 @@ def test_a_lost_index_is_503_and_named(provider: Provider) -> None:
     for index in provider.settings.index_dir.iterdir():
         index.unlink()
     with a_server(provider) as server, server.client(provider.recipient()) as client:
-        answer = client.post(f"{TABLE}/query")
+        answer = client.post(f"{FLIGHTS}/query")
         assert answer.status_code == 503
         assert "file index" in answer.json()["message"]
-        assert client.get(f"{TABLE}/version").status_code == 200
+        assert client.get(f"{FLIGHTS}/version").status_code == 200
 
 
 def test_the_prefix_is_a_setting(tmp_path: Path) -> None:
-    provider = a_provider(tmp_path, endpoint="/")
-    provider.publish_delta("lake.flights", a_delta_table(tmp_path / "table"))
-    provider.share("lake.flights")
+    provider = a_provider_of_flights(tmp_path, endpoint="/")
     with a_server(provider) as server, server.client(provider.recipient()) as client:
         assert server.url.count("/") == 2
         assert client.get("/shares").status_code == 200
-        [first, *_] = files(client.post(f"{TABLE}/query"))
+        [first, *_] = files(client.post(f"{FLIGHTS}/query"))
         assert httpx.get(first["url"]).status_code == 200
 
 
@@ -123,7 +125,7 @@ def test_urls_say_how_recipients_reach_the_server(provider: Provider) -> None:
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://inside") as client:
-            return await client.post(f"/delta-sharing{TABLE}/query", headers=headers)
+            return await client.post(f"/delta-sharing{FLIGHTS}/query", headers=headers)
 
     urls = [file["url"] for file in files(asyncio.run(ask()))]
     app.state.parts.audit.close()
@@ -159,10 +161,8 @@ def failing_signer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def long_table(provider: Provider, tmp_path: Path) -> None:
-    many_files_table(tmp_path / "long", 2500)
-    provider.publish_delta("lake.long", tmp_path / "long")
-    provider.share("lake.flights", "lake.long")
+def long_table(provider: Provider) -> None:
+    share_long_table(provider)
 
 
 @pytest.mark.usefixtures("failing_signer", "long_table")
@@ -189,16 +189,7 @@ def test_whoever_reads_the_last_line_is_told_that_the_answer_broke_off(provider:
 def test_the_first_files_leave_before_the_last_are_signed(
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on = threading.Event()
-    sign = LocalSigner.sign
-    signed: list[int] = []
-
-    def sign_slowly(self: LocalSigner, *arguments: Any) -> list[bytes]:
-        signed.append(1)
-        assert len(signed) == 1 or go_on.wait(30)
-        return sign(self, *arguments)
-
-    monkeypatch.setattr(LocalSigner, "sign", sign_slowly)
+    go_on = hold_second_batch(monkeypatch)
     with (
         a_server(provider) as server,
         server.client(provider.recipient()) as client,
@@ -209,4 +200,4 @@ def test_the_first_files_leave_before_the_last_are_signed(
         go_on.set()
         rest = list(arrived)
     assert '"protocol"' in first[0]
-    assert len(rest) == 2500 - BATCH_ROWS
+    assert len(rest) == LONG_FILES - BATCH_ROWS
