@@ -57,6 +57,18 @@ def rule(expectation: str, **kwargs: Any) -> dict[str, Any]:
     }
 
 
+def column(number: int, table: int = 0, **changed: Any) -> Spoil:
+    return lambda c: c["schema"][table]["properties"][number].update(changed)
+
+
+def transform(name: str) -> Spoil:
+    return column(0, customProperties=[{"property": "partitionTransform", "value": name}])
+
+
+def reference(start: str | list[str], end: str | list[str]) -> Spoil:
+    return lambda c: c["schema"][1].update(relationships=[{"from": start, "to": end}])
+
+
 def of_amount(entry: dict[str, Any]) -> Spoil:
     return lambda c: c["schema"][0]["properties"][2]["quality"].append(entry)
 
@@ -80,7 +92,7 @@ def test_the_contract_that_the_others_are_made_from_is_sound(tmp_path: Path) -> 
 
 FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
     "unknown field": (
-        lambda c: c["schema"][0]["properties"][1].update(requierd=True),
+        column(1, requierd=True),
         "schema[0].properties[1].requierd", "unknown field 'requierd'", "Did you mean 'required'?",
     ),
     "missing field": (lambda c: c.pop("status"), "status", "is missing", "docs/reference/contract.md"),
@@ -89,7 +101,7 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
         "customProperties[3].property", "unknown property 'partitionning'", "Did you mean 'partitioning'?",
     ),
     "wrong value": (
-        lambda c: c["schema"][0]["properties"][1].update(logicalType="interger"),
+        column(1, logicalType="interger"),
         "schema[0].properties[1].logicalType", "cannot be 'interger'", "Did you mean 'integer'?",
     ),
     "wrong value of a property": (
@@ -103,19 +115,19 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
     "illegal table name": (
         lambda c: c["schema"][0].update(name="my-orders"), "schema[0].name", "cannot be 'my-orders'", "pattern"),
     "unknown type": (
-        lambda c: c["schema"][0]["properties"][1].update(physicalType="integr"),
+        column(1, physicalType="integr"),
         "schema[0].properties[1].physicalType", "type 'integr' cannot be used", "Did you mean 'int'?",
     ),
     "type against its logical type": (
-        lambda c: c["schema"][0]["properties"][1].update(physicalType="string"),
+        column(1, physicalType="string"),
         "schema[0].properties[1].physicalType", "contradicts logicalType 'integer'", "",
     ),
     "small integers in Iceberg": (
-        lambda c: c["schema"][0]["properties"][1].update(physicalType="smallint"),
+        column(1, physicalType="smallint"),
         "schema[0].properties[1].physicalType", "type 'smallint' cannot be used in a table of format iceberg", "int",
     ),
     "decimal too wide": (
-        lambda c: c["schema"][0]["properties"][2].update(physicalType="decimal(40,2)"),
+        column(2, physicalType="decimal(40,2)"),
         "schema[0].properties[2].physicalType", "precision of 1 to 38", "",
     ),
     "column twice": (
@@ -167,28 +179,22 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
         "schema[0].quality[0].severity", "cannot be 'warn'", "Did you mean 'warning'?",
     ),
     "unknown transform": (
-        lambda c: c["schema"][0]["properties"][0].update(
-            customProperties=[{"property": "partitionTransform", "value": "days"}]
-        ),
+        transform("days"),
         "schema[0].properties[0]", "partitionTransform 'days' is not known for iceberg", "Did you mean 'day'?",
     ),
     "transform of the wrong type": (
-        lambda c: c["schema"][0]["properties"][0].update(
-            customProperties=[{"property": "partitionTransform", "value": "hour"}]
-        ),
+        transform("hour"),
         "schema[0].properties[0]", "a column of type date cannot be partitioned by hour", "timestamp",
     ),
     "transform in Delta": (
         lambda c: (
             c["servers"][0].update(format="delta"),
-            c["schema"][0]["properties"][0].update(
-                customProperties=[{"property": "partitionTransform", "value": "day"}]
-            ),
+            transform("day")(c),
         ),
         "schema[0].properties[0]", "partitionTransform 'day' is not known for delta", "takes: identity",
     ),
     "daily without a day": (
-        lambda c: c["schema"][0]["properties"][0].update(partitioned=False),
+        column(0, partitioned=False),
         "schema[0].properties", "orders is not partitioned by its day first", "type date",
     ),
     "daily without a first day": (
@@ -214,19 +220,19 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
         "schema", "in a circle: ", "Break the circle",
     ),
     "reference to an unknown table": (
-        lambda c: c["schema"][1].update(relationships=[{"from": "totals.day", "to": "order.day"}]),
+        reference("totals.day", "order.day"),
         "schema[1].relationships", "the set has no table 'order'", "Did you mean 'orders'?",
     ),
     "reference to an unknown column": (
-        lambda c: c["schema"][1].update(relationships=[{"from": "totals.day", "to": "orders.dya"}]),
+        reference("totals.day", "orders.dya"),
         "schema[1].relationships", "orders has no column 'dya'", "Did you mean 'day'?",
     ),
     "reference of unequal length": (
-        lambda c: c["schema"][1].update(relationships=[{"from": ["totals.day"], "to": ["orders.day", "orders.id"]}]),
+        reference(["totals.day"], ["orders.day", "orders.id"]),
         "schema[1].relationships[0]", "`to` is orders.day, orders.id", "as many columns",
     ),
     "unknown lineage": (
-        lambda c: c["schema"][1]["properties"][0].update(transformSourceObjects=["orders.dya"]),
+        column(0, table=1, transformSourceObjects=["orders.dya"]),
         "schema[1].properties[0].transformSourceObjects", "unknown column 'orders.dya'", "table.column",
     ),
     "share of an unknown table": (

@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builders.lake_tables import a_delta_table
-from tests.builders.sharing import Provider, Running, a_provider, a_server, files, lines
-
-TABLE = "/shares/flights/schemas/lake/tables/flights"
+from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files, lines
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def refused(answer: httpx.Response, status: int, *mentioned: str) -> None:
     ],
 )
 def test_a_bad_body_is_400_and_says_which_field(client: httpx.Client, body: bytes, mentioned: str) -> None:
-    refused(client.post(f"{TABLE}/query", content=body), 400, mentioned)
+    refused(client.post(f"{FLIGHTS}/query", content=body), 400, mentioned)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_a_bad_body_is_400_and_says_which_field(client: httpx.Client, body: byte
         b'{"version": "0"}',
         b'{"version": 0.0}',
         b'{"predicateHints": [], "jsonPredicateHints": ""}',
-        b'{"predicateHints": ["this is not SQL (", "SELECT 1; DROP TABLE x", "", "\\u0000", "a.b.c = 1"]}',
+        b'{"predicateHints": ["this is not SQL (", "SELECT 1; DROP FLIGHTS x", "", "\\u0000", "a.b.c = 1"]}',
         b'{"predicateHints": ["day > 1 AND", "rlike(carrier, \'x\')", "day = NULL", "other = 3"]}',
         b'{"jsonPredicateHints": "bad-predicates"}',
         b'{"jsonPredicateHints": "[]"}',
@@ -109,7 +107,7 @@ def test_a_bad_body_is_400_and_says_which_field(client: httpx.Client, body: byte
     ],
 )
 def test_a_tolerable_body_gets_all_files(client: httpx.Client, body: bytes) -> None:
-    assert len(files(client.post(f"{TABLE}/query", content=body))) == 3
+    assert len(files(client.post(f"{FLIGHTS}/query", content=body))) == 3
 
 
 def test_hints_nested_beyond_all_measure_get_all_files(client: httpx.Client) -> None:
@@ -123,7 +121,7 @@ def test_hints_nested_beyond_all_measure_get_all_files(client: httpx.Client) -> 
         {"jsonPredicateHints": json.dumps(deep)},
         {"predicateHints": ["NOT (" * 3000 + "1=1" + ")" * 3000]},
     ):
-        assert len(files(client.post(f"{TABLE}/query", json=hints))) == 3
+        assert len(files(client.post(f"{FLIGHTS}/query", json=hints))) == 3
 
 
 @pytest.mark.parametrize(
@@ -135,13 +133,13 @@ def test_hints_nested_beyond_all_measure_get_all_files(client: httpx.Client) -> 
         ("GET", "/shares?pageToken=forged", "pageToken"),
         ("GET", "/shares/flights/schemas?pageToken=%ff%00", "pageToken"),
         ("GET", "/shares/flights/all-tables?maxResults=1.0", "maxResults"),
-        ("GET", f"{TABLE}/metadata?version=-1", "version"),
-        ("GET", f"{TABLE}/metadata?version=x", "version"),
-        ("GET", f"{TABLE}/metadata?version=7", "version"),
-        ("GET", f"{TABLE}/metadata?timestamp=2022-01-01T00:00:00Z", "timestamp"),
-        ("GET", f"{TABLE}/version?startingTimestamp=2022-01-01T00:00:00Z", "startingTimestamp"),
-        ("GET", f"{TABLE}/changes?startingVersion=0", "not served"),
-        ("POST", f"{TABLE}/temporary-table-credentials", "directory access"),
+        ("GET", f"{FLIGHTS}/metadata?version=-1", "version"),
+        ("GET", f"{FLIGHTS}/metadata?version=x", "version"),
+        ("GET", f"{FLIGHTS}/metadata?version=7", "version"),
+        ("GET", f"{FLIGHTS}/metadata?timestamp=2022-01-01T00:00:00Z", "timestamp"),
+        ("GET", f"{FLIGHTS}/version?startingTimestamp=2022-01-01T00:00:00Z", "startingTimestamp"),
+        ("GET", f"{FLIGHTS}/changes?startingVersion=0", "not served"),
+        ("POST", f"{FLIGHTS}/temporary-table-credentials", "directory access"),
     ],
 )
 def test_a_bad_parameter_is_400_and_named(
@@ -157,7 +155,7 @@ def test_a_bad_parameter_is_400_and_named(
 def test_headers_that_cannot_be_met_are_400(client: httpx.Client, header: str, call: tuple[str, str]) -> None:
     name, _, value = header.partition(": ")
     refused(
-        client.request(call[0], TABLE + call[1], headers={name: value}),
+        client.request(call[0], FLIGHTS + call[1], headers={name: value}),
         400,
         name if "hash" in name else "delta",
     )
@@ -168,7 +166,7 @@ def test_headers_that_cannot_be_met_are_400(client: httpx.Client, header: str, c
     ["", ";;;", "=", "responseformat", "responseformat=", "x=y;RESPONSEFORMAT=Parquet,DELTA", "a=b=c", "ü=ü"],
 )
 def test_capabilities_in_any_spelling_get_parquet(client: httpx.Client, header: str) -> None:
-    answer = client.post(f"{TABLE}/query", headers={"delta-sharing-capabilities": header.encode()})
+    answer = client.post(f"{FLIGHTS}/query", headers={"delta-sharing-capabilities": header.encode()})
     assert answer.headers["delta-sharing-capabilities"] == "responseformat=parquet"
     assert len(files(answer)) == 3
 
@@ -182,15 +180,15 @@ def test_capabilities_in_any_spelling_get_parquet(client: httpx.Client, header: 
         ("GET", "/shares/", 404),
         ("GET", "/shares//schemas", 404),
         ("POST", "/shares", 405),
-        ("DELETE", TABLE, 405),
-        ("PUT", f"{TABLE}/query", 405),
-        ("GET", f"{TABLE}/query", 405),
-        ("GET", f"{TABLE}/%2e%2e/query", 404),
+        ("DELETE", FLIGHTS, 405),
+        ("PUT", f"{FLIGHTS}/query", 405),
+        ("GET", f"{FLIGHTS}/query", 405),
+        ("GET", f"{FLIGHTS}/%2e%2e/query", 404),
         ("GET", "/shares/a%2Fb", 404),
         ("GET", "/shares/%00", 404),
         ("GET", "/shares/%ff", 404),
         ("GET", f"/shares/{'x' * 10_000}", 404),
-        ("GET", "/shares/'; DROP TABLE shares; --", 404),
+        ("GET", "/shares/'; DROP FLIGHTS shares; --", 404),
     ],
 )
 def test_what_is_not_part_of_the_protocol_is_refused_as_json(
@@ -200,7 +198,7 @@ def test_what_is_not_part_of_the_protocol_is_refused_as_json(
 
 
 def test_names_are_found_in_any_case(client: httpx.Client) -> None:
-    loud = TABLE.replace("flights", "FLIGHTS").replace("lake", "LaKe")
+    loud = FLIGHTS.replace("flights", "FLIGHTS").replace("lake", "LaKe")
     assert client.get(f"{loud}/version").headers["delta-table-version"] == "0"
     assert client.get("/shares/FLIGHTS").json()["share"]["name"] == "flights"
 
@@ -209,9 +207,9 @@ def test_a_version_is_refused_where_history_is_not_shared(provider: Provider, se
     provider.share("lake.flights", history=False)
     try:
         with server.client(provider.recipient("eve")) as client:
-            answer = client.post(f"{TABLE}/query", json={"version": 0})
+            answer = client.post(f"{FLIGHTS}/query", json={"version": 0})
             refused(answer, 400, "history sharing is not enabled on table: flights.lake.flights")
-            assert len(files(client.post(f"{TABLE}/query"))) == 3
+            assert len(files(client.post(f"{FLIGHTS}/query"))) == 3
     finally:
         provider.share("lake.flights")
 
@@ -236,12 +234,12 @@ HINTS = {
 
 @pytest.mark.parametrize("hint", HINTS)
 def test_sql_hints_leave_out_files(client: httpx.Client, hint: str) -> None:
-    assert len(files(client.post(f"{TABLE}/query", json={"predicateHints": [hint]}))) == HINTS[hint]
+    assert len(files(client.post(f"{FLIGHTS}/query", json={"predicateHints": [hint]}))) == HINTS[hint]
 
 
 def test_several_hints_are_joined_by_and(client: httpx.Client) -> None:
     hints = ["day >= '2013-01-02'", "day < '2013-01-03'", "not SQL at all ("]
-    [file] = files(client.post(f"{TABLE}/query", json={"predicateHints": hints}))
+    [file] = files(client.post(f"{FLIGHTS}/query", json={"predicateHints": hints}))
     assert file["partitionValues"] == {"day": "2013-01-02"}
 
 
@@ -273,14 +271,14 @@ NODES = st.recursive(
 @given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING))
 @settings(deadline=None, max_examples=60)
 def test_no_field_value_makes_the_server_fail(client: httpx.Client, body: dict[str, Any]) -> None:
-    answer = client.post(f"{TABLE}/query", content=json.dumps(body))
+    answer = client.post(f"{FLIGHTS}/query", content=json.dumps(body))
     assert answer.status_code in (200, 400), (body, answer.text)
 
 
 @given(NODES)
 @settings(deadline=None, max_examples=100)
 def test_no_predicate_makes_the_server_fail(client: httpx.Client, node: Any) -> None:
-    lines(client.post(f"{TABLE}/query", json={"jsonPredicateHints": json.dumps(node)}))
+    lines(client.post(f"{FLIGHTS}/query", json={"jsonPredicateHints": json.dumps(node)}))
 
 
 @given(
@@ -290,7 +288,7 @@ def test_no_predicate_makes_the_server_fail(client: httpx.Client, node: Any) -> 
 )
 @settings(deadline=None, max_examples=100)
 def test_no_sql_makes_the_server_fail(client: httpx.Client, words: list[str]) -> None:
-    lines(client.post(f"{TABLE}/query", json={"predicateHints": [" ".join(words)]}))
+    lines(client.post(f"{FLIGHTS}/query", json={"predicateHints": [" ".join(words)]}))
 
 
 @given(st.binary(max_size=200))
