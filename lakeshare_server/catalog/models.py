@@ -4,7 +4,7 @@ Integer keys grow with every insert and never change: listings page on them.
 """
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from sqlalchemy import BigInteger, DateTime, ForeignKey, Integer, MetaData, String, Text, UniqueConstraint
 from sqlalchemy.engine import Dialect
@@ -14,6 +14,10 @@ from sqlalchemy.types import JSON, TypeDecorator
 # SQLite gives row ids to INTEGER only, and uses a deleted last one again unless told otherwise.
 Key = BigInteger().with_variant(Integer(), "sqlite")
 GROWING = {"sqlite_autoincrement": True}
+GrowingKey = Annotated[int, mapped_column(Key, primary_key=True, autoincrement=True)]
+PublicId = Annotated[str, mapped_column(String(36), unique=True)]
+Long = Annotated[int, mapped_column(BigInteger)]
+Name = Annotated[str, mapped_column(String(255))]
 # Later migrations can only alter constraints that have names.
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -42,6 +46,7 @@ class Base(DeclarativeBase):
     """Base of the catalog's tables."""
 
     metadata = MetaData(naming_convention=NAMES)
+    type_annotation_map: ClassVar = {datetime: UtcDateTime, str: Text, dict[str, Any]: JSON}
 
 
 class PublicationRow(Base):
@@ -54,29 +59,29 @@ class PublicationRow(Base):
         GROWING,
     )
 
-    key: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=True)
+    key: Mapped[GrowingKey]
     table_name: Mapped[str] = mapped_column(String(512))
-    version: Mapped[int] = mapped_column(BigInteger)
-    set_name: Mapped[str] = mapped_column(String(255))
+    version: Mapped[Long]
+    set_name: Mapped[Name]
     table_format: Mapped[str] = mapped_column(String(16))
-    location: Mapped[str] = mapped_column(Text)
+    location: Mapped[str]
     table_id: Mapped[str] = mapped_column(String(64))
-    metadata_location: Mapped[str | None] = mapped_column(Text)
-    snapshot_id: Mapped[int | None] = mapped_column(BigInteger)
-    delta_version: Mapped[int | None] = mapped_column(BigInteger)
+    metadata_location: Mapped[str | None]
+    snapshot_id: Mapped[Long | None]
+    delta_version: Mapped[Long | None]
     nessie_hash: Mapped[str | None] = mapped_column(String(128), index=True)
-    schema_string: Mapped[str] = mapped_column(Text)
-    row_count: Mapped[int] = mapped_column(BigInteger)
-    file_count: Mapped[int] = mapped_column(BigInteger)
-    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    schema_string: Mapped[str]
+    row_count: Mapped[Long]
+    file_count: Mapped[Long]
+    size_bytes: Mapped[Long]
     index_digest: Mapped[str] = mapped_column(String(64))
     contract_digest: Mapped[str] = mapped_column(String(128))
-    verdicts: Mapped[dict[str, Any]] = mapped_column(JSON)
-    run_id: Mapped[str] = mapped_column(String(255), index=True)
-    partition_key: Mapped[str] = mapped_column(String(255))
+    verdicts: Mapped[dict[str, Any]]
+    run_id: Mapped[Name] = mapped_column(index=True)
+    partition_key: Mapped[Name]
     audited: Mapped[bool]
-    rollback_of: Mapped[int | None] = mapped_column(BigInteger)
-    published_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    rollback_of: Mapped[Long | None]
+    published_at: Mapped[datetime]
 
 
 class SetLockRow(Base):
@@ -84,13 +89,13 @@ class SetLockRow(Base):
 
     __tablename__ = "set_locks"
 
-    set_name: Mapped[str] = mapped_column(String(255), primary_key=True)
-    token: Mapped[int] = mapped_column(BigInteger)
-    owner: Mapped[str | None] = mapped_column(String(255))
-    host: Mapped[str | None] = mapped_column(String(255))
-    pid: Mapped[int | None] = mapped_column(BigInteger)
+    set_name: Mapped[Name] = mapped_column(primary_key=True)
+    token: Mapped[Long]
+    owner: Mapped[Name | None]
+    host: Mapped[Name | None]
+    pid: Mapped[Long | None]
     process_start: Mapped[str | None] = mapped_column(String(64))
-    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime | None]
 
 
 class ShareRow(Base):
@@ -99,13 +104,13 @@ class ShareRow(Base):
     __tablename__ = "shares"
     __table_args__ = GROWING
 
-    key: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=True)
-    id: Mapped[str] = mapped_column(String(36), unique=True)
-    name: Mapped[str] = mapped_column(String(255))
-    name_key: Mapped[str] = mapped_column(String(255), unique=True)
-    comment: Mapped[str | None] = mapped_column(Text)
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    name: Mapped[Name]
+    name_key: Mapped[Name] = mapped_column(unique=True)
+    comment: Mapped[str | None]
     declared: Mapped[bool]
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_at: Mapped[datetime]
 
 
 class SchemaRow(Base):
@@ -114,10 +119,10 @@ class SchemaRow(Base):
     __tablename__ = "schemas"
     __table_args__ = (UniqueConstraint("share_key", "name_key"), GROWING)
 
-    key: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=True)
+    key: Mapped[GrowingKey]
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="CASCADE"))
-    name: Mapped[str] = mapped_column(String(255))
-    name_key: Mapped[str] = mapped_column(String(255))
+    name: Mapped[Name]
+    name_key: Mapped[Name]
     declared: Mapped[bool]
 
 
@@ -127,13 +132,13 @@ class SharedTableRow(Base):
     __tablename__ = "shared_tables"
     __table_args__ = (UniqueConstraint("schema_key", "name_key"), GROWING)
 
-    key: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=True)
-    id: Mapped[str] = mapped_column(String(36), unique=True)
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
     schema_key: Mapped[int] = mapped_column(ForeignKey("schemas.key", ondelete="CASCADE"))
-    name: Mapped[str] = mapped_column(String(255))
-    name_key: Mapped[str] = mapped_column(String(255))
+    name: Mapped[Name]
+    name_key: Mapped[Name]
     lake_table: Mapped[str] = mapped_column(String(512), index=True)
-    comment: Mapped[str | None] = mapped_column(Text)
+    comment: Mapped[str | None]
     history: Mapped[bool]
     declared: Mapped[bool]
 
@@ -144,13 +149,13 @@ class RecipientRow(Base):
     __tablename__ = "recipients"
     __table_args__ = GROWING
 
-    key: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=True)
-    id: Mapped[str] = mapped_column(String(36), unique=True)
-    name: Mapped[str] = mapped_column(String(255))
-    name_key: Mapped[str] = mapped_column(String(255), unique=True)
-    comment: Mapped[str | None] = mapped_column(Text)
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    name: Mapped[Name]
+    name_key: Mapped[Name] = mapped_column(unique=True)
+    comment: Mapped[str | None]
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
 
 
 class TokenRow(Base):
@@ -159,12 +164,12 @@ class TokenRow(Base):
     __tablename__ = "tokens"
     __table_args__ = GROWING
 
-    key: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=True)
+    key: Mapped[GrowingKey]
     recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
     digest: Mapped[str] = mapped_column(String(64), unique=True)
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
 
 
 class GrantRow(Base):
@@ -173,10 +178,10 @@ class GrantRow(Base):
     __tablename__ = "grants"
     __table_args__ = (UniqueConstraint("recipient_key", "share_key"), GROWING)
 
-    key: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=True)
+    key: Mapped[GrowingKey]
     recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"))
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_at: Mapped[datetime]
 
 
 class AuditRow(Base):
@@ -185,16 +190,16 @@ class AuditRow(Base):
     __tablename__ = "audit_log"
     __table_args__ = GROWING
 
-    key: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=True)
-    at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
-    recipient: Mapped[str | None] = mapped_column(String(255), index=True)
+    key: Mapped[GrowingKey]
+    at: Mapped[datetime] = mapped_column(index=True)
+    recipient: Mapped[Name | None] = mapped_column(index=True)
     action: Mapped[str] = mapped_column(String(64))
-    object_name: Mapped[str | None] = mapped_column(Text)
+    object_name: Mapped[str | None]
     status: Mapped[int]
     error_code: Mapped[str | None] = mapped_column(String(64))
-    version: Mapped[int | None] = mapped_column(BigInteger)
-    files: Mapped[int | None] = mapped_column(BigInteger)
+    version: Mapped[Long | None]
+    files: Mapped[Long | None]
     request_id: Mapped[str] = mapped_column(String(64))
     ip: Mapped[str | None] = mapped_column(String(64))
-    user_agent: Mapped[str | None] = mapped_column(Text)
-    elapsed_ms: Mapped[int] = mapped_column(BigInteger)
+    user_agent: Mapped[str | None]
+    elapsed_ms: Mapped[Long]

@@ -9,6 +9,8 @@ from datetime import date, datetime
 from typing import Any
 
 from lakeshare_server.tables.predicate import (
+    MAX_DEPTH,
+    MIRRORED,
     And,
     Compare,
     Comparison,
@@ -22,7 +24,6 @@ from lakeshare_server.tables.predicate import (
 )
 
 MAX_CHARS = 1_048_576
-MAX_DEPTH = 100
 COMPARISONS: dict[str, Comparison] = {
     "equal": "=",
     "lessThan": "<",
@@ -30,8 +31,6 @@ COMPARISONS: dict[str, Comparison] = {
     "greaterThan": ">",
     "greaterThanOrEqual": ">=",
 }
-# A comparison with its sides exchanged.
-MIRRORED: dict[Comparison, Comparison] = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 VALUE_TYPES = frozenset({"bool", "int", "long", "string", "date", "float", "double", "timestamp"})
 
 

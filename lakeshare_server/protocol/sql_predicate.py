@@ -10,8 +10,9 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from lakeshare_server.protocol.json_predicate import MAX_DEPTH, MIRRORED
 from lakeshare_server.tables.predicate import (
+    MAX_DEPTH,
+    MIRRORED,
     And,
     Compare,
     Comparison,

@@ -10,6 +10,10 @@ from typing import Literal as OneOf
 
 Value = bool | int | str | date | datetime
 Comparison = OneOf["=", "<", "<=", ">", ">="]
+# A comparison with its sides exchanged.
+MIRRORED: dict[Comparison, Comparison] = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+# Trees are read and evaluated by recursion; deeper than this, a part of one is Unknown.
+MAX_DEPTH = 100
 
 
 @dataclass(frozen=True)
