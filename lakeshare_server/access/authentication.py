@@ -1,12 +1,12 @@
 """From the Authorization header to a recipient."""
 
-from lakeshare_server.catalog import Recipient, Recipients
+from lakeshare_server.catalog import Reader, Recipients
 from lakeshare_server.errors import Unauthenticated
 
 MAX_TOKEN_CHARS = 4096
 
 
-def authenticate(recipients: Recipients, header: str | None) -> Recipient:
+def authenticate(recipients: Recipients, header: str | None) -> Reader:
     """The recipient whose bearer token the header carries.
 
     Raises:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from lakeshare_server.catalog import Catalog, Ledger, Listings, Publication, Recipient, TableEntry
+from lakeshare_server.catalog import Catalog, Ledger, Listings, Publication, Reader, TableEntry
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.tables.index import FileIndex, open_index
 
@@ -21,13 +21,13 @@ class Views:
     catalog: Catalog
     index_dir: Path
 
-    def table(self, recipient: Recipient, share: str, schema: str, table: str) -> TableEntry:
+    def table(self, reader: Reader, share: str, schema: str, table: str) -> TableEntry:
         """A table the recipient was granted.
 
         Raises:
             NotFound: unknown or not granted, which look the same.
         """
-        return Listings(self.catalog, recipient.id).table(share, schema, table)
+        return Listings(self.catalog, reader.id).table(share, schema, table)
 
     def publication(self, entry: TableEntry, version: int | None) -> Publication:
         """The publication of a granted table that the recipient reads.
@@ -36,24 +36,11 @@ class Views:
             NotFound: nothing was published yet.
             BadRequest: there is no such version, or the recipient may not read earlier ones.
         """
-        ledger = Ledger(self.catalog)
-        latest = ledger.latest(entry.lake_table)
-        if latest is None:
-            raise NotFound("[Share/Schema/Table]", entry.path.replace(".", "/"))
         if version is None:
-            return latest
-        if not entry.history:
-            raise BadRequest(
-                "version",
-                version,
-                "Reading table by version or timestamp is not supported because history sharing is not enabled "
-                f"on table: {entry.path}",
-            )
-        at = ledger.at(entry.lake_table, version)
+            return self._latest(entry)
+        at = Ledger(self.catalog).at(entry.lake_table, version) if entry.history else None
         if at is None:
-            raise BadRequest(
-                "version", version, f"{entry.path} has no such version; its latest is {latest.version}."
-            )
+            raise _refusal(entry, version, self._latest(entry))
         return at
 
     def index(self, publication: Publication) -> FileIndex:
@@ -63,6 +50,22 @@ class Views:
             Unavailable: the index is gone.
         """
         return _opened(self.index_dir, publication.index_digest)
+
+    def _latest(self, entry: TableEntry) -> Publication:
+        latest = Ledger(self.catalog).latest(entry.lake_table)
+        if latest is None:
+            raise NotFound("[Share/Schema/Table]", entry.path.replace(".", "/"))
+        return latest
+
+
+def _refusal(entry: TableEntry, version: int, latest: Publication) -> BadRequest:
+    reason = f"{entry.path} has no such version; its latest is {latest.version}."
+    if not entry.history:
+        reason = (
+            "Reading table by version or timestamp is not supported because history sharing is not enabled "
+            f"on table: {entry.path}"
+        )
+    return BadRequest("version", version, reason)
 
 
 # What is in an index never changes, so an open one serves every request of the process.

@@ -8,7 +8,7 @@ from lakeshare_server.catalog.database import Catalog, open_catalog
 from lakeshare_server.catalog.ledger import Ledger
 from lakeshare_server.catalog.listings import Listings, ShareEntry, TableEntry
 from lakeshare_server.catalog.publications import NewPublication, Publication
-from lakeshare_server.catalog.recipients import Recipient, Recipients
+from lakeshare_server.catalog.recipients import Reader, Recipient, Recipients
 from lakeshare_server.catalog.set_lock import Lease, set_lock
 from lakeshare_server.catalog.shares import DeclaredShare, ShareDiff, SharedTable, apply_shares
 
@@ -22,6 +22,7 @@ __all__ = [
     "Listings",
     "NewPublication",
     "Publication",
+    "Reader",
     "Recipient",
     "Recipients",
     "ShareDiff",

@@ -104,19 +104,23 @@ class Listings:
         Raises:
             NotFound: it, its schema or its share is unknown, or the share is not granted.
         """
-        missing = NotFound("[Share/Schema/Table]", f"{share}/{schema}/{table}")
+        granted = (
+            self._granted()
+            .join(SchemaRow, SchemaRow.share_key == ShareRow.key)
+            .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
+            .add_columns(SchemaRow.name, SharedTableRow)
+        )
+        named = granted.where(
+            ShareRow.name_key == share.lower(),
+            SchemaRow.name_key == schema.lower(),
+            SharedTableRow.name_key == table.lower(),
+        )
         with self.catalog.reading() as session:
-            found = session.scalars(self._granted().where(ShareRow.name_key == share.lower())).one_or_none()
+            found = session.execute(named).one_or_none()
             if found is None:
-                raise missing
-            parent = _share(found)
-            named = _tables_of(parent).where(
-                SchemaRow.name_key == schema.lower(), SharedTableRow.name_key == table.lower()
-            )
-            row = session.execute(named).one_or_none()
-            if row is None:
-                raise missing
-            return _table(*row, parent)
+                raise NotFound("[Share/Schema/Table]", f"{share}/{schema}/{table}")
+            parent, schema_name, row = found
+            return _table(row, schema_name, _share(parent))
 
     def _granted(self) -> Select[ShareRow]:
         grant = (

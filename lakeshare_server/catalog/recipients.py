@@ -31,6 +31,14 @@ class Recipient:
     revoked_at: datetime | None
 
 
+@dataclass(frozen=True)
+class Reader:
+    """The recipient behind a valid token: as much of it as every request needs."""
+
+    id: str
+    name: str
+
+
 class Recipients:
     """The recipients of the catalog."""
 
@@ -71,18 +79,21 @@ class Recipients:
             rows = session.scalars(select(RecipientRow).order_by(RecipientRow.name_key))
             return [_recipient(session, row) for row in rows]
 
-    def by_token(self, token: str) -> Recipient | None:
+    def by_token(self, token: str) -> Reader | None:
         """The recipient this token is valid for right now."""
+        # Looked up by a digest of 256 random bits: how long it takes tells nothing about another token.
+        known = select(RecipientRow.id, RecipientRow.name).join(
+            TokenRow, TokenRow.recipient_key == RecipientRow.key
+        )
+        valid = known.where(
+            TokenRow.digest == token_digest(token),
+            TokenRow.expires_at.is_(None) | (TokenRow.expires_at > datetime.now(UTC)),
+            TokenRow.revoked_at.is_(None),
+            RecipientRow.revoked_at.is_(None),
+        )
         with self.catalog.reading() as session:
-            # Looked up by a digest of 256 random bits: how long it takes tells nothing about another token.
-            known = select(TokenRow, RecipientRow).join(
-                RecipientRow, RecipientRow.key == TokenRow.recipient_key
-            )
-            found = session.execute(known.where(TokenRow.digest == token_digest(token))).one_or_none()
-            if found is None:
-                return None
-            row, recipient = found
-            return _recipient(session, recipient) if _is_valid(row, recipient) else None
+            found = session.execute(valid).one_or_none()
+        return None if found is None else Reader(*found)
 
     def rotate(self, name: str, expires_at: datetime | None = None) -> tuple[Recipient, str]:
         """A new token for the recipient; the old ones stop working at once.
@@ -152,11 +163,6 @@ def _issue(session: Session, recipient: RecipientRow, expires_at: datetime | Non
 def _revoke_tokens(session: Session, recipient: RecipientRow) -> None:
     valid = (TokenRow.recipient_key == recipient.key) & TokenRow.revoked_at.is_(None)
     session.execute(update(TokenRow).where(valid).values(revoked_at=datetime.now(UTC)))
-
-
-def _is_valid(token: TokenRow, recipient: RecipientRow) -> bool:
-    expired = token.expires_at is not None and token.expires_at <= datetime.now(UTC)
-    return not expired and token.revoked_at is None and recipient.revoked_at is None
 
 
 def _recipient(session: Session, row: RecipientRow) -> Recipient:

@@ -1,13 +1,13 @@
 """What routes are given: the app's parts, the recipient behind the token, and the note for the audit log."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from lakeshare_server.access.authentication import authenticate
 from lakeshare_server.access.view import Views
-from lakeshare_server.catalog import AuditLog, Catalog, Recipient, Recipients, TableEntry
+from lakeshare_server.catalog import AuditLog, Catalog, Reader, Recipients, TableEntry
 from lakeshare_server.errors import MalformedRequest
 from lakeshare_server.protocol.capabilities import HEADER, Capabilities, parse_capabilities
 from lakeshare_server.protocol.paging import Pager, PageRequest
@@ -37,20 +37,21 @@ class Note:
     object_name: str | None = None
     error_code: str | None = None
     version: int | None = None
-    files: int | None = field(default=None)
+    files: int | None = None
 
     def count(self, files: int) -> None:
         """Add files whose URLs were handed out."""
         self.files = (self.files or 0) + files
 
 
-def parts_of(request: Request) -> Parts:
+# What only looks at the request is `async`: the framework sends every other dependency through a thread.
+async def parts_of(request: Request) -> Parts:
     """The parts of the server that got this request."""
     parts: Parts = request.app.state.parts
     return parts
 
 
-def note_of(request: Request) -> Note:
+async def note_of(request: Request) -> Note:
     """The request's note for the audit log."""
     note: Note = request.state.note
     return note
@@ -60,30 +61,30 @@ PartsDep = Annotated[Parts, Depends(parts_of)]
 NoteDep = Annotated[Note, Depends(note_of)]
 
 
-def _recipient(request: Request, parts: PartsDep, note: NoteDep) -> Recipient:
+def _recipient(request: Request, parts: PartsDep, note: NoteDep) -> Reader:
     # The route's name and object are noted first: a refusal is to say what it was that was refused.
     note.action = request.scope["route"].name
     names = [
         request.path_params[name] for name in ("share", "schema", "table") if name in request.path_params
     ]
     note.object_name = ".".join(names) or None
-    recipient = authenticate(Recipients(parts.catalog), request.headers.get("authorization"))
-    note.recipient = recipient.name
-    return recipient
+    reader = authenticate(Recipients(parts.catalog), request.headers.get("authorization"))
+    note.recipient = reader.name
+    return reader
 
 
-RecipientDep = Annotated[Recipient, Depends(_recipient)]
+RecipientDep = Annotated[Reader, Depends(_recipient)]
 
 
 def _table(recipient: RecipientDep, parts: PartsDep, share: str, schema: str, table: str) -> TableEntry:
     return parts.views.table(recipient, share, schema, table)
 
 
-def _page(request: Request) -> PageRequest:
+async def _page(request: Request) -> PageRequest:
     return PageRequest(request.query_params.get("maxResults"), request.query_params.get("pageToken"))
 
 
-def _capabilities(request: Request) -> Capabilities:
+async def _capabilities(request: Request) -> Capabilities:
     return parse_capabilities(request.headers.get(HEADER))
 
 

@@ -13,7 +13,7 @@ router = APIRouter()
 
 
 @router.get("/healthz", name="healthz")
-def healthz() -> Response:
+async def healthz() -> Response:
     return json_response({"status": "ok"})
 
 

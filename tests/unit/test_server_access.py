@@ -1,11 +1,13 @@
 """A recipient sees what it was granted, and of everything else not even that it exists."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import Engine, event
 
 from lakeshare_server.catalog import DeclaredShare, Recipients, SharedTable, apply_shares
 from tests.builders.lake_tables import a_delta_table
@@ -155,3 +157,28 @@ def test_two_publications_of_one_table_are_pinned_by_number(
         path = "/shares/mine/schemas/lake/tables/planned/query"
         found = [len(files(client.post(path, json=body))) for body in ({"version": 0}, {"version": 1}, {})]
     assert found == [3, 4, 4]
+
+
+@contextmanager
+def counted_questions() -> Iterator[list[str]]:
+    """What every database of this process is asked meanwhile."""
+    asked: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("SELECT"):
+            asked.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+@pytest.mark.parametrize("body", [{}, {"version": 0}])
+def test_token_grant_and_publication_are_one_question_each(
+    client: httpx.Client, body: dict[str, int]
+) -> None:
+    with counted_questions() as asked:
+        assert client.post(filled(CALLS[6][1], "mine"), json=body).status_code == 200
+    assert len(asked) == 3, asked

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from lakeshare_server.catalog import Ledger, Recipients
+from lakeshare_server.catalog import Ledger, Reader, Recipients
 from lakeshare_server.commands import add_commands, main
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.publications import a_publication
@@ -67,9 +67,9 @@ def test_adding_a_recipient_writes_the_profile_it_needs(
     assert profile["shareCredentialsVersion"] == 1
     assert profile["endpoint"] == provider.settings.model_copy(update={"port": 8765}).base_url()
     assert profile["expirationTime"].endswith("Z")
-    found = Recipients(provider.catalog).by_token(profile["bearerToken"])
-    assert found is not None
-    assert (found.name, found.comment) == ("bob", "tests")
+    [bob] = Recipients(provider.catalog).list()
+    assert (bob.name, bob.comment) == ("bob", "tests")
+    assert Recipients(provider.catalog).by_token(profile["bearerToken"]) == Reader(bob.id, "bob")
     assert profile["bearerToken"] not in said
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lakeshare_server.access.profile import write_profile
-from lakeshare_server.catalog import Catalog, DeclaredShare, Recipients, apply_shares, open_catalog
+from lakeshare_server.catalog import Catalog, DeclaredShare, Reader, Recipients, apply_shares, open_catalog
 from lakeshare_server.errors import BadRequest, NotFound
 
 
@@ -27,7 +27,7 @@ def recipients(catalog: Catalog) -> Recipients:
 def test_a_token_leads_to_its_recipient(recipients: Recipients) -> None:
     bob, token = recipients.add("bob", ["flights", "reference", "FLIGHTS"], comment="tests")
     assert (bob.name, bob.shares, bob.comment) == ("bob", ("Flights", "reference"), "tests")
-    assert recipients.by_token(token) == bob
+    assert recipients.by_token(token) == Reader(bob.id, "bob")
     assert recipients.by_token(token + "x") is None
 
 
@@ -48,7 +48,7 @@ def test_rotating_ends_the_old_token_at_once(recipients: Recipients) -> None:
     _, old = recipients.add("bob", ["flights"])
     bob, new = recipients.rotate("Bob")
     assert recipients.by_token(old) is None
-    assert recipients.by_token(new) == bob
+    assert recipients.by_token(new) == Reader(bob.id, "bob")
 
 
 def test_revoking_ends_all_access_and_keeps_the_name(recipients: Recipients) -> None:
