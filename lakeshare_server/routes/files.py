@@ -81,8 +81,7 @@ def _claim(path: str, request: Request) -> Claim:
 def _open(path: str) -> OpenFile:
     missing = NotFound("File", Path(path).name)
     try:
-        # Without NONBLOCK opening a pipe would wait for a writer.
-        stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+        stream = open(path, "rb", opener=_opened_at_once)  # noqa: SIM115  # the response closes it
     except (OSError, ValueError) as error:
         raise missing from error
     status = os.fstat(stream.fileno())
@@ -90,6 +89,11 @@ def _open(path: str) -> OpenFile:
         stream.close()
         raise missing
     return OpenFile(stream, status.st_size, f'"{status.st_size:x}-{status.st_mtime_ns:x}"')
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    # Without NONBLOCK opening a pipe would wait for a writer.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _response(file: OpenFile, wanted: ByteRange, *, head_only: bool) -> Response:

@@ -173,6 +173,22 @@ def test_what_is_gone_or_no_file_is_not_found_and_no_path_is_told(
         assert str(folder.parent) not in answer.text
 
 
+def test_a_folder_in_a_files_place_keeps_nothing_open(
+    provider: Provider, server: Running, folder: Path
+) -> None:
+    url = signed(provider, server, folder)
+    with httpx.Client() as client:
+        client.get(url)
+        before = open_files()
+        for _ in range(40):
+            client.get(url)
+        assert open_files() < before + 40
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/dev/fd").iterdir())
+
+
 def test_other_methods_are_refused(url: str) -> None:
     for method in ("POST", "PUT", "DELETE"):
         assert httpx.request(method, url).status_code == 405
