@@ -1,11 +1,11 @@
 """Resources: Spark on dagster-pyspark with a life of its own, and the lake of one run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import open_session, session_conf, start_driver, stop_session
@@ -19,39 +19,27 @@ if TYPE_CHECKING:
 S3_ATTEMPTS = 3
 
 
-def settings_with(overrides: Mapping[str, str]) -> LakeSettings:
-    """The settings of the environment, with some of them replaced."""
-    values: dict[str, Any] = dict(overrides)
-    return LakeSettings(**values)
-
-
-class SparkResource(dg.ConfigurableResource[Any]):
+class SparkResource:
     """One Spark session per run: started when first used, stopped when the run ends.
 
     Local and cluster sessions are dagster-pyspark's `LazyPySparkResource` on a driver whose Java, jars and
     log file lakeshare chose; behind Spark Connect the session is a remote one.
     """
 
-    overrides: dict[str, str] = Field(
-        default={}, description="Settings that differ from the LAKESHARE_ environment, by field name."
-    )
-    _session: "SparkSession | None" = PrivateAttr(default=None)
+    def __init__(self) -> None:
+        self._session: SparkSession | None = None
 
     def session(self) -> "SparkSession":
         """The run's session."""
         if self._session is None:
-            self._session = _open_session(settings_with(self.overrides))
+            self._session = _open_session(LakeSettings())
         return self._session
 
-    @contextmanager
-    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["SparkResource"]:
-        """Stop the session at the end of the run, however it ends."""
-        try:
-            yield self
-        finally:
-            if self._session is not None:
-                stop_session(self._session)
-                self._session = None
+    def stop(self) -> None:
+        """Stop the session, if the run came to need one."""
+        if self._session is not None:
+            stop_session(self._session)
+            self._session = None
 
 
 def _open_session(settings: LakeSettings) -> "SparkSession":
@@ -89,15 +77,20 @@ class LakeResource(dg.ConfigurableResource[Any]):
     """The lake and its ledger, as a run sees them."""
 
     spark: dg.ResourceDependency[SparkResource]
-    overrides: dict[str, str] = Field(
-        default={}, description="Settings that differ from the LAKESHARE_ environment, by field name."
-    )
     _lake: Lake | None = PrivateAttr(default=None)
     _catalog: Catalog | None = PrivateAttr(default=None)
 
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["LakeResource"]:
+        """Stop Spark at the end of the run, however it ends."""
+        try:
+            yield self
+        finally:
+            self.spark.stop()
+
     def settings(self) -> LakeSettings:
         """The settings of this run."""
-        return settings_with(self.overrides)
+        return LakeSettings()
 
     def lake(self) -> Lake:
         """The run's lake; Spark and Nessie start when it first needs them."""
