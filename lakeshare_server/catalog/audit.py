@@ -5,7 +5,7 @@ Rows are written in batches by a thread of their own, off the request's path; cl
 
 import logging
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 
 from sqlalchemy import insert, select
@@ -15,7 +15,7 @@ from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import Unavailable
 
-# Beyond this many unwritten rows a request waits for the writer: the log loses nothing.
+# From this many unwritten rows on, requests are to wait for the writer: the log loses nothing.
 BACKLOG = 20_000
 GATHER_S = 0.05
 RETRY_S = 1.0
@@ -53,18 +53,22 @@ class AuditLog:
         self._writer = threading.Thread(target=self._keep_writing, name="audit-log", daemon=True)
         self._writer.start()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether whoever has a row should wait with it."""
+        return len(self._unwritten) >= BACKLOG
+
     def record(self, entry: AuditEntry) -> None:
-        """Take a row for writing."""
+        """Take a row for writing, in any case and at once."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._unwritten) < BACKLOG)
             self._unwritten.append(entry)
-            self._changed.notify_all()
+            self._changed.notify()
 
     def close(self) -> None:
         """Write every row that was taken; what the database refuses goes to the process log instead."""
         self._closing.set()
         with self._changed:
-            self._changed.notify_all()
+            self._changed.notify()
         self._writer.join()
         for _ in range(CLOSE_ATTEMPTS):
             if self._write_some():
@@ -100,22 +104,8 @@ class AuditLog:
             return False
         with self._changed:
             del self._unwritten[: len(batch)]
-            self._changed.notify_all()
         return True
 
 
 def _entry(row: AuditRow) -> AuditEntry:
-    return AuditEntry(
-        at=row.at,
-        recipient=row.recipient,
-        action=row.action,
-        object_name=row.object_name,
-        status=row.status,
-        error_code=row.error_code,
-        version=row.version,
-        files=row.files,
-        request_id=row.request_id,
-        ip=row.ip,
-        user_agent=row.user_agent,
-        elapsed_ms=row.elapsed_ms,
-    )
+    return AuditEntry(**{field.name: getattr(row, field.name) for field in fields(AuditEntry)})

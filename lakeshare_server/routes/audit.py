@@ -1,5 +1,6 @@
 """An audit row for every request, whatever becomes of it: around the whole application, streamed bodies included."""
 
+import asyncio
 import time
 import uuid
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from lakeshare_server.routes.context import Note
 
 WATCHED_PATHS = frozenset({"/healthz", "/readyz"})
 BROKEN_OFF = "CONNECTION_LOST"
+FULL_S = 0.1
 NO_RESPONSE = 499  # as web servers log a client that left before its answer
 LONGEST = {"recipient": 255, "ip": 64, "user_agent": 1000, "object_name": 4000}
 
@@ -51,7 +53,15 @@ class AuditMiddleware:
         finally:
             if not is_whole and note.error_code is None:
                 note.error_code = BROKEN_OFF
-            self.audit.record(_entry(note, scope, status, at, time.monotonic() - began))
+            await self._write_down(_entry(note, scope, status, at, time.monotonic() - began))
+
+    async def _write_down(self, entry: AuditEntry) -> None:
+        try:
+            # This request waits, the server goes on: its health is asked for on the same thread.
+            while self.audit.is_full:
+                await asyncio.sleep(FULL_S)
+        finally:
+            self.audit.record(entry)
 
 
 def _entry(note: Note, scope: Scope, status: int, at: datetime, elapsed_s: float) -> AuditEntry:

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from lakeshare_server.access.view import Views
-from lakeshare_server.catalog import AuditEntry, AuditLog
+from lakeshare_server.catalog import AuditEntry, AuditLog, audit
 from tests.builders.sharing import (
     FLIGHTS,
     LONG,
@@ -50,6 +50,11 @@ def rows(provider: Provider) -> list[AuditEntry]:
     found = log.newest(1000)
     log.close()
     return found[::-1]
+
+
+def rename_table(provider: Provider, name: str, new_name: str) -> None:
+    with provider.catalog.writing() as session:
+        session.execute(text(f"ALTER TABLE {name} RENAME TO {new_name}"))
 
 
 def test_a_row_says_who_did_what_to_what_and_what_came_of_it(provider: Provider) -> None:
@@ -118,14 +123,28 @@ def test_watching_the_servers_health_leaves_no_row(provider: Provider) -> None:
     assert rows(provider) == []
 
 
+def test_the_server_answers_while_requests_wait_for_their_rows(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "BACKLOG", 1)
+    token = provider.recipient()
+    with a_server(provider) as server:
+        rename_table(provider, "audit_log", "elsewhere")
+        for _ in range(3):
+            with server.client(token) as client:
+                assert client.get("/shares").status_code == 200
+        root = server.url.removesuffix("/delta-sharing")
+        assert httpx.get(f"{root}/healthz", timeout=10).status_code == 200
+        rename_table(provider, "elsewhere", "audit_log")
+    assert [row.status for row in rows(provider)] == [200] * 3
+
+
 def test_rows_wait_while_the_database_refuses_them(provider: Provider) -> None:
-    with provider.catalog.writing() as session:
-        session.execute(text("ALTER TABLE audit_log RENAME TO elsewhere"))
+    rename_table(provider, "audit_log", "elsewhere")
     log = AuditLog(provider.catalog)
     for number in range(3):
         log.record(an_entry(number))
-    with provider.catalog.writing() as session:
-        session.execute(text("ALTER TABLE elsewhere RENAME TO audit_log"))
+    rename_table(provider, "elsewhere", "audit_log")
     log.close()
     assert [row.files for row in rows(provider)] == [0, 1, 2]
 
