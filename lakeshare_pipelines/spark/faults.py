@@ -5,10 +5,11 @@ from contextlib import contextmanager
 
 from lakeshare_pipelines.errors import NessieError, PipelineError, SparkError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import driver_pid
+from lakeshare_pipelines.spark.session import has_driver_ended
 
 NESSIE_GONE = ("HttpClientException", "NessieServiceException", "NessieBackendThrottled")
 DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+ENDING_S = 5
 
 
 @contextmanager
@@ -16,7 +17,7 @@ def explained(settings: LakeSettings, doing: str) -> Iterator[None]:
     """Turn Spark's exceptions inside the block into ours, with what to do; what is not known passes unchanged.
 
     Raises:
-        SparkError: the driver died, or a disk is full.
+        SparkError: the driver that this process started has ended, or a disk is full.
         NessieError: the catalog does not answer.
     """
     try:
@@ -31,6 +32,10 @@ def explained(settings: LakeSettings, doing: str) -> Iterator[None]:
 
 
 def _known(settings: LakeSettings, doing: str, error: Exception) -> PipelineError | None:
+    # First: PySpark's exceptions ask the driver for their own text.
+    if _is_driver_gone(error):
+        log = settings.logs_dir / "spark.log"
+        return SparkError(f"{doing}: Spark died", f"run again; if it happens twice read the end of {log}")
     text = str(error)
     if any(words in text for words in DISK_FULL):
         return SparkError(
@@ -42,20 +47,12 @@ def _known(settings: LakeSettings, doing: str, error: Exception) -> PipelineErro
             "UNREACHABLE",
             f"{doing}: the catalog does not answer; run again, `lakeshare doctor` looks at it",
         )
-    if _is_driver_gone(settings, error):
-        log = settings.logs_dir / "spark.log"
-        return SparkError(f"{doing}: Spark died", f"run again; if it happens twice read the end of {log}")
     return None
 
 
-def _is_driver_gone(settings: LakeSettings, error: Exception) -> bool:
-    from py4j.protocol import Py4JNetworkError
+def _is_driver_gone(error: Exception) -> bool:
+    from py4j.protocol import Py4JError, Py4JJavaError
 
-    if isinstance(error, Py4JNetworkError | ConnectionError):
-        return True
-    # Between the kill and the first failed call PySpark answers with errors that only half explain themselves.
-    return (
-        settings.spark_mode != "connect"
-        and type(error).__module__.startswith(("py4j", "pyspark"))
-        and driver_pid() is None
-    )
+    # A killed JVM's connections close a moment before its process has ended.
+    is_cut_off = isinstance(error, ConnectionError | Py4JError) and not isinstance(error, Py4JJavaError)
+    return has_driver_ended(wait_s=ENDING_S if is_cut_off else 0)

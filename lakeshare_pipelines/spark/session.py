@@ -156,19 +156,39 @@ def stop_session(session: "SparkSession") -> None:
 
 def driver_pid() -> int | None:
     """Process id of the driver JVM this process started; None when there is none."""
+    driver = _driver()
+    return driver.pid if driver is not None and driver.poll() is None else None
+
+
+def has_driver_ended(wait_s: float = 0) -> bool:
+    """Whether the driver JVM this process started has ended, or does within `wait_s`.
+
+    Never of a driver that somebody else started: behind Spark Connect, or a spark-submit that started this process.
+    """
+    driver = _driver()
+    if driver is None:
+        return False
+    try:
+        driver.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _driver() -> "subprocess.Popen[bytes] | None":
+    """The process of PySpark's gateway. spark-submit and our stand-in for `java` both exec: it is the JVM itself."""
     from pyspark import SparkContext
 
-    process = getattr(SparkContext._gateway, "proc", None)
-    return process.pid if process is not None and process.poll() is None else None
+    # By vars(): what a gateway itself lacks, as one that PySpark did not start, getattr() looks up in the JVM.
+    gateway = SparkContext._gateway
+    return None if gateway is None else vars(gateway).get("proc")
 
 
 def _forget_dead_driver() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    gateway = SparkContext._gateway
-    process = getattr(gateway, "proc", None)
-    if process is None or process.poll() is None:
+    if not has_driver_ended():
         return
     # PySpark keeps a killed JVM's gateway for ever; these are the places it keeps it in.
     SparkContext._gateway = None
