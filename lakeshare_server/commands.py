@@ -170,7 +170,4 @@ def _write(path: Path, url: str | None, token: str, expires_at: datetime | None)
     typer.echo(f"profile: {path}")
 
 
-commands.command()(serve)
-commands.command()(publications)
-commands.add_typer(recipient_app, name="recipient")
-commands.add_typer(share_app, name="share")
+add_commands(commands)

@@ -56,9 +56,9 @@ class ServerSettings(StateSettings):
     page_size: int = Field(500, ge=1, le=500, description="Most items in one page of a listing.")
     max_body_bytes: int = Field(2_097_152, ge=1024, description="Largest request body accepted, in bytes.")
 
-    def base_url(self, port: int | None = None) -> str:
-        """The URL of the protocol's root as recipients see it; `port` when a free one was taken."""
-        root = self.public_url or f"http://{self.host}:{port or self.port}"
+    def base_url(self) -> str:
+        """The URL of the protocol's root as recipients see it."""
+        root = self.public_url or f"http://{self.host}:{self.port}"
         return root.rstrip("/") + self.endpoint.rstrip("/")
 
 

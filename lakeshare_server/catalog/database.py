@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
@@ -164,7 +163,7 @@ def _upgrade(connection: Connection) -> None:
     from alembic.config import Config
     from alembic.util import CommandError
 
-    config = Config(attributes=_attributes(connection))
+    config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
     try:
         command.upgrade(config, "head")
@@ -173,7 +172,3 @@ def _upgrade(connection: Connection) -> None:
             f"the catalog is at revision {_revision(connection)}, this lakeshare knows up to {HEAD}",
             "Use the lakeshare version that migrated it, or a newer one.",
         ) from error
-
-
-def _attributes(connection: Connection) -> dict[str, Any]:
-    return {"connection": connection}

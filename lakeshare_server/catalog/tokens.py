@@ -1,7 +1,6 @@
 """Bearer tokens of recipients: random, shown once, kept only as their SHA-256."""
 
 import hashlib
-import hmac
 import secrets
 
 TOKEN_BYTES = 32
@@ -15,8 +14,3 @@ def new_token() -> str:
 def token_digest(token: str) -> str:
     """The SHA-256 of `token` in hex: what the catalog stores and looks up."""
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def is_token(token: str, digest: str) -> bool:
-    """Whether `token` has this digest, compared in constant time."""
-    return hmac.compare_digest(token_digest(token), digest)

@@ -47,7 +47,7 @@ def _make(path: Path) -> None:
             file.write(secrets.token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(descriptor)
-        Path(path).hardlink_to(scratch)
+        path.hardlink_to(scratch)
     except FileExistsError:
         return
     finally:

@@ -3,7 +3,7 @@
 Only tables whose history renamed, re-used or promoted a column have their files' footers looked at.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -31,10 +31,11 @@ def require_names_in_files(table: "StaticTable", schema: "Schema", paths: Sequen
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     now = dict(_columns(schema_to_pyarrow(schema)))
+    named = {field_id: name for name, (field_id, _) in now.items()}
     mapped = _mapped_ids(table)
     for path in paths:
         for name, (field_id, kind) in _columns(_footer(table, path)):
-            problem = _problem(name, mapped.get(name, field_id), kind, now)
+            problem = _problem(name, mapped.get(name, field_id), kind, now, named)
             if problem:
                 raise Unserveable(
                     f"{root}: {local_path(path)} {problem}, which the parquet response format cannot carry.",
@@ -97,13 +98,16 @@ def _leaves(path: str, field: pa.Field) -> Iterator[tuple[str, tuple[int | None,
 
 
 def _problem(
-    name: str, field_id: int | None, kind: pa.DataType, now: dict[str, tuple[int | None, pa.DataType]]
+    name: str,
+    field_id: int | None,
+    kind: pa.DataType,
+    now: Mapping[str, tuple[int | None, pa.DataType]],
+    named: Mapping[int | None, str],
 ) -> str | None:
-    here = {known_id: known for known, (known_id, _) in now.items()}
     if field_id is None:
         return f"has column {name} without a field id"
-    if field_id in here and here[field_id] != name:
-        return f"has column {here[field_id]} under its older name {name}"
+    if named.get(field_id, name) != name:
+        return f"has column {named[field_id]} under its older name {name}"
     if name in now and now[name][0] != field_id:
         return f"has an older, dropped column under the name {name}"
     if name in now and _shape(now[name][1]) != _shape(kind):

@@ -6,13 +6,14 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.tables.byte_strings import byte_strings
+# What makes a name more than text to put behind the root: something to decode, fold or find elsewhere.
+NOT_PLAIN = r"[%:]|//|/\.|^[/.]"
 
 
 def local_path(location: str) -> str:
     """A `file:` URI in any of its spellings, or a path, as a path; other URIs stay as they are.
 
-    Iceberg and Hadoop write `file:/a b` unencoded; use `decoded=True` spellings only for real URIs.
+    Nothing is decoded: Iceberg and Hadoop write `file:/a b` as it is.
     """
     if not location.startswith("file:"):
         return location
@@ -32,19 +33,9 @@ def is_absolute(name: str) -> bool:
 def resolve_names(root: str, names: pa.Array) -> pa.Array:
     """Absolute locations of the files of a Delta log, whose names are URL-encoded and mostly relative."""
     root = root.rstrip("/") + "/"
-    if _are_plain(names):
+    if not pc.any(pc.match_substring_regex(names, NOT_PLAIN), min_count=0).as_py():
         return pc.binary_join_element_wise(root, names, "")
     return pa.array([_resolve(root, name) for name in names.to_pylist()], pa.string())
-
-
-def _are_plain(names: pa.Array) -> bool:
-    """Whether no name holds anything to decode, fold or find elsewhere."""
-    marks = pc.or_(pc.starts_with(names, "/"), pc.starts_with(names, "."))
-    text = b"".join(byte_strings(names)) if names.offset else names.buffers()[2].to_pybytes()
-    return (
-        not any(mark in text for mark in (b"%", b":", b"//", b"/."))
-        and not pc.any(marks, min_count=0).as_py()
-    )
 
 
 def _resolve(root: str, name: str) -> str:
