@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -119,21 +119,30 @@ def _take(row: SetLockRow, owner: str) -> None:
 
 def _beat(catalog: Catalog, lease: Lease, stop: threading.Event) -> None:
     while not stop.wait(BEAT_S):
-        mine = (SetLockRow.set_name == lease.set_name) & (SetLockRow.token == lease.token)
         until = datetime.now(UTC) + timedelta(seconds=LIFE_S)
         try:
             with catalog.writing() as session:
-                session.execute(update(SetLockRow).where(mine).values(expires_at=until))
+                session.execute(update(SetLockRow).where(_held_by(lease)).values(expires_at=until))
         except (SQLAlchemyError, Unavailable) as error:
             # A missed beat is survivable: there are several within the lock's life, and the token decides.
             _log.warning("lock of set %s: heartbeat of %s failed: %s", lease.set_name, lease.owner, error)
 
 
 def _release(catalog: Catalog, lease: Lease) -> None:
-    with catalog.writing() as session:
-        mine = select(SetLockRow).where(
-            SetLockRow.set_name == lease.set_name, SetLockRow.token == lease.token
+    nobody = dict.fromkeys(("owner", "host", "pid", "process_start", "expires_at"))
+    try:
+        with catalog.writing() as session:
+            session.execute(update(SetLockRow).where(_held_by(lease)).values(nobody))
+    except (SQLAlchemyError, Unavailable) as error:
+        # What was done under the lock, or what it failed of, is the news: the lock ends by itself.
+        _log.warning(
+            "lock of set %s: %s could not free it, it ends within %.0f s: %s",
+            lease.set_name,
+            lease.owner,
+            LIFE_S,
+            error,
         )
-        row = session.scalars(mine.with_for_update()).one_or_none()
-        if row is not None:
-            row.owner = row.host = row.pid = row.process_start = row.expires_at = None
+
+
+def _held_by(lease: Lease) -> ColumnElement[bool]:
+    return (SetLockRow.set_name == lease.set_name) & (SetLockRow.token == lease.token)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog, set_lock
 from lakeshare_server.catalog import set_lock as set_lock_function
@@ -123,6 +124,27 @@ def expiry(catalog: Catalog) -> datetime:
         assert row is not None
         assert row.expires_at is not None
         return row.expires_at
+
+
+def test_a_lock_that_cannot_be_freed_hides_nothing_and_ends_by_itself(
+    catalog: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rename(name: str, new_name: str) -> None:
+        with catalog.writing() as session:
+            session.execute(text(f"ALTER TABLE {name} RENAME TO {new_name}"))
+
+    def fail_under_a_lock_that_is_gone() -> None:
+        with set_lock(catalog, "lake", "me", 0):
+            rename("set_locks", "elsewhere")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_under_a_lock_that_is_gone()
+    assert "me could not free it" in caplog.text
+    rename("elsewhere", "set_locks")
+    change_holder(catalog, expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    with set_lock(catalog, "lake", "next", 0) as lease:
+        assert lease.token == 2
 
 
 def test_sets_do_not_wait_for_each_other(catalog: Catalog) -> None:
