@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,10 +41,14 @@ class Watch:
     row_counts: set[int] = field(default_factory=set)
     looks: int = 0
 
+    def saw_only(self, version: int, rows: int) -> bool:
+        """Whether there were looks, and each saw just this."""
+        return self.versions == {version} and self.row_counts == {rows}
+
 
 @contextmanager
 def watching(profile: Path, table: str) -> Iterator[Watch]:
-    """Ask for the table's version and its rows over and over until the block ends."""
+    """Ask for the table's version and its rows over and over until the block ends; a failed read fails the block."""
     watch, over = Watch(), threading.Event()
 
     def look() -> None:
@@ -52,10 +57,10 @@ def watching(profile: Path, table: str) -> Iterator[Watch]:
             watch.row_counts.add(len(read(profile, table)))
             watch.looks += 1
 
-    watcher = threading.Thread(target=look, name="watching", daemon=True)
-    watcher.start()
-    try:
-        yield watch
-    finally:
-        over.set()
-        watcher.join()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="watching") as pool:
+        watcher = pool.submit(look)
+        try:
+            yield watch
+        finally:
+            over.set()
+        watcher.result()
