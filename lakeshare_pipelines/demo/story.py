@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,13 @@ from lakeshare_pipelines.ingest.samples import deliver
 from lakeshare_pipelines.nessie.server import nessie_for, stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import deliveries_in_force
+from lakeshare_pipelines.share.shares import declared_shares
 from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars
 from lakeshare_pipelines.spark.java import find_java
 from lakeshare_pipelines.wap.staged import WHOLE
 from lakeshare_server.access.profile import write_profile
-from lakeshare_server.catalog import Catalog, Ledger, Recipients, open_catalog
+from lakeshare_server.catalog import Catalog, Ledger, Recipients, SharedTable, open_catalog
+from lakeshare_server.catalog.listings import all_shared_tables
 
 GOOD_DAYS = ("2013-01-01", "2013-01-02", "2013-01-03")
 LAST_DAY = "2013-01-04"
@@ -60,8 +62,17 @@ class Stage:
     settings: LakeSettings
     catalog: Catalog
     dagster: dg.DagsterInstance
-    flights: SetContract
-    reference: SetContract
+    contracts: Mapping[str, SetContract]
+
+    @property
+    def flights(self) -> SetContract:
+        """The daily set, which the story is about."""
+        return self.contracts["flights"]
+
+    @property
+    def reference(self) -> SetContract:
+        """The set of tables that are replaced whole."""
+        return self.contracts["reference"]
 
     @property
     def profile(self) -> Path:
@@ -87,7 +98,7 @@ def tell(*, once: bool) -> int:
         stack.enter_context(nessie_for(settings, keep=not once))
         catalog = open_catalog(settings.catalog_url)
         on = stack.enter_context(instance())
-        scene = Stage(voice, settings, catalog, on, contracts["flights"], contracts["reference"])
+        scene = Stage(voice, settings, catalog, on, contracts)
         _publish_good_days(scene)
         server = stack.enter_context(_serving(scene))
         wrong = _read_all(scene, GOOD_DAYS if LAST_DAY not in scene.in_force(scene.flights) else None)
@@ -157,8 +168,19 @@ def _publish_good_days(scene: Stage) -> None:
     if "all" not in scene.in_force(scene.reference):
         deliver(scene.settings, scene.reference, partition="all")
         _expect_green(scene, launch(scene.voice, scene.dagster, "publish_reference", "the reference tables"))
+    if not are_shares_applied(scene.catalog, tuple(scene.contracts.values())):
         _expect_green(scene, launch(scene.voice, scene.dagster, "apply_shares", "the share catalog"))
     _tell_publications(scene)
+
+
+def are_shares_applied(catalog: Catalog, contracts: Sequence[SetContract]) -> bool:
+    """Whether the catalog shares what the contracts declare, and nothing else."""
+    declared = {(share.name, table) for share in declared_shares(contracts) for table in share.tables}
+    found = {
+        (at.share.name, SharedTable(at.schema, at.name, at.lake_table, at.comment, at.history))
+        for at in all_shared_tables(catalog)
+    }
+    return found == declared
 
 
 def _bad_day(scene: Stage) -> list[str]:
