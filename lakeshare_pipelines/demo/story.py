@@ -217,18 +217,28 @@ def _bad_day(scene: Stage) -> list[str]:
 def _serving(scene: Stage) -> Iterator[str]:
     port = free_port(8765)
     with sharing_server(port, scene.settings.logs_dir / "server.log") as root:
-        _write_profile(scene, root)
+        shares = sorted({entry.share for entry in (*scene.flights.shares, *scene.reference.shares)})
+        hand_out_profile(scene.catalog, shares, scene.profile, root)
         yield root
 
 
-def _write_profile(scene: Stage, root: str) -> None:
-    recipients = Recipients(scene.catalog)
-    if any(recipient.name == RECIPIENT for recipient in recipients.list()):
-        recipient, token = recipients.rotate(RECIPIENT)
-    else:
-        shares = sorted({entry.share for entry in (*scene.flights.shares, *scene.reference.shares)})
+def hand_out_profile(catalog: Catalog, shares: Sequence[str], path: Path, root: str) -> None:
+    """Write the recipient's profile for the server at `root`. While the token in it is good it stays the same."""
+    recipients, token = Recipients(catalog), _token_in(path)
+    reader = recipients.by_token(token)
+    recipient = next((one for one in recipients.list() if one.name == RECIPIENT), None)
+    if recipient is None:
         recipient, token = recipients.add(RECIPIENT, shares)
-    write_profile(scene.profile, f"{root}/delta-sharing", token, recipient.expires_at)
+    elif reader is None or reader.id != recipient.id:
+        recipient, token = recipients.rotate(RECIPIENT)
+    write_profile(path, f"{root}/delta-sharing", token, recipient.expires_at)
+
+
+def _token_in(profile: Path) -> str:
+    try:
+        return str(json.loads(profile.read_text())["bearerToken"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return ""  # which no recipient has
 
 
 def _read_all(scene: Stage, days: Sequence[str] | None) -> list[str]:

@@ -1,13 +1,15 @@
 """A second start of the demo does what is missing, and nothing again."""
 
+import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
-from lakeshare_pipelines.demo.story import are_shares_applied
+from lakeshare_pipelines.demo.story import RECIPIENT, are_shares_applied, hand_out_profile
 from lakeshare_pipelines.share.shares import apply
-from lakeshare_server.catalog import Catalog, open_catalog
+from lakeshare_server.catalog import Catalog, Recipients, open_catalog
 
 CONTRACTS = load_contracts()
 
@@ -34,3 +36,64 @@ def test_shares_that_no_contract_declares_any_more_are_not_left(catalog):
     apply(catalog, CONTRACTS)
 
     assert not are_shares_applied(catalog, CONTRACTS[:1])
+
+
+@pytest.fixture
+def profile(catalog, tmp_path) -> Path:
+    """The profile an earlier demo handed out."""
+    apply(catalog, CONTRACTS)
+    path = tmp_path / "demo.share"
+    hand_out(catalog, path)
+    return path
+
+
+def hand_out(catalog: Catalog, path: Path, port: int = 8765) -> None:
+    shares = sorted({entry.share for contract in CONTRACTS for entry in contract.shares})
+    hand_out_profile(catalog, shares, path, f"http://127.0.0.1:{port}")
+
+
+def token_in(path: Path) -> str:
+    return json.loads(path.read_text())["bearerToken"]
+
+
+def test_the_recipient_keeps_its_token_when_the_server_moves(catalog, profile):
+    before = token_in(profile)
+
+    hand_out(catalog, profile, port=4711)
+
+    assert token_in(profile) == before
+    assert json.loads(profile.read_text())["endpoint"] == "http://127.0.0.1:4711/delta-sharing"
+    assert Recipients(catalog).by_token(before).name == RECIPIENT
+
+
+def rotated(catalog: Catalog, path: Path) -> None:
+    Recipients(catalog).rotate(RECIPIENT)
+
+
+def expired(catalog: Catalog, path: Path) -> None:
+    _, token = Recipients(catalog).rotate(RECIPIENT, datetime.now(UTC) - timedelta(hours=1))
+    path.write_text(json.dumps({"bearerToken": token}))
+
+
+def of_somebody_else(catalog: Catalog, path: Path) -> None:
+    _, token = Recipients(catalog).add("bob", [])
+    path.write_text(json.dumps({"bearerToken": token}))
+
+
+def lost(catalog: Catalog, path: Path) -> None:
+    path.unlink()
+
+
+def damaged(catalog: Catalog, path: Path) -> None:
+    path.write_text(path.read_text()[:40])
+
+
+@pytest.mark.parametrize("spoil", [rotated, expired, of_somebody_else, lost, damaged])
+def test_a_token_that_is_no_longer_the_recipients_is_replaced(catalog, profile, spoil):
+    before = token_in(profile)
+    spoil(catalog, profile)
+
+    hand_out(catalog, profile)
+
+    assert token_in(profile) != before
+    assert Recipients(catalog).by_token(token_in(profile)).name == RECIPIENT
