@@ -1,10 +1,9 @@
 """Dagster runs of the demo, in this process, with a line for each step as it ends."""
 
 import os
-import time
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +63,10 @@ def launch(voice: Voice, on: dg.DagsterInstance, job: str, title: str, partition
             dg.execute_job, target, on, run_config=QUIET, tags={MARK: mark, **_partition_tags(partitions)}
         )
         told: set[str] = set()
-        while not running.done():
-            time.sleep(POLL_S)
+        is_over = False
+        while not is_over:
+            is_over = bool(wait([running], timeout=POLL_S).done)
             _tell_steps(on, mark, told, say)
-        _tell_steps(on, mark, told, say)
         result = running.result()
     failed = tuple(
         f"{check.asset_key.to_user_string()}: {check.check_name}"
