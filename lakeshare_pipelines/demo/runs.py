@@ -31,13 +31,18 @@ class Ran:
 
 
 def use_dagster_home(state_dir: Path) -> Path:
-    """Set `DAGSTER_HOME` unless it is set: `dagster_home/` here, else a folder in the state folder."""
+    """Set `DAGSTER_HOME` to the demo's own, unless it is set."""
     if "DAGSTER_HOME" not in os.environ:
-        here = Path("dagster_home").resolve()
-        home = here if (here / "dagster.yaml").exists() else state_dir / "dagster_home"
+        home = own_dagster_home(state_dir)
         home.mkdir(parents=True, exist_ok=True)
         os.environ["DAGSTER_HOME"] = str(home)
-    return Path(os.environ["DAGSTER_HOME"])
+    return Path(os.environ["DAGSTER_HOME"]).resolve()
+
+
+def own_dagster_home(state_dir: Path) -> Path:
+    """`dagster_home/` of the checkout, else a folder in the state folder."""
+    here = Path("dagster_home").resolve()
+    return here if (here / "dagster.yaml").exists() else state_dir / "dagster_home"
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import dagster as dg
 
 from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.demo import reader
-from lakeshare_pipelines.demo.runs import instance, launch, use_dagster_home
+from lakeshare_pipelines.demo.runs import instance, launch, own_dagster_home, use_dagster_home
 from lakeshare_pipelines.demo.source import source_rows
 from lakeshare_pipelines.demo.stage_hands import dagster_ui, free_port, sharing_server
 from lakeshare_pipelines.demo.voice import Voice
@@ -120,13 +120,15 @@ def clean_up() -> int:
         raise DemoRefused(settings.state_dir)
     stop_nessie(settings)
     home = use_dagster_home(settings.state_dir)
-    for made in home.iterdir():
-        if made.name != "dagster.yaml":
-            shutil.rmtree(made) if made.is_dir() else made.unlink()
+    if home == own_dagster_home(settings.state_dir):
+        for made in home.iterdir():
+            if made.name != "dagster.yaml":
+                shutil.rmtree(made) if made.is_dir() else made.unlink()
+        voice.says(f"removed the runs in {home}")
+    else:
+        voice.says(f"DAGSTER_HOME is {home}, which may hold runs of others too: they stay")
     shutil.rmtree(settings.state_dir)
-    voice.says(
-        f"removed {settings.state_dir} and the runs in {home}; downloaded jars stay in {settings.cache_dir}"
-    )
+    voice.says(f"removed {settings.state_dir}; downloaded jars stay in {settings.cache_dir}")
     return 0
 
 

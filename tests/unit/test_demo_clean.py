@@ -1,0 +1,63 @@
+"""Cleaning up after the demo removes what the demo made, and nothing of anybody else's."""
+
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines.demo.story import MARKER, clean_up
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state folder of the demo, in a folder that is no checkout."""
+    state = a_folder(tmp_path / "state", MARKER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(state))
+    # Set and then deleted, so that what clean_up sets is undone as well.
+    monkeypatch.setenv("DAGSTER_HOME", "")
+    monkeypatch.delenv("DAGSTER_HOME")
+    return state
+
+
+def a_folder(folder: Path, *files: str) -> Path:
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    return folder
+
+
+def found_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_runs_in_the_checkout_go_and_its_configuration_stays(tmp_path, state):
+    home = a_folder(tmp_path / "dagster_home", "dagster.yaml", "history/runs.db", "nux.yaml")
+
+    assert clean_up() == 0
+
+    assert found_in(home) == ["dagster.yaml"]
+    assert not state.exists()
+
+
+def test_without_a_checkout_the_runs_go_with_the_state(state):
+    a_folder(state, "dagster_home/history/runs.db")
+
+    assert clean_up() == 0
+
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("in_checkout", [False, True])
+def test_a_dagster_home_that_was_given_is_left_alone(tmp_path, state, monkeypatch, capsys, in_checkout):
+    if in_checkout:
+        a_folder(tmp_path / "dagster_home", "dagster.yaml", "history/runs.db")
+    given = a_folder(tmp_path / "given", "history/runs.db")
+    monkeypatch.setenv("DAGSTER_HOME", str(given))
+
+    assert clean_up() == 0
+
+    assert found_in(given) == ["history/runs.db"]
+    assert str(given) in capsys.readouterr().out
+    assert not state.exists()
+    if in_checkout:
+        assert found_in(tmp_path / "dagster_home") == ["dagster.yaml", "history/runs.db"]
