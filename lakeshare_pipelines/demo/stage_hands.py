@@ -1,20 +1,22 @@
 """What runs beside the demo: the sharing server and the Dagster UI, as processes that end with it."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import httpx
 
 from lakeshare_server.errors import Unavailable
 
 READY_S = 120
 STOP_S = 20
+PROBE_S = 5
 POLL_S = 0.2
 
 
@@ -78,11 +80,13 @@ def _wait_until_ready(child: "subprocess.Popen[bytes]", probe: str, log: Path) -
         if child.poll() is not None:
             raise Unavailable(f"{child.args!r} ended with {child.returncode}", f"Read the end of {log}.")
         try:
-            with urllib.request.urlopen(probe, timeout=5):  # noqa: S310  our own loopback address
-                return
-        except (urllib.error.URLError, OSError) as error:
+            # On this machine whatever the environment says of proxies.
+            httpx.get(probe, timeout=PROBE_S, trust_env=False).raise_for_status()
+        except httpx.HTTPError as error:
             if time.monotonic() > deadline:
                 raise Unavailable(f"{probe} did not answer: {error}", f"Read the end of {log}.") from error
+        else:
+            return
         time.sleep(POLL_S)
 
 
@@ -91,5 +95,5 @@ def _stop(child: "subprocess.Popen[bytes]") -> None:
     try:
         child.wait(STOP_S)
     except subprocess.TimeoutExpired:
-        child.kill()
+        os.killpg(child.pid, signal.SIGKILL)  # with its own children: it cannot stop them any more
         child.wait()
