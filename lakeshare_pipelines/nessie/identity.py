@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -20,6 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
+
+from lakeshare_pipelines.errors import NessieError
 
 Role = Literal["writer", "publisher"]
 
@@ -43,12 +46,21 @@ RULES = {
 
 
 def signing_key(path: Path) -> rsa.RSAPrivateKey:
-    """The key at `path`, made first when there is none; while it may be missing, hold the folder's lock."""
+    """The key at `path`, made first when there is none; while it may be missing, hold the folder's lock.
+
+    Raises:
+        NessieError: what is there is no RSA key, or wants a password.
+    """
     if not path.exists():
         _make_key(path)
-    key = load_pem_private_key(path.read_bytes(), password=None)
+    try:
+        key: object = load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
     if not isinstance(key, rsa.RSAPrivateKey):
-        raise TypeError(f"{path} is not an RSA key; remove it, and a new one is made when Nessie starts next")
+        raise NessieError(
+            0, "BAD_KEY", f"{path} is no RSA key. Remove it, and a new one is made when Nessie starts next"
+        )
     return key
 
 

@@ -4,8 +4,16 @@ import base64
 
 import jwt
 import pytest
-from cryptography.hazmat.primitives.serialization import load_der_public_key
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_der_public_key,
+)
 
+from lakeshare_pipelines.errors import NessieError
 from lakeshare_pipelines.nessie.identity import TOKEN_LIFE_S, public_key_text, signed_token, signing_key
 
 
@@ -32,3 +40,31 @@ def test_a_token_of_another_key_is_not_valid(tmp_path):
     foreign = signed_token(signing_key(tmp_path / "theirs.pem"), "publisher")
     with pytest.raises(jwt.InvalidSignatureError):
         jwt.decode(foreign, public, algorithms=["RS256"])
+
+
+def half_of_it(pem: bytes) -> bytes:
+    return pem[: len(pem) // 2]
+
+
+def another_kind(_pem: bytes) -> bytes:
+    key = ed25519.Ed25519PrivateKey.generate()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def with_a_password(_pem: bytes) -> bytes:
+    key = ed25519.Ed25519PrivateKey.generate()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+
+
+@pytest.mark.parametrize("spoilt", [half_of_it, another_kind, with_a_password])
+def test_a_key_that_cannot_be_used_is_named_with_its_remedy(tmp_path, spoilt):
+    path = tmp_path / "key.pem"
+    signing_key(path)
+    path.write_bytes(spoilt(path.read_bytes()))
+
+    with pytest.raises(NessieError, match="Remove it") as refusal:
+        signing_key(path)
+
+    assert str(path) in str(refusal.value)
+    path.unlink()
+    assert public_key_text(signing_key(path))
