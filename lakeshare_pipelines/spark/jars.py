@@ -9,10 +9,9 @@ import hashlib
 import os
 import shutil
 import threading
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -109,11 +108,13 @@ def is_whole(jar: PinnedJar, path: Path) -> bool:
 
 
 def _fetch_all(settings: LakeSettings, jars: Sequence[PinnedJar], progress: Progress) -> None:
-    """Fetch in parallel; the first failure, or Ctrl-C, stops the others within a chunk."""
+    """Fetch in parallel; the first failure, or Ctrl-C, stops the others within a chunk, or in their pause."""
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=len(jars), thread_name_prefix="jars") as pool:
         try:
-            for done in [pool.submit(_fetch_one, settings, jar, progress, stop) for jar in jars]:
+            for done in as_completed(
+                [pool.submit(_fetch_one, settings, jar, progress, stop) for jar in jars]
+            ):
                 done.result()
         except BaseException:
             stop.set()
@@ -153,7 +154,8 @@ def _attempt(
             if stop.is_set() or attempt == ATTEMPTS or not _may_pass(error):
                 raise
             progress.says(f"{jar.name}: {error}; trying again")
-            time.sleep(attempt * PAUSE_S)
+            if stop.wait(attempt * PAUSE_S):
+                raise
         else:
             progress.ends(jar.name)
             return

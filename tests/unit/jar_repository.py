@@ -3,7 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -63,7 +63,7 @@ def serving() -> Iterator[Repository]:
 
 
 def answer(handler: BaseHTTPRequestHandler, repository: Repository) -> None:
-    """A whole file, a part of it and then nothing, or 404."""
+    """A whole file, in one go or with a halt in it, a part of it and then nothing, or 404."""
     path = urlsplit(handler.path).path  # a client behind a proxy sends the whole address
     repository.asked.append(handler.path)
     content = repository.files.get(path)
@@ -73,11 +73,14 @@ def answer(handler: BaseHTTPRequestHandler, repository: Repository) -> None:
     handler.send_response(200)
     handler.send_header("Content-Length", str(len(content)))
     handler.end_headers()
-    if repository.stall_after_bytes is not None:
-        handler.wfile.write(content[: repository.stall_after_bytes])
+    before_stall = repository.stall_after_bytes
+    if before_stall is not None:
+        handler.wfile.write(content[:before_stall])
         handler.wfile.flush()
         repository.stalled.set()
         repository.released.wait()
+        with suppress(ConnectionError):  # the client may be gone: one of them is killed while it waits
+            handler.wfile.write(content[before_stall:])
     elif repository.cut_after_bytes:
         handler.wfile.write(content[: repository.cut_after_bytes.pop(0)])
     else:

@@ -145,6 +145,16 @@ def test_a_transfer_that_is_always_cut_leaves_nothing_behind(tmp_path, repositor
     assert not list((settings.cache_dir / "jars").glob("*.part"))
 
 
+@pytest.mark.parametrize("names", [("absent", "wrong"), ("wrong", "absent")])
+def test_a_jar_that_can_never_be_had_ends_the_wait_for_another(tmp_path, repository, pin, monkeypatch, names):
+    monkeypatch.setattr(jars, "PAUSE_S", 3600)
+    pin("absent")
+    repository.files.clear()
+    pin("wrong", content=b"PK right", served=b"PK wrong")
+    with pytest.raises(DownloadError, match=r"wrong_2\.13.*SHA-256"):
+        ensure_jars(settings_of(tmp_path, repository), names, Recorder())
+
+
 FETCH = """\
 import sys
 from lakeshare_pipelines.settings import LakeSettings
@@ -175,7 +185,7 @@ def test_a_killed_download_leaves_no_jar_and_does_not_hinder_the_next(tmp_path, 
 def test_two_at_once_fetch_a_jar_once(tmp_path, repository, pin):
     jar = pin()
     settings = settings_of(tmp_path, repository)
-    repository.stall_after_bytes = jar.size_bytes
+    repository.stall_after_bytes = jar.size_bytes // 2
     first, second = Recorder(), Recorder()
     threads = [threading.Thread(target=ensure_jars, args=(settings, ["small"], r)) for r in (first, second)]
     threads[0].start()
