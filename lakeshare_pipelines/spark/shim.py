@@ -60,7 +60,6 @@ def _build(home: Path, java: Java, script: str) -> None:
         aside.rename(home)
     except OSError:
         shutil.rmtree(aside)
-        if not (
-            home / "bin" / "java"
-        ).exists():  # otherwise another process was first: its folder serves as well
+        # Another process may have been first: its folder serves as well.
+        if not (home / "bin" / "java").exists():
             raise
