@@ -8,6 +8,12 @@ from pydantic import Field, SecretStr
 
 from lakeshare_server.settings import AbsolutePath, StateSettings
 
+SHORT_RUNS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""Java options for a driver that compiles quickly rather than well.
+
+Compiling on the first level alone reserves 48 MB for code, which Spark fills: it would be swept and compiled again.
+"""
+
 
 def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakeshare"
@@ -55,7 +61,7 @@ class LakeSettings(StateSettings):
     spark_remote: str | None = Field(None, description="sc:// URL for mode connect.")
     spark_driver_memory: str = Field("2g", description="Memory of the Spark driver.")
     spark_driver_options: str = Field(
-        "", description="More Java options for the Spark driver; -XX:TieredStopAtLevel=1 suits short runs."
+        "", description=f"More Java options for the Spark driver; for short runs on few cores: {SHORT_RUNS}."
     )
 
     nessie_uri: str | None = Field(

@@ -2,4 +2,6 @@
 
 import os
 
-os.environ.setdefault("LAKESHARE_SPARK_DRIVER_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+from lakeshare_pipelines.settings import SHORT_RUNS
+
+os.environ.setdefault("LAKESHARE_SPARK_DRIVER_OPTIONS", SHORT_RUNS)

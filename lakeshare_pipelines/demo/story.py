@@ -25,7 +25,7 @@ from lakeshare_pipelines.errors import PipelineError
 from lakeshare_pipelines.ingest import find_deliveries
 from lakeshare_pipelines.ingest.samples import deliver
 from lakeshare_pipelines.nessie.server import nessie_for, stop_nessie
-from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
 from lakeshare_pipelines.share.publication import deliveries_in_force
 from lakeshare_pipelines.share.shares import declared_shares
 from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars
@@ -40,8 +40,6 @@ LAST_DAY = "2013-01-04"
 FORBIDDEN_NULLS = "carrier"
 WATCHED = "aviation.flights.departures"
 MARKER = "demo.json"
-# Four short runs: what a JVM compiles thoroughly is thrown away before it pays.
-SHORT_RUNS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 RECIPIENT = "demo"
 
 
