@@ -191,7 +191,7 @@ def rollback(table: str, number: int) -> None:
 @app.command()
 def repair() -> None:
     """Write ledger entries that crashed runs still owe (the next run of the set does the same)."""
-    from lakeshare_pipelines.share.publication import repair as repair_set
+    from lakeshare_pipelines.share.repair import repair as repair_set
 
     lake, catalog = _lake(), _catalog()
     for contract in _contracts():

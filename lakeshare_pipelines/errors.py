@@ -8,6 +8,7 @@ LakeshareError (lakeshare_server.errors)
     ├── NotAudited         staged, reason            publish refused: no green verdict for this very state
     ├── Conflict           tables, base, head        main moved under a staged set: replay answers it
     ├── BranchMoved        branch, expected, found   the branch is not what was audited
+    ├── NoSuchPublication  table, version            the ledger does not have that number
     ├── NessieError        status, code, message     Nessie refused or is not there
     ├── SparkError         reason, fix               Spark did not start or died
     ├── JavaError          reason, fix               no usable Java
@@ -77,6 +78,16 @@ class BranchMoved(PipelineError):
             "audit it again with `lakeshare wap retry`, or drop it with `lakeshare wap discard`."
         )
         self.branch, self.expected, self.found = branch, expected, found
+
+
+class NoSuchPublication(PipelineError):
+    """A publication number that the ledger does not have."""
+
+    def __init__(self, table: str, version: int) -> None:
+        super().__init__(
+            f"table {table} has no publication {version}. `lakeshare publications {table}` lists them."
+        )
+        self.table, self.version = table, version
 
 
 class NessieError(PipelineError):

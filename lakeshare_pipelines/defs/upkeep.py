@@ -6,7 +6,7 @@ import dagster as dg
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.defs.resources import LakeResource
-from lakeshare_pipelines.share.publication import repair
+from lakeshare_pipelines.share.repair import repair
 from lakeshare_pipelines.wap.branches import drop_abandoned
 
 

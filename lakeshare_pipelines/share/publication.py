@@ -4,23 +4,19 @@ The set's lock in the state database is held from the last look at main to the l
 left between the two is finished first.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import NotAudited
-from lakeshare_pipelines.share.pin import pinned
-from lakeshare_pipelines.share.rollback import repair_rollbacks
+from lakeshare_pipelines.share.repair import pay_debts, record_landed
 from lakeshare_pipelines.wap.branches import drop
 from lakeshare_pipelines.wap.checks import checks_of
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_pipelines.wap.replay import with_replay
 from lakeshare_pipelines.wap.staged import Staged
-from lakeshare_pipelines.wap.staging import Landed, staging_for
+from lakeshare_pipelines.wap.staging import staging_for
 from lakeshare_pipelines.wap.verdicts import Verdicts
-from lakeshare_server.catalog import Catalog, Lease, Ledger, Publication, set_lock
-
-log = logging.getLogger(__name__)
+from lakeshare_server.catalog import Catalog, Ledger, Publication, set_lock
 
 
 def publish_or_replay(
@@ -52,23 +48,13 @@ def publish(
     require_green(contract, staged, verdicts)
     ledger = Ledger(catalog)
     with set_lock(catalog, contract.name, staged.run_id, lake.settings.lock_wait_s) as lease:
-        _repair(lake, ledger, contract, lease)
+        pay_debts(lake, ledger, contract, lease)
         publications = _of_run(ledger, contract, staged.run_id) or in_force(ledger, contract, staged)
         if not publications:
             landed = staging_for(lake, contract).land(staged, _evidence(staged, verdicts))
-            publications = _record(lake, ledger, contract, landed, lease)
+            publications = record_landed(lake, ledger, contract, landed, lease)
     drop(lake, contract, staged.ref)
     return publications
-
-
-def repair(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[Publication]:
-    """Write the ledger entries that crashed runs of this set still owe; needs no Spark.
-
-    Raises:
-        CatalogConflict: a run of the set is publishing right now.
-    """
-    with set_lock(catalog, contract.name, "repair", wait_s) as lease:
-        return _repair(lake, Ledger(catalog), contract, lease)
 
 
 def require_green(contract: SetContract, staged: Staged, verdicts: Verdicts) -> None:
@@ -126,41 +112,9 @@ def _digests(newest_first: Sequence[Publication]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _repair(lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease) -> list[Publication]:
-    repaired = repair_rollbacks(lake, ledger, contract, lease)
-    for landed in staging_for(lake, contract).owed(lambda run_id: bool(ledger.by_run(run_id))):
-        log.warning("%s reached main but not the ledger: writing it now", landed.staged.title)
-        repaired += _record(lake, ledger, contract, landed, lease)
-        drop(lake, contract, landed.staged.ref)
-    return repaired
-
-
 def _of_run(ledger: Ledger, contract: SetContract, run_id: str) -> list[Publication]:
     mine = {table.name for table in contract.tables}
     return [publication for publication in ledger.by_run(run_id) if publication.table in mine]
-
-
-def _record(
-    lake: Lake, ledger: Ledger, contract: SetContract, landed: Landed, lease: Lease
-) -> list[Publication]:
-    rows = [
-        pinned(
-            lake,
-            table,
-            nessie_hash=landed.nessie_hash,
-            delta_version=landed.versions.get(table.name),
-            set_name=contract.name,
-            run_id=landed.staged.run_id,
-            partition=landed.staged.partition,
-            contract_digest=landed.staged.contract_digest,
-            verdicts=landed.evidence,
-        )
-        for table in contract.tables
-    ]
-    publications = ledger.append(rows, lease)
-    for publication in publications:
-        log.info("%s is publication %s: %s rows", publication.table, publication.version, publication.rows)
-    return publications
 
 
 def _evidence(staged: Staged, verdicts: Verdicts) -> Mapping[str, object]:

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import PipelineError
 from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.records import Attempt, attempts, begun, forget
-from lakeshare_pipelines.wap.staged import Staged
+from lakeshare_pipelines.wap.records import Attempt, attempts, begun, forget, recorded
+from lakeshare_pipelines.wap.staged import Staged, staging_prefix
 from lakeshare_pipelines.wap.staging import staging_for
 
 log = logging.getLogger(__name__)
@@ -85,11 +85,18 @@ def drop(lake: Lake, contract: SetContract, ref: str) -> None:
 def drop_abandoned(
     lake: Lake, contracts: Sequence[SetContract], now: datetime | None = None
 ) -> list[StagingPlace]:
-    """Remove staging places older than `branch_days`; return them."""
+    """Remove staging places older than `branch_days`, and records as old that a crash left without one.
+
+    Returns the places.
+    """
     horizon = (now or datetime.now(UTC)) - timedelta(days=lake.settings.branch_days)
     dropped = []
     for contract in contracts:
-        for place in places(lake, [contract]):
+        there = places(lake, [contract])
+        for ref, since in recorded(lake.settings, staging_prefix(contract.name)):
+            if since <= horizon and ref not in {place.ref for place in there}:
+                forget(lake.settings, ref)
+        for place in there:
             if place.since <= horizon:
                 log.info("dropping %s, untouched since %s", place.ref, place.since)
                 drop(lake, contract, place.ref)

@@ -3,6 +3,7 @@
 One folder per staging place under `<state folder>/runs`, so that `lakeshare wap` can list, show and retry.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -81,9 +82,16 @@ def attempts(settings: LakeSettings) -> list[Attempt]:
     return sorted((one for one in found if one is not None), key=lambda one: one.written_at)
 
 
+def recorded(settings: LakeSettings, prefix: str) -> list[tuple[str, datetime]]:
+    """Staging places with a record, even an unfinished one, by name, and when each record was last changed."""
+    folders = settings.runs_dir.glob(f"{prefix}*")
+    return [(folder.name, datetime.fromtimestamp(folder.stat().st_mtime, UTC)) for folder in folders]
+
+
 def forget(settings: LakeSettings, ref: str) -> None:
     """Remove the record of a staging place that is published or discarded."""
-    shutil.rmtree(settings.runs_dir / ref, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(settings.runs_dir / ref)
 
 
 def _write(path: Path, record: object) -> None:

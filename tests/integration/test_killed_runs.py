@@ -10,10 +10,14 @@ from uuid import uuid4
 
 import pytest
 
-from lakeshare_pipelines.share.publication import publish, publish_or_replay, repair
+from lakeshare_pipelines.share.publication import publish, publish_or_replay
+from lakeshare_pipelines.share.repair import repair
+from lakeshare_pipelines.share.rollback import rollback
 from lakeshare_pipelines.wap.branches import drop_abandoned, places
+from lakeshare_pipelines.wap.records import recorded
 from lakeshare_pipelines.wap.replay import judged
 from lakeshare_pipelines.wap.stage import stage
+from lakeshare_pipelines.wap.staged import staging_prefix
 from tests.builders.killed_run import run_until_killed
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders
@@ -29,7 +33,7 @@ BEFORE_PUBLISH = {
     "it was audited": ("lakeshare_pipelines.wap.replay:judged", 1),
 }
 WHILE_PUBLISHING = {
-    "the lock was taken and debts were paid": ("lakeshare_pipelines.share.publication:_repair", 1),
+    "the lock was taken and debts were paid": ("lakeshare_pipelines.share.publication:pay_debts", 1),
     "the set landed on main": ("{staging}.land", 1),
     "its first index was written": ("lakeshare_pipelines.share.pin:write_index", 1),
     "its last index was written": ("lakeshare_pipelines.share.pin:write_index", 2),
@@ -38,6 +42,7 @@ WHILE_PUBLISHING = {
 }
 ONE_OF_TWO_LANDED = {"one of two tables landed": ("lakeshare_pipelines.wap.delta:DeltaStaging._commit", 1)}
 AGAIN = ("a new run", "only a repair", "the same publish")
+NEXT = (*AGAIN, "the janitor")
 
 
 class Walk:
@@ -59,11 +64,12 @@ class Walk:
         self.days.append(day)
         return day
 
-    def run(self, day: str):
+    def staged_and_judged(self, day: str):
         staged = stage(self.lake, self.contract, [day], str(uuid4()))
-        return publish_or_replay(
-            self.lake, self.catalog, self.contract, staged, judged(self.lake, self.contract, staged)
-        )
+        return staged, judged(self.lake, self.contract, staged)
+
+    def run(self, day: str):
+        return publish_or_replay(self.lake, self.catalog, self.contract, *self.staged_and_judged(day))
 
     def killed(self, step: tuple[str, int], day: str, run_id: str, judgement=None) -> None:
         after = step[0].format(staging=STAGING[self.contract.tables[0].format])
@@ -91,6 +97,7 @@ class Walk:
         assert [publication.rows for publication in self.latest()] == [len(expected), len(self.days)], step
         drop_abandoned(self.lake, [self.contract])
         assert places(self.lake, [self.contract]) == [], step
+        assert recorded(self.lake.settings, staging_prefix(self.contract.name)) == [], step
         assert len(rows_on_main(self.lake, self.contract, "orders")) == len(expected), step
 
 
@@ -115,24 +122,48 @@ def test_a_run_killed_while_publishing_is_completed_once(walk):
     complete(walk, zip(WHILE_PUBLISHING.items(), itertools.cycle(AGAIN)))
 
 
-@pytest.mark.parametrize("contract", ["iceberg", "delta"], indirect=True)
 def test_whoever_comes_next_completes_a_set_that_landed(walk):
-    steps = {"the set landed on main": WHILE_PUBLISHING["the set landed on main"]}
-    if walk.contract.tables[0].format == "delta":
-        steps = ONE_OF_TWO_LANDED
-    complete(walk, itertools.product(steps.items(), AGAIN))
+    complete(walk, itertools.product(landing_steps(walk.contract).items(), NEXT))
+
+
+def test_a_rollback_counts_from_what_landed_before_it(walk):
+    first_day = rows_on_main(walk.lake, walk.contract, "orders")
+    day = walk.next_day()
+    staged, verdicts = walk.staged_and_judged(day)
+    (step,) = landing_steps(walk.contract).values()
+    walk.killed(step, day, staged.run_id, (staged, verdicts))
+
+    rollback(walk.lake, walk.catalog, walk.contract, walk.contract.table("orders"), 0)
+
+    numbers = [
+        [(p.version, p.partition, p.rollback_of) for p in walk.ledger.history(table.name)]
+        for table in walk.contract.tables
+    ]
+    both_days = [(1, day, None), (0, walk.days[0], None)]
+    assert numbers == [[(2, walk.days[0], 0), *both_days], both_days]
+    assert rows_on_main(walk.lake, walk.contract, "orders") == first_day
+
+
+def landing_steps(contract) -> dict[str, tuple[str, int]]:
+    """Where main shows the set, or one table of it, and the ledger does not know yet."""
+    if contract.tables[0].format == "delta":
+        return ONE_OF_TWO_LANDED
+    return {"the set landed on main": WHILE_PUBLISHING["the set landed on main"]}
 
 
 def complete(walk: Walk, cases) -> None:
     for (name, step), again in cases:
         before = walk.latest()
         day = walk.next_day()
-        staged = stage(walk.lake, walk.contract, [day], str(uuid4()))
-        judgement = staged, judged(walk.lake, walk.contract, staged)
+        judgement = walk.staged_and_judged(day)
+        staged = judgement[0]
         walk.killed(step, day, staged.run_id, judgement)
         shown = walk.latest()
         assert shown == before or {p.run_id for p in shown} == {staged.run_id}, "half a set is in the ledger"
-        if again == "only a repair":
+        if again == "the janitor":
+            # It repairs first, in a step of its own; here it meets the half-landed set before anybody else.
+            drop_abandoned(walk.lake, [walk.contract])
+        if again in ("only a repair", "the janitor"):
             repair(walk.lake, walk.catalog, walk.contract, wait_s=30)
         if again == "the same publish":
             publish(walk.lake, walk.catalog, walk.contract, *judgement)
