@@ -22,7 +22,7 @@ from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
 from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.wap.branches import resealed
 from lakeshare_pipelines.wap.checks import CheckSpec, checks_of
-from lakeshare_pipelines.wap.replay import judged
+from lakeshare_pipelines.wap.replay import RedReplay, judged
 from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.staged import Staged
 from lakeshare_pipelines.wap.verdicts import Verdict, Verdicts
@@ -135,6 +135,8 @@ def _publish(contract: SetContract) -> dg.OpDefinition:
         try:
             publications = publish_or_replay(lake.lake(), lake.catalog(), contract, staged, verdicts)
         except (NotAudited, BranchMoved, Conflict) as refusal:
+            if isinstance(refusal, RedReplay):
+                tell_red(context, lake.settings(), refusal.replayed, refusal.verdicts)
             # Trying again would be refused again: these are answers, not accidents.
             raise dg.Failure(str(refusal), metadata=staged_metadata(staged), allow_retries=False) from refusal
         by_table = {publication.table: publication for publication in publications}

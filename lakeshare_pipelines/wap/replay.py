@@ -23,6 +23,14 @@ JITTER_S = 2.0
 T = TypeVar("T")
 
 
+class RedReplay(NotAudited):
+    """What was audited green was red when it was written and judged again on what main had become."""
+
+    def __init__(self, replayed: Staged, verdicts: Verdicts) -> None:
+        super().__init__(replayed.title, f"its audit after a replay failed ({verdicts.blocking_names})")
+        self.replayed, self.verdicts = replayed, verdicts
+
+
 def with_replay(
     lake: Lake,
     contract: SetContract,
@@ -34,7 +42,7 @@ def with_replay(
 
     Raises:
         Conflict: main kept moving through every attempt.
-        NotAudited: the audit of a replay was red; its staging place stays for inspection.
+        RedReplay: the audit of a replay was red; its staging place stays for inspection.
     """
     while True:
         try:
@@ -48,9 +56,7 @@ def with_replay(
             drop(lake, contract, staged.ref)
             staged, verdicts = replayed, judged(lake, contract, replayed)
             if not verdicts.green:
-                raise NotAudited(
-                    staged.title, f"its audit after a replay failed ({verdicts.blocking_names})"
-                ) from conflict
+                raise RedReplay(staged, verdicts) from conflict
 
 
 def judged(lake: Lake, contract: SetContract, staged: Staged) -> Verdicts:

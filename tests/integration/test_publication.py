@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from uuid import uuid4
 
+import dagster as dg
 import pytest
 
 from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.errors import BranchMoved, NotAudited
+from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
+from lakeshare_pipelines.defs.wap import wap_set
+from lakeshare_pipelines.errors import BranchMoved, NoSuchPublication, NotAudited
 from lakeshare_pipelines.share.publication import publish, publish_or_replay
 from lakeshare_pipelines.share.retry import retry
-from lakeshare_pipelines.share.rollback import NoSuchPublication, rollback
+from lakeshare_pipelines.share.rollback import rollback
 from lakeshare_pipelines.wap.branches import drop_abandoned, places
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
 from lakeshare_pipelines.wap.lake import Lake
@@ -20,6 +23,7 @@ from lakeshare_pipelines.wap.verdicts import Verdicts
 from lakeshare_server.catalog import Catalog, Publication
 from tests.builders.main_state import main_state, rows_on_main
 from tests.builders.sets import a_delivery, an_order, orders
+from tests.builders.slack import slack_stand_in
 
 MONDAY, TUESDAY = "2024-01-01", "2024-01-02"
 
@@ -159,6 +163,40 @@ def test_a_conflict_is_answered_by_replay_and_loses_no_day(lake, catalog, ledger
     assert [p.partition for p in ledger.history(f"{contract.name}.orders")] == [TUESDAY, MONDAY]
     assert ledger.latest(f"{contract.name}.orders").rows == 6
     assert places(lake, [contract]) == []
+
+
+def test_a_replay_that_turns_red_is_kept_and_told(lake, catalog, ledger, contract, monkeypatch):
+    for day in (MONDAY, TUESDAY):
+        a_delivery(lake.settings, contract, day, orders(day))
+    monday = staged_and_judged(lake, contract, [MONDAY])
+    staged, verdicts = staged_and_judged(lake, contract, [TUESDAY])
+    published = publish_or_replay(lake, catalog, contract, *monday)
+    a_delivery(lake.settings, contract, TUESDAY, [an_order(TUESDAY, 7, customer="")])
+
+    with slack_stand_in() as slack:
+        monkeypatch.setenv("LAKESHARE_SLACK_TOKEN", "xoxb-1")
+        monkeypatch.setenv("LAKESHARE_SLACK_BASE_URL", slack.url)
+        with pytest.raises(dg.Failure, match="after a replay") as refusal:
+            publish_in_dagster(lake, catalog, contract, staged, verdicts)
+
+    ((replayed, state),) = [(place.ref, place.state) for place in places(lake, [contract])]
+    assert (replayed, state) == (f"{staged.ref}-r1", "red")
+    assert not refusal.value.allow_retries
+    (message,) = slack.messages
+    assert replayed in message["text"]
+    assert "customer" in message["text"]
+    assert [ledger.latest(table.name) for table in contract.tables] == published
+
+
+def publish_in_dagster(
+    lake: Lake, catalog: Catalog, contract: SetContract, staged: Staged, verdicts: Verdicts
+) -> None:
+    """The set's publish op, as a run calls it, on this lake."""
+    resource = LakeResource(spark=SparkResource())
+    resource._lake, resource._catalog = lake, catalog
+    judgement = {"staged": staged.as_record(), "verdicts": verdicts.as_record()}
+    publish_op = next(op for op in wap_set(contract).node_def.node_defs if op.name.endswith("_publish"))
+    list(publish_op(dg.build_op_context(resources={"lake": resource}), judgement))
 
 
 def test_a_rollback_is_a_new_number_that_shows_old_rows(lake, catalog, ledger, contract):
