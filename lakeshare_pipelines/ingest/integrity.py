@@ -115,4 +115,4 @@ def _not_utf8(file: LandingFile, line: int, what: str) -> DeliveryError:
 
 
 def _error(file: LandingFile, reason: str, fix: str) -> DeliveryError:
-    return DeliveryError(file.label, reason, fix + ".")
+    return DeliveryError(file.title, reason, fix + ".")

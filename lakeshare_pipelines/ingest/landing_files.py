@@ -33,14 +33,20 @@ class LandingFile:
     """A file of a delivery with what is known from its name."""
 
     path: Path
+    set_name: str
     partition: str
     table: Table
     format: FileFormat
 
     @property
     def label(self) -> str:
-        """How messages and the quarantine name it: `2013-01-01/departures.csv.gz`."""
+        """How the quarantine names it, and messages about its set: `2013-01-01/departures.csv.gz`."""
         return f"{self.partition}/{self.path.name}"
+
+    @property
+    def title(self) -> str:
+        """How an error names it: `flights/2013-01-01/departures.csv.gz`."""
+        return f"{self.set_name}/{self.label}"
 
     @property
     def is_compressed(self) -> bool:
@@ -59,21 +65,20 @@ def assign_files(contract: SetContract, partition: str, files: Iterable[Path]) -
     Raises:
         DeliveryError: a file belongs to no table or has an unknown format, or a table has no file.
     """
-    title = f"{contract.name}/{partition}"
     sources = [table for table in contract.tables if table.source is not None]
-    assigned = [_assign(title, partition, sources, path) for path in files]
+    assigned = [_assign(contract, partition, sources, path) for path in files]
     for table in sources:
         if not any(file.table is table for file in assigned):
             raise DeliveryError(
-                title,
+                f"{contract.name}/{partition}",
                 f"holds no file for table {table.name}",
                 f"Deliver it as {table.source}.csv, .csv.gz, .jsonl or .parquet; all tables of a set arrive together.",
             )
     return assigned
 
 
-def _assign(title: str, partition: str, tables: Sequence[Table], path: Path) -> LandingFile:
-    name = path.name
+def _assign(contract: SetContract, partition: str, tables: Sequence[Table], path: Path) -> LandingFile:
+    title, name = f"{contract.name}/{partition}", path.name
     ending = next((end for end in sorted(ENDINGS, key=len, reverse=True) if name.endswith(end)), None)
     if not path.is_file():
         raise DeliveryError(
@@ -98,4 +103,4 @@ def _assign(title: str, partition: str, tables: Sequence[Table], path: Path) -> 
         )
     # `departures_late` may be a table beside `departures*`: the longest source is the most exact one.
     table = max(fitting, key=lambda t: len(t.source or ""))
-    return LandingFile(path, partition, table, ENDINGS[ending])
+    return LandingFile(path, contract.name, partition, table, ENDINGS[ending])
