@@ -5,6 +5,7 @@ What each check looks at stands in structure.py, counts.py, references.py and ex
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
@@ -82,9 +83,17 @@ class TableAudit:
             checks[reference.name] = self._reference(reference, rows, types)
         return checks
 
+    # Kept, because Delta rebuilds a table's state for each reading of a version.
+    @cached_property
+    def _main(self) -> "DataFrame | None":
+        return self.staging.on_main(self.staged, self.table)
+
+    @cached_property
+    def _after(self) -> "DataFrame":
+        return self.staging.table_after(self.staged, self.table)
+
     def _structure(self, types: Types) -> Finding:
-        main = self.staging.on_main(self.staged, self.table)
-        published = None if main is None else types_of(main.schema)
+        published = None if self._main is None else types_of(self._main.schema)
         problems = ["the run did not stage it"] if self.record is None else list(self.record.problems)
         problems += structure_problems(self.table, types, declared_types(self.table), published)
         observed = {"columns": len(types), "problems": problems}
@@ -116,10 +125,9 @@ class TableAudit:
     def _drift(self, rows: "DataFrame") -> Finding:
         if self.is_daily:
             of_run = self._by_day(rows)
-            everywhere = counts.rows_by_day(self._after(rows), self.table)
+            everywhere = counts.rows_by_day(self._after, self.table)
             return counts.drifted(self.table.drift, of_run, counts.usual_rows(everywhere, of_run))
-        main = self.staging.on_main(self.staged, self.table)
-        usual = {"table": None if main is None else main.count()}
+        usual = {"table": None if self._main is None else self._main.count()}
         return counts.drifted(self.table.drift, {"table": rows.count()}, usual)
 
     def _by_day(self, rows: "DataFrame") -> Mapping[str, int]:
@@ -140,7 +148,7 @@ class TableAudit:
             require_columns(reference.columns, types)
             there = self.staging.table_after(self.staged, self.contract.table(reference.to_table))
             require_columns(reference.to_columns, types_of(there.schema))
-            return unmatched(self.table, reference, self._after(rows), there)
+            return unmatched(self.table, reference, self._after if self.is_daily else rows, there)
 
         return check
 
@@ -159,7 +167,7 @@ class TableAudit:
                 (of_table if whole else of_run).append(rule)
         answers: Mapping[str, Outcome | NotEvaluated] = {
             **judge(rows, of_run),
-            **(judge(self._after(rows), of_table) if of_table else {}),
+            **(judge(self._after, of_table) if of_table else {}),
         }
         if any(isinstance(outcome, NotEvaluated) for outcome in answers.values()):
             # Great Expectations swallows the news that the driver is gone; Spark tells when asked.
@@ -167,9 +175,6 @@ class TableAudit:
                 self.lake.spark.sql("SELECT 1").collect()
         found.update(answers)
         return [(rule, found[rule.name]) for rule in self.table.rules]
-
-    def _after(self, rows: "DataFrame") -> "DataFrame":
-        return self.staging.table_after(self.staged, self.table) if self.is_daily else rows
 
     def _found(self, check: Check) -> Finding:
         try:
