@@ -1,8 +1,10 @@
-"""Work on a lake with a Spark of its own: a process has one Spark only, and other tests keep theirs."""
+"""Work on a lake in a process of its own: a process has one Spark only, and other tests keep theirs."""
 
 import multiprocessing
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,11 +20,27 @@ from lakeshare_pipelines.wap.lake import with_spark
 T = TypeVar("T")
 
 
-def apart(function: Callable[..., T], *arguments: Any) -> T:
-    """The result of a function of this module, computed in a process that ends with it."""
+class Apart:
+    """Calls functions of this module in one other process, whose JVM is warm from the second call on."""
+
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+
+    def __call__(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What the function returns."""
+        return self._pool.submit(function, *arguments).result(timeout=300)
+
+
+@contextmanager
+def process_apart(environment: Mapping[str, str]) -> Iterator[Apart]:
+    """The other process, with these variables added to its environment; it ends with the block."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
-        return pool.submit(function, *arguments).result(timeout=300)
+    with ProcessPoolExecutor(1, spawn, _add_to_environment, (dict(environment),)) as pool:
+        yield Apart(pool)
+
+
+def _add_to_environment(variables: Mapping[str, str]) -> None:
+    os.environ.update(variables)
 
 
 def frames_on_main(state_dir: Path) -> dict[str, pd.DataFrame]:

@@ -14,6 +14,7 @@ import pytest
 from lakeshare_pipelines.demo.stage_hands import free_port, sharing_server
 from lakeshare_pipelines.nessie.server import stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
+from tests.builders.spark_apart import Apart, process_apart
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -65,6 +66,15 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoLake]:
         yield DemoLake(settings, environment, lake.lakeshare("demo", "--once"))
     finally:
         stop_nessie(settings)
+
+
+@pytest.fixture(scope="session")
+def apart(demo: DemoLake) -> Iterator[Apart]:
+    """Another process that works on the demo's lake."""
+    with process_apart(
+        {name: demo.environment[name] for name in ("LAKESHARE_STATE_DIR", "DAGSTER_HOME")}
+    ) as one:
+        yield one
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.demo import reader
 from lakeshare_server.catalog import Ledger, open_catalog
-from tests.builders.spark_apart import apart, delete_on_branch, frames_on_main, reexecute_newest_failure
+from tests.builders.spark_apart import delete_on_branch, frames_on_main, reexecute_newest_failure
 
 TABLE = "aviation.flights.departures"
 FLIGHTS = next(contract for contract in load_contracts() if contract.name == "flights")
@@ -55,7 +55,7 @@ def test_the_recipient_sees_the_tables_of_both_sets(served):
 
 
 @pytest.fixture(scope="module")
-def spark_rows(demo):
+def spark_rows(demo, apart):
     """What Spark reads from main, as pandas, per table."""
     return apart(frames_on_main, demo.settings.state_dir)
 
@@ -103,18 +103,12 @@ def red_place(demo, day):
     return next(line.split()[0] for line in listed.splitlines() if " red " in line and f"-{day}-" in line)
 
 
-def clear_nulls(demo, ref):
+def clear_nulls(demo, apart, ref):
     apart(delete_on_branch, demo.settings.state_dir, FLIGHTS, ref, "carrier IS NULL")
 
 
 def latest(demo):
     return Ledger(open_catalog(demo.settings.catalog_url)).latest("flights.departures")
-
-
-@pytest.fixture
-def in_demo_home(demo, monkeypatch):
-    for name in ("LAKESHARE_STATE_DIR", "DAGSTER_HOME"):
-        monkeypatch.setenv(name, demo.environment[name])
 
 
 def test_during_a_red_run_recipients_see_one_version_and_one_set_of_rows(demo, served):
@@ -134,14 +128,14 @@ def test_during_a_red_run_recipients_see_one_version_and_one_set_of_rows(demo, s
     assert demo.lakeshare("ci-gate", "--select", SELECT.replace(",", " or ")).code == 1
 
 
-def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served):
+def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart):
     ref = red_place(demo, "2013-01-05")
 
     shown = demo.lakeshare("wap", "show", ref)
     assert "FAIL  flights.departures: expect_column_values_to_not_be_null__carrier" in shown.text
     still_red = demo.lakeshare("wap", "retry", ref)
     assert still_red.code == 1, still_red.text
-    clear_nulls(demo, ref)
+    clear_nulls(demo, apart, ref)
     before = latest(demo)
     green = demo.lakeshare("wap", "retry", ref)
     assert green.code == 0, green.text
@@ -151,11 +145,11 @@ def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served):
     assert ref not in demo.lakeshare("wap", "list").text
 
 
-def test_a_red_run_is_taken_up_again_from_dagster(demo, in_demo_home):
+def test_a_red_run_is_taken_up_again_from_dagster(demo, apart):
     assert demo.lakeshare("deliver", "flights", "--day", "2013-01-06", "--nulls", "carrier").code == 0
     run_as_the_ui_does(demo, "2013-01-06")
     ref = red_place(demo, "2013-01-06")
-    clear_nulls(demo, ref)
+    clear_nulls(demo, apart, ref)
     before = latest(demo)
 
     succeeded, steps = apart(reexecute_newest_failure)
