@@ -191,12 +191,19 @@ def test_a_replay_that_turns_red_is_kept_and_told(lake, catalog, ledger, contrac
 def publish_in_dagster(
     lake: Lake, catalog: Catalog, contract: SetContract, staged: Staged, verdicts: Verdicts
 ) -> None:
-    """The set's publish op, as a run calls it, on this lake."""
-    resource = LakeResource(spark=SparkResource())
-    resource._lake, resource._catalog = lake, catalog
+    """The set's publish op, as a run calls it, on the tests' own lake."""
+
+    class TestsLake(LakeResource):
+        def lake(self) -> Lake:
+            return lake
+
+        def catalog(self) -> Catalog:
+            return catalog
+
     judgement = {"staged": staged.as_record(), "verdicts": verdicts.as_record()}
     publish_op = next(op for op in wap_set(contract).node_def.node_defs if op.name.endswith("_publish"))
-    list(publish_op(dg.build_op_context(resources={"lake": resource}), judgement))
+    with dg.build_op_context(resources={"lake": TestsLake(spark=SparkResource())}) as context:
+        list(publish_op(context, judgement))
 
 
 def test_a_rollback_is_a_new_number_that_shows_old_rows(lake, catalog, ledger, contract):
