@@ -33,17 +33,25 @@ def version(profile: Path, table: str) -> int:
     return int(delta_sharing.get_table_version(f"{profile}#{table}"))
 
 
+def fingerprint(frame: Any) -> tuple[int, int]:
+    """The number of rows of a frame and a hash of their values, whatever their order."""
+    import pandas as pd
+
+    # As texts, because a struct is a dict there, which has no hash.
+    return len(frame), int(pd.util.hash_pandas_object(frame.astype(str), index=False).sum())
+
+
 @dataclass
 class Watch:
-    """Every version and every row count a recipient saw while something else went on."""
+    """Every version and every set of rows, as `fingerprint`, that a recipient saw while something else went on."""
 
     versions: set[int] = field(default_factory=set)
-    row_counts: set[int] = field(default_factory=set)
+    contents: set[tuple[int, int]] = field(default_factory=set)
     looks: int = 0
 
-    def saw_only(self, version: int, rows: int) -> bool:
+    def saw_only(self, version: int, content: tuple[int, int]) -> bool:
         """Whether there were looks, and each saw just this."""
-        return self.versions == {version} and self.row_counts == {rows}
+        return self.versions == {version} and self.contents == {content}
 
 
 @contextmanager
@@ -54,7 +62,7 @@ def watching(profile: Path, table: str) -> Iterator[Watch]:
     def look() -> None:
         while not over.wait(POLL_S):
             watch.versions.add(version(profile, table))
-            watch.row_counts.add(len(read(profile, table)))
+            watch.contents.add(fingerprint(read(profile, table)))
             watch.looks += 1
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="watching") as pool:

@@ -189,19 +189,20 @@ def _bad_day(scene: Stage) -> list[str]:
         return []
     voice.chapter(f"{LAST_DAY} arrives with {FORBIDDEN_NULLS} missing, which the contract forbids")
     deliver(scene.settings, scene.flights, partition=LAST_DAY, nulls=(FORBIDDEN_NULLS,))
-    before, rows = reader.version(scene.profile, WATCHED), len(reader.read(scene.profile, WATCHED))
+    before = reader.version(scene.profile, WATCHED)
+    content = reader.fingerprint(reader.read(scene.profile, WATCHED))
     with reader.watching(scene.profile, WATCHED) as watch:
         ran = launch(voice, scene.dagster, "publish_flights", LAST_DAY, [LAST_DAY])
     if ran.succeeded or not ran.failed_checks:
         wrong.append(f"run {ran.run_id} was to be stopped by its audit")
     for check in ran.failed_checks:
         voice.says(f"stopped by  {check}")
-    if watch.saw_only(before, rows):
+    if watch.saw_only(before, content):
         voice.says(f"meanwhile the recipient asked {watch.looks} times and saw only publication {before}")
     else:
         wrong.append(
             f"while the bad delivery was audited the recipient asked {watch.looks} times and saw publications "
-            f"{sorted(watch.versions)} with {sorted(watch.row_counts)} rows, not only {before} with {rows}"
+            f"{sorted(watch.versions)} with rows {sorted(watch.contents)}, not only {before} with {content}"
         )
     voice.chapter("The corrected delivery arrives")
     deliver(scene.settings, scene.flights, partition=LAST_DAY)

@@ -122,8 +122,7 @@ def test_during_a_red_run_recipients_see_one_version_and_one_set_of_rows(demo, s
 
     assert ran.code != 0
     assert watch.looks > 10
-    assert watch.versions == {before.version}
-    assert watch.row_counts == {len(rows)}
+    assert watch.saw_only(before.version, reader.fingerprint(rows))
     assert latest(demo) == before
     assert reader.read(served, TABLE).equals(rows)
     assert demo.lakeshare(*CI_GATE).code == 1

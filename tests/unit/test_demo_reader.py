@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from requests import HTTPError
 
-from lakeshare_pipelines.demo.reader import Watch, watching
+from lakeshare_pipelines.demo.reader import Watch, fingerprint, read, watching
 from lakeshare_server.catalog import AuditLog, Recipients
 from tests.builders.lake_tables import append_delta, some_rows
 from tests.builders.sharing import Provider, a_provider_of_flights, a_server
 
 TABLE = "flights.lake.flights"
-ROWS = some_rows().num_rows
+NOTHING = (0, 0)
 
 
 @pytest.fixture
@@ -36,17 +36,27 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def test_a_publication_during_the_watch_is_seen(provider, profile, tmp_path):
+    before = fingerprint(read(profile, TABLE))
     with watching(profile, TABLE) as watch:
         wait_until(lambda: watch.looks > 0)
-        assert watch.saw_only(0, ROWS)
+        assert watch.saw_only(0, before)
         append_delta(tmp_path / "table", some_rows())
         published = provider.publish_delta("lake.flights", tmp_path / "table").version
-        wait_until(lambda: 2 * ROWS in watch.row_counts)
+        wait_until(lambda: len(watch.contents) == 2)
 
     assert watch.versions == {0, published}
-    assert watch.row_counts == {ROWS, 2 * ROWS}
-    assert not watch.saw_only(0, ROWS)
-    assert not watch.saw_only(published, 2 * ROWS)
+    after = fingerprint(read(profile, TABLE))
+    assert watch.contents == {before, after}
+    assert not watch.saw_only(0, before)
+    assert not watch.saw_only(published, after)
+
+
+def test_a_fingerprint_tells_values_apart_and_not_their_order(profile):
+    rows = read(profile, TABLE)
+    changed = rows.copy()
+    changed.iloc[0, 0] = changed.iloc[-1, 0]
+    assert fingerprint(rows.iloc[::-1]) == fingerprint(rows)
+    assert fingerprint(changed) != fingerprint(rows)
 
 
 def test_a_read_that_fails_fails_the_watch(provider, profile):
@@ -69,4 +79,4 @@ def test_what_fails_beside_the_watch_is_told_first(profile):
 
 
 def test_without_a_look_nothing_was_seen():
-    assert not Watch().saw_only(0, ROWS)
+    assert not Watch().saw_only(0, NOTHING)
