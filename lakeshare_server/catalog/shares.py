@@ -65,7 +65,7 @@ def apply_shares(catalog: Catalog, declared: Sequence[DeclaredShare]) -> ShareDi
     """Make the declared shares the declared part of the catalog, in one transaction; twice changes nothing.
 
     Raises:
-        BadRequest: a name the protocol cannot carry, or the same name twice.
+        BadRequest: a name the protocol cannot carry, or the same name twice, or one that was shared by hand.
     """
     _require_good_names(declared)
     changes = _Changes()
@@ -140,7 +140,9 @@ def _apply_table(session: Session, share: ShareRow, table: SharedTable, changes:
         row = SharedTableRow(id=str(uuid.uuid4()), schema_key=schema.key, name_key=table.name.lower())
         session.add(row)
         report = changes.added
-    elif (row.name, row.lake_table, row.comment, row.history) == _told(table) and row.declared:
+    elif not row.declared:
+        raise BadRequest("table", path, "It was shared by hand; remove it there, or declare another name.")
+    elif (row.name, row.lake_table, row.comment, row.history) == _told(table):
         report = changes.unchanged
     else:
         report = changes.changed

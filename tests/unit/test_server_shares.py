@@ -82,6 +82,9 @@ def test_what_was_made_by_hand_is_left_alone(catalog: Catalog) -> None:
         row.declared = False
     assert apply_shares(catalog, []).removed == ("s.a.x",)
     assert list(ids(catalog)) == ["s.a.by_hand"]
+    with pytest.raises(BadRequest, match=r"s\.a\.by_hand.*by hand"):
+        apply_shares(catalog, [a_share("s", "a.new", "a.by_hand=lake.other")])
+    assert list(ids(catalog)) == ["s.a.by_hand"]
 
 
 @pytest.mark.parametrize(
