@@ -201,7 +201,7 @@ def repair() -> None:
 
 @app.command("ci-gate")
 def ci_gate(
-    select: Annotated[str, typer.Option(help="Dagster asset selection.")] = "*",
+    select: Annotated[str, typer.Option(help="Asset selection, as for `dagster asset materialize`.")] = "*",
     errors_only: Annotated[bool, typer.Option(help="Let failed checks of severity warning pass.")] = False,
 ) -> None:
     """Exit 1 when the newest evaluation of any selected asset check failed, blocking or not."""

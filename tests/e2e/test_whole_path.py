@@ -17,7 +17,7 @@ from tests.builders.spark_apart import delete_on_branch, frames_on_main, reexecu
 TABLE = "aviation.flights.departures"
 FLIGHTS = next(contract for contract in load_contracts() if contract.name == "flights")
 SELECT = "flights/departures,flights/daily_delays"
-CI_GATE = ("ci-gate", "--errors-only", "--select", SELECT.replace(",", " or "))
+CI_GATE = ("ci-gate", "--errors-only", "--select", SELECT)
 TABLES = [
     f"{entry.share}.{entry.schema}.{entry.name}" for contract in load_contracts() for entry in contract.shares
 ]
@@ -125,7 +125,9 @@ def test_during_a_red_run_recipients_see_one_version_and_one_set_of_rows(demo, s
     assert watch.saw_only(before.version, reader.fingerprint(rows))
     assert latest(demo) == before
     assert reader.read(served, TABLE).equals(rows)
-    assert demo.lakeshare(*CI_GATE).code == 1
+    gate = demo.lakeshare(*CI_GATE)
+    assert gate.code == 1
+    assert "flights/departures expect_column_values_to_not_be_null__carrier: ERROR failed" in gate.text
 
 
 def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart):
@@ -157,7 +159,8 @@ def test_a_red_run_is_taken_up_again_from_dagster(demo, apart):
     assert succeeded
     assert steps == {"flights_set.flights_audit", "flights_set.flights_publish"}
     assert latest(demo).version == before.version + 1
-    assert demo.lakeshare(*CI_GATE).code == 0
+    gate = demo.lakeshare(*CI_GATE)
+    assert gate.code == 0, gate.text
 
 
 def test_a_red_set_can_be_discarded_by_command(demo):
