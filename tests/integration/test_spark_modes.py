@@ -82,4 +82,5 @@ def test_a_cluster_is_not_given_the_confs_of_a_small_machine(settings):
     conf = session_conf(cluster)
     assert conf["spark.master"] == "spark://master:7077"
     assert "spark.sql.shuffle.partitions" not in conf
+    assert "spark.sql.adaptive.enabled" not in conf
     assert "spark.driver.host" not in conf
