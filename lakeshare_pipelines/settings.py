@@ -8,10 +8,11 @@ from pydantic import Field, SecretStr
 
 from lakeshare_server.settings import AbsolutePath, StateSettings
 
-SHORT_RUNS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+SHORT_RUNS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
 """Java options for a driver that compiles quickly rather than well.
 
 Compiling on the first level alone reserves 48 MB for code, which Spark fills: it would be swept and compiled again.
+Loading its classes would set off full collections from 21 MB on.
 """
 
 

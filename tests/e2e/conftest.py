@@ -13,7 +13,7 @@ import pytest
 
 from lakeshare_pipelines.demo.stage_hands import free_port, sharing_server
 from lakeshare_pipelines.nessie.server import stop_nessie
-from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
 from tests.builders.spark_apart import Apart, process_apart
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoLake]:
     home = tmp_path_factory.mktemp("dagster_home")
     shutil.copy(ROOT / "dagster_home" / "dagster.yaml", home)
     state = tmp_path_factory.mktemp("demo") / "state"
-    environment = {**os.environ, "LAKESHARE_STATE_DIR": str(state), "DAGSTER_HOME": str(home)}
+    # As a user has it: what the commands start compiles as it usually does.
+    environment = {
+        **os.environ,
+        "LAKESHARE_STATE_DIR": str(state),
+        "DAGSTER_HOME": str(home),
+        "LAKESHARE_SPARK_DRIVER_OPTIONS": SHORT_RUNS,
+    }
     settings = LakeSettings(_env_file=None, state_dir=state)
     lake = DemoLake(settings, environment, Finished(-1, ""))
     try:
