@@ -136,7 +136,8 @@ def _publish(contract: SetContract) -> dg.OpDefinition:
             publications = publish_or_replay(lake.lake(), lake.catalog(), contract, staged, verdicts)
         except (NotAudited, BranchMoved, Conflict) as refusal:
             if isinstance(refusal, RedReplay):
-                tell_red(context, lake.settings(), refusal.replayed, refusal.verdicts)
+                staged = refusal.replayed  # the place that is kept; the first one is gone
+                tell_red(context, lake.settings(), staged, refusal.verdicts)
             # Trying again would be refused again: these are answers, not accidents.
             raise dg.Failure(str(refusal), metadata=staged_metadata(staged), allow_retries=False) from refusal
         by_table = {publication.table: publication for publication in publications}

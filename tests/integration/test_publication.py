@@ -182,6 +182,7 @@ def test_a_replay_that_turns_red_is_kept_and_told(lake, catalog, ledger, contrac
     ((replayed, state),) = [(place.ref, place.state) for place in places(lake, [contract])]
     assert (replayed, state) == (f"{staged.ref}-r1", "red")
     assert not refusal.value.allow_retries
+    assert refusal.value.metadata["lakeshare/staged_at"].value == replayed
     (message,) = slack.messages
     assert replayed in message["text"]
     assert "customer" in message["text"]
