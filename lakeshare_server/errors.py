@@ -8,6 +8,9 @@ LakeshareError
 ├── Unauthenticated     reason               → 401 UNAUTHENTICATED
 ├── Denied              reason               → 403 PERMISSION_DENIED
 ├── Unavailable         what, fix            → 503 TEMPORARILY_UNAVAILABLE
+├── StoreError          location             → 400 RESOURCE_DOES_NOT_EXIST, as the reference server answers
+│   ├── StoreMissing
+│   └── StoreDenied
 └── CatalogConflict     what, fix            raised by catalog writes, never by a request
 """
 
@@ -72,6 +75,28 @@ class Unavailable(LakeshareError):
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}. {fix}")
         self.what, self.fix = what, fix
+
+
+class StoreError(LakeshareError):
+    """A store's lasting answer about one object. Its text names the object, never the store's own words."""
+
+    def __init__(self, location: str, what: str) -> None:
+        super().__init__(what)
+        self.location = location
+
+
+class StoreMissing(StoreError):
+    """There is no such object."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location, f"{location} is not in its store.")
+
+
+class StoreDenied(StoreError):
+    """The store does not let us read the object."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location, f"The store refuses to hand out {location}.")
 
 
 class CatalogConflict(LakeshareError):
