@@ -5,6 +5,13 @@ The wire, the signing of URLs and the reading of table formats live elsewhere.
 
 from lakeshare_server.catalog.audit import AuditEntry, AuditLog
 from lakeshare_server.catalog.database import Catalog, open_catalog
+from lakeshare_server.catalog.followed import FollowedTable, FollowedTables
+from lakeshare_server.catalog.hand_shares import (
+    allow_directory_access,
+    describe_share,
+    share_table,
+    unshare_table,
+)
 from lakeshare_server.catalog.ledger import Ledger
 from lakeshare_server.catalog.listings import Listings, ShareEntry, TableEntry
 from lakeshare_server.catalog.publications import NewPublication, Publication
@@ -17,6 +24,8 @@ __all__ = [
     "AuditLog",
     "Catalog",
     "DeclaredShare",
+    "FollowedTable",
+    "FollowedTables",
     "Lease",
     "Ledger",
     "Listings",
@@ -29,7 +38,11 @@ __all__ = [
     "ShareEntry",
     "SharedTable",
     "TableEntry",
+    "allow_directory_access",
     "apply_shares",
+    "describe_share",
     "open_catalog",
     "set_lock",
+    "share_table",
+    "unshare_table",
 ]

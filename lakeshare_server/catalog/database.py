@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
 
-HEAD = "0001"
+HEAD = "0002"
 BUSY_TIMEOUT_S = 30
 WRITES = "lakeshare_writes"
 # Any number, as long as no other program takes the same advisory lock in this database.

@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
+from lakeshare_server.catalog.followed import require_not_followed
 from lakeshare_server.catalog.models import PublicationRow
 from lakeshare_server.catalog.publications import NewPublication, Publication
 from lakeshare_server.catalog.set_lock import Lease, require_held
@@ -32,7 +33,7 @@ class Ledger:
         Appending a run again changes nothing and returns what is there.
 
         Raises:
-            CatalogConflict: the lease was lost, or a Delta version is not above the latest one.
+            CatalogConflict: the lease was lost, a Delta version is not above the latest one, or a table is followed.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -100,6 +101,8 @@ def _append(session: Session, new: NewPublication) -> Publication:
     if there is not None:
         return _publication(there)
     latest = session.scalars(_newest_first(new.table).limit(1)).one_or_none()
+    if latest is None:
+        require_not_followed(session, new.table)
     row = _row(new, _next_version(new, latest), _publication_time(latest))
     session.add(row)
     session.flush()

@@ -3,7 +3,9 @@
 An ungranted share, schema or table is not found, exactly like one that does not exist.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import Select, exists, select
 from sqlalchemy.orm import Session
@@ -21,6 +23,8 @@ class ShareEntry:
     id: str
     name: str
     comment: str | None
+    display_name: str | None = None
+    properties: Mapping[str, Any] | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class TableEntry:
     lake_table: str
     comment: str | None
     history: bool
+    start_version: int | None = None  # the first version recipients may read; None leaves it to the history
+    directory_access: bool = False  # the operator lets recipients read all that lies under the table's prefix
 
     @property
     def path(self) -> str:
@@ -61,7 +67,7 @@ class Listings:
         """The granted shares."""
         page = self._granted().where(ShareRow.key > after).order_by(ShareRow.key).limit(limit)
         with self.catalog.reading() as session:
-            return [_share(row) for row in session.scalars(page)]
+            return [share_entry(row) for row in session.scalars(page)]
 
     def share(self, name: str) -> ShareEntry:
         """One granted share.
@@ -96,7 +102,7 @@ class Listings:
             if schema is not None:
                 rows = rows.where(SchemaRow.key == _schema_key(session, parent, schema))
             page = session.execute(rows.order_by(SharedTableRow.key).limit(limit))
-            return [_table(row, name, parent) for row, name in page]
+            return [table_entry(row, name, parent) for row, name in page]
 
     def table(self, share: str, schema: str, table: str) -> TableEntry:
         """One table of a granted share.
@@ -120,7 +126,7 @@ class Listings:
             if found is None:
                 raise NotFound("[Share/Schema/Table]", f"{share}/{schema}/{table}")
             parent, schema_name, row = found
-            return _table(row, schema_name, _share(parent))
+            return table_entry(row, schema_name, share_entry(parent))
 
     def _granted(self) -> Select[ShareRow]:
         grant = (
@@ -134,15 +140,15 @@ class Listings:
         row = session.scalars(self._granted().where(ShareRow.name_key == name.lower())).one_or_none()
         if row is None:
             raise NotFound("Share", name)
-        return _share(row)
+        return share_entry(row)
 
 
 def all_shared_tables(catalog: Catalog) -> list[TableEntry]:
     """Every table of every share: for the provider, never for a recipient."""
     with catalog.reading() as session:
-        shares = [_share(row) for row in session.scalars(select(ShareRow).order_by(ShareRow.key))]
+        shares = [share_entry(row) for row in session.scalars(select(ShareRow).order_by(ShareRow.key))]
         return [
-            _table(row, schema, share)
+            table_entry(row, schema, share)
             for share in shares
             for row, schema in session.execute(_tables_of(share).order_by(SharedTableRow.key))
         ]
@@ -163,11 +169,13 @@ def _schema_key(session: Session, share: ShareEntry, name: str) -> int:
     return key
 
 
-def _share(row: ShareRow) -> ShareEntry:
-    return ShareEntry(row.key, row.id, row.name, row.comment)
+def share_entry(row: ShareRow) -> ShareEntry:
+    """A share's row as listings tell it."""
+    return ShareEntry(row.key, row.id, row.name, row.comment, row.display_name, row.properties)
 
 
-def _table(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEntry:
+def table_entry(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEntry:
+    """A shared table's row as listings tell it."""
     return TableEntry(
         key=row.key,
         id=row.id,
@@ -177,4 +185,6 @@ def _table(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEntry:
         lake_table=row.lake_table,
         comment=row.comment,
         history=row.history,
+        start_version=row.start_version,
+        directory_access=row.directory_access,
     )

@@ -18,6 +18,7 @@ GrowingKey = Annotated[int, mapped_column(Key, primary_key=True, autoincrement=T
 PublicId = Annotated[str, mapped_column(String(36), unique=True)]
 Long = Annotated[int, mapped_column(BigInteger)]
 Name = Annotated[str, mapped_column(String(255))]
+MAX_LONG = (1 << 63) - 1
 # Later migrations can only alter constraints that have names.
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -111,6 +112,8 @@ class ShareRow(Base):
     comment: Mapped[str | None]
     declared: Mapped[bool]
     created_at: Mapped[datetime]
+    display_name: Mapped[Name | None]
+    properties: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class SchemaRow(Base):
@@ -141,6 +144,22 @@ class SharedTableRow(Base):
     comment: Mapped[str | None]
     history: Mapped[bool]
     declared: Mapped[bool]
+    start_version: Mapped[Long | None]
+    directory_access: Mapped[bool] = mapped_column(default=False)
+
+
+class FollowedTableRow(Base):
+    """A table without a pipeline of ours: its versions are found in storage. Always made by hand."""
+
+    __tablename__ = "followed_tables"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    table_name: Mapped[str] = mapped_column(String(512), unique=True)
+    location: Mapped[str]
+    check_every_s: Mapped[float]
+    start_version: Mapped[Long]
+    created_at: Mapped[datetime]
 
 
 class RecipientRow(Base):
@@ -182,6 +201,41 @@ class GrantRow(Base):
     recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"))
     created_at: Mapped[datetime]
+
+
+class AsyncQueryRow(Base):
+    """A query that a recipient comes back for; `attempts` is also the fencing token of whoever works on it."""
+
+    __tablename__ = "async_queries"
+    __table_args__ = (UniqueConstraint("recipient_id", "table_id", "idempotency_key"), GROWING)
+
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    recipient_id: Mapped[str] = mapped_column(String(36))
+    table_id: Mapped[str] = mapped_column(String(36))
+    kind: Mapped[str] = mapped_column(String(16))
+    request: Mapped[str]
+    idempotency_key: Mapped[Name]
+    request_digest: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    attempts: Mapped[int]
+    error_code: Mapped[str | None] = mapped_column(String(64))
+    error_message: Mapped[str | None]
+    version: Mapped[Long | None]
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    heartbeat_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class StateRow(Base):
+    """One row: the generation counts the writes that can change what a recipient sees."""
+
+    __tablename__ = "catalog_state"
+
+    key: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    generation: Mapped[Long]
 
 
 class AuditRow(Base):

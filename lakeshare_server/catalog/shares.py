@@ -119,23 +119,29 @@ def _share_row(session: Session, share: DeclaredShare) -> ShareRow:
     return row
 
 
-def _schema_row(session: Session, share: ShareRow, name: str) -> SchemaRow:
+def schema_row(session: Session, share: ShareRow, name: str, *, declared: bool) -> SchemaRow:
+    """The schema of a share, made when it is not there."""
     same = select(SchemaRow).where(SchemaRow.share_key == share.key, SchemaRow.name_key == name.lower())
     row = session.scalars(same).one_or_none()
     if row is None:
-        row = SchemaRow(share_key=share.key, name=name, name_key=name.lower(), declared=True)
+        row = SchemaRow(share_key=share.key, name=name, name_key=name.lower(), declared=declared)
         session.add(row)
         session.flush()
     return row
 
 
-def _apply_table(session: Session, share: ShareRow, table: SharedTable, changes: _Changes) -> int:
-    schema = _schema_row(session, share, table.schema)
-    path = f"{share.name}.{schema.name}.{table.name}"
+def table_row(session: Session, schema: SchemaRow, name: str) -> SharedTableRow | None:
+    """The shared table of this name."""
     same = select(SharedTableRow).where(
-        SharedTableRow.schema_key == schema.key, SharedTableRow.name_key == table.name.lower()
+        SharedTableRow.schema_key == schema.key, SharedTableRow.name_key == name.lower()
     )
-    row = session.scalars(same).one_or_none()
+    return session.scalars(same).one_or_none()
+
+
+def _apply_table(session: Session, share: ShareRow, table: SharedTable, changes: _Changes) -> int:
+    schema = schema_row(session, share, table.schema, declared=True)
+    path = f"{share.name}.{schema.name}.{table.name}"
+    row = table_row(session, schema, table.name)
     if row is None:
         row = SharedTableRow(id=str(uuid.uuid4()), schema_key=schema.key, name_key=table.name.lower())
         session.add(row)

@@ -1,0 +1,133 @@
+"""Followed tables: Delta tables without a pipeline of ours, known by their location in storage.
+
+Which versions are there is for whoever reads the store; a name is published by pipelines or followed, never both.
+"""
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from lakeshare_server.catalog.database import Catalog
+from lakeshare_server.catalog.models import MAX_LONG, FollowedTableRow, PublicationRow
+from lakeshare_server.catalog.shares import NAME
+from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
+
+
+@dataclass(frozen=True)
+class FollowedTable:
+    """A followed table; `table` is the lake name that shared tables point to."""
+
+    table: str
+    location: str
+    check_every_s: float
+    start_version: int
+    created_at: datetime
+
+
+class FollowedTables:
+    """The followed tables of the catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def add(self, table: str, location: str, check_every_s: float, start_version: int = 0) -> FollowedTable:
+        """Follow the table at a location; doing it again changes how often it is checked and where it starts.
+
+        Raises:
+            BadRequest: a name or number that cannot be used.
+            CatalogConflict: the name is published by pipelines, or followed at another location.
+        """
+        _require_usable(table, location, check_every_s, start_version)
+        try:
+            with self.catalog.writing() as session:
+                row = _free_row(session, table, location)
+                row.check_every_s, row.start_version = check_every_s, start_version
+                session.add(row)
+                session.flush()
+                return _followed(row)
+        except IntegrityError as error:
+            raise CatalogConflict(
+                f"{table} has just been followed by somebody else", "Look at it, then follow it again."
+            ) from error
+
+    def get(self, table: str) -> FollowedTable | None:
+        """The followed table of this lake name."""
+        with self.catalog.reading() as session:
+            row = _row(session, table)
+            return None if row is None else _followed(row)
+
+    def list(self) -> list[FollowedTable]:
+        """All followed tables by name."""
+        with self.catalog.reading() as session:
+            rows = session.scalars(select(FollowedTableRow).order_by(FollowedTableRow.table_name))
+            return [_followed(row) for row in rows]
+
+    def remove(self, table: str) -> FollowedTable:
+        """Follow a table no more; what shares it stays and answers like a table that was never published.
+
+        Raises:
+            NotFound: no table is followed under this name.
+        """
+        with self.catalog.writing() as session:
+            row = _row(session, table)
+            if row is None:
+                raise NotFound("Followed table", table)
+            session.delete(row)
+            return _followed(row)
+
+
+def require_not_followed(session: Session, table: str) -> None:
+    """Refuse to publish in this transaction what is followed.
+
+    Raises:
+        CatalogConflict: the table is followed.
+    """
+    row = _row(session, table)
+    if row is not None:
+        raise CatalogConflict(
+            f"{table} is followed at {row.location}, so its versions are found there",
+            f"Publish under another name, or end it first: lakeshare table unfollow {table}",
+        )
+
+
+def _require_usable(table: str, location: str, check_every_s: float, start_version: int) -> None:
+    parts = table.split(".")
+    if len(parts) != 2 or not all(NAME.fullmatch(part) for part in parts):
+        hint = "Give schema.table, each of 1 to 255 characters without space, slash or control character."
+        raise BadRequest("table", table, hint)
+    if not location or "\x00" in location:
+        raise BadRequest("location", location, "Give the folder or URL of a Delta table.")
+    if not (math.isfinite(check_every_s) and check_every_s >= 0):
+        raise BadRequest("check_every_s", check_every_s, "Give seconds, 0 or more.")
+    if not 0 <= start_version <= MAX_LONG:
+        raise BadRequest("start_version", start_version, "Give a version of the table, 0 or more.")
+
+
+def _free_row(session: Session, table: str, location: str) -> FollowedTableRow:
+    published = select(PublicationRow.key).where(PublicationRow.table_name == table).limit(1)
+    if session.scalars(published).one_or_none() is not None:
+        raise CatalogConflict(
+            f"{table} is published by pipelines; the ledger numbers its versions",
+            "Follow the table under another name.",
+        )
+    row = _row(session, table)
+    if row is None:
+        return FollowedTableRow(table_name=table, location=location, created_at=datetime.now(UTC))
+    if row.location != location:
+        raise CatalogConflict(
+            f"{table} is followed at {row.location} already",
+            f"Take another name for {location}, or end it first: lakeshare table unfollow {table}",
+        )
+    return row
+
+
+def _row(session: Session, table: str) -> FollowedTableRow | None:
+    return session.scalars(select(FollowedTableRow).where(FollowedTableRow.table_name == table)).one_or_none()
+
+
+def _followed(row: FollowedTableRow) -> FollowedTable:
+    return FollowedTable(row.table_name, row.location, row.check_every_s, row.start_version, row.created_at)

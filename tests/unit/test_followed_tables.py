@@ -1,0 +1,94 @@
+"""A lake name is published by pipelines or followed at one location, never both; what was followed is found again."""
+
+from pathlib import Path
+
+import pytest
+
+from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, open_catalog
+from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
+from tests.builders.publications import a_publication
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+
+
+@pytest.fixture
+def followed(catalog: Catalog) -> FollowedTables:
+    return FollowedTables(catalog)
+
+
+def test_what_was_followed_is_found_again(followed: FollowedTables) -> None:
+    added = followed.add("sales.orders", "s3://bucket/a b/ü%20", 2.5, start_version=1 << 40)
+    followed.add("a.b", "/data", 0)
+    assert (added.location, added.check_every_s, added.start_version) == (
+        "s3://bucket/a b/ü%20",
+        2.5,
+        1 << 40,
+    )
+    assert followed.get("sales.orders") == added
+    assert [found.table for found in followed.list()] == ["a.b", "sales.orders"]
+    assert followed.get("sales.other") is None
+
+
+def test_following_again_changes_the_check_and_the_start_only(followed: FollowedTables) -> None:
+    first = followed.add("sales.orders", "/data", 2)
+    again = followed.add("sales.orders", "/data", 30, start_version=4)
+    assert (again.check_every_s, again.start_version, again.created_at) == (30, 4, first.created_at)
+    assert followed.list() == [again]
+
+
+def test_one_name_has_one_location(followed: FollowedTables) -> None:
+    followed.add("sales.orders", "/data", 2)
+    with pytest.raises(CatalogConflict, match=r"sales\.orders is followed at /data already.*unfollow"):
+        followed.add("sales.orders", "/elsewhere", 2)
+    followed.remove("sales.orders")
+    assert followed.add("sales.orders", "/elsewhere", 2).location == "/elsewhere"
+
+
+def test_what_pipelines_publish_is_not_followed(catalog: Catalog, followed: FollowedTables) -> None:
+    Ledger(catalog).append([a_publication(table="sales.orders")])
+    with pytest.raises(CatalogConflict, match=r"sales\.orders is published by pipelines.*another name"):
+        followed.add("sales.orders", "/data", 2)
+    assert followed.list() == []
+
+
+def test_what_is_followed_is_not_published(catalog: Catalog, followed: FollowedTables) -> None:
+    followed.add("sales.orders", "/data", 2)
+    run = [a_publication(table=table, run_id="r") for table in ("sales.other", "sales.orders")]
+    with pytest.raises(CatalogConflict, match=r"sales\.orders is followed at /data.*unfollow sales\.orders"):
+        Ledger(catalog).append(run)
+    assert Ledger(catalog).tables() == []
+
+
+def test_a_removed_table_is_followed_no_more(followed: FollowedTables) -> None:
+    added = followed.add("sales.orders", "/data", 2)
+    assert followed.remove("sales.orders") == added
+    assert followed.list() == []
+    with pytest.raises(NotFound, match=r"sales\.orders"):
+        followed.remove("sales.orders")
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("table", {"table": "orders"}),
+        ("table", {"table": "a.b.c"}),
+        ("table", {"table": "sales."}),
+        ("table", {"table": "sales.my orders"}),
+        ("location", {"location": ""}),
+        ("location", {"location": "/a\x00b"}),
+        ("check_every_s", {"check_every_s": -1}),
+        ("check_every_s", {"check_every_s": float("nan")}),
+        ("start_version", {"start_version": -1}),
+        ("start_version", {"start_version": 1 << 63}),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_field(
+    followed: FollowedTables, field: str, values: dict[str, object]
+) -> None:
+    usable = {"table": "sales.orders", "location": "/data", "check_every_s": 1.0, "start_version": 0}
+    with pytest.raises(BadRequest) as refused:
+        followed.add(**{**usable, **values})
+    assert refused.value.field == field

@@ -1,0 +1,138 @@
+"""What is shared by hand is listed like the rest, outlives the contracts' application, and leaves theirs alone."""
+
+from pathlib import Path
+
+import pytest
+
+from lakeshare_server.catalog import (
+    Catalog,
+    DeclaredShare,
+    Listings,
+    Recipients,
+    SharedTable,
+    allow_directory_access,
+    apply_shares,
+    describe_share,
+    open_catalog,
+    share_table,
+    unshare_table,
+)
+from lakeshare_server.catalog.listings import all_shared_tables
+from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
+
+ORDERS = SharedTable("sales", "orders", "sales.orders")
+DECLARED = DeclaredShare("s", (SharedTable("sales", "declared", "lake.declared"),))
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+
+
+def test_a_table_shared_by_hand_is_listed_with_all_that_was_said(catalog: Catalog) -> None:
+    shared = share_table(
+        catalog, "s", SharedTable("sales", "orders", "lake.o", comment="c", history=False), start_version=7
+    )
+    bob, _ = Recipients(catalog).add("bob", ["s"])
+    assert Listings(catalog, bob.id).table("S", "Sales", "ORDERS") == shared
+    assert (shared.path, shared.lake_table, shared.comment) == ("s.sales.orders", "lake.o", "c")
+    assert (shared.history, shared.start_version, shared.directory_access) == (False, 7, False)
+
+
+def test_sharing_again_changes_the_table_and_keeps_its_id(catalog: Catalog) -> None:
+    first = share_table(catalog, "s", ORDERS, start_version=3)
+    again = share_table(catalog, "s", SharedTable("sales", "Orders", "lake.other"))
+    assert (again.id, again.key, again.name, again.lake_table) == (
+        first.id,
+        first.key,
+        "Orders",
+        "lake.other",
+    )
+    assert again.start_version is None
+    assert all_shared_tables(catalog) == [again]
+
+
+def test_it_outlives_the_application_of_contracts(catalog: Catalog) -> None:
+    apply_shares(catalog, [DECLARED])
+    by_hand = share_table(catalog, "s", ORDERS)
+    alone = share_table(catalog, "alone", ORDERS)
+    apply_shares(catalog, [DECLARED])
+    apply_shares(catalog, [])
+    assert all_shared_tables(catalog) == [by_hand, alone]
+
+
+def test_a_declared_table_is_not_changed_by_hand(catalog: Catalog) -> None:
+    apply_shares(catalog, [DECLARED])
+    before = all_shared_tables(catalog)
+    with pytest.raises(CatalogConflict, match=r"s\.sales\.declared is declared by a contract"):
+        share_table(catalog, "s", SharedTable("sales", "DECLARED", "lake.other"))
+    with pytest.raises(CatalogConflict, match="contract"):
+        unshare_table(catalog, "s", "sales", "declared")
+    assert all_shared_tables(catalog) == before
+
+
+def test_an_unshared_table_is_gone_and_its_share_stays(catalog: Catalog) -> None:
+    share_table(catalog, "s", ORDERS)
+    bob, _ = Recipients(catalog).add("bob", ["s"])
+    unshare_table(catalog, "S", "sales", "Orders")
+    assert [share.name for share in Listings(catalog, bob.id).shares(0, 10)] == ["s"]
+    assert Listings(catalog, bob.id).schemas("s", 0, 10) == []
+    with pytest.raises(NotFound, match="s/sales/orders"):
+        unshare_table(catalog, "s", "sales", "orders")
+
+
+def test_a_schema_with_other_tables_stays(catalog: Catalog) -> None:
+    share_table(catalog, "s", ORDERS)
+    other = share_table(catalog, "s", SharedTable("sales", "other", "lake.other"))
+    unshare_table(catalog, "s", "sales", "orders")
+    assert all_shared_tables(catalog) == [other]
+
+
+def test_directory_access_is_said_per_table_and_outlives_the_application_of_contracts(
+    catalog: Catalog,
+) -> None:
+    apply_shares(catalog, [DECLARED])
+    share_table(catalog, "s", ORDERS)
+    assert allow_directory_access(catalog, "s", "sales", "declared", allowed=True).directory_access
+    apply_shares(catalog, [DECLARED])
+    share_table(catalog, "s", ORDERS)
+    assert [entry.directory_access for entry in all_shared_tables(catalog)] == [True, False]
+    assert not allow_directory_access(catalog, "s", "sales", "declared", allowed=False).directory_access
+    with pytest.raises(NotFound):
+        allow_directory_access(catalog, "s", "sales", "nothing", allowed=True)
+
+
+def test_a_share_tells_its_display_name_and_properties(catalog: Catalog) -> None:
+    share_table(catalog, "s", ORDERS)
+    bob, _ = Recipients(catalog).add("bob", ["s"])
+    listings = Listings(catalog, bob.id)
+    assert (listings.share("s").display_name, listings.share("s").properties) == (None, None)
+    describe_share(catalog, "S", display_name="Sales, ü", properties={"owner": {"team": "x"}})
+    told = listings.share("s")
+    assert (told.display_name, told.properties) == ("Sales, ü", {"owner": {"team": "x"}})
+    assert listings.table("s", "sales", "orders").share == told
+    describe_share(catalog, "s", display_name=None, properties=None)
+    assert listings.share("s").properties is None
+    with pytest.raises(NotFound, match="'t'"):
+        describe_share(catalog, "t", display_name=None, properties=None)
+    with pytest.raises(BadRequest, match="display_name"):
+        describe_share(catalog, "s", display_name="x" * 256, properties=None)
+
+
+@pytest.mark.parametrize(
+    ("field", "share", "table", "start_version"),
+    [
+        ("share", "a.b", ORDERS, None),
+        ("schema", "s", SharedTable("a b", "x", "l"), None),
+        ("table", "s", SharedTable("a", "", "l"), None),
+        ("start_version", "s", ORDERS, -1),
+        ("start_version", "s", ORDERS, 1 << 63),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_by_field(
+    catalog: Catalog, field: str, share: str, table: SharedTable, start_version: int | None
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        share_table(catalog, share, table, start_version=start_version)
+    assert refused.value.field == field
+    assert all_shared_tables(catalog) == []
