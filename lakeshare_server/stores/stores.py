@@ -1,0 +1,59 @@
+"""All stores behind one door: a location says which one it belongs to, and each is opened once."""
+
+from collections.abc import Iterator
+from threading import Lock
+from typing import Any
+
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.stores.local import LocalStore
+from lakeshare_server.stores.locations import LOCAL, Place, place_of
+from lakeshare_server.stores.store import Store, StoredObject
+
+
+class Stores:
+    """Reads objects of every store by location; may be used from many threads.
+
+    Everything raises StoreMissing, StoreDenied, Unavailable, or BadRequest for a location of an unknown spelling.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._opened: dict[str, Store] = {"": LocalStore()}
+        self._opening = Lock()
+
+    def read(self, location: str) -> bytes:
+        """The whole object."""
+        place = self.place(location)
+        return self._store(place).read(place)
+
+    def open(self, location: str) -> Any:
+        """The object as a pyarrow file that seeks and reads by range."""
+        place = self.place(location)
+        return self._store(place).open(place)
+
+    def list(self, prefix_location: str, after: str | None = None) -> Iterator[StoredObject]:
+        """Every object below `prefix_location/`, in key order, starting after the location `after`."""
+        prefix = self.place(prefix_location)
+        return self._store(prefix).list(prefix, self.place(after) if after else None)
+
+    def head(self, location: str) -> StoredObject | None:
+        """The object's description, None when there is none."""
+        place = self.place(location)
+        return self._store(place).head(place)
+
+    def place(self, location: str) -> Place:
+        """The location taken apart; its `location` is our spelling of it."""
+        return place_of(location)
+
+    def _store(self, place: Place) -> Store:
+        opened = self._opened.get(place.root)
+        if opened is None:
+            with self._opening:
+                opened = self._opened.get(place.root) or self._open(place)
+                self._opened[place.root] = opened
+        return opened
+
+    def _open(self, place: Place) -> Store:
+        if place.kind == LOCAL:
+            return self._opened[""]
+        raise NotImplementedError(place.kind)

@@ -1,0 +1,63 @@
+"""A location has one spelling: whatever tool wrote it, the same object has the same text, and keys stay exact."""
+
+import pytest
+
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.stores import normalised, place_of
+
+
+@pytest.mark.parametrize(
+    ("spelt", "ours"),
+    [
+        ("/lake/a b", "/lake/a b"),
+        ("file:/lake/a%20b", "/lake/a%20b"),
+        ("file:///lake/t", "/lake/t"),
+        ("file://localhost/lake/t", "/lake/t"),
+        ("s3://bucket/t", "s3://bucket/t"),
+        ("s3a://bucket/a%20b/c d+e=f#g?h", "s3://bucket/a%20b/c d+e=f#g?h"),
+        ("S3N://Bucket_1/t//x/./y/", "s3://Bucket_1/t//x/./y/"),
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket/", "s3://bucket"),
+        ("gcs://my.bucket/ü/日本", "gs://my.bucket/ü/日本"),
+        ("abfss://c@acct.dfs.core.windows.net/k:1@2", "abfss://c@acct.dfs.core.windows.net/k:1@2"),
+        ("abfs://c@Acct.dfs.core.windows.net/k", "abfss://c@acct.dfs.core.windows.net/k"),
+        ("wasbs://c@acct.blob.core.windows.net/k", "abfss://c@acct.dfs.core.windows.net/k"),
+        ("wasb://c@acct.blob.core.chinacloudapi.cn/k", "abfss://c@acct.dfs.core.chinacloudapi.cn/k"),
+        ("az://c/k", "abfss://c@mine.dfs.core.windows.net/k"),
+        ("abfs://$web/k", "abfss://$web@mine.dfs.core.windows.net/k"),
+    ],
+)
+def test_every_spelling_becomes_ours(spelt: str, ours: str) -> None:
+    assert normalised(spelt, azure_account="mine") == ours
+    assert normalised(ours) == ours
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        "", "lake/t", "./t", "s3:/bucket/t", "s3:bucket", "s3://", "s3:///key", "s3://user:secret@bucket/key",
+        "s3://bucket?x/key", "https://bucket.example/t", "hdfs://host/t", "az://container/key",
+        "abfss://c@localhost/key", "C:\\lake", "gs://a b/k",
+    ],
+)  # fmt: skip
+def test_what_names_no_object_is_refused_with_the_spellings(spelt: str) -> None:
+    with pytest.raises(BadRequest, match=r"location: .* cannot be used.*://") as caught:
+        place_of(spelt)
+    assert caught.value.field == "location"
+
+
+@pytest.mark.parametrize(
+    "spelt", ["s3://me:hush@bucket/k", "https://a.blob.core.windows.net/c/k?sv=1&sig=hush"]
+)
+def test_a_secret_inside_a_refused_location_is_not_repeated(spelt: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        place_of(spelt)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_place_knows_its_store_and_its_bucket() -> None:
+    place = place_of("wasbs://box@acct.blob.core.windows.net/a/b")
+    assert (place.kind, place.root, place.key) == ("azure", "abfss://box@acct.dfs.core.windows.net", "a/b")
+    assert place.bucket == "box"
+    assert place_of("s3a://bucket/k").bucket == "bucket"
+    assert place_of("/lake/t").root == ""
