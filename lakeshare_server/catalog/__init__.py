@@ -4,6 +4,7 @@ The wire, the signing of URLs and the reading of table formats live elsewhere.
 """
 
 from lakeshare_server.catalog.audit import AuditEntry, AuditLog
+from lakeshare_server.catalog.cache import GenerationCache
 from lakeshare_server.catalog.database import Catalog, open_catalog
 from lakeshare_server.catalog.followed import FollowedTable, FollowedTables
 from lakeshare_server.catalog.hand_shares import (
@@ -26,6 +27,7 @@ __all__ = [
     "DeclaredShare",
     "FollowedTable",
     "FollowedTables",
+    "GenerationCache",
     "Lease",
     "Ledger",
     "Listings",

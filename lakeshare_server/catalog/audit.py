@@ -97,7 +97,7 @@ class AuditLog:
         if not batch:
             return True
         try:
-            with self.catalog.writing() as session:
+            with self.catalog.writing(seen=False) as session:
                 session.execute(insert(AuditRow), [asdict(entry) for entry in batch])
         except (SQLAlchemyError, Unavailable) as error:
             _log.warning("audit log: %d rows wait, the database refused them: %s", len(batch), error)

@@ -12,14 +12,17 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
+from lakeshare_server.catalog.generation import NEXT_GENERATION, UNSEEN, generation_reader, guard
 from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
 
 HEAD = "0002"
 BUSY_TIMEOUT_S = 30
 WRITES = "lakeshare_writes"
+# SQLite gives every reader a snapshot of its own; PostgreSQL does when asked.
+LOOKS = {"postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}}
 # Any number, as long as no other program takes the same advisory lock in this database.
 MIGRATION_LOCK = 7_161_433
 
@@ -29,7 +32,11 @@ class Catalog:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        look = LOOKS.get(engine.dialect.name, {})
+        self._reader = guard(engine.execution_options(**look), frozenset())
         self._writer = engine.execution_options(**{WRITES: True})
+        self._unseen_writer = guard(engine.execution_options(**{WRITES: True}), UNSEEN)
+        self._generation = generation_reader(engine)
         # However the catalog is let go, its connections are closed.
         weakref.finalize(self, engine.dispose)
 
@@ -40,18 +47,35 @@ class Catalog:
         Raises:
             Unavailable: the database does not answer.
         """
-        with self._reachable(), Session(self.engine) as session, session.begin():
+        with self._reachable(), Session(self._reader) as session, session.begin():
             yield session
 
     @contextmanager
-    def writing(self) -> Iterator[Session]:
+    def writing(self, *, seen: bool = True) -> Iterator[Session]:
         """One transaction that writes: committed at the end, or not at all.
+
+        Begins the next generation, unless told that no recipient can see what is written. Writers that do
+        take turns, on every database: what one has read is still true when it writes.
 
         Raises:
             Unavailable: the database does not answer, or another writer held it for too long.
         """
-        with self._reachable(), Session(self._writer) as session, session.begin():
+        writer = self._writer if seen else self._unseen_writer
+        with self._reachable(), Session(writer) as session, session.begin():
+            if seen:
+                session.execute(NEXT_GENERATION)
             yield session
+
+    def generation(self) -> int:
+        """The number of the newest write that recipients can see; cheap enough for every request.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
+        try:
+            return self._generation.read()
+        except (DBAPIError, sqlite3.Error) as error:
+            raise self._unavailable(error) from error
 
     def revision(self) -> str | None:
         """The migration the database is at, or None when it is empty."""
@@ -63,13 +87,17 @@ class Catalog:
         try:
             yield
         except OperationalError as error:
-            raise Unavailable(
-                f"the catalog at {self.engine.url!r} does not answer: {error.orig}",
-                "Check the database; a lock or a full disk passes, then try again.",
-            ) from error
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> Unavailable:
+        return Unavailable(
+            f"the catalog at {self.engine.url!r} does not answer: {getattr(error, 'orig', error)}",
+            "Check the database; a lock or a full disk passes, then try again.",
+        )
 
     def close(self) -> None:
         """Give the connections back."""
+        self._generation.close()
         self.engine.dispose()
 
 
@@ -150,8 +178,7 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _migrate(catalog: Catalog) -> None:
-    with catalog.writing() as session:
-        connection = session.connection()
+    with catalog.engine.execution_options(**{WRITES: True}).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
         if _revision(connection) != HEAD:

@@ -33,10 +33,15 @@ class Recipient:
 
 @dataclass(frozen=True)
 class Reader:
-    """The recipient behind a valid token: as much of it as every request needs."""
+    """The recipient behind a valid token, and when that ends: as much as every request needs."""
 
     id: str
     name: str
+    expires_at: datetime | None = None
+
+    def is_valid(self) -> bool:
+        """Whether its token, found valid before, has not ended since."""
+        return self.expires_at is None or self.expires_at > datetime.now(UTC)
 
 
 class Recipients:
@@ -82,7 +87,7 @@ class Recipients:
     def by_token(self, token: str) -> Reader | None:
         """The recipient this token is valid for right now."""
         # Looked up by a digest of 256 random bits: how long it takes tells nothing about another token.
-        known = select(RecipientRow.id, RecipientRow.name).join(
+        known = select(RecipientRow.id, RecipientRow.name, TokenRow.expires_at).join(
             TokenRow, TokenRow.recipient_key == RecipientRow.key
         )
         valid = known.where(

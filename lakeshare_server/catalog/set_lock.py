@@ -89,7 +89,7 @@ def _acquire(catalog: Catalog, set_name: str, owner: str, wait_s: float) -> Leas
 def _try_acquire(catalog: Catalog, set_name: str, owner: str) -> Lease | str:
     """The lease, or who holds it."""
     try:
-        with catalog.writing() as session:
+        with catalog.writing(seen=False) as session:
             row = session.get(SetLockRow, set_name, with_for_update=True)
             if row is None:
                 row = SetLockRow(set_name=set_name, token=0)
@@ -121,7 +121,7 @@ def _beat(catalog: Catalog, lease: Lease, stop: threading.Event) -> None:
     while not stop.wait(BEAT_S):
         until = datetime.now(UTC) + timedelta(seconds=LIFE_S)
         try:
-            with catalog.writing() as session:
+            with catalog.writing(seen=False) as session:
                 session.execute(update(SetLockRow).where(_held_by(lease)).values(expires_at=until))
         except (SQLAlchemyError, Unavailable) as error:
             # A missed beat is survivable: there are several within the lock's life, and the token decides.
@@ -131,7 +131,7 @@ def _beat(catalog: Catalog, lease: Lease, stop: threading.Event) -> None:
 def _release(catalog: Catalog, lease: Lease) -> None:
     nobody = dict.fromkeys(("owner", "host", "pid", "process_start", "expires_at"))
     try:
-        with catalog.writing() as session:
+        with catalog.writing(seen=False) as session:
             session.execute(update(SetLockRow).where(_held_by(lease)).values(nobody))
     except (SQLAlchemyError, Unavailable) as error:
         # What was done under the lock, or what it failed of, is the news: the lock ends by itself.
