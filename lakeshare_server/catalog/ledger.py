@@ -19,6 +19,8 @@ from lakeshare_server.errors import BadRequest, CatalogConflict
 
 TICK = timedelta(milliseconds=1)
 ATTEMPTS = 5
+# Times that every database and driver can hold, in every zone.
+FIRST, LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
 
 class Ledger:
@@ -62,6 +64,24 @@ class Ledger:
         """Publications of the table, newest first."""
         return self._all(_newest_first(table).limit(limit))
 
+    def oldest(self, table: str) -> Publication | None:
+        """The first publication."""
+        return self._one(_oldest_first(table).limit(1))
+
+    def at_or_before(self, table: str, timestamp_ms: int) -> Publication | None:
+        """The last publication of that time or earlier."""
+        since = PublicationRow.published_at <= _moment(timestamp_ms)
+        return self._one(_newest_first(table).where(since).limit(1))
+
+    def at_or_after(self, table: str, timestamp_ms: int) -> Publication | None:
+        """The first publication of that time or later."""
+        until = PublicationRow.published_at >= _moment(timestamp_ms)
+        return self._one(_oldest_first(table).where(until).limit(1))
+
+    def between(self, table: str, first: int, last: int) -> list[Publication]:
+        """The publications with numbers from `first` to `last`, in order."""
+        return self._all(_oldest_first(table).where(PublicationRow.version.between(first, last)))
+
     def by_run(self, run_id: str) -> list[Publication]:
         """What one run published."""
         return self._all(
@@ -91,6 +111,17 @@ class Ledger:
 def _newest_first(table: str) -> Select[PublicationRow]:
     rows = select(PublicationRow).where(PublicationRow.table_name == table)
     return rows.order_by(PublicationRow.version.desc())
+
+
+def _oldest_first(table: str) -> Select[PublicationRow]:
+    rows = select(PublicationRow).where(PublicationRow.table_name == table)
+    return rows.order_by(PublicationRow.version)
+
+
+def _moment(timestamp_ms: int) -> datetime:
+    """The time, or the end of time that a database can compare with."""
+    least, most = int(FIRST.timestamp() * 1000), int(LAST.timestamp() * 1000)
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=min(max(timestamp_ms, least), most))
 
 
 def _append(session: Session, new: NewPublication) -> Publication:

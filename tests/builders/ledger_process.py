@@ -3,14 +3,14 @@
 import sys
 import threading
 
-from lakeshare_server.catalog import Ledger, open_catalog, set_lock
+from lakeshare_server.catalog import Ledger, Recipients, open_catalog, set_lock
 from tests.builders.publications import a_publication
 
 
-def append(url: str, name: str, count: int) -> None:
+def append(url: str, name: str, count: str) -> None:
     """Open the catalog and append `count` runs of two tables."""
     ledger = Ledger(open_catalog(url))
-    for number in range(count):
+    for number in range(int(count)):
         run = f"{name}-{number}"
         ledger.append([a_publication(table=table, run_id=run) for table in ("a.x", "a.y")])
 
@@ -22,9 +22,20 @@ def hold(url: str, name: str) -> None:
         threading.Event().wait()
 
 
+def append_when_told(url: str) -> None:
+    """Append one publication for each line that comes in, and say so."""
+    ledger = Ledger(open_catalog(url))
+    for _ in sys.stdin:
+        ledger.append([a_publication()])
+        print("written", flush=True)
+
+
+def revoke(url: str, recipient: str) -> None:
+    """End all access of a recipient."""
+    Recipients(open_catalog(url)).revoke(recipient)
+
+
+TASKS = {"append": append, "append-when-told": append_when_told, "hold": hold, "revoke": revoke}
+
 if __name__ == "__main__":
-    task, url, name = sys.argv[1:4]
-    if task == "append":
-        append(url, name, int(sys.argv[4]))
-    else:
-        hold(url, name)
+    TASKS[sys.argv[1]](*sys.argv[2:])

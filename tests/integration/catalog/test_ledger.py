@@ -1,18 +1,12 @@
 """The ledger numbers publications: dense for Iceberg, Delta's own for Delta, all tables of a run or none, once."""
 
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
-from lakeshare_server.catalog import Catalog, Ledger, open_catalog, set_lock
+from lakeshare_server.catalog import Catalog, Ledger, set_lock
 from lakeshare_server.errors import BadRequest, CatalogConflict
 from tests.builders.publications import a_publication
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return open_catalog(f"sqlite:///{tmp_path / 'state' / 'lakeshare.db'}")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -19,16 +18,6 @@ from lakeshare_server.catalog.models import SetLockRow
 from lakeshare_server.catalog.process_identity import ProcessIdentity
 from lakeshare_server.errors import CatalogConflict
 from tests.builders.publications import a_publication
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'lakeshare.db'}"
-
-
-@pytest.fixture
-def catalog(url: str) -> Catalog:
-    return open_catalog(url)
 
 
 @contextmanager
@@ -49,17 +38,19 @@ def change_holder(catalog: Catalog, **values: object) -> None:
             setattr(row, name, value)
 
 
-def test_a_second_holder_waits_and_is_told_who_holds_it(url: str, catalog: Catalog) -> None:
+def test_a_second_holder_waits_and_is_told_who_holds_it(catalog_url: str, catalog: Catalog) -> None:
     with (
-        another_process_holding(url) as (holder, _),
+        another_process_holding(catalog_url) as (holder, _),
         pytest.raises(CatalogConflict, match=rf"by other \(process {holder.pid}.*LAKESHARE_LOCK_WAIT_S"),
         set_lock(catalog, "lake", "me", 0.3),
     ):
         pass
 
 
-def test_a_killed_holder_is_taken_over_at_once_and_the_token_grows(url: str, catalog: Catalog) -> None:
-    with another_process_holding(url) as (holder, token):
+def test_a_killed_holder_is_taken_over_at_once_and_the_token_grows(
+    catalog_url: str, catalog: Catalog
+) -> None:
+    with another_process_holding(catalog_url) as (holder, token):
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         began = time.monotonic()
@@ -68,11 +59,11 @@ def test_a_killed_holder_is_taken_over_at_once_and_the_token_grows(url: str, cat
             assert lease.token == token + 1
 
 
-def test_a_killed_holder_that_nobody_waited_for_counts_as_dead(url: str) -> None:
-    with another_process_holding(url) as (holder, _):
+def test_a_killed_holder_that_nobody_waited_for_counts_as_dead(catalog_url: str) -> None:
+    with another_process_holding(catalog_url) as (holder, _):
         holder.send_signal(signal.SIGKILL)
         # Not reaped yet: a zombie still has its number in the process table.
-        with set_lock(open_catalog(url), "lake", "me", 5) as lease:
+        with set_lock(open_catalog(catalog_url), "lake", "me", 5) as lease:
             assert lease.owner == "me"
 
 

@@ -1,7 +1,5 @@
 """Applying declared shares makes the catalog say the same, keeps ids, and touches nothing that is not its own."""
 
-from pathlib import Path
-
 import pytest
 from sqlalchemy import select
 
@@ -13,16 +11,10 @@ from lakeshare_server.catalog import (
     ShareDiff,
     SharedTable,
     apply_shares,
-    open_catalog,
 )
 from lakeshare_server.catalog.listings import all_shared_tables
 from lakeshare_server.catalog.models import SharedTableRow, ShareRow
 from lakeshare_server.errors import BadRequest
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
 
 
 def a_share(name: str, *tables: str, **options: object) -> DeclaredShare:

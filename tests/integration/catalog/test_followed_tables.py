@@ -1,17 +1,10 @@
 """A lake name is published by pipelines or followed at one location, never both; what was followed is found again."""
 
-from pathlib import Path
-
 import pytest
 
-from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, open_catalog
+from lakeshare_server.catalog import Catalog, FollowedTables, Ledger
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 from tests.builders.publications import a_publication
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
 
 
 @pytest.fixture

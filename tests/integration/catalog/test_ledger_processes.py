@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 from lakeshare_server.catalog import Ledger, open_catalog
 
@@ -10,13 +9,12 @@ PROCESSES = 4
 RUNS = 15
 
 
-def test_processes_that_start_together_share_one_dense_ledger(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'fresh' / 'lakeshare.db'}"
-    command = [sys.executable, "-m", "tests.builders.ledger_process", "append", url]
+def test_processes_that_start_together_share_one_dense_ledger(catalog_url: str) -> None:
+    command = [sys.executable, "-m", "tests.builders.ledger_process", "append", catalog_url]
     writers = [subprocess.Popen([*command, f"w{number}", str(RUNS)]) for number in range(PROCESSES)]
     assert [writer.wait(120) for writer in writers] == [0] * PROCESSES
 
-    ledger = Ledger(open_catalog(url))
+    ledger = Ledger(open_catalog(catalog_url))
     for table in ("a.x", "a.y"):
         history = ledger.history(table)
         assert [found.version for found in history] == list(range(PROCESSES * RUNS))[::-1]

@@ -10,8 +10,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
+from lakeshare_server.catalog import Catalog, open_catalog
 from lakeshare_server.catalog import database as database_module
-from lakeshare_server.catalog import open_catalog
 from lakeshare_server.catalog.database import HEAD
 from lakeshare_server.catalog.models import Base
 from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
@@ -23,8 +23,7 @@ def migrations(**attributes: Connection) -> Config:
     return config
 
 
-def test_the_migrations_and_the_models_agree(tmp_path: Path) -> None:
-    catalog = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+def test_the_migrations_and_the_models_agree(catalog: Catalog) -> None:
     with catalog.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
@@ -34,26 +33,23 @@ def test_the_newest_migration_is_the_one_the_code_expects() -> None:
     assert ScriptDirectory.from_config(migrations()).get_heads() == [HEAD]
 
 
-def test_the_migrations_can_be_taken_back_and_made_again(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'lakeshare.db'}"
-    with open_catalog(url).writing() as session:
+def test_the_migrations_can_be_taken_back_and_made_again(catalog_url: str) -> None:
+    with open_catalog(catalog_url).writing() as session:
         connection = session.connection()
         command.downgrade(migrations(connection=connection), "base")
         assert inspect(connection).get_table_names() == ["alembic_version"]
-    assert open_catalog(url).revision() == HEAD
+    assert open_catalog(catalog_url).revision() == HEAD
 
 
-def test_opening_again_changes_nothing(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'lakeshare.db'}"
-    assert open_catalog(url).revision() == open_catalog(url).revision() == HEAD
+def test_opening_again_changes_nothing(catalog_url: str) -> None:
+    assert open_catalog(catalog_url).revision() == open_catalog(catalog_url).revision() == HEAD
 
 
-def test_a_newer_database_is_refused(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'lakeshare.db'}"
-    with open_catalog(url).writing() as session:
+def test_a_newer_database_is_refused(catalog_url: str) -> None:
+    with open_catalog(catalog_url).writing() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(CatalogConflict, match="9999"):
-        open_catalog(url)
+        open_catalog(catalog_url)
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """What is shared by hand is listed like the rest, outlives the contracts' application, and leaves theirs alone."""
 
-from pathlib import Path
-
 import pytest
 
 from lakeshare_server.catalog import (
@@ -13,7 +11,6 @@ from lakeshare_server.catalog import (
     allow_directory_access,
     apply_shares,
     describe_share,
-    open_catalog,
     share_table,
     unshare_table,
 )
@@ -22,11 +19,6 @@ from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
 ORDERS = SharedTable("sales", "orders", "sales.orders")
 DECLARED = DeclaredShare("s", (SharedTable("sales", "declared", "lake.declared"),))
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
 
 
 def test_a_table_shared_by_hand_is_listed_with_all_that_was_said(catalog: Catalog) -> None:

@@ -1,0 +1,22 @@
+"""A profile holds what the recipient's client needs, and is readable by its owner only."""
+
+import json
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lakeshare_server.access.profile import write_profile
+
+
+def test_a_profile_is_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "bob.share"
+    write_profile(path, "http://host/delta-sharing", "secret", datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC))
+    write_profile(path, "http://host/delta-sharing", "newer", datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC))
+    assert json.loads(path.read_text()) == {
+        "shareCredentialsVersion": 1,
+        "endpoint": "http://host/delta-sharing",
+        "bearerToken": "newer",
+        "expirationTime": "2030-01-02T03:04:05.000000Z",
+    }
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
