@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -14,8 +14,12 @@ def _absolute(path: Path) -> Path:
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
 
-class StateSettings(BaseSettings):
-    """The state folder and the database: what pipelines and server must agree on.
+# Without a query or a password: what is set here is shown in messages and put before the paths of URLs.
+Endpoint = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
+
+
+class StoreSettings(BaseSettings):
+    """Where object stores are and who pays; keys come from each vendor's own default chain.
 
     Every field is read from the environment variable `LAKESHARE_<FIELD>` or from `.env`.
     """
@@ -23,6 +27,54 @@ class StateSettings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="LAKESHARE_", env_file=".env", extra="ignore", validate_default=True
     )
+
+    s3_endpoint: Endpoint | None = Field(
+        None, description="URL of an S3-compatible store; boto3's usual one, AWS, by default."
+    )
+    s3_public_endpoint: Endpoint | None = Field(
+        None, description="How recipients reach the S3 store, when not as the server does."
+    )
+    s3_region: str | None = Field(
+        None,
+        description="Region of all S3 buckets; each bucket's own on AWS by default.",
+        pattern=r"^[a-z0-9-]+$",
+    )
+    s3_path_style: bool | None = Field(
+        None, description="Whether buckets stand in the path of URLs; by default unless the store is AWS."
+    )
+    s3_request_payer: bool = Field(False, description="Pay for requests to requester-pays buckets.")
+    s3_role_arn: str | None = Field(
+        None, description="Role assumed for directory access; a federation token is asked for by default."
+    )
+    s3_sts_endpoint: Endpoint | None = Field(
+        None, description="URL of STS; S3_ENDPOINT by default if that is set, else boto3's usual one."
+    )
+    gcs_endpoint: Endpoint | None = Field(
+        None, description="URL of a stand-in for Google Cloud Storage; Google's by default."
+    )
+    gcs_public_endpoint: Endpoint | None = Field(
+        None, description="How recipients reach Google Cloud Storage, when not as the server does."
+    )
+    azure_account: str | None = Field(
+        None, description="Storage account of locations that name a container only.", pattern=r"^[a-z0-9-]+$"
+    )
+    azure_account_key: SecretStr | None = Field(
+        None, description="Key of AZURE_ACCOUNT; Azure's default chain of identities is used by default."
+    )
+    azure_sas_token: SecretStr | None = Field(
+        None, description="Shared access signature to read AZURE_ACCOUNT with; it signs no URLs."
+    )
+    azure_endpoint: Endpoint | None = Field(
+        None, description="URL of the blob service of AZURE_ACCOUNT; Azure's by default."
+    )
+    azure_public_endpoint: Endpoint | None = Field(
+        None,
+        description="How recipients reach the blob service of AZURE_ACCOUNT, when not as the server does.",
+    )
+
+
+class StateSettings(StoreSettings):
+    """The state folder and the database: what pipelines and server must agree on."""
 
     state_dir: AbsolutePath = Field(Path(".lakeshare"), description="Folder of everything lakeshare keeps.")
     database_url: str | None = Field(
@@ -54,6 +106,12 @@ class ServerSettings(StateSettings):
         None, description="Key that signs local file URLs; made and kept in the state folder by default."
     )
     page_size: int = Field(500, ge=1, le=500, description="Most items in one page of a listing.")
+    page_files: int = Field(10_000, ge=1, description="Most files in one page of a paged query or change feed.")
+    page_token_life_s: int = Field(259_200, ge=60, description="Life of a page token, in seconds.")
+    refresh_token_life_s: int = Field(3600, ge=60, description="Life of a refresh token, in seconds.")
+    index_cache_bytes: int = Field(
+        10_737_418_240, ge=1, description="Most bytes of indexes built on demand, for old and followed versions."
+    )
     max_body_bytes: int = Field(2_097_152, ge=1024, description="Largest request body accepted, in bytes.")
 
     def base_url(self) -> str:

@@ -4,20 +4,27 @@ from collections.abc import Iterator
 from threading import Lock
 from typing import Any
 
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.settings import StoreSettings
+from lakeshare_server.stores.azure import AzureAccess
+from lakeshare_server.stores.gcs import GcsAccess
 from lakeshare_server.stores.local import LocalStore
-from lakeshare_server.stores.locations import LOCAL, Place, place_of
+from lakeshare_server.stores.locations import GCS, LOCAL, S3, Place, place_of
+from lakeshare_server.stores.s3 import S3Access
 from lakeshare_server.stores.store import Store, StoredObject
 
 
 class Stores:
     """Reads objects of every store by location; may be used from many threads.
 
-    Everything raises StoreMissing, StoreDenied, Unavailable, or BadRequest for a location of an unknown spelling.
+    Everything raises StoreMissing or StoreDenied, Unserveable for a key that the store cannot be asked for,
+    Unavailable for what passes, and BadRequest for a location of an unknown spelling.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: StoreSettings) -> None:
+        self.s3 = S3Access(settings)
+        self.gcs = GcsAccess(settings)
+        self.azure = AzureAccess(settings)
+        self._azure_account = settings.azure_account
         self._opened: dict[str, Store] = {"": LocalStore()}
         self._opening = Lock()
 
@@ -43,7 +50,7 @@ class Stores:
 
     def place(self, location: str) -> Place:
         """The location taken apart; its `location` is our spelling of it."""
-        return place_of(location)
+        return place_of(location, self._azure_account)
 
     def _store(self, place: Place) -> Store:
         opened = self._opened.get(place.root)
@@ -56,4 +63,6 @@ class Stores:
     def _open(self, place: Place) -> Store:
         if place.kind == LOCAL:
             return self._opened[""]
-        raise NotImplementedError(place.kind)
+        if place.kind == S3:
+            return self.s3.open(place)
+        return self.gcs.open(place) if place.kind == GCS else self.azure.open(place)

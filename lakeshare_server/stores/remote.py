@@ -1,0 +1,116 @@
+"""One bucket or container of a remote store, read with obstore; the same for all vendors."""
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import obstore
+import pyarrow as pa
+
+from lakeshare_server.errors import StoreMissing, Unserveable
+from lakeshare_server.stores.faults import faults_of
+from lakeshare_server.stores.locations import Place
+from lakeshare_server.stores.range_file import RangeFile
+from lakeshare_server.stores.store import StoredObject
+
+if TYPE_CHECKING:  # obstore has these for type checkers only
+    from obstore import ObjectMeta
+    from obstore.store import BackoffConfig, ClientConfig, ObjectStore, RetryConfig
+
+CONNECT_S = 5
+SILENCE_S = 30  # between two pieces of an answer
+ANSWER_S = 600  # a whole answer, however slowly it trickles
+RETRIES_S = 15
+LIST_PAGE = 1000
+
+# obstore folds or refuses such keys: what it would read is another object.
+NOT_AS_IT_IS = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f]")
+
+
+def client_options(endpoint: str | None) -> "ClientConfig":
+    """How long to wait for the store, and that an endpoint without TLS is meant."""
+    return {
+        "allow_http": bool(endpoint and endpoint.startswith("http:")),
+        "connect_timeout": timedelta(seconds=CONNECT_S),
+        "read_timeout": timedelta(seconds=SILENCE_S),
+        "timeout": timedelta(seconds=ANSWER_S),
+    }
+
+
+def retries() -> "RetryConfig":
+    """A store that says 503 or breaks off is asked again for about a quarter of a minute."""
+    pauses: BackoffConfig = {
+        "init_backoff": timedelta(seconds=0.1),
+        "max_backoff": timedelta(seconds=4),
+        "base": 2,
+    }
+    return {"max_retries": 7, "retry_timeout": timedelta(seconds=RETRIES_S), "backoff": pauses}
+
+
+class RemoteStore:
+    """One root, opened; `in_key_order` is False of a store that lists in an order of its own."""
+
+    def __init__(self, root: str, store: "ObjectStore", in_key_order: bool = True) -> None:
+        self._root = root
+        self._store = store
+        self._in_key_order = in_key_order
+
+    def read(self, place: Place) -> bytes:
+        _require_exact(place)
+        with faults_of(place):
+            return obstore.get(self._store, place.key).bytes().to_bytes()
+
+    def open(self, place: Place) -> Any:
+        _require_exact(place)
+        with faults_of(place):
+            found = obstore.head(self._store, place.key)
+        return pa.PythonFile(RangeFile(self._store, place, found["size"], found["e_tag"]), mode="r")
+
+    def list(self, prefix: Place, after: Place | None) -> Iterator[StoredObject]:
+        folder = Place(prefix.kind, prefix.root, prefix.key.rstrip("/"))
+        if folder.key:
+            _require_exact(folder)
+        listed = self._listed(folder, after)
+        if not self._in_key_order:
+            listed = iter(sorted(listed, key=lambda found: found.location.encode()))
+        return _without_folder_marks(listed, folder.location + "/")
+
+    def head(self, place: Place) -> StoredObject | None:
+        if not place.key:
+            return None
+        _require_exact(place)
+        try:
+            with faults_of(place):
+                return self._described(obstore.head(self._store, place.key))
+        except StoreMissing:
+            return None
+
+    def _listed(self, folder: Place, after: Place | None) -> Iterator[StoredObject]:
+        offset = after.key if after else None
+        with faults_of(folder):
+            for page in obstore.list(self._store, folder.key or None, offset=offset, chunk_size=LIST_PAGE):
+                yield from map(self._described, page)
+
+    def _described(self, found: "ObjectMeta") -> StoredObject:
+        modified_ms = int(found["last_modified"].timestamp() * 1000)
+        return StoredObject(f"{self._root}/{found['path']}", found["size"], modified_ms, found["e_tag"])
+
+
+def _without_folder_marks(listed: Iterator[StoredObject], below: str) -> Iterator[StoredObject]:
+    """Some tools mark a folder by "t/" of no bytes; it comes out of obstore as "t", in front of "t/x"."""
+    held: StoredObject | None = None
+    for found in listed:
+        if held and not (held.size_bytes == 0 and found.location.startswith(held.location + "/")):
+            yield held
+        held = found if found.location.startswith(below) else None
+    if held:
+        yield held
+
+
+def _require_exact(place: Place) -> None:
+    if NOT_AS_IT_IS.search(place.key):
+        raise Unserveable(
+            f"{place.location} cannot be read: its key has an empty segment, one of dots or a control character.",
+            "Move the table to a name without them.",
+        )

@@ -1,0 +1,190 @@
+"""S3 and its relatives: where the endpoint is, which keys we have, and a bucket opened for reading.
+
+boto3 is asked for what everybody sets up for it: profile, region, endpoint, and its chain of credentials.
+"""
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from obstore.store import S3Store
+
+from lakeshare_server.errors import Unavailable
+from lakeshare_server.settings import StoreSettings
+from lakeshare_server.stores.extras import not_installed
+from lakeshare_server.stores.locations import Place
+from lakeshare_server.stores.remote import CONNECT_S, RemoteStore, client_options, retries
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
+
+DEFAULT_REGION = "us-east-1"
+AWS = re.compile(r"https://(\S+\.)?amazonaws\.com(\.cn)?")
+# What may stand in front of a host whose certificate covers one label.
+HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+ANSWER_S = 15
+# Keys that do not say when they end are looked at again after so long.
+KEYS_LIFE = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class AwsKeys:
+    """Keys as they are now; `expires_at_ms` is None when they do not say."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    token: str | None = field(repr=False)
+    expires_at_ms: int | None
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """How a bucket is addressed."""
+
+    name: str
+    region: str
+    endpoint: str
+    path_style: bool
+
+    @property
+    def url(self) -> str:
+        """The URL in front of `/key`."""
+        if self.path_style:
+            return f"{self.endpoint}/{self.name}"
+        scheme, _, rest = self.endpoint.partition("://")
+        return f"{scheme}://{self.name}.{rest}"
+
+
+class S3Access:
+    """The one S3 of the settings, with the credentials the server runs with; for many threads."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self._settings = settings
+        self._lock = Lock()
+        self._regions: dict[str, str] = {}
+
+    def open(self, place: Place) -> RemoteStore:
+        """A bucket, ready for reading.
+
+        Raises:
+            Unavailable: boto3 is not installed, or finds no credentials.
+        """
+        bucket = self.bucket(place.bucket)
+        self.keys()
+        store = S3Store(
+            bucket.name,
+            endpoint=bucket.endpoint if bucket.path_style else bucket.url,
+            region=bucket.region,
+            virtual_hosted_style_request=not bucket.path_style,
+            request_payer=self._settings.s3_request_payer,
+            client_options=client_options(bucket.endpoint),
+            retry_config=retries(),
+            credential_provider=self._keys_for_obstore,
+        )
+        return RemoteStore(place.root, store)
+
+    def bucket(self, name: str, public: bool = False) -> Bucket:
+        """How the server addresses a bucket or, if `public`, how recipients do."""
+        region = self._settings.s3_region or self._region_of(name)
+        endpoint = (self._settings.s3_public_endpoint if public else None) or self._endpoint(region)
+        by_path = self._settings.s3_path_style
+        if by_path is None:
+            by_path = not (AWS.fullmatch(endpoint) and HOST_LABEL.fullmatch(name))
+        return Bucket(name, region, endpoint.rstrip("/"), by_path)
+
+    def keys(self) -> AwsKeys:
+        """The keys of now; those that can be refreshed are, when they are about to end.
+
+        Raises:
+            Unavailable: there are none.
+        """
+        credentials = self._credentials
+        try:
+            now = credentials.get_frozen_credentials()
+        except Exception as error:  # each provider of the chain has errors of its own, none for other ears
+            raise _no_keys(type(error).__name__) from None
+        # Only keys that are refreshed say when they end, and they say it here alone.
+        ends: datetime | None = getattr(credentials, "_expiry_time", None)
+        ends_ms = int(ends.timestamp() * 1000) if ends else None
+        return AwsKeys(now.access_key, now.secret_key, now.token, ends_ms)
+
+    def client(self, service: str, region: str, endpoint: str | None = None) -> Any:
+        """A client of boto3 with our credentials, which gives up soon."""
+        from botocore.config import Config
+
+        patience = Config(connect_timeout=CONNECT_S, read_timeout=ANSWER_S, retries={"total_max_attempts": 2})
+        session = self._session
+        with self._lock:  # a session makes one client at a time
+            return session.client(service, region_name=region, endpoint_url=endpoint, config=patience)
+
+    def _endpoint(self, region: str) -> str:
+        if self._settings.s3_endpoint:
+            return self._settings.s3_endpoint
+        return str(self.client("s3", region).meta.endpoint_url)
+
+    def _region_of(self, bucket: str) -> str:
+        """AWS tells everybody where a bucket is; other stores are taken to have one region."""
+        known = self._regions.get(bucket)
+        if known is None:
+            usual = self._session.region_name or DEFAULT_REGION
+            known = told_region(self._endpoint(usual), bucket) or usual
+            self._regions[bucket] = known
+        return known
+
+    def _keys_for_obstore(self) -> "S3Credential":
+        keys = self.keys()
+        look_again = datetime.now(UTC) + KEYS_LIFE
+        ends = datetime.fromtimestamp(keys.expires_at_ms / 1000, UTC) if keys.expires_at_ms else look_again
+        return {
+            "access_key_id": keys.access_key,
+            "secret_access_key": keys.secret_key,
+            "token": keys.token,
+            "expires_at": min(ends, look_again),
+        }
+
+    @cached_property
+    def _session(self) -> Any:
+        try:
+            import boto3
+        except ImportError:
+            raise not_installed("boto3", "s3") from None
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            return boto3.Session()
+        except BotoCoreError as error:  # a profile that is not there
+            raise _no_keys(str(error)) from None
+
+    @cached_property
+    def _credentials(self) -> Any:
+        session = self._session
+        try:
+            found = session.get_credentials()
+        except Exception as error:  # as above
+            raise _no_keys(type(error).__name__) from None
+        if found is None:
+            raise _no_keys("none was found")
+        return found
+
+
+def told_region(endpoint: str, bucket: str) -> str | None:
+    """The region that an endpoint of AWS names in its answer about a bucket, whatever the answer is."""
+    if not AWS.fullmatch(endpoint):
+        return None
+    try:
+        answer = httpx.head(f"{endpoint}/{bucket}", timeout=CONNECT_S)
+    except httpx.HTTPError:
+        return None
+    region: str | None = answer.headers.get("x-amz-bucket-region")
+    return region
+
+
+def _no_keys(why: str) -> Unavailable:
+    return Unavailable(
+        f"no credentials for S3 could be had ({why})",
+        "Give the server AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role of its host.",
+    )
