@@ -1,0 +1,141 @@
+"""Makes the whole matrix in one Spark process: `python -m tests.builders.hostile.matrix FOLDER [NAME…]`.
+
+Tables go to `FOLDER/tables`, what Spark read of them to `FOLDER/judged`.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.builders.canonical import Rows
+from tests.builders.delta_log import latest_version
+from tests.builders.hostile.families import TABLES
+from tests.builders.hostile.place import Hostile, HostileTable, Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+AT_ONCE = 3  # half of a small commit is waiting
+CONF = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.databricks.delta.vacuum.parallelDelete.enabled": "false",
+}
+
+
+def hostile_matrix(folder: Path) -> dict[str, HostileTable]:
+    """The matrix in a folder, made by another process unless it is there.
+
+    HOSTILE_MATRIX names a folder to keep it in between runs, for who works on the tests.
+    """
+    kept = Path(os.environ.get("HOSTILE_MATRIX") or folder)
+    finished = kept / "finished"
+    if not finished.exists():
+        command = [sys.executable, "-m", "tests.builders.hostile.matrix", str(kept)]
+        made = subprocess.run(command, check=False, text=True, capture_output=True, timeout=540)
+        assert made.returncode == 0, f"{made.stdout[-2000:]}\n{made.stderr[-6000:]}"
+        finished.touch()
+    return {path.stem: HostileTable.read(path) for path in sorted((kept / "judged").glob("*.json"))}
+
+
+def make(session: "SparkSession", folder: Path, plan: Hostile) -> HostileTable:
+    """Build one table and let Spark tell its rows."""
+    location = folder / "tables" / (plan.folder or plan.name)
+    plan.build(Place(folder / "tables", location, fresh(session)))
+    newest = latest_version(location)
+    judged = () if plan.refused else plan.versions or (newest,)
+    table = HostileTable(
+        name=plan.name,
+        about=plan.about,
+        location=str(location),
+        latest=newest,
+        versions=judged,
+        cdf=plan.cdf,
+        needs={version: plan.needs_at.get(version, plan.needs) for version in judged},
+        client_cannot=plan.client_cannot,
+        refused=plan.refused,
+        judged=str(folder / "judged" / f"{plan.name}.json"),
+    )
+    # A session of its own: what a builder sets is not for the judge.
+    table.write(judgement(fresh(session), table))
+    return table
+
+
+def fresh(session: "SparkSession") -> "SparkSession":
+    """A session of its own on the same Spark, set for small tables."""
+    new = session.newSession()
+    for key, value in CONF.items():
+        new.conf.set(key, value)
+    return new
+
+
+def judgement(session: "SparkSession", table: HostileTable) -> dict[str, Any]:
+    """What Spark reads of the versions and ranges to be judged."""
+
+    def read(**options: object) -> "DataFrame":
+        return session.read.format("delta").options(**options).load(table.location)
+
+    at_latest = {table.latest: {}}
+    versions = {v: told(read(**at_latest.get(v, {"versionAsOf": v}))) for v in table.versions}
+    ranges = {
+        f"{start}-{end}": told(read(readChangeFeed="true", startingVersion=start, endingVersion=end))
+        for start, end in table.cdf
+    }
+    return {"versions": versions, "cdf": ranges}
+
+
+def told(frame: "DataFrame") -> Mapping[str, Any]:
+    """The columns and rows of a frame, as JSON can carry them."""
+    schema = frame.schema.jsonValue()
+    if any(field["type"] == "variant" for field in schema["fields"]):
+        # toArrow() refuses a null among variants.
+        columns = [(field["name"], field["type"]) for field in schema["fields"]]
+        rows = Rows.of(columns, ([_parts(value) for value in row] for row in frame.collect()))
+    else:
+        rows = Rows.of_arrow(frame.toArrow(), schema)
+    return {"columns": rows.columns, "rows": rows.rows}
+
+
+def _parts(value: Any) -> Any:
+    """A variant as its two binaries; anything else as it is."""
+    from pyspark.sql.types import VariantVal
+
+    return {"value": value.value, "metadata": value.metadata} if isinstance(value, VariantVal) else value
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Make the tables of these names, or all."""
+    import tests.conftest  # noqa: F401  # the driver's options for short runs
+    from lakeshare_pipelines.settings import LakeSettings
+    from lakeshare_pipelines.spark.session import spark_session
+
+    for part in ("tables", "judged"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    settings = LakeSettings(_env_file=None, state_dir=folder / "state")
+    began = time.monotonic()
+    failed: list[str] = []
+
+    def timed(plan: Hostile) -> None:
+        start = time.monotonic()
+        try:
+            make(spark, folder, plan)
+        except Exception as error:
+            failed.append(plan.name)
+            print(f"{plan.name} was not made: {type(error).__name__}: {str(error)[:1500]}", flush=True)
+        print(f"{time.monotonic() - start:6.2f} s  {plan.name}", flush=True)
+
+    with spark_session(settings) as spark, ThreadPoolExecutor(AT_ONCE) as pool:
+        print(f"{time.monotonic() - began:6.2f} s  until Spark was there", flush=True)
+        list(pool.map(timed, [TABLES[name] for name in names or TABLES]))
+    print(f"{time.monotonic() - began:6.2f} s  in all")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
