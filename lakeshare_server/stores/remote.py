@@ -22,6 +22,7 @@ CONNECT_S = 5
 SILENCE_S = 30  # between two pieces of an answer
 ANSWER_S = 600  # a whole answer, however slowly it trickles
 RETRIES_S = 15
+RETRIES = 7
 LIST_PAGE = 1000
 
 # obstore folds or refuses such keys: what it would read is another object.
@@ -45,7 +46,7 @@ def retries() -> "RetryConfig":
         "max_backoff": timedelta(seconds=4),
         "base": 2,
     }
-    return {"max_retries": 7, "retry_timeout": timedelta(seconds=RETRIES_S), "backoff": pauses}
+    return {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRIES_S), "backoff": pauses}
 
 
 class RemoteStore:

@@ -85,7 +85,8 @@ class S3Access:
             retry_config=retries(),
             credential_provider=self._keys_for_obstore,
         )
-        return RemoteStore(place.root, store)
+        # Relatives of S3 that keep folders list by folders, "t/x" before "t-1".
+        return RemoteStore(place.root, store, in_key_order=AWS.fullmatch(bucket.endpoint) is not None)
 
     def bucket(self, name: str, public: bool = False) -> Bucket:
         """How the server addresses a bucket or, if `public`, how recipients do."""

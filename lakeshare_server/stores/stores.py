@@ -39,7 +39,10 @@ class Stores:
         return self._store(place).open(place)
 
     def list(self, prefix_location: str, after: str | None = None) -> Iterator[StoredObject]:
-        """Every object below `prefix_location/`, in key order, starting after the location `after`."""
+        """Every object below `prefix_location/`, in key order, starting after the location `after`.
+
+        A store that keeps folders starts where its own order says: give an `after` only among files of one folder.
+        """
         prefix = self.place(prefix_location)
         return self._store(prefix).list(prefix, self.place(after) if after else None)
 

@@ -1,9 +1,12 @@
 """A real S3 server (SeaweedFS) on free loopback ports, with users who may everything, list only, and nothing.
 
-`running_s3` starts and stops one; test files make a module fixture of it.
+`running_s3` starts and stops one; test files make a module fixture of it. Its STS is on the same port: everybody may
+assume `role_arn`, which may everything that the session's own policy allows.
 """
 
+import base64
 import json
+import secrets
 import socket
 import subprocess
 import sys
@@ -39,6 +42,7 @@ class S3Server:
     admin: S3User = S3User("AKADMIN", "secret-of-admin")
     lister: S3User = S3User("AKLISTER", "secret-of-lister")
     stranger: S3User = S3User("AKSTRANGER", "secret-of-stranger")
+    role_arn: str = "arn:aws:iam::000000000000:role/reader"
 
     def client(self, user: S3User | None = None) -> Any:
         """A client of boto3."""
@@ -137,8 +141,46 @@ def _command(folder: Path, server: S3Server, ports: dict[str, int]) -> list[str]
         "-s3.port.iceberg=0",
         "-s3.autoCreateBucket=false",
         f"-s3.config={config}",
+        f"-s3.iam.config={_roles(folder, server)}",
         *(f"-{flag}={port}" for flag, port in ports.items()),
     ]
+
+
+def _roles(folder: Path, server: S3Server) -> Path:
+    everything = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["arn:aws:s3:::*", "arn:aws:s3:::*/*"]}
+        ],
+    }
+    anybody = {
+        "Version": "2012-10-17",
+        "Statement": [{"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": ["sts:AssumeRole"]}],
+    }
+    reader = {
+        "roleName": "reader",
+        "roleArn": server.role_arn,
+        "trustPolicy": anybody,
+        "attachedPolicies": ["All"],
+    }
+    tokens = {
+        "tokenDuration": "1h",
+        "maxSessionLength": "12h",
+        "issuer": "seaweedfs-sts",
+        "signingKey": base64.b64encode(secrets.token_bytes(32)).decode(),
+    }
+    config = folder / "iam.json"
+    config.write_text(
+        json.dumps(
+            {
+                "sts": tokens,
+                "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+                "roles": [reader],
+                "policies": [{"name": "All", "document": everything}],
+            }
+        )
+    )
+    return config
 
 
 def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -1,0 +1,201 @@
+"""A store that fails is told from one that refuses, in bounded time, and its own words reach nobody."""
+
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+
+from lakeshare_server.errors import LakeshareError, StoreDenied, StoreMissing, Unavailable, Unserveable
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.stores import Stores, remote
+from tests.builders.answering_store import answering_store, said, said_of_object
+
+SECRETS = ("AKHUSH", "hush-secret", "hush-token")
+REFUSAL = (
+    "<Error><Code>{}</Code><AWSAccessKeyId>AKHUSH</AWSAccessKeyId>"
+    "<StringToSign>hush-secret hush-token</StringToSign></Error>"
+)
+CALLS: dict[str, Callable[[Stores], object]] = {
+    "read": lambda stores: stores.read("s3://lake/t/x"),
+    "open": lambda stores: stores.open("s3://lake/t/x"),
+    "list": lambda stores: list(stores.list("s3://lake/t")),
+    "head": lambda stores: stores.head("s3://lake/t/x"),
+}
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in zip(
+        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"), SECRETS, strict=True
+    ):
+        monkeypatch.setenv(name, value)
+    # As it is, only sooner.
+    monkeypatch.setattr(remote, "RETRIES", 2)
+    monkeypatch.setattr(remote, "RETRIES_S", 2)
+    monkeypatch.setattr(remote, "SILENCE_S", 1)
+
+
+def stores_at(endpoint: str) -> Stores:
+    return Stores(ServerSettings(_env_file=None, s3_endpoint=endpoint, s3_region="eu-north-1"))
+
+
+def fault(call: str, endpoint: str) -> LakeshareError:
+    with pytest.raises(LakeshareError) as caught:
+        CALLS[call](stores_at(endpoint))
+    assert not any(secret in repr(caught.value) + str(caught.value) for secret in SECRETS)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    return caught.value
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("status", ["503 Slow Down", "500 Oh", "429 Too Many Requests"])
+def test_a_store_that_cannot_now_is_asked_again_and_then_unavailable(call: str, status: str) -> None:
+    with answering_store(lambda _: said(status, REFUSAL.format("SlowDown"))) as store:
+        assert isinstance(fault(call, store.endpoint), Unavailable)
+        assert len(store.requests) > 1
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_store_that_says_nothing_is_unavailable_in_bounded_time(call: str) -> None:
+    with answering_store(lambda _: None) as store:
+        started = time.monotonic()
+        assert isinstance(fault(call, store.endpoint), Unavailable)
+        assert time.monotonic() - started < 2 + 2 * 1 + 3
+
+
+def test_a_store_that_falls_silent_in_the_middle_is_unavailable_in_bounded_time() -> None:
+    with answering_store(lambda head: said_of_object(b"x" * 100, head, cut_after=10)) as store:
+        started = time.monotonic()
+        assert isinstance(fault("read", store.endpoint), Unavailable)
+        assert time.monotonic() - started < 2 + 2 * 1 + 3
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_store_that_is_not_there_is_unavailable(call: str) -> None:
+    assert isinstance(fault(call, "http://127.0.0.1:9"), Unavailable)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("answer", [b"no HTTP at all\r\n\r\n", b""])
+def test_a_store_that_babbles_or_hangs_up_is_unavailable(call: str, answer: bytes) -> None:
+    with answering_store(lambda _: answer) as store:
+        assert isinstance(fault(call, store.endpoint), Unavailable)
+
+
+def test_a_listing_that_is_no_listing_is_unavailable_and_not_empty() -> None:
+    with answering_store(lambda _: said("200 OK", "<ListBucketResult><IsTruncated>tru")) as store:
+        assert isinstance(fault("list", store.endpoint), Unavailable)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        ("403 Forbidden", "SignatureDoesNotMatch"),
+        ("401 Unauthorized", "AccessDenied"),
+        ("400 Bad Request", "ExpiredToken"),
+        ("301 Moved Permanently", "PermanentRedirect"),
+    ],
+)
+def test_a_refusal_is_lasting_and_only_its_code_is_logged(
+    call: str, status: str, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with answering_store(lambda _: said(status, REFUSAL.format(code))) as store:
+        found = fault(call, store.endpoint)
+        assert isinstance(found, StoreDenied)
+        assert found.location == ("s3://lake/t" if call == "list" else "s3://lake/t/x")
+        assert len(store.requests) == 1
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("lakeshare")]
+    assert len(ours) == 1
+    assert ours[0].startswith(found.location)
+    assert not any(secret in ours[0] for secret in SECRETS)
+    if call == "read" and not status.startswith("301"):
+        assert ours[0].endswith(f"{status[:3]} {code}")
+
+
+def test_what_is_not_there_is_missing_and_has_no_head() -> None:
+    with answering_store(lambda _: said("404 Not Found", REFUSAL.format("NoSuchKey"))) as store:
+        for call in ("read", "open", "list"):
+            assert isinstance(fault(call, store.endpoint), StoreMissing)
+        assert CALLS["head"](stores_at(store.endpoint)) is None
+
+
+def test_an_answer_that_breaks_off_is_taken_up_where_it_was() -> None:
+    body = bytes(range(256)) * 10
+
+    def half(head: str) -> bytes:
+        return said_of_object(body, head, cut_after=1500)
+
+    with answering_store(half, closes=True) as store:
+        assert stores_at(store.endpoint).read("s3://lake/t/x") == body
+        assert len(store.requests) == 2
+
+
+@pytest.mark.parametrize("key", ["a//b", "/a", "a/", "a/./b", "../a", "a\tb", "."])
+def test_a_key_that_would_be_folded_is_refused_and_never_asked_for(key: str) -> None:
+    with answering_store(lambda _: said("200 OK", "another object")) as store:
+        stores = stores_at(store.endpoint)
+        for call in (stores.read, stores.open, stores.head):
+            with pytest.raises(Unserveable, match="cannot be read"):
+                call(f"s3://lake/{key}")
+        assert store.requests == []
+
+
+def test_folder_marks_are_no_objects_and_a_key_that_cannot_be_told_fails_the_listing() -> None:
+    keys = ["t/", "t/a", "t/empty", "t/sub/", "t/sub/x", "t/z"]
+
+    def listing(_: str) -> bytes:
+        found = "".join(
+            f"<Contents><Key>{key}</Key><LastModified>2030-01-01T00:00:00.000Z</LastModified><ETag>e</ETag>"
+            f"<Size>{0 if key.endswith(('/', 'y')) else 3}</Size></Contents>"
+            for key in keys
+        )
+        return said("200 OK", f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>")
+
+    with answering_store(listing) as store:
+        stores = stores_at(store.endpoint)
+        found = [one.location.removeprefix("s3://lake/") for one in stores.list("s3://lake/t/")]
+        assert found == ["t/a", "t/empty", "t/sub/x", "t/z"]
+        keys.append("t//x")
+        with pytest.raises(Unserveable, match="s3://lake/t cannot be listed"):
+            list(stores.list("s3://lake/t"))
+
+
+def test_credentials_that_are_not_there_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    with pytest.raises(Unavailable, match=r"no credentials for S3.*AWS_ACCESS_KEY_ID"):
+        stores_at("http://127.0.0.1:9").read("s3://lake/x")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(Unavailable, match=r"no credentials for S3.*nobody"):
+        stores_at("http://127.0.0.1:9").read("s3://lake/x")
+
+
+def test_aws_is_addressed_by_host_and_others_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def url(bucket: str, **settings: object) -> str:
+        return Stores(ServerSettings(_env_file=None, **settings)).s3.bucket(bucket, public=True).url
+
+    aws = {"s3_region": "eu-north-1"}
+    assert url("lake", **aws) == "https://lake.s3.eu-north-1.amazonaws.com"
+    assert url("my.lake", **aws) == "https://s3.eu-north-1.amazonaws.com/my.lake"
+    assert url("lake", s3_path_style=True, **aws) == "https://s3.eu-north-1.amazonaws.com/lake"
+    ours = {"s3_endpoint": "http://minio:9000/", "s3_region": "x"}
+    assert url("lake", **ours) == "http://minio:9000/lake"
+    assert url("lake", s3_path_style=False, **ours) == "http://lake.minio:9000"
+    assert url("lake", s3_public_endpoint="https://s3.example.org", **ours) == "https://s3.example.org/lake"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://elsewhere:1")
+    assert url("lake", **aws) == "http://elsewhere:1/lake"
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["minio:9000", "https://me:hush@minio", "https://minio?x=1", "ftp://minio"]
+)
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="s3_endpoint"):
+        ServerSettings(_env_file=None, s3_endpoint=endpoint)
