@@ -3,6 +3,7 @@
 The wire, the signing of URLs and the reading of table formats live elsewhere.
 """
 
+from lakeshare_server.catalog.async_queries import AsyncQueries, AsyncQuery, Claim
 from lakeshare_server.catalog.audit import AuditEntry, AuditLog
 from lakeshare_server.catalog.cache import GenerationCache
 from lakeshare_server.catalog.database import Catalog, open_catalog
@@ -21,9 +22,12 @@ from lakeshare_server.catalog.set_lock import Lease, set_lock
 from lakeshare_server.catalog.shares import DeclaredShare, ShareDiff, SharedTable, apply_shares
 
 __all__ = [
+    "AsyncQueries",
+    "AsyncQuery",
     "AuditEntry",
     "AuditLog",
     "Catalog",
+    "Claim",
     "DeclaredShare",
     "FollowedTable",
     "FollowedTables",

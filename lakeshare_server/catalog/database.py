@@ -9,10 +9,12 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DataError, DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.generation import NEXT_GENERATION, UNSEEN, generation_reader, guard
@@ -21,6 +23,13 @@ from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
 HEAD = "0002"
 BUSY_TIMEOUT_S = 30
 WRITES = "lakeshare_writes"
+NOTICE_LOSS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
 # SQLite gives every reader a snapshot of its own; PostgreSQL does when asked.
 LOOKS = {"postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}}
 # Any number, as long as no other program takes the same advisory lock in this database.
@@ -59,12 +68,18 @@ class Catalog:
 
         Raises:
             Unavailable: the database does not answer, or another writer held it for too long.
+            BadRequest: a value is larger than the database can hold.
         """
         writer = self._writer if seen else self._unseen_writer
         with self._reachable(), Session(writer) as session, session.begin():
             if seen:
                 session.execute(NEXT_GENERATION)
             yield session
+
+    @property
+    def reads_generation_at_once(self) -> bool:
+        """Whether `generation` costs microseconds, without a network in between."""
+        return self.engine.dialect.name == "sqlite"
 
     def generation(self) -> int:
         """The number of the newest write that recipients can see; cheap enough for every request.
@@ -74,7 +89,7 @@ class Catalog:
         """
         try:
             return self._generation.read()
-        except (DBAPIError, sqlite3.Error) as error:
+        except (DBAPIError, PoolTimeout, sqlite3.Error) as error:
             raise self._unavailable(error) from error
 
     def revision(self) -> str | None:
@@ -86,8 +101,11 @@ class Catalog:
     def _reachable(self) -> Iterator[None]:
         try:
             yield
-        except OperationalError as error:
+        except (OperationalError, PoolTimeout) as error:
             raise self._unavailable(error) from error
+        except DataError as error:
+            hint = "The database cannot hold it; shorten or correct it."
+            raise BadRequest("a value for the catalog", str(error.orig).splitlines()[0], hint) from error
 
     def _unavailable(self, error: Exception) -> Unavailable:
         return Unavailable(
@@ -133,6 +151,8 @@ def _parsed(url: str) -> URL:
 
 
 def _engine(url: URL) -> Engine:
+    if url.get_backend_name() == "postgresql":
+        return _postgresql_engine(url)
     if url.get_backend_name() != "sqlite":
         return create_engine(url, pool_pre_ping=True)
     if url.database:
@@ -142,6 +162,20 @@ def _engine(url: URL) -> Engine:
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _postgresql_engine(url: URL) -> Engine:
+    # A server that is gone without a word is noticed by these; what the URL says itself stands.
+    given = {name: value for name, value in NOTICE_LOSS.items() if name not in url.query}
+    engine = create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=given)
+    event.listen(engine, "connect", _prepare_postgresql)
+    return engine
+
+
+def _prepare_postgresql(connection: Any, _record: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+    connection.commit()
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.followed import require_not_followed
-from lakeshare_server.catalog.models import PublicationRow
+from lakeshare_server.catalog.models import MAX_LONG, PublicationRow
 from lakeshare_server.catalog.publications import NewPublication, Publication
 from lakeshare_server.catalog.set_lock import Lease, require_held
 from lakeshare_server.errors import BadRequest, CatalogConflict
@@ -58,7 +58,7 @@ class Ledger:
 
     def at(self, table: str, version: int) -> Publication | None:
         """The publication with this number."""
-        return self._one(_newest_first(table).where(PublicationRow.version == version))
+        return self._one(_newest_first(table).where(PublicationRow.version == _number(version)))
 
     def history(self, table: str, limit: int | None = None) -> list[Publication]:
         """Publications of the table, newest first."""
@@ -67,6 +67,14 @@ class Ledger:
     def oldest(self, table: str) -> Publication | None:
         """The first publication."""
         return self._one(_oldest_first(table).limit(1))
+
+    def at_or_above(self, table: str, version: int) -> Publication | None:
+        """The first publication with this number or a higher one."""
+        return self._one(_oldest_first(table).where(PublicationRow.version >= _number(version)).limit(1))
+
+    def at_or_below(self, table: str, version: int) -> Publication | None:
+        """The last publication with this number or a lower one."""
+        return self._one(_newest_first(table).where(PublicationRow.version <= _number(version)).limit(1))
 
     def at_or_before(self, table: str, timestamp_ms: int) -> Publication | None:
         """The last publication of that time or earlier."""
@@ -80,7 +88,9 @@ class Ledger:
 
     def between(self, table: str, first: int, last: int) -> list[Publication]:
         """The publications with numbers from `first` to `last`, in order."""
-        return self._all(_oldest_first(table).where(PublicationRow.version.between(first, last)))
+        return self._all(
+            _oldest_first(table).where(PublicationRow.version.between(_number(first), _number(last)))
+        )
 
     def by_run(self, run_id: str) -> list[Publication]:
         """What one run published."""
@@ -116,6 +126,11 @@ def _newest_first(table: str) -> Select[PublicationRow]:
 def _oldest_first(table: str) -> Select[PublicationRow]:
     rows = select(PublicationRow).where(PublicationRow.table_name == table)
     return rows.order_by(PublicationRow.version)
+
+
+def _number(version: int) -> int:
+    """The version, or the last number that a database can compare with."""
+    return min(max(version, -MAX_LONG), MAX_LONG)
 
 
 def _moment(timestamp_ms: int) -> datetime:

@@ -11,21 +11,24 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import JSON, TypeDecorator
 
-# SQLite gives row ids to INTEGER only, and uses a deleted last one again unless told otherwise.
-Key = BigInteger().with_variant(Integer(), "sqlite")
-GROWING = {"sqlite_autoincrement": True}
-GrowingKey = Annotated[int, mapped_column(Key, primary_key=True, autoincrement=True)]
-PublicId = Annotated[str, mapped_column(String(36), unique=True)]
-Long = Annotated[int, mapped_column(BigInteger)]
-Name = Annotated[str, mapped_column(String(255))]
-MAX_LONG = (1 << 63) - 1
-# Later migrations can only alter constraints that have names.
-NAMES = {
-    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-    "pk": "pk_%(table_name)s",
-}
+
+class AnyText(TypeDecorator[str]):
+    """Text of any origin: what not every database takes, NUL and half a surrogate pair, becomes U+FFFD."""
+
+    impl: type[String] = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or (value.isascii() and "\x00" not in value):
+            return value
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\x00", "\ufffd")
+
+
+class ShortText(AnyText):
+    """The same, of limited length."""
+
+    impl = String
+    cache_ok = True
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -43,11 +46,28 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+# SQLite gives row ids to INTEGER only, and uses a deleted last one again unless told otherwise.
+Key = BigInteger().with_variant(Integer(), "sqlite")
+GROWING = {"sqlite_autoincrement": True}
+GrowingKey = Annotated[int, mapped_column(Key, primary_key=True, autoincrement=True)]
+PublicId = Annotated[str, mapped_column(ShortText(36), unique=True)]
+Long = Annotated[int, mapped_column(BigInteger)]
+Name = Annotated[str, mapped_column(ShortText(255))]
+MAX_LONG = (1 << 63) - 1
+# Later migrations can only alter constraints that have names.
+NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
 class Base(DeclarativeBase):
     """Base of the catalog's tables."""
 
     metadata = MetaData(naming_convention=NAMES)
-    type_annotation_map: ClassVar = {datetime: UtcDateTime, str: Text, dict[str, Any]: JSON}
+    type_annotation_map: ClassVar = {datetime: UtcDateTime, str: AnyText, dict[str, Any]: JSON}
 
 
 class PublicationRow(Base):
@@ -61,22 +81,22 @@ class PublicationRow(Base):
     )
 
     key: Mapped[GrowingKey]
-    table_name: Mapped[str] = mapped_column(String(512))
+    table_name: Mapped[str] = mapped_column(ShortText(512))
     version: Mapped[Long]
     set_name: Mapped[Name]
-    table_format: Mapped[str] = mapped_column(String(16))
+    table_format: Mapped[str] = mapped_column(ShortText(16))
     location: Mapped[str]
-    table_id: Mapped[str] = mapped_column(String(64))
+    table_id: Mapped[str] = mapped_column(ShortText(64))
     metadata_location: Mapped[str | None]
     snapshot_id: Mapped[Long | None]
     delta_version: Mapped[Long | None]
-    nessie_hash: Mapped[str | None] = mapped_column(String(128), index=True)
+    nessie_hash: Mapped[str | None] = mapped_column(ShortText(128), index=True)
     schema_string: Mapped[str]
     row_count: Mapped[Long]
     file_count: Mapped[Long]
     size_bytes: Mapped[Long]
-    index_digest: Mapped[str] = mapped_column(String(64))
-    contract_digest: Mapped[str] = mapped_column(String(128))
+    index_digest: Mapped[str] = mapped_column(ShortText(64))
+    contract_digest: Mapped[str] = mapped_column(ShortText(128))
     verdicts: Mapped[dict[str, Any]]
     run_id: Mapped[Name] = mapped_column(index=True)
     partition_key: Mapped[Name]
@@ -95,7 +115,7 @@ class SetLockRow(Base):
     owner: Mapped[Name | None]
     host: Mapped[Name | None]
     pid: Mapped[Long | None]
-    process_start: Mapped[str | None] = mapped_column(String(64))
+    process_start: Mapped[str | None] = mapped_column(ShortText(64))
     expires_at: Mapped[datetime | None]
 
 
@@ -140,7 +160,7 @@ class SharedTableRow(Base):
     schema_key: Mapped[int] = mapped_column(ForeignKey("schemas.key", ondelete="CASCADE"))
     name: Mapped[Name]
     name_key: Mapped[Name]
-    lake_table: Mapped[str] = mapped_column(String(512), index=True)
+    lake_table: Mapped[str] = mapped_column(ShortText(512), index=True)
     comment: Mapped[str | None]
     history: Mapped[bool]
     declared: Mapped[bool]
@@ -155,7 +175,7 @@ class FollowedTableRow(Base):
     __table_args__ = GROWING
 
     key: Mapped[GrowingKey]
-    table_name: Mapped[str] = mapped_column(String(512), unique=True)
+    table_name: Mapped[str] = mapped_column(ShortText(512), unique=True)
     location: Mapped[str]
     check_every_s: Mapped[float]
     start_version: Mapped[Long]
@@ -185,7 +205,7 @@ class TokenRow(Base):
 
     key: Mapped[GrowingKey]
     recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
-    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    digest: Mapped[str] = mapped_column(ShortText(64), unique=True)
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
@@ -211,15 +231,15 @@ class AsyncQueryRow(Base):
 
     key: Mapped[GrowingKey]
     id: Mapped[PublicId]
-    recipient_id: Mapped[str] = mapped_column(String(36))
-    table_id: Mapped[str] = mapped_column(String(36))
-    kind: Mapped[str] = mapped_column(String(16))
+    recipient_id: Mapped[str] = mapped_column(ShortText(36))
+    table_id: Mapped[str] = mapped_column(ShortText(36))
+    kind: Mapped[str] = mapped_column(ShortText(16))
     request: Mapped[str]
     idempotency_key: Mapped[Name]
-    request_digest: Mapped[str] = mapped_column(String(64))
-    state: Mapped[str] = mapped_column(String(16), index=True)
+    request_digest: Mapped[str] = mapped_column(ShortText(64))
+    state: Mapped[str] = mapped_column(ShortText(16), index=True)
     attempts: Mapped[int]
-    error_code: Mapped[str | None] = mapped_column(String(64))
+    error_code: Mapped[str | None] = mapped_column(ShortText(64))
     error_message: Mapped[str | None]
     version: Mapped[Long | None]
     created_at: Mapped[datetime]
@@ -247,13 +267,13 @@ class AuditRow(Base):
     key: Mapped[GrowingKey]
     at: Mapped[datetime] = mapped_column(index=True)
     recipient: Mapped[Name | None] = mapped_column(index=True)
-    action: Mapped[str] = mapped_column(String(64))
+    action: Mapped[str] = mapped_column(ShortText(64))
     object_name: Mapped[str | None]
     status: Mapped[int]
-    error_code: Mapped[str | None] = mapped_column(String(64))
+    error_code: Mapped[str | None] = mapped_column(ShortText(64))
     version: Mapped[Long | None]
     files: Mapped[Long | None]
-    request_id: Mapped[str] = mapped_column(String(64))
-    ip: Mapped[str | None] = mapped_column(String(64))
+    request_id: Mapped[str] = mapped_column(ShortText(64))
+    ip: Mapped[str | None] = mapped_column(ShortText(64))
     user_agent: Mapped[str | None]
     elapsed_ms: Mapped[Long]

@@ -3,7 +3,7 @@
 import sys
 import threading
 
-from lakeshare_server.catalog import Ledger, Recipients, open_catalog, set_lock
+from lakeshare_server.catalog import AsyncQueries, Ledger, Recipients, open_catalog, set_lock
 from tests.builders.publications import a_publication
 
 
@@ -35,7 +35,21 @@ def revoke(url: str, recipient: str) -> None:
     Recipients(open_catalog(url)).revoke(recipient)
 
 
-TASKS = {"append": append, "append-when-told": append_when_told, "hold": hold, "revoke": revoke}
+def claim_all(url: str) -> None:
+    """Work on async queries until there are none, and name them."""
+    queries = AsyncQueries(open_catalog(url))
+    while (claim := queries.claim()) is not None:
+        print(claim.query.id, flush=True)
+        queries.finish(claim, 1)
+
+
+TASKS = {
+    "append": append,
+    "append-when-told": append_when_told,
+    "hold": hold,
+    "revoke": revoke,
+    "claim-all": claim_all,
+}
 
 if __name__ == "__main__":
     TASKS[sys.argv[1]](*sys.argv[2:])

@@ -122,3 +122,33 @@ def test_whoever_lost_the_lock_appends_nothing(catalog: Catalog, ledger: Ledger)
 def test_the_holder_of_the_lock_appends(catalog: Catalog, ledger: Ledger) -> None:
     with set_lock(catalog, "lake", "me", 1) as lease:
         assert ledger.append([a_publication()], lease)[0].version == 0
+
+
+def test_publications_are_found_by_time_and_by_number(ledger: Ledger) -> None:
+    first, second, third = (
+        ledger.append([a_publication(format="delta", delta_version=version)])[0] for version in (2, 5, 9)
+    )
+    moment = int(second.published_at.timestamp() * 1000)
+    assert ledger.oldest("lake.flights") == first
+    assert ledger.at_or_before("lake.flights", moment) == second
+    assert ledger.at_or_before("lake.flights", moment - 1) == first
+    assert ledger.at_or_after("lake.flights", moment) == second
+    assert ledger.at_or_after("lake.flights", moment + 1) == third
+    assert ledger.at_or_above("lake.flights", 6) == third
+    assert ledger.at_or_below("lake.flights", 6) == second
+    assert ledger.between("lake.flights", 5, 9) == [second, third]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("size", [1 << 62, 1 << 63, 1 << 200])
+def test_numbers_and_times_beyond_those_of_databases_are_compared_all_the_same(
+    ledger: Ledger, sign: int, size: int
+) -> None:
+    far, [only] = sign * size, ledger.append([a_publication()])
+    before, after = (only, None) if sign == 1 else (None, only)
+    assert ledger.at("lake.flights", far) is None
+    for below in (ledger.at_or_below, ledger.at_or_before):
+        assert below("lake.flights", far) == before
+    for above in (ledger.at_or_above, ledger.at_or_after):
+        assert above("lake.flights", far) == after
+    assert ledger.between("lake.flights", -size, size) == [only]

@@ -1,0 +1,99 @@
+"""Text that a database cannot hold is looked up in vain and written down readably, never a fault of the server."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from lakeshare_server.catalog import (
+    AuditEntry,
+    AuditLog,
+    Catalog,
+    FollowedTables,
+    Ledger,
+    Listings,
+    Recipients,
+    SharedTable,
+    share_table,
+)
+from lakeshare_server.errors import NotFound
+from tests.builders.publications import a_publication
+
+AWKWARD = [
+    "\x00",
+    "a\x00b",
+    "\ud800",
+    "a\udfff",
+    "x" * 9000,
+    "漢字",
+    "\U0001f600",
+    "'; DROP TABLE shares; --",
+    "%",
+    "\u200b",
+]
+
+
+def name_of(text: str) -> str:
+    return ascii(text[:20])
+
+
+@pytest.mark.parametrize("text", AWKWARD, ids=name_of)
+def test_awkward_names_are_not_found(catalog: Catalog, text: str) -> None:
+    share_table(catalog, "s", SharedTable("a", "x", "lake.x"))
+    recipients = Recipients(catalog)
+    bob, _ = recipients.add("bob", ["s"])
+    listings = Listings(catalog, bob.id)
+    for look in (
+        lambda: listings.share(text),
+        lambda: listings.schemas(text, 0, 10),
+        lambda: listings.tables("s", text, 0, 10),
+        lambda: listings.table(text, "a", "x"),
+        lambda: listings.table("s", text, "x"),
+        lambda: listings.table("s", "a", text),
+        lambda: Listings(catalog, text).share("s"),
+        lambda: recipients.revoke(text),
+        lambda: FollowedTables(catalog).remove(text),
+    ):
+        with pytest.raises(NotFound):
+            look()
+    assert Ledger(catalog).latest(text) is None
+    assert FollowedTables(catalog).get(text) is None
+    if text.isprintable() and text.isascii():
+        assert recipients.by_token(text) is None
+
+
+@pytest.mark.parametrize("text", AWKWARD, ids=name_of)
+def test_awkward_text_is_written_to_the_audit_log_readably(catalog: Catalog, text: str) -> None:
+    log = AuditLog(catalog)
+    log.record(
+        AuditEntry(
+            at=datetime.now(UTC),
+            recipient="bob",
+            action="query_table",
+            object_name=text,
+            status=404,
+            error_code=None,
+            version=None,
+            files=None,
+            request_id="r",
+            ip=None,
+            user_agent=text,
+            elapsed_ms=1,
+        )
+    )
+    log.close()
+    [row] = log.newest(10)
+    assert (
+        row.object_name == row.user_agent == text.translate({0: "\ufffd", 0xD800: "\ufffd", 0xDFFF: "\ufffd"})
+    )
+
+
+def test_awkward_text_of_a_publication_comes_back(catalog: Catalog) -> None:
+    new = a_publication(
+        location="/a b/%20/ü#?",
+        schema_string='{"x":"\U0001f600"}',
+        verdicts={"note": "a\x00b", "list": [None, 1.5]},
+    )
+    [published] = Ledger(catalog).append([new])
+    assert Ledger(catalog).latest("lake.flights") == published
+    assert (published.location, published.schema_string) == (new.location, new.schema_string)
+    assert published.verdicts == new.verdicts
