@@ -7,16 +7,21 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from lakeshare_server.access.async_worker import AsyncWorker
+from lakeshare_server.access.authentication import Readers
 from lakeshare_server.access.view import Views
-from lakeshare_server.catalog import AuditLog, open_catalog
+from lakeshare_server.catalog import AsyncQueries, AuditLog, open_catalog
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.paging import Pager
-from lakeshare_server.routes import files, health, listings, tables
+from lakeshare_server.protocol.table_tokens import TableTokens
+from lakeshare_server.routes import async_queries, files, health, listings, tables
 from lakeshare_server.routes.audit import AuditMiddleware
 from lakeshare_server.routes.context import Parts
-from lakeshare_server.routes.errors import add_error_responses
+from lakeshare_server.routes.errors import add_error_responses, code_of
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, load_key
+from lakeshare_server.signing import LocalSigner, Signers, load_key
+from lakeshare_server.stores import Stores
+from lakeshare_server.versions import Versions
 
 SHUTDOWN_S = 10
 
@@ -29,18 +34,29 @@ def create_app(settings: ServerSettings) -> FastAPI:
     """
     catalog = open_catalog(settings.catalog_url)
     key = load_key(settings)
+    stores = Stores(settings)
+    local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
+    views = Views(catalog, Versions(catalog, settings, stores))
+    queries = AsyncQueries(catalog)
     parts = Parts(
         settings=settings,
         catalog=catalog,
-        views=Views(catalog, settings.index_dir),
+        readers=Readers(catalog),
+        views=views,
         pager=Pager(key, settings.page_size),
-        signer=LocalSigner(key, settings.base_url() + files.PREFIX),
+        tokens=TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s),
+        local_signer=local_signer,
+        signers=Signers(settings, local_signer),
+        async_queries=queries,
+        async_worker=AsyncWorker(queries, views, code_of),
         audit=AuditLog(catalog),
     )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        parts.async_worker.start()
         yield
+        parts.async_worker.stop()
         parts.audit.close()
         catalog.close()
 
@@ -50,7 +66,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     add_error_responses(app)
     app.include_router(health.router)
     prefix = settings.endpoint.rstrip("/")
-    for routes in (listings, tables, files):
+    for routes in (listings, tables, async_queries, files):
         app.include_router(routes.router, prefix=prefix)
     return app
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lakeshare_server.errors import LakeshareError
+from lakeshare_server.table_commands import table_app
 
 if TYPE_CHECKING:
     from lakeshare_server.catalog import Catalog
@@ -35,6 +36,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(publications)
     app.add_typer(recipient_app, name="recipient")
     app.add_typer(share_app, name="share")
+    app.add_typer(table_app, name="table")
 
 
 def main() -> None:

@@ -10,9 +10,12 @@ LakeshareError
 ├── Unavailable         what, fix            → 503 TEMPORARILY_UNAVAILABLE
 ├── StoreError          location             → 400 RESOURCE_DOES_NOT_EXIST, as the reference server answers
 │   ├── StoreMissing
-│   └── StoreDenied
+│   ├── StoreDenied
+│   └── TableFilesMissing    what
 └── CatalogConflict     what, fix            raised by catalog writes, never by a request
 """
+
+LONGEST_VALUE = 200
 
 
 class LakeshareError(Exception):
@@ -33,7 +36,9 @@ class BadRequest(LakeshareError):
     """A parameter has a value that cannot be used."""
 
     def __init__(self, field: str, value: object, hint: str) -> None:
-        super().__init__(f"{field}: {value!r} cannot be used. {hint}")
+        shown = repr(value)
+        shown = shown if len(shown) <= LONGEST_VALUE else f"{shown[:LONGEST_VALUE]}…"
+        super().__init__(f"{field}: {shown} cannot be used. {hint}")
         self.field, self.value, self.hint = field, value, hint
 
 
@@ -97,6 +102,15 @@ class StoreDenied(StoreError):
 
     def __init__(self, location: str) -> None:
         super().__init__(location, f"The store refuses to hand out {location}.")
+
+
+class TableFilesMissing(StoreError):
+    """A table's own metadata lacks a file, or has one that is not whole."""
+
+    def __init__(self, location: str, what: str) -> None:
+        # "table files missing" is what clients' tests look for in the text.
+        super().__init__(location, f"The table cannot be read, table files missing: {what}.")
+        self.what = what
 
 
 class CatalogConflict(LakeshareError):

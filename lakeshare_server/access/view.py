@@ -1,74 +1,241 @@
-"""A recipient's view of one table: grant, then publication, then the files' index; one place for each.
+"""A recipient's view of one table: grant, then version, then the files' index; one place for each.
 
 A request passes here or it gets nothing. What is shared but was never published is not there yet.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
-from lakeshare_server.catalog import Catalog, Ledger, Listings, Publication, Reader, TableEntry
-from lakeshare_server.errors import BadRequest, NotFound
-from lakeshare_server.tables.index import FileIndex, open_index
+from lakeshare_server.catalog import Catalog, GenerationCache, Listings, Reader, TableEntry
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.protocol.changes_request import ChangesRequest
+from lakeshare_server.protocol.requests import QueryRequest, TimePoint
+from lakeshare_server.protocol.timestamps import iso
+from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.versions import TableVersions, Version, Versions
 
-OPEN_INDEXES = 64
 
-
-@dataclass(frozen=True)
 class Views:
-    """Looks at the catalog for recipients."""
+    """Looks at the catalog for recipients; what was seen is kept until the catalog changes."""
 
-    catalog: Catalog
-    index_dir: Path
+    def __init__(self, catalog: Catalog, versions: Versions) -> None:
+        self._catalog, self._versions = catalog, versions
+        self._seen = GenerationCache[TableView](catalog)
 
-    def table(self, reader: Reader, share: str, schema: str, table: str) -> TableEntry:
+    def peek(
+        self, reader: Reader, share: str, schema: str, table: str, generation: int
+    ) -> "TableView | None":
+        """A granted table, if it was looked at in this generation; never waits."""
+        return self._seen.peek(_key(reader, share, schema, table), generation)
+
+    def table(
+        self, reader: Reader, share: str, schema: str, table: str, generation: int | None = None
+    ) -> "TableView":
         """A table the recipient was granted.
 
         Raises:
             NotFound: unknown or not granted, which look the same.
         """
-        return Listings(self.catalog, reader.id).table(share, schema, table)
 
-    def publication(self, entry: TableEntry, version: int | None) -> Publication:
-        """The publication of a granted table that the recipient reads.
+        def look() -> TableView:
+            entry = Listings(self._catalog, reader.id).table(share, schema, table)
+            return TableView(entry, self._versions.of(entry.lake_table))
+
+        return self._seen.get(_key(reader, share, schema, table), look, generation)
+
+
+@dataclass(frozen=True)
+class TableView:
+    """What one recipient may read of one table."""
+
+    entry: TableEntry
+    versions: TableVersions
+
+    def latest(self) -> Version:
+        """The version read when none is asked for.
 
         Raises:
             NotFound: nothing was published yet.
-            BadRequest: there is no such version, or the recipient may not read earlier ones.
         """
-        if version is None:
-            return self._latest(entry)
-        at = Ledger(self.catalog).at(entry.lake_table, version) if entry.history else None
-        if at is None:
-            raise _refusal(entry, version, self._latest(entry))
-        return at
+        return self.versions.latest()
 
-    def index(self, publication: Publication) -> FileIndex:
-        """The files of a publication.
+    def asked(self, asked: QueryRequest) -> Version:
+        """The version of a snapshot query.
 
         Raises:
-            Unavailable: the index is gone.
+            NotFound, BadRequest: as the three ways to ask say.
         """
-        return _opened(self.index_dir, publication.index_digest)
+        if asked.version is not None:
+            return self.at_version(asked.version)
+        return self.latest() if asked.timestamp is None else self.at_timestamp(asked.timestamp)
 
-    def _latest(self, entry: TableEntry) -> Publication:
-        latest = Ledger(self.catalog).latest(entry.lake_table)
-        if latest is None:
-            raise NotFound("[Share/Schema/Table]", entry.path.replace(".", "/"))
-        return latest
+    def at_version(self, number: int) -> Version:
+        """A version by its number.
+
+        Raises:
+            BadRequest: there is no such version, or the recipient may not read earlier ones.
+        """
+        self._require_history("version", number)
+        self._require_started(number, "data")
+        return self._existing("version", number)
+
+    def pinned(self, number: int) -> Version:
+        """A version that a token of ours names, with or without history.
+
+        Raises:
+            BadRequest: it is not there any more.
+        """
+        return self._existing("version", number)
+
+    def at_timestamp(self, at: TimePoint) -> Version:
+        """The last version of a time or earlier.
+
+        Raises:
+            BadRequest: there is none, it is later than the latest, or the recipient may not read earlier ones.
+        """
+        self._require_history("timestamp", at.text)
+        latest = self.latest()
+        if at.ms > latest.timestamp_ms:
+            raise BadRequest("timestamp", at.text, _after(at, latest))
+        found = self.versions.at_or_before(at.ms)
+        if found is None:
+            raise BadRequest("timestamp", at.text, _before(at, self.versions.oldest()))
+        self._require_started(found.number, "data")
+        return found
+
+    def from_timestamp(self, field: str, at: TimePoint) -> Version:
+        """The first version of a time or later.
+
+        Raises:
+            BadRequest: there is none, or the recipient may not read earlier ones.
+        """
+        self._require_history(field, at.text)
+        found = self.versions.at_or_after(at.ms)
+        if found is None:
+            raise BadRequest(
+                field, at.text, f"{_after(at, self.latest())} Please use a timestamp less than it."
+            )
+        self._require_started(found.number, "data")
+        return found
+
+    def window(self, starting: int, ending: int | None) -> tuple[Version, Version]:
+        """The first and last version of a `startingVersion` query.
+
+        Raises:
+            BadRequest: the recipient may not read them, or they are not there.
+        """
+        self._require_history("startingVersion", starting)
+        latest = self.latest()
+        if ending is not None and ending > latest.number:
+            hint = f"End version cannot be greater than the latest version {latest.number} of the table."
+            raise BadRequest("endingVersion", ending, hint)
+        self._require_started(starting, "data")
+        last = latest if ending is None else self._last_of(ending)
+        return self._first_of(starting, latest), last
+
+    def changes_range(self, asked: ChangesRequest) -> tuple[Version, Version]:
+        """The first and last version of a change data feed; an end after the latest is the latest.
+
+        Raises:
+            BadRequest: the recipient may not read them, or they are not there.
+        """
+        if not self.entry.history:
+            raise BadRequest(
+                "startingVersion",
+                "given",
+                f"cdf is not enabled on table {self.entry.path}: its history is not shared.",
+            )
+        latest = self.latest()
+        first = self._first_changed(asked, latest)
+        last = self._last_changed(asked, latest)
+        if last.number < first.number:
+            hint = f"CDF range from start {first.number} to end {last.number} was invalid. End cannot be before start."
+            raise BadRequest("endingVersion", last.number, hint)
+        return first, last
+
+    def index(self, version: Version) -> FileIndex:
+        """The files of a version.
+
+        Raises:
+            Unavailable: the index is gone and cannot be built again.
+        """
+        return self.versions.index(version)
+
+    def _first_changed(self, asked: ChangesRequest, latest: Version) -> Version:
+        if asked.starting_timestamp is not None:
+            return self.from_timestamp("startingTimestamp", asked.starting_timestamp)
+        number = asked.starting_version or 0
+        if number > latest.number:
+            hint = (
+                f"Provided Start version({number}) for reading change data is invalid. Start version cannot be "
+                f"greater than the latest version of the table({latest.number})."
+            )
+            raise BadRequest("startingVersion", number, hint)
+        self._require_started(number, "changes")
+        return self._first_of(number, latest)
+
+    def _last_changed(self, asked: ChangesRequest, latest: Version) -> Version:
+        at = asked.ending_timestamp
+        if at is not None:
+            found = self.versions.at_or_before(at.ms)
+            if found is None:
+                hint = f"{_before(at, self.versions.oldest())} Please use a timestamp greater than it."
+                raise BadRequest("endingTimestamp", at.text, hint)
+            return found
+        if asked.ending_version is None or asked.ending_version >= latest.number:
+            return latest
+        return self._last_of(asked.ending_version)
+
+    def _first_of(self, number: int, latest: Version) -> Version:
+        # Numbers of publications may have gaps: whoever has read one asks for what comes after the next number.
+        found = self.versions.at_or_above(number) if number >= self.versions.oldest().number else None
+        if number > latest.number:
+            hint = f"startingVersion cannot be greater than the latest version {latest.number} of the table."
+            raise BadRequest("startingVersion", number, hint)
+        return found or self._existing("startingVersion", number)
+
+    def _last_of(self, number: int) -> Version:
+        return self.versions.at_or_below(number) or self._existing("endingVersion", number)
+
+    def _existing(self, field: str, number: int) -> Version:
+        found = self.versions.at(number)
+        if found is None:
+            oldest, latest = self.versions.oldest(), self.latest()
+            raise BadRequest(
+                field,
+                number,
+                f"{self.entry.path} has no such version. You can only query table data since version "
+                f"{oldest.number}; its latest is {latest.number}.",
+            )
+        return found
+
+    def _require_history(self, field: str, value: object) -> None:
+        if not self.entry.history:
+            hint = (
+                "Reading table by version or timestamp is not supported because history sharing is not enabled on "
+                f"table: {self.entry.path}. Ask without it for the latest version."
+            )
+            raise BadRequest(field, value, hint)
+
+    def _require_started(self, number: int, what: str) -> None:
+        start = self.entry.start_version
+        if start is not None and number < start:
+            hint = f"You can only query table {what} since version {start}."
+            raise BadRequest("version", number, hint)
 
 
-def _refusal(entry: TableEntry, version: int, latest: Publication) -> BadRequest:
-    reason = f"{entry.path} has no such version; its latest is {latest.version}."
-    if not entry.history:
-        reason = (
-            "Reading table by version or timestamp is not supported because history sharing is not enabled "
-            f"on table: {entry.path}"
-        )
-    return BadRequest("version", version, reason)
+def _key(reader: Reader, share: str, schema: str, table: str) -> tuple[str, ...]:
+    return reader.id, share.lower(), schema.lower(), table.lower()
 
 
-# What is in an index never changes, so an open one serves every request of the process.
-@lru_cache(OPEN_INDEXES)
-def _opened(index_dir: Path, digest: str) -> FileIndex:
-    return open_index(index_dir, digest)
+def _after(at: TimePoint, latest: Version) -> str:
+    return (
+        f"The provided timestamp ({at.text}) is after the latest available version of the table "
+        f"({iso(latest.timestamp_ms)}, version {latest.number})."
+    )
+
+
+def _before(at: TimePoint, oldest: Version) -> str:
+    return (
+        f"The provided timestamp ({at.text}) is before the earliest available version of the table "
+        f"({iso(oldest.timestamp_ms)}, version {oldest.number})."
+    )

@@ -108,7 +108,9 @@ def _require_usable(table: str, location: str, check_every_s: float, start_versi
 
 
 def _free_row(session: Session, table: str, location: str) -> FollowedTableRow:
-    published = select(PublicationRow.key).where(PublicationRow.table_name == table).limit(1)
+    published = (
+        select(PublicationRow.key).where(PublicationRow.table_name == table, PublicationRow.audited).limit(1)
+    )
     if session.scalars(published).one_or_none() is not None:
         raise CatalogConflict(
             f"{table} is published by pipelines; the ledger numbers its versions",

@@ -147,7 +147,8 @@ def _append(session: Session, new: NewPublication) -> Publication:
     if there is not None:
         return _publication(there)
     latest = session.scalars(_newest_first(new.table).limit(1)).one_or_none()
-    if latest is None:
+    if latest is None and new.audited:
+        # What is found in storage comes unaudited; what pipelines publish must not mix with it.
         require_not_followed(session, new.table)
     row = _row(new, _next_version(new, latest), _publication_time(latest))
     session.add(row)

@@ -1,95 +1,128 @@
-"""The lines of a table's answer in parquet format: protocol, metadata, then the files, a batch at a time.
+"""The file lines of a snapshot: which files of an index answer a request, a batch at a time.
 
-Files come from the index of one publication. Memory is bounded by the batch, not by the table.
+Files come from the index of one version. Memory is bounded by the batch, not by the table.
 """
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.protocol.requests import QueryRequest
-from lakeshare_server.tables.byte_strings import byte_strings
-from lakeshare_server.tables.index import FileIndex, IndexHeader
-from lakeshare_server.tables.lines import LINE_HEAD, LINE_TAIL
-from lakeshare_server.tables.predicate import EVERYTHING
+from lakeshare_server.protocol.file_lines import SnapshotLines
+from lakeshare_server.protocol.signing import Sign
+from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.predicate import EVERYTHING, Predicate
 from lakeshare_server.tables.pruning import evaluate
 
-Sign = Callable[[pa.StringArray], list[bytes]]
+# Signed and sent at once: enough for the signer to be quick, little enough for the first byte to be.
+PIECE_ROWS = 2000
+
+
+@dataclass
+class Progress:
+    """How far an answer has come; complete when the answer is."""
+
+    files: int = 0
+    # Where the next page begins, None when this was the last; and the rows it still has to find.
+    next_place: int | None = None
+    rows_wanted: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotAnswer:
+    """Which files are wanted: from the place `start` of the index, at most `most`, and enough for `rows_wanted`."""
+
+    index: FileIndex
+    predicate: Predicate = EVERYTHING
+    rows_wanted: int | None = None
+    start: int = 0
+    most: int | None = None
+
+    def parts(self, lines: SnapshotLines, sign: Sign, progress: Progress) -> Iterator[bytes]:
+        """The file lines in pieces."""
+        for batch in self._wanted(progress):
+            for start in range(0, batch.num_rows, PIECE_ROWS):
+                piece = batch.slice(start, PIECE_ROWS)
+                progress.files += piece.num_rows
+                yield lines.of(piece, sign)
+
+    def _wanted(self, progress: Progress) -> Iterator[pa.RecordBatch]:
+        room, wanted = self.most, self.rows_wanted
+        for begin, batch in self._from_start():
+            if wanted is not None and wanted <= 0:
+                return
+            kept = self._kept(begin, batch)
+            if wanted is not None:
+                kept = kept.filling(wanted)
+            if room is not None and kept.files > room:
+                progress.next_place = kept.place(room)
+                kept = kept.first(room)
+                progress.rows_wanted = None if wanted is None else wanted - kept.rows
+                yield kept.batch
+                return
+            yield kept.batch
+            room = None if room is None else room - kept.files
+            wanted = None if wanted is None else wanted - kept.rows
+
+    def _from_start(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        begin = 0
+        for batch in self.index.batches():
+            skipped = max(self.start - begin, 0)
+            if skipped < batch.num_rows:
+                yield begin + skipped, batch.slice(skipped)
+            begin += batch.num_rows
+
+    def _kept(self, begin: int, batch: pa.RecordBatch) -> "_Kept":
+        places = pa.array(range(begin, begin + batch.num_rows), pa.int64()) if self.most is not None else None
+        if self.predicate == EVERYTHING:
+            return _Kept(batch, places, _live_rows(batch) if self.rows_wanted is not None else None)
+        maybe = evaluate(self.predicate, batch)
+        rows = None
+        if self.rows_wanted is not None:
+            # Only rows that surely pass the predicate fill the limit.
+            rows = pc.if_else(maybe.surely_all, _live_rows(batch), 0).filter(maybe.true)
+        return _Kept(batch.filter(maybe.true), None if places is None else places.filter(maybe.true), rows)
 
 
 @dataclass(frozen=True)
-class FileAnswer:
-    """Which files of an index answer a request, and how their lines end."""
+class _Kept:
+    """Files with their places in the index and the rows they surely add; both only when somebody asks."""
 
-    index: FileIndex
-    request: QueryRequest
-    expires_at_ms: int
-    ends_with_action: bool
+    batch: pa.RecordBatch
+    places: pa.Array | None
+    surely: pa.Array | None
 
-    def parts(self, sign: Sign, counted: Callable[[int], None]) -> Iterator[bytes]:
-        """The file lines and the closing action; `counted` is told of each part's number of files."""
-        asked = "" if self.request.version is None else f',"version":{self.request.version}'
-        between = f'{asked},"expirationTimestamp":{self.expires_at_ms}'.encode() + LINE_TAIL
-        for batch in self._wanted():
-            urls = sign(batch.column("path"))
-            lines = byte_strings(batch.column("parquet_line"))
-            counted(len(urls))
-            yield b"".join(
-                piece
-                for url, line in zip(urls, lines, strict=True)
-                for piece in (LINE_HEAD, url, line, between)
-            )
-        if self.ends_with_action:
-            yield end_stream_action({"minUrlExpirationTimestamp": self.expires_at_ms})
+    @property
+    def files(self) -> int:
+        return int(self.batch.num_rows)
 
-    def _wanted(self) -> Iterator[pa.RecordBatch]:
-        if self.request.predicate == EVERYTHING and self.request.limit is None:
-            yield from self.index.batches()
-            return
-        still_wanted = self.request.limit
-        for batch in self.index.batches():
-            if still_wanted is not None and still_wanted <= 0:
-                return
-            maybe = evaluate(self.request.predicate, batch)
-            kept = batch.filter(maybe.true)
-            if still_wanted is not None:
-                kept, still_wanted = _limited(kept, maybe.surely_all.filter(maybe.true), still_wanted)
-            if kept.num_rows:
-                yield kept
+    def place(self, number: int) -> int:
+        """The place in the index of one of the files."""
+        if self.places is None:
+            raise AssertionError("places are kept when an answer is cut into pages")
+        return int(self.places[number].as_py())
+
+    @property
+    def rows(self) -> int:
+        return 0 if self.surely is None else pc.sum(self.surely, min_count=0).as_py()
+
+    def first(self, files: int) -> "_Kept":
+        return _Kept(
+            self.batch.slice(0, files),
+            None if self.places is None else self.places.slice(0, files),
+            None if self.surely is None else self.surely.slice(0, files),
+        )
+
+    def filling(self, rows: int) -> "_Kept":
+        """The files up to the one that fills a limit."""
+        before = pc.subtract(pc.cumulative_sum(self.surely), self.surely)
+        return self.first(pc.sum(pc.less(before, rows), min_count=0).as_py())
 
 
-def head(header: IndexHeader, asked_version: int | None) -> bytes:
-    """The two lines that every answer begins with. The version is told to those who asked for one."""
-    metadata = {
-        "id": header.table_id,
-        "name": header.name,
-        "description": header.description,
-        "format": {"provider": "parquet"},
-        "schemaString": header.schema_string,
-        "partitionColumns": list(header.partition_columns),
-        "configuration": {},
-        "version": asked_version,
-        "size": header.size_bytes,
-        "numFiles": header.files,
-    }
-    said = {key: value for key, value in metadata.items() if value is not None}
-    return _line({"protocol": {"minReaderVersion": 1}}) + _line({"metaData": said})
-
-
-def end_stream_action(fields: dict[str, object]) -> bytes:
-    """The closing line, for those who asked for it."""
-    return _line({"endStreamAction": fields})
-
-
-def _limited(batch: pa.RecordBatch, surely_all: pa.BooleanArray, wanted: int) -> tuple[pa.RecordBatch, int]:
-    """The files up to the one that fills the limit: only rows that surely pass the predicate count."""
-    rows = pc.fill_null(pc.if_else(surely_all, batch.column("rows"), 0), 0)
-    before = pc.subtract(pc.cumulative_sum(rows), rows)
-    return batch.filter(pc.less(before, wanted)), wanted - (pc.sum(rows).as_py() or 0)
-
-
-def _line(wrapped: dict[str, object]) -> bytes:
-    return json.dumps(wrapped, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+def _live_rows(batch: pa.RecordBatch) -> pa.Array:
+    """Rows that readers see, 0 where that is not known."""
+    rows = batch.column("rows")
+    if "dv_cardinality" in batch.schema.names:
+        rows = pc.subtract(rows, batch.column("dv_cardinality"))
+    return pc.fill_null(rows, 0)

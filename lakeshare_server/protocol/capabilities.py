@@ -3,18 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lakeshare_server.errors import Unserveable
-
 HEADER = "delta-sharing-capabilities"
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """A client's announcement; unknown keys are dropped."""
+    """A client's announcement; unknown keys are dropped. Everything is in lower case."""
 
     response_formats: frozenset[str] = frozenset()
     reader_features: frozenset[str] = frozenset()
     wants_end_stream_action: bool = False
+    wants_async: bool = False
 
 
 def parse_capabilities(header: str | None) -> Capabilities:
@@ -24,27 +23,18 @@ def parse_capabilities(header: str | None) -> Capabilities:
         response_formats=pairs.get("responseformat", frozenset()),
         reader_features=pairs.get("readerfeatures", frozenset()),
         wants_end_stream_action="true" in pairs.get("includeendstreamaction", frozenset()),
+        wants_async="true" in pairs.get("asyncquery", frozenset()),
     )
 
 
-def require_parquet(wants: Capabilities) -> None:
-    """Refuse a client that takes other formats only.
-
-    Raises:
-        Unserveable: the parquet response format is not among those it announced.
-    """
-    if wants.response_formats and "parquet" not in wants.response_formats:
-        asked = ",".join(sorted(wants.response_formats))
-        raise Unserveable(
-            f"The response format {asked} is not supported by this server yet.",
-            f"Ask with responseformat={asked},parquet, or leave it out (Python: use_delta_format=None).",
-        )
-
-
-def answered_capabilities(wants: Capabilities) -> str:
-    """The header of an answer."""
-    answer = "responseformat=parquet"
-    return f"{answer};includeendstreamaction=true" if wants.wants_end_stream_action else answer
+def answered(response_format: str, wants: Capabilities, *, is_pending: bool = False) -> str:
+    """The header of an answer in a format; a pending one says that it is asynchronous."""
+    parts = [f"responseformat={response_format}"]
+    if wants.wants_end_stream_action:
+        parts.append("includeendstreamaction=true")
+    if is_pending:
+        parts.append("asyncquery=true")
+    return ";".join(parts)
 
 
 def _pairs(header: str) -> Mapping[str, frozenset[str]]:

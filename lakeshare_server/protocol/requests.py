@@ -1,38 +1,80 @@
-"""The body of a table query, as it was meant. Unknown fields are ignored, unusable values named.
+"""What a table query asks for, as it was meant. Unknown fields are ignored, unusable values named.
 
-Time travel by timestamp and changes by version window are refused in so many words until they are served.
+The words of the refusals begin as clients' tests expect them (protocol §1.7).
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from lakeshare_server.errors import BadRequest, MalformedRequest, Unserveable
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.protocol.bodies import json_object
 from lakeshare_server.protocol.json_predicate import parse_json_predicate
-from lakeshare_server.protocol.parameters import MAX_INT, truth, whole_number
+from lakeshare_server.protocol.parameters import MAX_INT, optional_number, optional_text, optional_truth
+from lakeshare_server.protocol.timestamps import milliseconds
 from lakeshare_server.tables.predicate import EVERYTHING, Predicate, all_of, parts_of
 
 MAX_HINTS = 1000
 MAX_PARTS = 2000
-NOT_SERVED = {
-    "timestamp": "Ask for a version; `version` without a timestamp is the latest.",
-    "startingTimestamp": "Ask without it for the latest version.",
-    "startingVersion": "Ask for a snapshot with `version`.",
-    "endingVersion": "Ask for a snapshot with `version`.",
-    "pageToken": "Ask without maxFiles: the answer comes in one piece.",
-    "refreshToken": "Repeat the query, with `version` to get the same files.",
-}
+POINTS = ("version", "timestamp", "startingVersion")
+# What must be the same in the request for the next page.
+SAME_ON_EVERY_PAGE = (
+    *POINTS,
+    "endingVersion",
+    "predicateHints",
+    "jsonPredicateHints",
+    "limitHint",
+    "includeHistoricalProtocol",
+)
 
 
 @dataclass(frozen=True)
+class TimePoint:
+    """A time that was asked for, with its text for the answer."""
+
+    ms: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paging:
+    """How much of an answer is wanted; `max_files` None is all of it."""
+
+    max_files: int | None = None
+    page_token: str | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the client reads pages."""
+        return self.max_files is not None or self.page_token is not None
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueryRequest:
-    """What a client asks of a table; `version` None is the latest."""
+    """What a client asks of a table; without version, timestamp and starting version it is the latest snapshot."""
 
     version: int | None = None
+    timestamp: TimePoint | None = None
+    starting_version: int | None = None
+    ending_version: int | None = None
     predicate: Predicate = EVERYTHING
     limit: int | None = None
-    wants_end_stream_action: bool = False
+    paging: Paging = Paging()
+    include_refresh_token: bool = False
+    refresh_token: str | None = None
+    include_historical_protocol: bool = False
+    idempotency_key: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_latest(self) -> bool:
+        """Whether the newest snapshot is asked for."""
+        return self.version is None and self.timestamp is None and self.starting_version is None
+
+    @property
+    def wants_end_stream_action(self) -> bool:
+        """Whether the client reads a closing line; others would stumble over it (protocol §0.1)."""
+        return self.paging.is_asked or self.include_refresh_token or self.refresh_token is not None
 
 
 def parse_query(body: bytes) -> QueryRequest:
@@ -41,49 +83,88 @@ def parse_query(body: bytes) -> QueryRequest:
     Raises:
         MalformedRequest: the body is not a JSON object.
         BadRequest: a field has a value that cannot be used.
-        Unserveable: it asks for something that is not served.
     """
-    fields = _json_object(body)
-    refuse_not_served(fields)
-    return QueryRequest(
-        version=_optional_number(fields, "version"),
+    return query_of(json_object(body))
+
+
+def query_of(fields: Mapping[str, Any]) -> QueryRequest:
+    """The request in a body's fields.
+
+    Raises:
+        BadRequest: a field has a value that cannot be used.
+    """
+    _require_one_point(fields)
+    timestamp = fields.get("timestamp")
+    request = QueryRequest(
+        version=optional_number(fields, "version", said="table version"),
+        timestamp=None if timestamp is None else TimePoint(milliseconds("timestamp", timestamp), timestamp),
+        starting_version=optional_number(fields, "startingVersion"),
+        ending_version=optional_number(fields, "endingVersion"),
         predicate=_predicate(fields),
-        limit=_optional_number(fields, "limitHint", high=MAX_INT),
-        # Clients that ask for pages or refreshing read the last line; others would stumble over it.
-        wants_end_stream_action=_optional_number(fields, "maxFiles", low=1, high=MAX_INT) is not None
-        or _optional_truth(fields, "includeRefreshToken"),
+        limit=optional_number(fields, "limitHint", high=MAX_INT),
+        paging=paging_of(fields),
+        include_refresh_token=optional_truth(fields, "includeRefreshToken"),
+        refresh_token=optional_text(fields, "refreshToken"),
+        include_historical_protocol=optional_truth(fields, "includeHistoricalProtocol"),
+        idempotency_key=optional_text(fields, "idempotencyKey") or optional_text(fields, "idempotency_key"),
+        parameters={name: fields[name] for name in SAME_ON_EVERY_PAGE if fields.get(name) is not None},
+    )
+    _require_window(request)
+    _require_refresh_alone(request)
+    return request
+
+
+def paging_of(fields: Mapping[str, Any]) -> Paging:
+    """`maxFiles` and `pageToken`.
+
+    Raises:
+        BadRequest: a value cannot be used.
+    """
+    return Paging(
+        max_files=optional_number(fields, "maxFiles", low=1, high=MAX_INT),
+        page_token=optional_text(fields, "pageToken") or None,
     )
 
 
-def refuse_not_served(fields: Mapping[str, Any]) -> None:
-    """Refuse what this server does not serve yet, instead of answering something else.
+def _require_one_point(fields: Mapping[str, Any]) -> None:
+    given = [name for name in POINTS if fields.get(name) is not None]
+    if len(given) > 1:
+        raise BadRequest(
+            ",".join(given),
+            [fields[name] for name in given],
+            f"Please only provide one of: {','.join(POINTS)}.",
+        )
 
-    Raises:
-        Unserveable: names the parameter and what to do instead.
-    """
-    for name, fix in NOT_SERVED.items():
-        if fields.get(name) is not None:
-            raise Unserveable(f"{name} is not supported by this server yet.", fix)
+
+def _require_window(request: QueryRequest) -> None:
+    start, end = request.starting_version, request.ending_version
+    if end is None:
+        return
+    if start is None:
+        raise BadRequest("endingVersion", end, "It goes with startingVersion; give both.")
+    if start > end:
+        raise BadRequest(
+            "startingVersion",
+            start,
+            f"startingVersion({start}) must be smaller than or equal to endingVersion({end}).",
+        )
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
-    if not body.strip():
-        return {}
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise MalformedRequest(
-            f"the body is not JSON ({error})", "Send a JSON object, {} to ask for all."
-        ) from error
-    if not isinstance(fields, dict):
-        raise MalformedRequest("the body is not a JSON object", "Send an object, {} to ask for all.")
-    return fields
+def _require_refresh_alone(request: QueryRequest) -> None:
+    for name, given in (
+        ("includeRefreshToken", request.include_refresh_token),
+        ("refreshToken", request.refresh_token is not None),
+    ):
+        if given and not request.is_latest:
+            raise BadRequest(name, "given", f"{name} cannot be used when querying a specific version.")
+        if given and request.paging.page_token is not None:
+            raise BadRequest(name, "given", f"{name} must be used in the first page request.")
 
 
 def _predicate(fields: Mapping[str, Any]) -> Predicate:
     predicates = []
     hints = fields.get("predicateHints")
-    if hints is not None:
+    if hints:
         # The SQL parser takes 30 MB and a moment to load: few clients still send SQL.
         from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
 
@@ -104,13 +185,3 @@ def _texts(hints: Any) -> list[str]:
     if len(hints) > MAX_HINTS:
         raise BadRequest("predicateHints", f"{len(hints)} texts", f"Give at most {MAX_HINTS}.")
     return hints
-
-
-def _optional_number(fields: Mapping[str, Any], name: str, **limits: int) -> int | None:
-    value = fields.get(name)
-    return None if value is None else whole_number(name, value, **limits)
-
-
-def _optional_truth(fields: Mapping[str, Any], name: str) -> bool:
-    value = fields.get(name)
-    return False if value is None else truth(name, value)

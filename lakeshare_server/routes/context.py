@@ -1,18 +1,24 @@
 """What routes are given: the app's parts, the recipient behind the token, and the note for the audit log."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 
-from lakeshare_server.access.authentication import authenticate
-from lakeshare_server.access.view import Views
-from lakeshare_server.catalog import AuditLog, Catalog, Reader, Recipients, TableEntry
-from lakeshare_server.errors import MalformedRequest
+from lakeshare_server.access.async_worker import AsyncWorker
+from lakeshare_server.access.authentication import Readers
+from lakeshare_server.access.view import TableView, Views
+from lakeshare_server.catalog import AsyncQueries, AuditLog, Catalog, Reader
+from lakeshare_server.errors import BadRequest, MalformedRequest
 from lakeshare_server.protocol.capabilities import HEADER, Capabilities, parse_capabilities
+from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.protocol.paging import Pager, PageRequest
+from lakeshare_server.protocol.table_tokens import TableTokens
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner
+from lakeshare_server.signing import LocalSigner, Signers
+
+FILE_IDS_HEADER = "fileidhash"
 
 
 @dataclass(frozen=True)
@@ -21,9 +27,14 @@ class Parts:
 
     settings: ServerSettings
     catalog: Catalog
+    readers: Readers
     views: Views
     pager: Pager
-    signer: LocalSigner
+    tokens: TableTokens
+    local_signer: LocalSigner
+    signers: Signers
+    async_queries: AsyncQueries
+    async_worker: AsyncWorker
     audit: AuditLog
 
 
@@ -39,9 +50,17 @@ class Note:
     version: int | None = None
     files: int | None = None
 
-    def count(self, files: int) -> None:
-        """Add files whose URLs were handed out."""
-        self.files = (self.files or 0) + files
+
+@dataclass(frozen=True)
+class Wants:
+    """What the headers of a table's request say: what the client can take, and which file ids it insists on."""
+
+    capabilities: Capabilities
+    file_ids: ResponseFormat | None
+
+    def without_end(self) -> "Wants":
+        """The same where a closing line is not offered."""
+        return replace(self, capabilities=replace(self.capabilities, wants_end_stream_action=False))
 
 
 # What only looks at the request is `async`: the framework sends every other dependency through a thread.
@@ -61,14 +80,19 @@ PartsDep = Annotated[Parts, Depends(parts_of)]
 NoteDep = Annotated[Note, Depends(note_of)]
 
 
-def _recipient(request: Request, parts: PartsDep, note: NoteDep) -> Reader:
+async def _recipient(request: Request, parts: PartsDep, note: NoteDep) -> Reader:
     # The route's name and object are noted first: a refusal is to say what it was that was refused.
     note.action = request.scope["route"].name
     names = [
         request.path_params[name] for name in ("share", "schema", "table") if name in request.path_params
     ]
     note.object_name = ".".join(names) or None
-    reader = authenticate(Recipients(parts.catalog), request.headers.get("authorization"))
+    header = request.headers.get("authorization")
+    generation = await _generation(request, parts.catalog)
+    # What is known is answered on the event loop; only what has to be looked up goes through a thread.
+    reader = parts.readers.peek(header, generation)
+    if reader is None:
+        reader = await run_in_threadpool(parts.readers.authenticated, header, generation)
     note.recipient = reader.name
     return reader
 
@@ -76,16 +100,40 @@ def _recipient(request: Request, parts: PartsDep, note: NoteDep) -> Reader:
 RecipientDep = Annotated[Reader, Depends(_recipient)]
 
 
-def _table(recipient: RecipientDep, parts: PartsDep, share: str, schema: str, table: str) -> TableEntry:
-    return parts.views.table(recipient, share, schema, table)
+async def _generation(request: Request, catalog: Catalog) -> int:
+    """The catalog's generation, read once for a request."""
+    quick = catalog.reads_generation_at_once
+    generation = catalog.generation() if quick else await run_in_threadpool(catalog.generation)
+    request.state.generation = generation
+    return generation
+
+
+async def _table(recipient: RecipientDep, parts: PartsDep, request: Request) -> TableView:
+    names = request.path_params
+    asked = recipient, names["share"], names["schema"], names["table"], request.state.generation
+    view = parts.views.peek(*asked)
+    return view if view is not None else await run_in_threadpool(parts.views.table, *asked)
 
 
 async def _page(request: Request) -> PageRequest:
     return PageRequest(request.query_params.get("maxResults"), request.query_params.get("pageToken"))
 
 
-async def _capabilities(request: Request) -> Capabilities:
-    return parse_capabilities(request.headers.get(HEADER))
+async def _wants(request: Request) -> Wants:
+    return Wants(
+        parse_capabilities(request.headers.get(HEADER)), _file_ids(request.headers.get(FILE_IDS_HEADER))
+    )
+
+
+def _file_ids(asked: str | None) -> ResponseFormat | None:
+    if asked is None:
+        return None
+    match asked.lower():
+        case "parquet":
+            return "parquet"
+        case "delta":
+            return "delta"
+    raise BadRequest(FILE_IDS_HEADER, asked, f"Unsupported fileidhash: '{asked}'. It is parquet or delta.")
 
 
 async def _body(request: Request, parts: PartsDep, _: RecipientDep) -> bytes:
@@ -100,7 +148,7 @@ async def _body(request: Request, parts: PartsDep, _: RecipientDep) -> bytes:
     return bytes(body)
 
 
-TableDep = Annotated[TableEntry, Depends(_table)]
+TableDep = Annotated[TableView, Depends(_table)]
 PageDep = Annotated[PageRequest, Depends(_page)]
-CapabilitiesDep = Annotated[Capabilities, Depends(_capabilities)]
+WantsDep = Annotated[Wants, Depends(_wants)]
 BodyDep = Annotated[bytes, Depends(_body)]

@@ -14,6 +14,7 @@ from lakeshare_server.errors import (
     NotFound,
     StoreDenied,
     StoreMissing,
+    TableFilesMissing,
     Unauthenticated,
     Unavailable,
     Unserveable,
@@ -28,10 +29,12 @@ RESPONSES: dict[type[LakeshareError], tuple[int, str]] = {
     Unserveable: (400, "UNSUPPORTED_OPERATION"),
     StoreMissing: (400, "RESOURCE_DOES_NOT_EXIST"),
     StoreDenied: (400, "RESOURCE_DOES_NOT_EXIST"),
+    TableFilesMissing: (400, "RESOURCE_DOES_NOT_EXIST"),
     Unauthenticated: (401, "UNAUTHENTICATED"),
     Denied: (403, "PERMISSION_DENIED"),
     Unavailable: (503, "TEMPORARILY_UNAVAILABLE"),
 }
+STATUS_OF = {code: status for status, code in RESPONSES.values()}
 ROUTING = {404: "RESOURCE_DOES_NOT_EXIST", 405: "METHOD_NOT_ALLOWED"}
 
 _log = logging.getLogger(__name__)
@@ -52,6 +55,11 @@ def _respond(
     if note is not None:
         note.error_code = code
     return error_response(status, code, message, headers)
+
+
+def code_of(error: LakeshareError) -> str:
+    """The protocol's word for an error."""
+    return RESPONSES.get(type(error), (500, "INTERNAL_ERROR"))[1]
 
 
 def _ours(request: Request, error: Exception) -> Response:

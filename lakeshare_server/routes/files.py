@@ -53,7 +53,7 @@ class FileResponse(StreamingResponse):
 def read_file(path: str, request: Request, parts: PartsDep, note: NoteDep) -> Response:
     note.action = "read_file"
     claim = _claim("/" + path, request)
-    parts.signer.verify(claim, request.query_params.get(SIGNATURE, ""))
+    parts.local_signer.verify(claim, request.query_params.get(SIGNATURE, ""))
     note.recipient, note.object_name = claim.recipient, claim.path
     file = _open(claim.path)
     asked = request.headers.get("range")

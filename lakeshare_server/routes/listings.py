@@ -51,7 +51,7 @@ def _tables(
         page,
         lambda after, limit: listings.tables(share, schema, after, limit),
     )
-    return _items([_table(table) for table in tables], token)
+    return _items([table_item(table) for table in tables], token)
 
 
 def _items(items: list[dict[str, Any]], token: str | None) -> Response:
@@ -59,11 +59,18 @@ def _items(items: list[dict[str, Any]], token: str | None) -> Response:
 
 
 def _share(share: ShareEntry) -> dict[str, Any]:
-    said = {"name": share.name, "id": share.id}
-    return {**said, "comment": share.comment} if share.comment else said
+    said = {
+        "name": share.name,
+        "id": share.id,
+        "displayName": share.display_name,
+        "comment": share.comment,
+        "properties": share.properties,
+    }
+    return {key: value for key, value in said.items() if value}
 
 
-def _table(table: TableEntry) -> dict[str, Any]:
+def table_item(table: TableEntry) -> dict[str, Any]:
+    """A table as listings show it."""
     return {
         "name": table.name,
         "schema": table.schema,

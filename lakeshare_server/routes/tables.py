@@ -1,116 +1,95 @@
-"""One table: its version, its metadata, its files. Answers come from the ledger and the index, never from the lake."""
-
-import logging
-import time
-from collections.abc import Iterator
+"""One table: its version, its metadata, its files. Answers come from versions and indexes, never from the lake."""
 
 from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
+from lakeshare_server.access.view import TableView
 from lakeshare_server.errors import BadRequest, Unserveable
-from lakeshare_server.protocol.answer import FileAnswer, end_stream_action, head
-from lakeshare_server.protocol.capabilities import answered_capabilities, require_parquet
-from lakeshare_server.protocol.parameters import whole_number
-from lakeshare_server.protocol.requests import parse_query, refuse_not_served
-from lakeshare_server.routes.context import (
-    BodyDep,
-    CapabilitiesDep,
-    Note,
-    NoteDep,
-    PartsDep,
-    RecipientDep,
-    TableDep,
-)
-from lakeshare_server.routes.responses import VERSION_HEADER, ndjson
-from lakeshare_server.signing import LocalSigner
+from lakeshare_server.protocol.bodies import json_object
+from lakeshare_server.protocol.heads import HeadLines
+from lakeshare_server.protocol.negotiation import announced_protocol, negotiated
+from lakeshare_server.protocol.parameters import optional_number
+from lakeshare_server.protocol.requests import TimePoint, query_of
+from lakeshare_server.protocol.timestamps import milliseconds
+from lakeshare_server.routes.async_queries import submit
+from lakeshare_server.routes.context import BodyDep, NoteDep, PartsDep, RecipientDep, TableDep, WantsDep
+from lakeshare_server.routes.listings import table_item
+from lakeshare_server.routes.queries import answer_query
+from lakeshare_server.routes.responses import VERSION_HEADER, json_response
+from lakeshare_server.routes.snapshots import Question, table_lines
+from lakeshare_server.versions import Version
 
 router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
-_log = logging.getLogger(__name__)
+
+
+@router.get("", name="get_table")
+def get_table(view: TableDep) -> Response:
+    # OpenSharing's own call (protocol §9); Delta Sharing has HEAD at the same place.
+    header = view.index(view.latest()).header
+    return json_response({**table_item(view.entry), "format": header.table_format})
 
 
 @router.head("", name="table_version")
 @router.api_route("/version", methods=["GET", "HEAD"], name="table_version")
-def table_version(at: TableDep, parts: PartsDep, note: NoteDep, request: Request) -> Response:
-    refuse_not_served(request.query_params)
-    publication = parts.views.publication(at, None)
-    note.version = publication.version
-    return Response(headers={VERSION_HEADER: str(publication.version)})
+async def table_version(view: TableDep, note: NoteDep, request: Request) -> Response:
+    # Streaming clients poll this: what is known is answered without leaving the event loop.
+    text = request.query_params.get("startingTimestamp")
+    version = view.versions.latest_now() if text is None else None
+    if version is None:
+        version = await run_in_threadpool(_version_from, view, text)
+    note.version = version.number
+    return Response(headers={VERSION_HEADER: str(version.number)})
 
 
 @router.get("/metadata", name="table_metadata")
-def table_metadata(
-    at: TableDep, parts: PartsDep, note: NoteDep, wants: CapabilitiesDep, request: Request
-) -> Response:
-    require_parquet(wants)
-    refuse_not_served(request.query_params)
-    text = request.query_params.get("version")
-    asked = None if text is None else whole_number("version", text)
-    publication = parts.views.publication(at, asked)
-    note.version = publication.version
-    lines = head(parts.views.index(publication).header, asked)
-    # Spark takes exactly two lines here: the closing action is not offered, so not announced either.
-    return ndjson([lines], publication.version, "responseformat=parquet", _file_ids(request))
+def table_metadata(view: TableDep, note: NoteDep, wants: WantsDep, request: Request) -> Response:
+    version, told = _version_of_metadata(view, request)
+    note.version = version.number
+    header = view.index(version).header
+    response_format = negotiated(wants.capabilities, header.head, view.entry.path)
+    lines = HeadLines(
+        response_format=response_format,
+        protocol=announced_protocol(wants.capabilities, header.head),
+        version=version.number if told else None,
+        size_bytes=header.size_bytes,
+        files=header.files,
+        shares_changes=view.entry.history,
+    )
+    # Spark takes exactly two lines here (protocol §1.6): the closing action is not offered, so not announced either.
+    return table_lines(iter([lines.of(header.head)]), version.number, response_format, wants.without_end())
 
 
 @router.post("/query", name="query_table")
 def query_table(
-    at: TableDep,
-    recipient: RecipientDep,
-    parts: PartsDep,
-    note: NoteDep,
-    wants: CapabilitiesDep,
-    body: BodyDep,
-    request: Request,
+    view: TableDep, recipient: RecipientDep, parts: PartsDep, note: NoteDep, wants: WantsDep, body: BodyDep
 ) -> Response:
-    require_parquet(wants)
-    asked = parse_query(body)
-    extra = _file_ids(request)
-    publication = parts.views.publication(at, asked.version)
-    index = parts.views.index(publication)
-    note.version, note.files = publication.version, 0
-    expires_at_ms = int((time.time() + parts.settings.url_life_s) * 1000)
-    ends = wants.wants_end_stream_action or asked.wants_end_stream_action
-    answer = FileAnswer(index, asked, expires_at_ms, ends)
-    lines = _streamed(head(index.header, asked.version), answer, parts.signer, recipient.name, note)
-    return ndjson(lines, publication.version, answered_capabilities(wants), extra)
-
-
-@router.get("/changes", name="table_changes")
-def table_changes(at: TableDep) -> Response:
-    raise Unserveable(
-        f"Changes of {at.path} are not served by this server yet.", "Query its versions instead."
-    )
+    question = Question(parts, recipient, view, wants, note)
+    fields = json_object(body)
+    asked = query_of(fields)
+    if wants.capabilities.wants_async:
+        return submit(question, asked, fields)
+    return answer_query(question, asked)
 
 
 @router.post("/temporary-table-credentials", name="table_credentials")
-def table_credentials(at: TableDep) -> Response:
-    raise Unserveable(f"{at.path} is not served by directory access.", "Query it for URLs.")
+def table_credentials(view: TableDep) -> Response:
+    raise Unserveable(f"{view.entry.path} is not served by directory access.", "Query it for URLs.")
 
 
-def _streamed(
-    first: bytes, answer: FileAnswer, signer: LocalSigner, recipient: str, note: Note
-) -> Iterator[bytes]:
-    yield first
-    try:
-        yield from answer.parts(lambda paths: signer.sign(paths, recipient, answer.expires_at_ms), note.count)
-    except Exception as error:
-        note.error_code = "INTERNAL_ERROR"
-        _log.exception("request %s: the answer broke off after %s files", note.request_id, note.files)
-        if not answer.ends_with_action:
-            # The connection is cut: a short answer must not look whole.
-            raise
-        message = f"The answer broke off ({type(error).__name__}); request id {note.request_id}."
-        yield end_stream_action({"errorMessage": message, "httpStatusErrorCode": 500})
+def _version_from(view: TableView, text: str | None) -> Version:
+    if text is None:
+        return view.latest()
+    return view.from_timestamp("startingTimestamp", TimePoint(milliseconds("startingTimestamp", text), text))
 
 
-def _file_ids(request: Request) -> dict[str, str]:
-    """The `fileidhash` header to answer with: a client that sent it insists on it."""
-    asked = request.headers.get("fileidhash")
-    if asked is None:
-        return {}
-    if asked.lower() == "delta":
-        raise Unserveable(
-            "fileidhash delta is not supported by this server yet.", "Ask for parquet, or leave it out."
-        )
-    if asked.lower() != "parquet":
-        raise BadRequest("fileidhash", asked, f"Unsupported fileidhash: '{asked}'. It is parquet or delta.")
-    return {"fileidhash": "parquet"}
+def _version_of_metadata(view: TableView, request: Request) -> tuple[Version, bool]:
+    """The version, and whether it was asked for."""
+    number = optional_number(request.query_params, "version", said="table version")
+    text = request.query_params.get("timestamp")
+    if number is not None and text is not None:
+        raise BadRequest("version,timestamp", "both", "Please only provide one of: version,timestamp.")
+    if number is not None:
+        return view.at_version(number), True
+    if text is not None:
+        return view.at_timestamp(TimePoint(milliseconds("timestamp", text), text)), True
+    return view.latest(), False

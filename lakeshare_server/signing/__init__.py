@@ -2,5 +2,6 @@
 
 from lakeshare_server.signing.keys import load_key
 from lakeshare_server.signing.local import LocalSigner
+from lakeshare_server.signing.signers import Signers, SigningSession
 
-__all__ = ["LocalSigner", "load_key"]
+__all__ = ["LocalSigner", "Signers", "SigningSession", "load_key"]

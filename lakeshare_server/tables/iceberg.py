@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.tables.head import TableHead
 from lakeshare_server.tables.iceberg_bounds import bounds, column_type, null_counts
 from lakeshare_server.tables.iceberg_names import require_names_in_files
 from lakeshare_server.tables.iceberg_schema import delta_schema_string
@@ -47,9 +48,11 @@ def read_iceberg(metadata_location: str, snapshot_id: int) -> TableSnapshot:
     return TableSnapshot(
         format="iceberg",
         location=root,
-        table_id=str(table.metadata.table_uuid),
-        schema_string=schema_string,
-        partition_columns=partition_columns,
+        head=TableHead(
+            table_id=str(table.metadata.table_uuid),
+            schema_string=schema_string,
+            partition_columns=partition_columns,
+        ),
         snapshot_id=snapshot_id,
         files=_files(table, schema, snapshot, entries, partition_columns),
     )

@@ -20,15 +20,17 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.tables.delta_schema import parquet_format_schema
-from lakeshare_server.tables.lines import parquet_lines
+from lakeshare_server.tables.head import TableHead
+from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
+from lakeshare_server.tables.locations import root_of
 from lakeshare_server.tables.snapshot import TableSnapshot
 
 # Grows whenever columns or rendering change; an index of another layout is not opened.
-LAYOUT = 1
+LAYOUT = 2
 HEADER_KEY = b"lakeshare"
-BATCH_ROWS = 2000
+BATCH_ROWS = 16_000
 # Rendering works on this many files at once: enough for the column at a time, little for the memory.
-CHUNK_ROWS = 10_000
+CHUNK_ROWS = 16_000
 RENDERERS = 2
 STRUCTS = ("partition", "min", "max", "null_count")
 
@@ -46,15 +48,18 @@ class StoredIndex:
 
 @dataclass(frozen=True)
 class IndexHeader:
-    """What is true for all files of an index. `schema_string` is what recipients may see of the schema."""
+    """What is true for all files of an index.
+
+    `parquet_schema_string` is what recipients of the parquet format may see of the schema; `roots` are the stores
+    that files and deletion vectors are in.
+    """
 
     layout: int
     table_format: str
-    table_id: str
-    name: str | None
-    description: str | None
-    schema_string: str
-    partition_columns: tuple[str, ...]
+    location: str
+    head: TableHead
+    parquet_schema_string: str
+    roots: tuple[str, ...]
     rows: int
     files: int
     size_bytes: int
@@ -69,7 +74,7 @@ class FileIndex:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the batches: path, size, modification_time, rows, parquet_line and the structs there are."""
+        """Columns of the batches: path, size, rows, dv_cardinality, the structs there are, and those of lines."""
         return self._reader.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -128,11 +133,10 @@ def _header_of(snapshot: TableSnapshot, files: pa.Table) -> IndexHeader:
     return IndexHeader(
         layout=LAYOUT,
         table_format=snapshot.format,
-        table_id=snapshot.table_id,
-        name=snapshot.name,
-        description=snapshot.description,
-        schema_string=parquet_format_schema(snapshot.schema_string),
-        partition_columns=snapshot.partition_columns,
+        location=snapshot.location,
+        head=snapshot.head,
+        parquet_schema_string=parquet_format_schema(snapshot.schema_string),
+        roots=_roots(snapshot.location, files),
         rows=pc.sum(files.column("rows"), min_count=0).as_py(),
         files=files.num_rows,
         size_bytes=pc.sum(files.column("size"), min_count=0).as_py(),
@@ -147,32 +151,48 @@ def _write(
 ) -> str:
     sink = _Digesting(file)
     columns = ["path", "size", "modification_time", "rows"]
+    columns += ["dv_cardinality"] if "dv_cardinality" in files.column_names else []
     columns += [name for name in STRUCTS if files.schema.field(name).type.num_fields]
-    fields = [files.schema.field(name) for name in columns] + [pa.field("parquet_line", pa.string())]
+    fields = [files.schema.field(name) for name in columns] + [
+        pa.field(name, pa.string()) for name in LINE_COLUMNS
+    ]
     schema = pa.schema(fields, {HEADER_KEY: json.dumps(asdict(header), sort_keys=True).encode()})
     with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema) as writer:
         for chunk, lines in _rendered(files, partition_columns):
             arrays = [chunk.column(name).combine_chunks() for name in columns]
             writer.write_table(
-                pa.Table.from_arrays([*arrays, lines], schema=schema), max_chunksize=BATCH_ROWS
+                pa.Table.from_arrays([*arrays, *lines], schema=schema), max_chunksize=BATCH_ROWS
             )
     return sink.hexdigest()
 
 
-def _rendered(files: pa.Table, partition_columns: tuple[str, ...]) -> Iterator[tuple[pa.Table, pa.Array]]:
+def _rendered(
+    files: pa.Table, partition_columns: tuple[str, ...]
+) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
     """Chunks of files with their lines, in order: some are rendered while earlier ones are written."""
     chunks = [
         files.slice(start, CHUNK_ROWS).combine_chunks() for start in range(0, files.num_rows, CHUNK_ROWS)
     ]
     with ThreadPoolExecutor(RENDERERS) as pool:
-        ahead: deque[tuple[pa.Table, Future[pa.Array]]] = deque()
+        ahead: deque[tuple[pa.Table, Future[list[pa.Array]]]] = deque()
         for chunk in chunks:
-            ahead.append((chunk, pool.submit(parquet_lines, chunk, partition_columns)))
+            ahead.append((chunk, pool.submit(rendered, chunk, partition_columns)))
             if len(ahead) > RENDERERS:
                 done, lines = ahead.popleft()
                 yield done, lines.result()
         for done, lines in ahead:
             yield done, lines.result()
+
+
+def _roots(location: str, files: pa.Table) -> tuple[str, ...]:
+    """The stores that files and deletion vectors are in; nearly always it is the table's own."""
+    roots = {root_of(location)}
+    for name in ("path", "dv_path"):
+        if name in files.column_names:
+            paths = files.column(name)
+            elsewhere = paths.filter(pc.invert(pc.starts_with(paths, location.rstrip("/") + "/")))
+            roots.update(root_of(path) for path in elsewhere.to_pylist() if path is not None)
+    return tuple(sorted(roots))
 
 
 class _Digesting(io.RawIOBase):
@@ -202,4 +222,5 @@ def _sync_folder(folder: Path) -> None:
 
 def _header(schema: pa.Schema) -> IndexHeader:
     fields = json.loads(schema.metadata[HEADER_KEY])
-    return IndexHeader(**{**fields, "partition_columns": tuple(fields["partition_columns"])})
+    fields["head"] = TableHead.from_json(fields["head"])
+    return IndexHeader(**{**fields, "roots": tuple(fields["roots"])})

@@ -1,49 +1,82 @@
-"""The line of a file in a parquet-format answer, rendered when it is published, but for its URL and what follows.
+"""The lines of a file in both response formats, rendered at publication but for its URLs and what a request adds.
 
-`{"file":{"url":"` + URL + rendered + what the request adds + `}}`.
+A line is put together from columns: ids, `common` (what both formats say in the same words), `delta_rest` (what only
+the delta format says), and for deletion vectors in files of their own `dv_rest`, which a second URL completes.
 """
 
 import hashlib
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.tables.byte_strings import byte_strings, texts_of_width
-from lakeshare_server.tables.json_text import NESTED, PLAIN, JsonText, Part, joined, value_text
+from lakeshare_server.tables.json_text import NESTED, PLAIN, SPECIAL, JsonText, Part, joined, value_text
 
-LINE_HEAD = b'{"file":{"url":"'
-LINE_TAIL = b"}}\n"
+# What every index has for a file's lines; those of deletion vectors are null for files without one.
+LINE_COLUMNS = ("parquet_id", "delta_id", "common", "delta_rest", "dv_path", "dv_file_id", "dv_rest")
 
 
-def parquet_lines(files: pa.Table, partition_columns: tuple[str, ...]) -> pa.Array:
-    """The rendered part of each file's line; `files` is one chunk of a snapshot's files."""
+def rendered(files: pa.Table, partition_columns: tuple[str, ...]) -> list[pa.Array]:
+    """The columns of `LINE_COLUMNS`, for one chunk of a snapshot's files."""
+    names = _column(files, "name")
+    return [
+        file_ids(names, hashlib.md5),
+        file_ids(names, hashlib.sha256),
+        _common(files, partition_columns),
+        _delta_rest(files),
+        *_vectors(files),
+    ]
+
+
+def file_ids(names: pa.Array, digest: Callable[..., "hashlib._Hash"]) -> pa.Array:
+    """Ids as the reference server makes them, MD5 for parquet and SHA-256 for delta: of the path as the log has it."""
+    digests = [digest(name, usedforsecurity=False).digest() for name in byte_strings(names)]
+    width = digest(usedforsecurity=False).digest_size * 2
+    return texts_of_width(b"".join(digests).hex().encode(), width)
+
+
+def _common(files: pa.Table, partition_columns: tuple[str, ...]) -> pa.Array:
     parts = [
-        '","id":"',
-        file_ids(_column(files, "name")),
-        '","partitionValues":',
-        *_partition_values(_column(files, "partition"), partition_columns),
+        '"partitionValues":',
+        *_partition_values(files, partition_columns),
         ',"size":',
         pc.cast(_column(files, "size"), pa.string()),
-        *_stats(files),
+        *(_logged_stats(_column(files, "stats")) if "stats" in files.column_names else _stats(files)),
     ]
     return joined(parts, null="")
 
 
-def file_ids(names: pa.Array) -> pa.Array:
-    """Ids as the reference server makes them for the parquet format: MD5 of the path as the metadata has it."""
-    digests = [hashlib.md5(name, usedforsecurity=False).digest() for name in byte_strings(names)]
-    return texts_of_width(b"".join(digests).hex().encode(), 32)
+def _partition_values(files: pa.Table, columns: tuple[str, ...]) -> list[Part]:
+    if "partition_values" in files.column_names:
+        texts = _column(files, "partition_values")
+        members = [(field.name, pc.struct_field(texts, [place])) for place, field in enumerate(texts.type)]
+        return PLAIN.object([(name, _nullable_string(values)) for name, values in members])
+    partition = _column(files, "partition")
+    return PLAIN.object(
+        [(column, _nullable_string(value_text(pc.struct_field(partition, [column])))) for column in columns]
+    )
 
 
-def _partition_values(partition: pa.StructArray, columns: tuple[str, ...]) -> list[Part]:
-    members: list[tuple[str, list[Part]]] = []
-    for column in columns:
-        values = pc.struct_field(partition, [column])
-        text = value_text(values)
-        # Only strings can hold what JSON escapes.
-        value = PLAIN.string(text) if pa.types.is_string(values.type) else ['"', text, '"']
-        members.append((column, [pc.fill_null(joined(value), "null")] if text.null_count else value))
-    return PLAIN.object(members)
+def _nullable_string(texts: pa.Array) -> list[Part]:
+    value = PLAIN.string(texts)
+    return [pc.fill_null(joined(value), "null")] if texts.null_count else value
+
+
+def _logged_stats(texts: pa.Array) -> list[Part]:
+    """The log's own text inside a JSON string; nothing for a file without one."""
+    if texts.null_count == len(texts):
+        return []
+    return [pc.fill_null(joined([',"stats":"', _quoted(texts), '"']), "")]
+
+
+def _quoted(texts: pa.StringArray) -> pa.Array:
+    """JSON as the content of a JSON string: with every quote escaped, and whatever else has to be."""
+    if pc.any(pc.match_substring_regex(texts, SPECIAL.replace('"', "")), min_count=0).as_py():
+        return pa.array(
+            [None if one is None else PLAIN.escaped(one) for one in texts.to_pylist()], pa.string()
+        )
+    return pc.replace_substring(texts, '"', '\\"')
 
 
 def _stats(files: pa.Table) -> list[Part]:
@@ -70,6 +103,68 @@ def _struct(values: pa.StructArray, text: JsonText) -> list[Part]:
             if value is not None:
                 members.append((member.name, value))
     return text.object(members)
+
+
+def _delta_rest(files: pa.Table) -> pa.Array:
+    parts: list[Part] = [
+        ',"modificationTime":',
+        pc.cast(_column(files, "modification_time"), pa.string()),
+        ',"dataChange":true',
+    ]
+    parts += _optional(files, "base_row_id", lambda ids: [',"baseRowId":', pc.cast(ids, pa.string())])
+    parts += _optional(
+        files,
+        "default_row_commit_version",
+        lambda versions: [',"defaultRowCommitVersion":', pc.cast(versions, pa.string())],
+    )
+    parts += _optional(files, "tags", lambda values: [',"tags":', values])
+    parts += _optional(
+        files, "clustering_provider", lambda values: [',"clusteringProvider":', *PLAIN.string(values)]
+    )
+    parts += _optional(
+        files,
+        "dv_inline",
+        lambda values: [
+            ',"deletionVector":{"storageType":"i","pathOrInlineDv":',
+            *PLAIN.string(values),
+            *_vector_size(files),
+            "}",
+        ],
+    )
+    return joined(parts, null="")
+
+
+def _vectors(files: pa.Table) -> list[pa.Array]:
+    """Where deletion vectors are, their ids, and what follows their URL in the line."""
+    count = files.num_rows
+    if "dv_path" not in files.column_names or _column(files, "dv_path").null_count == count:
+        return [pa.nulls(count, pa.string())] * 3
+    paths = _column(files, "dv_path")
+    in_files = pc.is_valid(paths)
+    ids = pa.array(
+        [one and hashlib.sha256(one.encode()).hexdigest() for one in _column(files, "dv_id").to_pylist()]
+    )
+    rest = joined(['"', *_vector_size(files), "}"])
+    return [paths, pc.if_else(in_files, ids, None), pc.if_else(in_files, rest, None)]
+
+
+def _vector_size(files: pa.Table) -> list[Part]:
+    offset = pc.cast(_column(files, "dv_offset"), pa.string())
+    return [
+        pc.fill_null(joined([',"offset":', offset]), ""),
+        ',"sizeInBytes":',
+        pc.cast(_column(files, "dv_size"), pa.string()),
+        ',"cardinality":',
+        pc.cast(_column(files, "dv_cardinality"), pa.string()),
+    ]
+
+
+def _optional(files: pa.Table, name: str, said: Callable[[pa.Array], list[Part]]) -> list[Part]:
+    """A member for the files that have it; nothing at all when none has."""
+    if name not in files.column_names:
+        return []
+    values = _column(files, name)
+    return [] if values.null_count == len(values) else [pc.fill_null(joined(said(values)), "")]
 
 
 def _column(files: pa.Table, name: str) -> pa.Array:

@@ -1,92 +1,273 @@
-"""Constants of predicates as values of a column's type, where the two compare the way the client means it.
+"""Constants of predicates as ranges in a column's own type: where the constant lies, however the client reads it.
 
-Clients fold casts into the type they name, so a constant may speak of another type than the column has.
+Clients round, cut and cast before they compare. The range holds every value that the constant may come to; a column
+that may have to be compared in a type that orders values another way has none.
 """
 
+import math
 import re
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Context, Decimal
 from typing import Any
 
 import pyarrow as pa
 
+from lakeshare_server.tables.columns import Column
 from lakeshare_server.tables.predicate import Compare, Value
 
-INTEGER = re.compile(r"[+-]?\d{1,18}")
-DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-# A cast to a wider integer changes no value; to a narrower one it may wrap around.
-WIDTHS = {"int": 32, "long": 64}
+INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+TIMESTAMP = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
+)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+US = timedelta(microseconds=1)
+# Clients cut constants to milliseconds and writers cut statistics, both towards 1970: one millisecond each.
+CUT_US = 2000
+# A time without a zone is one in the client's zone, which the server does not know. None is a day off.
+DAY_US = 86_400_000_000
+# Whole numbers below these are the same as floats and doubles.
+FLOAT_WHOLE, DOUBLE_WHOLE = 1 << 24, 1 << 53
+# Half the distance of two floats, as a part of their value: by so much is a bound off that is a float's shortest text.
+FLOAT_ERROR = 2.0**-23
+SMALLEST_FLOAT = 2.0**-148
+# Old writers end the upper bounds of cut texts in this character, which is not the last in the order of bytes.
+OLD_LAST_CHARACTER = "\ufffd"
+WIDE = Context(prec=200)
 
 
-def is_lossless(declared: str | None, kind: pa.DataType) -> bool:
-    """Whether every value of the column is the same, and none null, in the type the client sees it as."""
-    if declared is None:
-        return True
-    if pa.types.is_signed_integer(kind):
-        return bool(WIDTHS.get(declared, 0) >= kind.bit_width)
-    return any(is_kind(kind) and declared == name for name, is_kind in _SAME.items())
+@dataclass(frozen=True)
+class Range:
+    """Where a constant lies, from low to high in the type of a column's bounds; None where that end is not known.
+
+    With `hides_nan` a column's values may lie above all bounds, and clients do not agree on how they compare.
+    """
+
+    low: pa.Scalar | None
+    high: pa.Scalar | None
+    hides_nan: bool = False
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it is one value."""
+        return self.low is not None and self.low == self.high
 
 
-def column_value(part: Compare, kind: pa.DataType) -> pa.Scalar | None:
-    """The constant in the column's type; None when the comparison cannot be decided from the column's values."""
-    if not is_lossless(part.kind, kind):
-        return None
-    for is_kind, convert in _CONVERSIONS:
-        if is_kind(kind):
-            value = convert(part.value, kind)
-            return None if value is None else pa.scalar(value, kind)
+def constant_range(part: Compare, column: Column, bounds: pa.DataType, *, exact: bool) -> Range | None:
+    """Where the constant lies among the column's values; None when they may compare in another order.
+
+    `bounds` is the type in which the column's bounds are kept; `exact` is True for partition values, which are no
+    bounds but the values themselves.
+    """
+    for is_kind, kept_as, kinds, convert in _CONVERSIONS:
+        if is_kind(column.type):
+            is_known = column.is_binary and kept_as(bounds) and (part.kind is None or part.kind in kinds)
+            return convert(part, _Target(column, bounds, exact)) if is_known else None
     return None
 
 
-def _integer(value: Value, kind: pa.DataType) -> int | None:
-    if isinstance(value, str) and INTEGER.fullmatch(value):
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    limit = 1 << (kind.bit_width - 1)
-    return value if -limit <= value < limit else None
+def own_kind(kind: pa.DataType) -> str | None:
+    """The name that JSON predicates have for a type."""
+    return next((name for is_kind, name in _OWN if is_kind(kind)), None)
 
 
-def _string(value: Value, _kind: pa.DataType) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _boolean(value: Value, _kind: pa.DataType) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _date(value: Value, _kind: pa.DataType) -> date | None:
-    if isinstance(value, str) and DATE.fullmatch(value):
-        return _parsed_date(value)
-    return value if isinstance(value, date) and not isinstance(value, datetime) else None
-
-
-def _parsed_date(text: str) -> date | None:
+def float32(text: str) -> float:
+    """The float nearest to a number; zero or infinite where there is none near."""
     try:
-        return date.fromisoformat(text)
+        return float(pa.scalar(text).cast(pa.float32()).as_py())
+    except pa.ArrowInvalid:
+        number = float(text)
+        return 0.0 if abs(number) < 1 else math.copysign(math.inf, number)
+
+
+@dataclass(frozen=True)
+class _Target:
+    column: Column
+    bounds: pa.DataType
+    exact: bool
+
+    def range_of(self, low: Any, high: Any) -> Range:
+        return Range(pa.scalar(low, self.bounds), pa.scalar(high, self.bounds))
+
+
+def _integer(part: Compare, target: _Target) -> Range | None:
+    width, kind = target.column.type.bit_width, part.kind
+    if kind in _WIDTHS and _WIDTHS[kind] < width:
+        return None  # a cast to a narrower type may wrap around
+    number = _number(part.value, INTEGER)
+    if number is None or (kind in _WHOLE and not -_WHOLE[kind] < number < _WHOLE[kind]):
+        return None
+    limit = 1 << (width - 1)
+    if number >= limit:
+        return Range(pa.scalar(limit - 1, target.bounds), None)
+    if number < -limit:
+        return Range(None, pa.scalar(-limit, target.bounds))
+    return target.range_of(math.floor(number), min(math.ceil(number), limit - 1))
+
+
+def _float(part: Compare, target: _Target) -> Range | None:
+    number = _number(part.value)
+    if number is None:
+        return None
+    low, high = _neighbours(number)
+    if pa.types.is_float32(target.column.type) and part.kind is None:
+        # Some clients compare floats with numbers in SQL as floats, some as doubles.
+        rounded = float32(str(number))
+        low, high = min(low, rounded), max(high, rounded)
+    if target.column.was_float:
+        low, high = _widened(low, -1), _widened(high, 1)
+    return Range(pa.scalar(low, pa.float64()), pa.scalar(high, pa.float64()), hides_nan=not target.exact)
+
+
+def _decimal(part: Compare, target: _Target) -> Range | None:
+    number = _number(part.value)
+    if number is None:
+        return None
+    low, high = _neighbours(number)
+    if pa.types.is_floating(target.bounds):
+        return target.range_of(low, high)
+    if part.kind is None and not isinstance(part.value, float | str):
+        return _decimal_range(Decimal(number), Decimal(number), target)
+    # Compared as doubles, all decimals between the neighbours of a double may be equal to it.
+    number = float(number)
+    return _decimal_range(
+        Decimal(math.nextafter(number, -math.inf)), Decimal(math.nextafter(number, math.inf)), target
+    )
+
+
+def _decimal_range(lowest: Decimal, highest: Decimal, target: _Target) -> Range | None:
+    kind = target.bounds
+    limit = Decimal(10) ** (kind.precision - kind.scale)
+    if not -limit < lowest <= highest < limit:
+        return None
+    step = Decimal(1).scaleb(-kind.scale)
+    low = lowest.quantize(step, "ROUND_FLOOR", context=WIDE)
+    high = highest.quantize(step, "ROUND_CEILING", context=WIDE)
+    return target.range_of(low, high) if -limit < low and high < limit else None
+
+
+def _string(part: Compare, target: _Target) -> Range | None:
+    value = part.value
+    if not isinstance(value, str) or not _is_text(value):
+        return None
+    text = pa.scalar(value, target.bounds)
+    if not target.exact and max(value, default="") >= OLD_LAST_CHARACTER:
+        return Range(None, text)
+    return Range(text, text)
+
+
+def _boolean(part: Compare, target: _Target) -> Range | None:
+    return target.range_of(part.value, part.value) if isinstance(part.value, bool) else None
+
+
+def _date(part: Compare, target: _Target) -> Range | None:
+    value = _read(part.value, DATE, date.fromisoformat) if isinstance(part.value, str) else part.value
+    if not isinstance(value, date) or isinstance(value, datetime):
+        return None
+    return target.range_of(value, value)
+
+
+def _timestamp(part: Compare, target: _Target) -> Range | None:
+    is_cast_to_date = part.kind == "date"
+    moment = _moment(part.value, DATE if is_cast_to_date else TIMESTAMP)
+    if moment is None:
+        return None
+    if target.column.type.tz is None:
+        is_certain = moment.tzinfo is None and part.kind != "timestamp"
+    else:
+        # The text of a partition value has no zone: each client takes its own.
+        is_certain = moment.tzinfo is not None and not target.exact
+    us = (moment.replace(tzinfo=moment.tzinfo or UTC) - EPOCH) // US
+    slack = CUT_US if is_certain else CUT_US + DAY_US
+    # What was cast to a date may have been any time of that day.
+    return target.range_of(us - slack, us + slack + (DAY_US if is_cast_to_date else 0))
+
+
+def _moment(value: Value, form: re.Pattern[str]) -> datetime | None:
+    if isinstance(value, str):
+        value = _read(value, form, datetime.fromisoformat)
+    if isinstance(value, datetime):
+        return value
+    return datetime.combine(value, time()) if isinstance(value, date) else None
+
+
+def _number(value: Value, text: re.Pattern[str] = NUMBER) -> int | float | Decimal | None:
+    if isinstance(value, str):
+        return Decimal(value) if text.fullmatch(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return None
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _neighbours(number: int | float | Decimal) -> tuple[float, float]:
+    """The double that is the number, twice, or else those around it."""
+    try:
+        near = float(number)
+    except OverflowError:
+        near = math.copysign(math.inf, number)
+    if near == number:
+        return near, near
+    return math.nextafter(near, -math.inf), math.nextafter(near, math.inf)
+
+
+def _widened(number: float, by: int) -> float:
+    return number + by * (abs(number) * FLOAT_ERROR + SMALLEST_FLOAT)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read(text: str, form: re.Pattern[str], read: Callable[[str], Any]) -> Any:
+    try:
+        return read(text) if form.fullmatch(text) else None
     except ValueError:
         return None
 
 
-def _timestamp(value: Value, kind: pa.DataType) -> datetime | None:
-    # A text without a zone means the client's own zone, which the server does not know.
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        return None
-    return value.astimezone(UTC) if kind.tz else None
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-_SAME: dict[str, Callable[[pa.DataType], bool]] = {
-    "string": pa.types.is_string,
-    "bool": pa.types.is_boolean,
-    "date": pa.types.is_date32,
-    "timestamp": pa.types.is_timestamp,
-    "double": pa.types.is_floating,
-    "float": pa.types.is_float32,
-}
-_CONVERSIONS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Value, pa.DataType], Any]], ...] = (
-    (pa.types.is_signed_integer, _integer),
-    (pa.types.is_string, _string),
-    (pa.types.is_boolean, _boolean),
-    (pa.types.is_date32, _date),
-    (pa.types.is_timestamp, _timestamp),
+# A cast to a wider integer changes no value.
+_WIDTHS = {"int": 32, "long": 64}
+_WHOLE = {"float": FLOAT_WHOLE, "double": DOUBLE_WHOLE}
+_Test = Callable[[pa.DataType], bool]
+# For a type of columns: how its bounds are kept, in which types it may be compared, what a constant comes to then.
+_CONVERSIONS: tuple[tuple[_Test, _Test, frozenset[str], Callable[[Compare, _Target], Range | None]], ...] = (
+    (
+        pa.types.is_signed_integer,
+        pa.types.is_signed_integer,
+        frozenset({"int", "long", "float", "double"}),
+        _integer,
+    ),
+    (pa.types.is_string, pa.types.is_string, frozenset({"string"}), _string),
+    (pa.types.is_boolean, pa.types.is_boolean, frozenset({"bool"}), _boolean),
+    (pa.types.is_date32, pa.types.is_date32, frozenset({"date"}), _date),
+    (
+        pa.types.is_timestamp,
+        pa.types.is_timestamp,
+        frozenset({"timestamp", "timestamp_ntz", "date"}),
+        _timestamp,
+    ),
+    (pa.types.is_float32, pa.types.is_floating, frozenset({"float", "double"}), _float),
+    (pa.types.is_float64, pa.types.is_floating, frozenset({"double"}), _float),
+    (pa.types.is_decimal, _is_number, frozenset({"double"}), _decimal),
+)
+_OWN: tuple[tuple[_Test, str], ...] = (
+    (pa.types.is_int32, "int"),
+    (pa.types.is_int64, "long"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_float64, "double"),
+    (pa.types.is_string, "string"),
+    (pa.types.is_boolean, "bool"),
+    (pa.types.is_date32, "date"),
+    (lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None, "timestamp"),
 )

@@ -25,6 +25,14 @@ def from_uri(location: str) -> str:
     return unquote(local_path(location)) if location.startswith("file:") else location
 
 
+def root_of(location: str) -> str:
+    """The store a location is in: `scheme://bucket`, or nothing for the local disk."""
+    if location.startswith("/"):
+        return ""
+    parts = urlsplit(location)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
 def is_absolute(name: str) -> bool:
     """Whether a file's name says where it is without knowing the table's root."""
     return name.startswith("/") or bool(urlsplit(name).scheme)

@@ -3,13 +3,16 @@
 A part that is not understood is `Unknown`: it may be true, false or null for any row, so it never drops a file.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import date, datetime
+from decimal import Decimal
 from typing import Literal as OneOf
 
-Value = bool | int | str | date | datetime
+Value = bool | int | float | Decimal | str | date | datetime
 Comparison = OneOf["=", "<", "<=", ">", ">="]
+# A text is a name as JSON predicates write it, dots and all; a tuple has the parts of a name in SQL.
+ColumnName = str | tuple[str, ...]
 # A comparison with its sides exchanged.
 MIRRORED: dict[Comparison, Comparison] = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 # Trees are read and evaluated by recursion; deeper than this, a part of one is Unknown.
@@ -18,7 +21,9 @@ MAX_DEPTH = 100
 
 @dataclass(frozen=True)
 class Unknown:
-    """A part of which nothing can be said."""
+    """A part of which nothing can be said; `text` is for people."""
+
+    text: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,11 @@ class Constant:
 class Compare:
     """A column compared with a constant.
 
-    `kind` is the type the constant was given as, in the protocol's words; None when it was written in SQL, where
-    a text stands for a value of the column's own type.
+    `kind` is the type in which the two are compared, in the protocol's words; None in SQL without a cast, where a
+    text stands for a value of the column's own type.
     """
 
-    column: str
+    column: ColumnName
     operator: Comparison
     value: Value
     kind: str | None
@@ -46,7 +51,7 @@ class Compare:
 class IsNull:
     """Whether a column is null; `kind` is the type the client sees it as, None for its own."""
 
-    column: str
+    column: ColumnName
     kind: str | None = None
 
 
@@ -91,3 +96,26 @@ def parts_of(predicate: Predicate) -> int:
 def all_of(predicates: Sequence[Predicate]) -> Predicate:
     """The predicates together; everything when there are none."""
     return And(tuple(predicates)) if predicates else EVERYTHING
+
+
+def conjuncts(predicate: Predicate) -> Iterator[Predicate]:
+    """The parts that must all be true; together they say what the predicate says."""
+    if isinstance(predicate, And):
+        for operand in predicate.operands:
+            yield from conjuncts(operand)
+    else:
+        yield predicate
+
+
+def affordable(predicate: Predicate, max_parts: int) -> Predicate:
+    """The predicate, or as many of its conjuncts as `max_parts` allow: looking at files must not cost what it saves."""
+    if parts_of(predicate) <= max_parts:
+        return predicate
+    kept: list[Predicate] = []
+    for part in conjuncts(predicate):
+        max_parts -= parts_of(part)
+        if max_parts < 0:
+            kept.append(Unknown("more than is looked at"))
+            break
+        kept.append(part)
+    return all_of(kept)

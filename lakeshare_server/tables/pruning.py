@@ -1,194 +1,246 @@
 """Which files can hold a row that a predicate wants: partition values and statistics, a batch at a time.
 
-For every part of the predicate, and every file, three answers: may it be true, may it be false, may it be null
-for some row. What is missing, truncated or not comparable makes an answer "may be": no file with a match is lost.
+For every part of the predicate, and every file, three answers: can it never be true, never be false, never be null
+for a row of the file. What is missing, cut or not comparable rules nothing out: no file with a match is lost.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.tables.literals import column_value, is_lossless
-from lakeshare_server.tables.predicate import And, Compare, Constant, IsNull, Not, Or, Predicate, Unknown
+from lakeshare_server.tables.columns import Column, Columns, Path, columns_of
+from lakeshare_server.tables.index import HEADER_KEY
+from lakeshare_server.tables.literals import Range, constant_range, own_kind
+from lakeshare_server.tables.predicate import (
+    And,
+    Compare,
+    Comparison,
+    Constant,
+    IsNull,
+    Not,
+    Or,
+    Predicate,
+)
 
 # One boolean for each file of a batch.
 Flags: TypeAlias = pa.BooleanArray
-# Statistics in Delta logs cut timestamps to milliseconds, towards 1970 from both sides.
-TIMESTAMP_SLACK_US = 1000
-FAR_US = 1 << 62  # bounds this far off are not moved by the slack: they count as unknown
+# What is ruled out: for all files or none of them, or file by file, where null says that nothing is known.
+Ruled: TypeAlias = bool | pa.BooleanArray
 
 
-@dataclass(frozen=True)
 class Maybe:
-    """What a predicate may come to, for each file of a batch."""
+    """What a predicate may come to, for each file of a batch; each answer is worked out when it is asked for."""
 
-    true: Flags
-    false: Flags
-    null: Flags
+    def __init__(self, predicate: Predicate, batch: pa.RecordBatch, columns: Columns) -> None:
+        self._predicate, self._files, self._count = predicate, _Files(batch, columns), batch.num_rows
 
-    @property
+    @cached_property
+    def true(self) -> Flags:
+        """Files in which it may be true for a row."""
+        return self._other_than(self._files.never_true(self._predicate))
+
+    @cached_property
+    def false(self) -> Flags:
+        """Files in which it may be false for a row."""
+        return self._other_than(self._files.never_false(self._predicate))
+
+    @cached_property
+    def null(self) -> Flags:
+        """Files in which it may be null for a row."""
+        return self._other_than(self._files.never_null(self._predicate))
+
+    @cached_property
     def surely_all(self) -> Flags:
         """Files of which every row is wanted."""
         return pc.invert(pc.or_(self.false, self.null))
 
+    def _other_than(self, ruled_out: Ruled) -> Flags:
+        if isinstance(ruled_out, bool):
+            return pa.repeat(pa.scalar(not ruled_out), self._count)
+        return pc.invert(pc.fill_null(ruled_out, False))
+
 
 def evaluate(predicate: Predicate, batch: pa.RecordBatch) -> Maybe:
     """What the predicate may come to in the files of an index batch."""
-    return _Evaluation(batch).of(predicate)
+    return Maybe(predicate, batch, batch_columns(batch))
+
+
+def batch_columns(batch: pa.RecordBatch) -> Columns:
+    """The columns that predicates on an index batch can speak of."""
+    metadata = batch.schema.metadata or {}
+    header = metadata.get(HEADER_KEY)
+    return columns_of(None if header is None else _schema_string(header), batch.schema)
 
 
 @dataclass(frozen=True)
-class _Column:
-    name: str
-    type: pa.DataType
-    is_partition: bool
+class _Leaf:
+    """What is ruled out for a part without parts."""
 
-    @property
-    def is_read_by_clients(self) -> bool:
-        """Whether a client makes its own value of the text on the wire: it has no zone, so each takes its own."""
-        return self.is_partition and pa.types.is_timestamp(self.type)
+    never_true: Ruled = False
+    never_false: Ruled = False
+    never_null: Ruled = False
 
 
-@dataclass(frozen=True)
-class _Bounds:
-    """Values between which all of a column's are; None, or null for a file, where that is not known."""
+class _Files:
+    def __init__(self, batch: pa.RecordBatch, columns: Columns) -> None:
+        self.batch, self.columns = batch, columns
+        # By identity: 1 and True are equal, but not the same constant.
+        self._leaves: dict[int, _Leaf] = {}
 
-    low: pa.Array | None
-    high: pa.Array | None
-
-
-class _Evaluation:
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self.batch = batch
-        self.columns = _columns(batch.schema)
-
-    def of(self, predicate: Predicate) -> Maybe:
+    def never_true(self, predicate: Predicate) -> Ruled:
         match predicate:
-            case Unknown():
-                return Maybe(self._every(True), self._every(True), self._every(True))
-            case Constant(value):
-                return Maybe(self._every(value), self._every(not value), self._every(False))
             case Not(operand):
-                inner = self.of(operand)
-                return Maybe(true=inner.false, false=inner.true, null=inner.null)
+                return self.never_false(operand)
             case And(operands):
-                return _and([self.of(operand) for operand in operands])
+                return _any_of(self.never_true(operand) for operand in operands)
             case Or(operands):
-                return _or([self.of(operand) for operand in operands])
+                return _all_of(self.never_true(operand) for operand in operands)
+            case _:
+                return self._leaf(predicate).never_true
+
+    def never_false(self, predicate: Predicate) -> Ruled:
+        match predicate:
+            case Not(operand):
+                return self.never_true(operand)
+            case And(operands):
+                return _all_of(self.never_false(operand) for operand in operands)
+            case Or(operands):
+                return _any_of(self.never_false(operand) for operand in operands)
+            case _:
+                return self._leaf(predicate).never_false
+
+    def never_null(self, predicate: Predicate) -> Ruled:
+        match predicate:
+            case Not(operand):
+                return self.never_null(operand)
+            case And(operands):
+                return self._never_null(operands, self.never_true)
+            case Or(operands):
+                return self._never_null(operands, self.never_false)
+            case _:
+                return self._leaf(predicate).never_null
+
+    def _never_null(self, operands: Iterable[Predicate], never_open: Callable[[Predicate], Ruled]) -> Ruled:
+        """Null needs an operand that is null, and no operand that alone decides: all are null or leave it open."""
+        parts = [(self.never_null(operand), never_open(operand)) for operand in operands]
+        none_null = _all_of(null for null, _ in parts)
+        one_decides = _any_of(_both(null, decides) for null, decides in parts)
+        return _either(none_null, one_decides)
+
+    def _leaf(self, predicate: Predicate) -> _Leaf:
+        if id(predicate) not in self._leaves:
+            self._leaves[id(predicate)] = self._ruled_out(predicate)
+        return self._leaves[id(predicate)]
+
+    def _ruled_out(self, predicate: Predicate) -> _Leaf:
+        match predicate:
+            case Constant(value):
+                return _Leaf(never_true=not value, never_false=value, never_null=True)
             case IsNull():
                 return self._is_null(predicate)
             case Compare():
                 return self._compare(predicate)
+            case _:
+                return _Leaf()
 
-    def _is_null(self, part: IsNull) -> Maybe:
-        column = self.columns.get(part.column.lower())
-        may_be_null, may_be_set = self._nullness(column)
-        if column is not None and not is_lossless(part.kind, column.type):
-            # A cast the client folded away can make nulls of values, but no values of nulls.
-            may_be_null = self._every(True)
-        return Maybe(true=may_be_null, false=may_be_set, null=self._every(False))
-
-    def _every(self, value: bool) -> Flags:
-        return pa.repeat(pa.scalar(value), self.batch.num_rows)
-
-    def _nullness(self, column: _Column | None) -> tuple[Flags, Flags]:
-        """Whether a file may hold nulls in the column, and whether it may hold anything else."""
+    def _is_null(self, part: IsNull) -> _Leaf:
+        column = self.columns.resolve(part.column)
         if column is None:
-            return self._every(True), self._every(True)
-        if column.is_partition:
-            is_null = pc.is_null(self._values("partition", column.name))
-            return is_null, pc.invert(is_null)
-        counts = self._values("null_count", column.name)
+            return _Leaf(never_null=True)
+        no_nulls, all_null = self._nulls(column.path)
+        # Casts that the client folded away, of which it tells the innermost, can make nulls of values, never values
+        # of nulls.
+        is_own = part.kind is None or part.kind == own_kind(column.type)
+        return _Leaf(never_true=no_nulls if is_own else False, never_false=all_null, never_null=True)
+
+    def _compare(self, part: Compare) -> _Leaf:
+        column = self.columns.resolve(part.column)
+        if column is None:
+            return _Leaf()
+        no_nulls, all_null = self._nulls(column.path)
+        low, high, is_exact = self._bounds(column)
+        known = low if low is not None else high
+        constant = None if known is None else constant_range(part, column, known.type, exact=is_exact)
+        if constant is None:
+            return _Leaf(all_null, all_null, False)
+        never_true, never_false = _COMPARISONS[part.operator](low, high, constant)
+        if constant.hides_nan:
+            # Spark takes NaN for greater than all numbers, others say no to every comparison with it; statistics
+            # leave it out. So bounds say nothing of what is greater, and never that all rows pass.
+            never_true = False if part.operator in (">", ">=") else never_true
+            never_false = False
+        return _Leaf(_either(all_null, never_true), _either(all_null, never_false), no_nulls)
+
+    def _nulls(self, path: Path) -> tuple[Ruled, Ruled]:
+        """Files without a null in the column, and files with nothing else."""
+        values = self._values("partition", path)
+        if values is not None:
+            return pc.is_valid(values), pc.is_null(values)
+        counts = self._values("null_count", path)
         if counts is None or not pa.types.is_integer(counts.type):
-            return self._every(True), self._every(True)
-        return _known(pc.not_equal(counts, 0)), _known(pc.not_equal(counts, self.batch.column("rows")))
+            return False, False
+        return pc.equal(counts, 0), pc.equal(counts, self.batch.column("rows"))
 
-    def _compare(self, part: Compare) -> Maybe:
-        column = self.columns.get(part.column.lower())
-        may_be_null, may_be_set = self._nullness(column)
-        value = None if column is None else column_value(part, column.type)
-        if column is None or value is None or column.is_read_by_clients:
-            return Maybe(may_be_set, may_be_set, self._every(True))
-        may_be_true, may_be_false = _COMPARISONS[part.operator](self._bounds(column), value)
-        return Maybe(_both(may_be_set, may_be_true), _both(may_be_set, may_be_false), may_be_null)
+    def _bounds(self, column: Column) -> tuple[pa.Array | None, pa.Array | None, bool]:
+        """Lower and upper bounds, and whether they are the values themselves."""
+        values = self._values("partition", column.path)
+        if values is not None:
+            return values, values, True
+        low, high = self._values("min", column.path), self._values("max", column.path)
+        if low is not None and high is not None and low.type != high.type:
+            return None, None, False
+        if pa.types.is_float32(column.type):
+            # A bound is written as the shortest text that is this float; read as a double it is another number.
+            low, high = _as_floats(low), _as_floats(high)
+        return low, high, False
 
-    def _bounds(self, column: _Column) -> _Bounds:
-        if column.is_partition:
-            exact = self._values("partition", column.name)
-            return _Bounds(exact, exact)
-        low, high = self._values("min", column.name), self._values("max", column.name)
-        if pa.types.is_timestamp(column.type):
-            return _Bounds(_moved(low, -TIMESTAMP_SLACK_US), _moved(high, TIMESTAMP_SLACK_US))
-        return _Bounds(low, high)
-
-    def _values(self, struct: str, name: str) -> pa.Array | None:
+    def _values(self, struct: str, path: Path) -> pa.Array | None:
         place = self.batch.schema.get_field_index(struct)
-        if place < 0 or self.batch.schema.field(place).type.get_field_index(name) < 0:
+        if place < 0:
             return None
-        return pc.struct_field(self.batch.column(place), [name])
+        kind, places = self.batch.schema.field(place).type, []
+        for name in path:
+            inside = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
+            if inside < 0:
+                return None
+            places.append(inside)
+            kind = kind.field(inside).type
+        return None if pa.types.is_struct(kind) else pc.struct_field(self.batch.column(place), places)
 
 
-def _columns(schema: pa.Schema) -> Mapping[str, _Column]:
-    """Columns by lower-case name; a partition value says more than statistics."""
-    columns: dict[str, _Column] = {}
-    for struct in ("null_count", "min", "partition"):
-        place = schema.get_field_index(struct)
-        for field in schema.field(place).type if place >= 0 else ():
-            columns[field.name.lower()] = _Column(field.name, field.type, struct == "partition")
-    return columns
+def _as_floats(values: pa.Array | None) -> pa.Array | None:
+    return values if values is None or not pa.types.is_float64(values.type) else values.cast(pa.float32())
 
 
-def _and(parts: list[Maybe]) -> Maybe:
-    # Null needs a part that is null and none that is false: each part is true or null in that row.
-    some_null = _any_of(part.null for part in parts)
-    none_false = _all_of(pc.or_(part.true, part.null) for part in parts)
-    return Maybe(
-        true=_all_of(part.true for part in parts),
-        false=_any_of(part.false for part in parts),
-        null=_both(some_null, none_false),
-    )
+def _less(low: pa.Array | None, high: pa.Array | None, constant: Range) -> tuple[Ruled, Ruled]:
+    return _test(pc.greater_equal, low, constant.high), _test(pc.less, high, constant.low)
 
 
-def _or(parts: list[Maybe]) -> Maybe:
-    some_null = _any_of(part.null for part in parts)
-    none_true = _all_of(pc.or_(part.false, part.null) for part in parts)
-    return Maybe(
-        true=_any_of(part.true for part in parts),
-        false=_all_of(part.false for part in parts),
-        null=_both(some_null, none_true),
-    )
+def _less_equal(low: pa.Array | None, high: pa.Array | None, constant: Range) -> tuple[Ruled, Ruled]:
+    return _test(pc.greater, low, constant.high), _test(pc.less_equal, high, constant.low)
 
 
-def _less(bounds: _Bounds, value: pa.Scalar) -> tuple[Flags | None, Flags | None]:
-    return _test(pc.less, bounds.low, value), _test(pc.greater_equal, bounds.high, value)
+def _greater(low: pa.Array | None, high: pa.Array | None, constant: Range) -> tuple[Ruled, Ruled]:
+    return _less_equal(low, high, constant)[::-1]
 
 
-def _less_equal(bounds: _Bounds, value: pa.Scalar) -> tuple[Flags | None, Flags | None]:
-    return _test(pc.less_equal, bounds.low, value), _test(pc.greater, bounds.high, value)
+def _greater_equal(low: pa.Array | None, high: pa.Array | None, constant: Range) -> tuple[Ruled, Ruled]:
+    return _less(low, high, constant)[::-1]
 
 
-def _greater(bounds: _Bounds, value: pa.Scalar) -> tuple[Flags | None, Flags | None]:
-    may_be_true, may_be_false = _less_equal(bounds, value)
-    return may_be_false, may_be_true
+def _equal(low: pa.Array | None, high: pa.Array | None, constant: Range) -> tuple[Ruled, Ruled]:
+    elsewhere = _either(_test(pc.greater, low, constant.high), _test(pc.less, high, constant.low))
+    if not constant.is_point:
+        return elsewhere, False
+    return elsewhere, _both(_test(pc.equal, low, constant.low), _test(pc.equal, high, constant.high))
 
 
-def _greater_equal(bounds: _Bounds, value: pa.Scalar) -> tuple[Flags | None, Flags | None]:
-    may_be_true, may_be_false = _less(bounds, value)
-    return may_be_false, may_be_true
-
-
-def _equal(bounds: _Bounds, value: pa.Scalar) -> tuple[Flags | None, Flags | None]:
-    above, below = _test(pc.less_equal, bounds.low, value), _test(pc.greater_equal, bounds.high, value)
-    other_low, other_high = _test(pc.not_equal, bounds.low, value), _test(pc.not_equal, bounds.high, value)
-    may_be_false = None if other_low is None or other_high is None else pc.or_(other_low, other_high)
-    return above if below is None else _both(below, above), may_be_false
-
-
-_COMPARISONS: Mapping[str, Callable[[_Bounds, pa.Scalar], tuple[Flags | None, Flags | None]]] = {
+_COMPARISONS: dict[Comparison, Callable[[pa.Array | None, pa.Array | None, Range], tuple[Ruled, Ruled]]] = {
     "=": _equal,
     "<": _less,
     "<=": _less_equal,
@@ -198,31 +250,48 @@ _COMPARISONS: Mapping[str, Callable[[_Bounds, pa.Scalar], tuple[Flags | None, Fl
 
 
 def _test(
-    test: Callable[[pa.Array, pa.Scalar], pa.Array], bound: pa.Array | None, value: pa.Scalar
-) -> Flags | None:
-    """Whether the bound passes the test; None when no file has the bound, true for those that lack it."""
-    return None if bound is None else _known(test(bound, value))
+    test: Callable[[pa.Array, pa.Scalar], pa.Array], bound: pa.Array | None, constant: pa.Scalar | None
+) -> Ruled:
+    """Files whose bound passes. NaN passes nothing and a missing bound gives null: neither rules anything out."""
+    return False if bound is None or constant is None else test(bound, constant)
 
 
-def _known(flags: pa.Array) -> Flags:
-    return pc.fill_null(flags, True)
+def _both(one: Ruled, other: Ruled) -> Ruled:
+    if one is False or other is False:
+        return False
+    if isinstance(one, bool):
+        return other
+    return one if isinstance(other, bool) else pc.and_kleene(one, other)
 
 
-def _both(one: Flags, other: Flags | None) -> Flags:
-    return one if other is None else pc.and_(one, other)
+def _either(one: Ruled, other: Ruled) -> Ruled:
+    if one is True or other is True:
+        return True
+    if isinstance(one, bool):
+        return other
+    return one if isinstance(other, bool) else pc.or_kleene(one, other)
 
 
-def _all_of(flags: Iterable[Flags]) -> Flags:
-    return reduce(pc.and_, flags)
+def _all_of(parts: Iterable[Ruled]) -> Ruled:
+    found: Ruled = True
+    for part in parts:
+        found = _both(found, part)
+        if found is False:
+            break
+    return found
 
 
-def _any_of(flags: Iterable[Flags]) -> Flags:
-    return reduce(pc.or_, flags)
+def _any_of(parts: Iterable[Ruled]) -> Ruled:
+    found: Ruled = False
+    for part in parts:
+        found = _either(found, part)
+        if found is True:
+            break
+    return found
 
 
-def _moved(bound: pa.Array | None, by_us: int) -> pa.Array | None:
-    if bound is None:
-        return None
-    since = pc.cast(bound, pa.int64())
-    near = pc.and_(pc.less(since, FAR_US), pc.greater(since, -FAR_US))
-    return pc.cast(pc.if_else(near, pc.add(since, by_us), None), bound.type)
+@lru_cache(64)
+def _schema_string(header: bytes) -> str | None:
+    head = json.loads(header).get("head") or {}
+    schema_string = head.get("schema_string")
+    return schema_string if isinstance(schema_string, str) else None

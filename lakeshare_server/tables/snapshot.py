@@ -1,18 +1,11 @@
 """One state of one table as its own metadata tells it: the input of the file index, whatever the table's format."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from lakeshare_server.tables.delta_schema import Field, parse_schema
-
-
-@dataclass(frozen=True)
-class TableProtocol:
-    """What a reader of the data files must know, in Delta's terms."""
-
-    min_reader_version: int = 1
-    reader_features: tuple[str, ...] = ()
+from lakeshare_server.tables.head import TableHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,20 +14,31 @@ class TableSnapshot:
 
     `files` has one row per data file: path (absolute, not encoded), name (the path as the metadata spells it),
     size (bytes), modification_time (ms), rows, and the structs partition, min, max and null_count, whose fields
-    are columns. A missing value means unknown.
+    are columns. A missing value means unknown. Files of a Delta log also have what is passed on as it is there:
+    partition_values and stats (texts), tags, row tracking, and the columns of the deletion vector (dv_…).
     """
 
     format: str
     location: str
-    table_id: str
-    name: str | None = None
-    description: str | None = None
-    schema_string: str
-    partition_columns: tuple[str, ...]
-    protocol: TableProtocol = field(default_factory=TableProtocol)
+    head: TableHead
     version: int | None = None
     snapshot_id: int | None = None
     files: pa.Table
+
+    @property
+    def table_id(self) -> str:
+        """The table's own id."""
+        return self.head.table_id
+
+    @property
+    def schema_string(self) -> str:
+        """The schema in Delta's JSON form."""
+        return self.head.schema_string
+
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        """Columns whose value is the same in all rows of a file."""
+        return self.head.partition_columns
 
     @property
     def fields(self) -> tuple[Field, ...]:

@@ -1,0 +1,99 @@
+"""Page tokens and refresh tokens of a table: bound to the table, the recipient and the question, and to a version.
+
+A page token pins what page one saw, so that commits made between pages are not seen (protocol §1.7); a refresh
+token pins a snapshot (protocol §0.16).
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.protocol.seals import Seals
+
+PAGE_HINT = "Pass on the nextPageToken of the page before, unchanged, or begin again without one."
+REFRESH_HINT = "Query again without refreshToken, with includeRefreshToken for a new one."
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Whose token it is, for which shared table."""
+
+    recipient_id: str
+    table_id: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """Where a page begins: versions pinned by page one, the file's place in the answer, rows still wanted."""
+
+    first: int
+    last: int
+    start: int
+    rows_wanted: int | None = None
+
+
+class TableTokens:
+    """Makes and reads the tokens; lives are in seconds."""
+
+    def __init__(self, key: bytes, page_life_s: int, refresh_life_s: int) -> None:
+        self._pages, self._refreshes = Seals(key, "table page v1"), Seals(key, "table refresh v1")
+        self._page_life_s, self._refresh_life_s = page_life_s, refresh_life_s
+
+    def page_token(self, asker: Asker, question: Mapping[str, Any], page: Page) -> str:
+        """The token of the page that begins there."""
+        return self._pages.sealed(
+            {**_stamp(asker, self._page_life_s), "question": _digest(question), "page": asdict(page)}
+        )
+
+    def page(self, asker: Asker, question: Mapping[str, Any], token: str) -> Page:
+        """Where the page of a token begins.
+
+        Raises:
+            BadRequest: not one of ours, expired, or of another table, recipient or question.
+        """
+        said = _opened(self._pages, "pageToken", token, asker, "page", PAGE_HINT)
+        if said["question"] != _digest(question):
+            raise BadRequest(
+                "pageToken", token, f"Query parameter mismatch detected for the next page query. {PAGE_HINT}"
+            )
+        return Page(**said["page"])
+
+    def refresh_token(self, asker: Asker, version: int) -> str:
+        """A token that asks for the files of a version again."""
+        return self._refreshes.sealed({**_stamp(asker, self._refresh_life_s), "version": version})
+
+    def refreshed_version(self, asker: Asker, token: str) -> int:
+        """The version that a refresh token pins.
+
+        Raises:
+            BadRequest: not one of ours, expired, or of another table or recipient.
+        """
+        return int(_opened(self._refreshes, "refreshToken", token, asker, "refresh", REFRESH_HINT)["version"])
+
+
+def _stamp(asker: Asker, life_s: int) -> dict[str, Any]:
+    return {"recipient": asker.recipient_id, "table": asker.table_id, "until": int(time.time()) + life_s}
+
+
+def _opened(seals: Seals, field: str, token: str, asker: Asker, kind: str, hint: str) -> dict[str, Any]:
+    said = seals.opened(token)
+    article = "the " if kind == "page" else ""
+    if said is None or said["recipient"] != asker.recipient_id:
+        raise BadRequest(field, token, f"Error decoding {article}{kind} token. {hint}")
+    if said["table"] != asker.table_id:
+        raise BadRequest(
+            field,
+            token,
+            f"The table specified in the {kind} token does not match the table being queried. {hint}",
+        )
+    if said["until"] < time.time():
+        raise BadRequest(field, token, f"The {kind} token has expired. {hint}")
+    return said
+
+
+def _digest(question: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,146 @@
+"""Answers with the files of a snapshot: the version is known, what remains is to negotiate, prune, sign and stream."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fastapi import Response
+
+from lakeshare_server.access.view import TableView
+from lakeshare_server.catalog import Reader
+from lakeshare_server.protocol.answer import Progress, SnapshotAnswer
+from lakeshare_server.protocol.capabilities import answered
+from lakeshare_server.protocol.file_lines import SnapshotLines
+from lakeshare_server.protocol.heads import HeadLines, end_stream_action
+from lakeshare_server.protocol.negotiation import announced_protocol, negotiated
+from lakeshare_server.protocol.requests import QueryRequest
+from lakeshare_server.protocol.table_tokens import Asker, Page
+from lakeshare_server.routes.context import FILE_IDS_HEADER, Note, Parts, Wants
+from lakeshare_server.routes.responses import ndjson
+from lakeshare_server.versions import Version
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything one request for a table's files brings along."""
+
+    parts: Parts
+    reader: Reader
+    view: TableView
+    wants: Wants
+    note: Note
+
+    @property
+    def asker(self) -> Asker:
+        """Whose tokens are made and taken."""
+        return Asker(self.reader.id, self.view.entry.id)
+
+    def page_size(self, asked: int | None) -> int | None:
+        """How many files a page has; None for an answer in one piece."""
+        return None if asked is None else min(asked, self.parts.settings.page_files)
+
+
+def answer_snapshot(question: Question, asked: QueryRequest, version: Version, page: Page | None) -> Response:
+    """The files of a version, or one page of them."""
+    parts, wants, note = question.parts, question.wants, question.note
+    index = question.view.index(version)
+    header = index.header
+    response_format = negotiated(wants.capabilities, header.head, question.view.entry.path)
+    note.version, note.files = version.number, 0
+    session = parts.signers.session(header.roots, question.reader.name, parts.settings.url_life_s)
+    told = version.number if asked.version is not None or asked.timestamp is not None else None
+    head = HeadLines(
+        response_format=response_format,
+        protocol=announced_protocol(wants.capabilities, header.head),
+        version=told,
+        size_bytes=header.size_bytes,
+        files=header.files,
+        shares_changes=question.view.entry.history,
+    )
+    lines = SnapshotLines(
+        response_format=response_format,
+        ids=wants.file_ids or response_format,
+        expires_at_ms=session.expires_at_ms,
+        version=told,
+    )
+    answer = SnapshotAnswer(
+        index=index,
+        predicate=asked.predicate,
+        rows_wanted=asked.limit if page is None else page.rows_wanted,
+        start=0 if page is None else page.start,
+        most=_page_size(question, asked, page),
+    )
+
+    def closing(progress: Progress) -> dict[str, object]:
+        said: dict[str, object] = (
+            {"minUrlExpirationTimestamp": session.expires_at_ms} if progress.files else {}
+        )
+        if progress.next_place is not None:
+            following = Page(version.number, version.number, progress.next_place, progress.rows_wanted)
+            said["nextPageToken"] = parts.tokens.page_token(
+                question.asker, page_question(asked, wants), following
+            )
+        if asked.include_refresh_token or asked.refresh_token is not None:
+            said["refreshToken"] = parts.tokens.refresh_token(question.asker, version.number)
+        return said
+
+    progress = Progress()
+    body = streamed(
+        head.of(header.head),
+        answer.parts(lines, session.sign, progress),
+        progress,
+        note,
+        closing if wants.capabilities.wants_end_stream_action or asked.wants_end_stream_action else None,
+    )
+    return table_lines(body, version.number, response_format, wants)
+
+
+def page_question(asked: QueryRequest, wants: Wants) -> dict[str, object]:
+    """What must be the same on every page, so that the head lines and the files of all pages fit together."""
+    return {
+        **asked.parameters,
+        "formats": sorted(wants.capabilities.response_formats),
+        "features": sorted(wants.capabilities.reader_features),
+        "ids": wants.file_ids,
+    }
+
+
+def table_lines(body: Iterator[bytes], version: int, response_format: str, wants: Wants) -> Response:
+    """The response around lines that are streamed; a client that sent `fileidhash` insists on it."""
+    extra = {} if wants.file_ids is None else {FILE_IDS_HEADER: wants.file_ids}
+    return ndjson(body, version, answered(response_format, wants.capabilities), extra)
+
+
+def streamed(
+    first: bytes,
+    pieces: Iterator[bytes],
+    progress: Progress,
+    note: Note,
+    closing: Callable[[Progress], dict[str, object]] | None,
+) -> Iterator[bytes]:
+    """The lines of an answer; one that breaks off does not look whole (protocol §1.13)."""
+    yield first
+    try:
+        for piece in pieces:
+            note.files = progress.files
+            if piece:
+                yield piece
+        if closing is not None:
+            yield end_stream_action(closing(progress))
+    except Exception as error:
+        note.error_code = "INTERNAL_ERROR"
+        _log.exception("request %s: the answer broke off after %s files", note.request_id, note.files)
+        if closing is None:
+            # The connection is cut: a short answer must not look whole.
+            raise
+        message = f"The answer broke off ({type(error).__name__}); request id {note.request_id}."
+        yield end_stream_action({"errorMessage": message, "httpStatusErrorCode": 500})
+
+
+def _page_size(question: Question, asked: QueryRequest, page: Page | None) -> int | None:
+    size = question.page_size(asked.paging.max_files)
+    if size is None and page is not None:
+        return question.parts.settings.page_files
+    return size

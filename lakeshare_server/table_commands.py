@@ -1,0 +1,129 @@
+"""Commands about tables: follow one in storage, end that, show what recipients get of one."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from lakeshare_server.catalog import Catalog
+    from lakeshare_server.settings import ServerSettings
+    from lakeshare_server.versions import TableVersions
+
+table_app = typer.Typer(
+    help="Tables: follow one that no pipeline of ours writes, and look at what recipients get.",
+    no_args_is_help=True,
+)
+
+
+@table_app.command("follow")
+def follow(
+    location: Annotated[
+        str, typer.Argument(help="The Delta table: a folder, or a URL like s3://bucket/path, gs://, abfss://.")
+    ],
+    name: Annotated[str, typer.Option("--as", help="What recipients call it: schema.table.")],
+    share: Annotated[str, typer.Option(help="The share it goes into; made when it is not there.")] = "lake",
+    check_every: Annotated[
+        float, typer.Option(min=0, help="Look for new versions at most this often, in seconds.")
+    ] = 10.0,
+    start_version: Annotated[
+        int, typer.Option(min=0, help="The first version recipients may read, when history is shared.")
+    ] = 0,
+    history: Annotated[
+        bool, typer.Option(help="Recipients may read earlier versions and changes.")
+    ] = True,
+) -> None:
+    """Share a Delta table as it is in storage; every version found there becomes an unaudited publication.
+
+    Example: lakeshare table follow s3://lake/sales/orders --as sales.orders --share partners
+    """
+    from lakeshare_server.catalog import FollowedTables, SharedTable
+    from lakeshare_server.catalog.hand_shares import share_table
+    from lakeshare_server.errors import BadRequest
+    from lakeshare_server.stores import normalised
+
+    schema, dot, table = name.partition(".")
+    if not dot or "." in table:
+        raise BadRequest("--as", name, "Give schema.table, like sales.orders.")
+    settings, catalog = _state()
+    place = normalised(location if "://" in location else os.path.abspath(location))
+    typer.echo(f"reading the log of {place} …", err=True)
+    _require_readable(settings, catalog, place)
+    FollowedTables(catalog).add(name, place, check_every, start_version)
+    latest = _versions(settings, catalog, name).latest()
+    shared = SharedTable(schema, table, name, history=history)
+    entry = share_table(catalog, share, shared, start_version=start_version or None)
+    typer.echo(f"{entry.path} follows {place}, now at version {latest.number} (unaudited)")
+    typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")
+
+
+@table_app.command("unfollow")
+def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.table.")]) -> None:
+    """Stop following a table; recipients find nothing there any more. The table itself is not touched."""
+    from lakeshare_server.catalog import FollowedTables
+
+    _, catalog = _state()
+    typer.echo(f"{FollowedTables(catalog).remove(name).table} is followed no more")
+
+
+@table_app.command("list")
+def list_tables() -> None:
+    """List followed tables with their places and how often they are looked at."""
+    from lakeshare_server.catalog import FollowedTables
+
+    _, catalog = _state()
+    for one in FollowedTables(catalog).list():
+        since = f"from version {one.start_version}" if one.start_version else "whole history"
+        typer.echo(f"{one.table}\t{one.location}\tevery {one.check_every_s:g} s\t{since}")
+
+
+@table_app.command("show")
+def show(path: Annotated[str, typer.Argument(help="What recipients call it: share.schema.table.")]) -> None:
+    """Show what recipients get of a shared table: version, files, formats, and how else it can be read."""
+    from lakeshare_server.catalog.listings import all_shared_tables
+    from lakeshare_server.errors import BadRequest
+
+    settings, catalog = _state()
+    entries = {entry.path.lower(): entry for entry in all_shared_tables(catalog)}
+    entry = entries.get(path.lower())
+    if entry is None:
+        raise BadRequest("PATH", path, f"Shared are: {', '.join(one.path for one in entries.values()) or 'none'}.")
+    versions = _versions(settings, catalog, entry.lake_table)
+    latest = versions.latest()
+    header = versions.index(latest).header
+    features = [one.feature for one in header.head.hindrances if one.feature]
+    typer.echo(f"table\t{entry.path} ({header.table_format}, lake table {entry.lake_table})")
+    typer.echo(f"location\t{header.location}")
+    typer.echo(f"version\t{latest.number}")
+    typer.echo(f"files\t{header.files} files, {header.rows} rows, {header.size_bytes} bytes")
+    typer.echo(f"history\t{'shared' if entry.history else 'not shared'}")
+    typer.echo(f"parquet format\t{_parquet(header.head.hindrances)}")
+    typer.echo(f"delta format\tyes{', needs ' + ', '.join(features) if features else ''}")
+
+
+def _parquet(hindrances: tuple[object, ...]) -> str:
+    reasons = [getattr(one, "reason", "") for one in hindrances]
+    return f"no, it {'; '.join(reasons)}" if reasons else "yes"
+
+
+def _require_readable(settings: "ServerSettings", catalog: "Catalog", place: str) -> None:
+    """Read the table once before anything is written to the catalog: nobody is to follow what cannot be served."""
+    from lakeshare_server.stores import Stores
+    from lakeshare_server.tables import read_delta
+
+    read_delta(place, stores=Stores(settings))
+
+
+def _versions(settings: "ServerSettings", catalog: "Catalog", table: str) -> "TableVersions":
+    from lakeshare_server.stores import Stores
+    from lakeshare_server.versions import Versions
+
+    return Versions(catalog, settings, Stores(settings)).of(table)
+
+
+def _state() -> "tuple[ServerSettings, Catalog]":
+    from lakeshare_server.catalog import open_catalog
+    from lakeshare_server.settings import ServerSettings
+
+    settings = ServerSettings()
+    return settings, open_catalog(settings.catalog_url)

@@ -1,0 +1,193 @@
+"""Table features: what a snapshot really needs of its readers, and what recipients are told of it.
+
+Delta's PROTOCOL.md, "Table Features"; what only readers of a log must know is not for recipients.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from lakeshare_server.errors import Unserveable
+from lakeshare_server.tables.delta.mapping import mapping_mode
+from lakeshare_server.tables.delta_schema import DECIMAL, PRIMITIVES, has_metadata, primitive_types
+from lakeshare_server.tables.head import Hindrance, TableHead, TableProtocol
+
+# Recipients get files, never the log: how it is kept, and by whom, makes no difference to them.
+LOG_ONLY = frozenset(
+    {"v2Checkpoint", "vacuumProtocolCheck", "catalogManaged", "catalogOwned-preview", "inCommitTimestamp"}
+    | {"inCommitTimestamp-preview", "checkpointProtection", "checkpointProtection-experimental"}
+)
+# Their entries in the configuration would speak of a log that recipients do not have.
+LOG_ONLY_PROPERTIES = (
+    "delta.checkpointPolicy",
+    "delta.enableInCommitTimestamps",
+    "delta.inCommitTimestampEnablementVersion",
+    "delta.inCommitTimestampEnablementTimestamp",
+    "delta.requireCheckpointProtectionBeforeVersion",
+)
+ROW_TRACKING = "delta.enableRowTracking"
+BY_TYPE = {
+    "timestamp_ntz": ("timestampNtz", "has timestamps without a time zone", "Store them as timestamp."),
+    "variant": ("variantType", "has variants", "Share a copy that stores them as text."),
+}
+KNOWN = LOG_ONLY | {
+    "columnMapping",
+    "deletionVectors",
+    "timestampNtz",
+    "typeWidening",
+    "typeWidening-preview",
+    "variantType",
+    "variantType-preview",
+    "variantShredding",
+    "variantShredding-preview",
+    "geospatial",
+    "geospatial-preview",
+}
+
+
+def require_known(protocol: Mapping[str, Any]) -> None:
+    """Refuse a table whose log means something this reader does not know.
+
+    Raises:
+        Unserveable: names the features or the version.
+    """
+    version = int(protocol.get("minReaderVersion", 1))
+    unknown = sorted(set(protocol.get("readerFeatures") or ()) - KNOWN) if version == 3 else []
+    if unknown:
+        names = ", ".join(unknown)
+        raise Unserveable(f"The table needs the reader features {names}.", f"Share a copy without {names}.")
+    if version > 3:
+        raise Unserveable(
+            f"Delta protocol version ({version},{protocol.get('minWriterVersion')}) is too new for this server.",
+            "Share a copy written with reader version 3 or lower.",
+        )
+
+
+def delta_head(protocol: Mapping[str, Any], metadata: Mapping[str, Any], adds: pa.Table) -> TableHead:
+    """What recipients are told of a table with this protocol and metadata, and these files."""
+    told, properties = _told_protocol(protocol), _told_properties(metadata)
+    if properties.get(ROW_TRACKING) == "true" and adds.column("base_row_id").null_count:
+        told, properties = _without_row_tracking(told, properties)
+    storage = adds.column("dv_storage").combine_chunks()
+    return TableHead(
+        table_id=str(metadata["id"]),
+        name=metadata.get("name"),
+        description=metadata.get("description"),
+        schema_string=metadata["schemaString"],
+        partition_columns=tuple(metadata.get("partitionColumns") or ()),
+        protocol=told,
+        configuration=properties,
+        created_time_ms=metadata.get("createdTime"),
+        hindrances=hindrances(protocol, metadata, storage),
+        commit_times_since=_commit_times_since(metadata),
+    )
+
+
+def _commit_times_since(metadata: Mapping[str, Any]) -> int | None:
+    properties = metadata.get("configuration") or {}
+    if properties.get("delta.enableInCommitTimestamps") != "true":
+        return None
+    return int(properties.get("delta.inCommitTimestampEnablementVersion") or 0)
+
+
+def _told_protocol(protocol: Mapping[str, Any]) -> TableProtocol:
+    """The protocol as recipients are told it, without what only readers of the log need."""
+    return TableProtocol(
+        int(protocol.get("minReaderVersion", 1)),
+        int(protocol.get("minWriterVersion", 2)),
+        _kept(protocol.get("readerFeatures")),
+        _kept(protocol.get("writerFeatures")),
+    )
+
+
+def _told_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The table's properties as recipients are told them."""
+    said = {str(key): str(value) for key, value in (metadata.get("configuration") or {}).items()}
+    dropped = {f"delta.feature.{feature}" for feature in LOG_ONLY} | set(LOG_ONLY_PROPERTIES)
+    return {key: value for key, value in said.items() if key not in dropped}
+
+
+def _without_row_tracking(
+    protocol: TableProtocol, properties: Mapping[str, str]
+) -> tuple[TableProtocol, dict[str, str]]:
+    """Both without row tracking: announced but missing in a file, it fails clients (delta-sharing #840)."""
+    features = protocol.writer_features
+    if features is not None:
+        features = tuple(feature for feature in features if feature != "rowTracking")
+    kept = {key: value for key, value in properties.items() if key != ROW_TRACKING}
+    return (
+        TableProtocol(
+            protocol.min_reader_version, protocol.min_writer_version, protocol.reader_features, features
+        ),
+        kept,
+    )
+
+
+def hindrances(
+    protocol: Mapping[str, Any], metadata: Mapping[str, Any], storage: pa.Array
+) -> tuple[Hindrance, ...]:
+    """What keeps the parquet response format from carrying a snapshot; `storage` is of its deletion vectors."""
+    properties = metadata.get("configuration") or {}
+    return (
+        *_column_mapping(properties),
+        *_deletion_vectors(protocol, properties, storage),
+        *_types(metadata["schemaString"], tuple(metadata.get("partitionColumns") or ()), protocol),
+    )
+
+
+def _kept(features: list[str] | None) -> tuple[str, ...] | None:
+    return None if features is None else tuple(one for one in features if one not in LOG_ONLY)
+
+
+def _column_mapping(properties: Mapping[str, str | None]) -> Iterator[Hindrance]:
+    mode = mapping_mode(properties)
+    if mode != "none":
+        yield Hindrance(
+            "columnMapping", f"has column mapping in mode {mode}", "Share a copy without column mapping."
+        )
+
+
+def _deletion_vectors(
+    protocol: Mapping[str, Any], properties: Mapping[str, str | None], storage: pa.Array
+) -> Iterator[Hindrance]:
+    files = len(storage) - storage.null_count
+    supported = "deletionVectors" in (protocol.get("readerFeatures") or ())
+    enabled = supported and (properties.get("delta.enableDeletionVectors") or "false").lower() == "true"
+    if files or enabled:
+        yield Hindrance(
+            "deletionVectors",
+            f"has deletion vectors on {files} files" if files else "has deletion vectors switched on",
+            "Run ALTER TABLE … SET TBLPROPERTIES ('delta.enableDeletionVectors'='false'), "
+            "then REORG TABLE … APPLY (PURGE).",
+        )
+
+
+def _types(
+    schema_string: str, partition_columns: tuple[str, ...], protocol: Mapping[str, Any]
+) -> Iterator[Hindrance]:
+    if has_metadata(schema_string, "delta.typeChanges"):
+        feature = _spelt("typeWidening", protocol)
+        yield Hindrance(
+            feature, "has columns whose type was widened", "Rewrite the table with its new types."
+        )
+    told = set()
+    for column, kind in primitive_types(schema_string):
+        if kind in BY_TYPE and kind not in told:
+            told.add(kind)
+            feature, reason, fix = BY_TYPE[kind]
+            yield Hindrance(_spelt(feature, protocol), f"{reason} (column {column})", fix)
+        elif kind == "binary" and column in partition_columns:
+            yield Hindrance(None, f"is partitioned by binary column {column}", "Partition by another type.")
+        elif kind not in BY_TYPE and kind not in PRIMITIVES and not DECIMAL.fullmatch(kind):
+            feature = "geospatial" if kind.startswith(("geometry", "geography")) else ""
+            reason = f"has column {column} of type {json.dumps(kind)}"
+            yield Hindrance(feature or None, reason, "Share a copy without the column.")
+
+
+def _spelt(feature: str, protocol: Mapping[str, Any]) -> str:
+    """The feature as the table spells it: some have a preview of their own name."""
+    preview = f"{feature}-preview"
+    there = protocol.get("readerFeatures") or ()
+    return preview if preview in there and feature not in there else feature

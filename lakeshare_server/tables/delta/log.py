@@ -1,0 +1,168 @@
+"""The files of a Delta log: which checkpoint, compactions and commits together make a version.
+
+Delta's PROTOCOL.md, "File Types". What the files say is read elsewhere.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from lakeshare_server.errors import StoreMissing, TableFilesMissing
+from lakeshare_server.stores import StoredObject, Stores
+
+LOG = "_delta_log"
+COMMIT = re.compile(r"(\d{20})\.json")
+COMPACTED = re.compile(r"(\d{20})\.(\d{20})\.compacted\.json")
+CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.([0-9a-fA-F-]{36}))?\.(parquet|json)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One complete checkpoint: a file, or all parts of a multi-part one in order."""
+
+    version: int
+    parts: tuple[StoredObject, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What has to be read for a version: newest first, then the checkpoint if there is one."""
+
+    version: int
+    checkpoint: Checkpoint | None
+    # Commits and compactions, each with the first and last version it speaks of.
+    deltas: tuple[tuple[int, int, StoredObject], ...]
+
+
+@dataclass
+class LogListing:
+    """The log's files from some version on, as the store listed them."""
+
+    root: str
+    commits: dict[int, StoredObject] = field(default_factory=dict)
+    compacted: dict[int, list[tuple[int, StoredObject]]] = field(default_factory=dict)
+    checkpoints: dict[int, list[Checkpoint]] = field(default_factory=dict)
+
+    @property
+    def latest(self) -> int:
+        """The newest version.
+
+        Raises:
+            TableFilesMissing: there is no commit and no checkpoint.
+        """
+        versions = [*self.commits, *self.checkpoints]
+        if not versions:
+            raise TableFilesMissing(self.root, "there is no Delta log")
+        return max(versions)
+
+    def add(self, listed: "LogListing") -> None:
+        """Take over what a later listing found."""
+        self.commits.update(listed.commits)
+        self.compacted.update(listed.compacted)
+        self.checkpoints.update(listed.checkpoints)
+
+    def segments(self, version: int) -> Iterator[Segment]:
+        """Ways to read a version, the one of least reading first.
+
+        Raises:
+            TableFilesMissing: a file is missing for every way.
+        """
+        found = False
+        for checkpoint in self._candidates(version):
+            start = -1 if checkpoint is None else checkpoint.version
+            deltas = self._deltas(start, version)
+            if deltas is not None:
+                found = True
+                yield Segment(version, checkpoint, deltas)
+        if not found:
+            raise TableFilesMissing(self.root, f"the log of version {version} is not whole")
+
+    def oldest_readable(self) -> int:
+        """The oldest version that can be rebuilt."""
+        starts = list(self.checkpoints)
+        if 0 in self.commits:
+            starts.append(0)
+        return min(starts, default=self.latest)
+
+    def _candidates(self, version: int) -> Iterator[Checkpoint | None]:
+        for at in sorted((at for at in self.checkpoints if at <= version), reverse=True):
+            yield from self.checkpoints[at]
+        yield None
+
+    def _deltas(self, start: int, version: int) -> tuple[tuple[int, int, StoredObject], ...] | None:
+        chosen = []
+        at = version
+        while at > start:
+            wider = [(first, file) for first, file in self.compacted.get(at, ()) if first > start]
+            if wider:
+                first, file = min(wider, key=lambda one: one[0])
+                chosen.append((first, at, file))
+                at = first - 1
+            elif at in self.commits:
+                chosen.append((at, at, self.commits[at]))
+                at -= 1
+            else:
+                return None
+        return tuple(chosen)
+
+
+def list_log(stores: Stores, root: str, from_version: int = 0) -> LogListing:
+    """The log's files from a version on; checkpoints below it are not seen."""
+    listing = LogListing(root)
+    parts: dict[tuple[int, int], dict[int, StoredObject]] = {}
+    after = f"{root}/{LOG}/{from_version:020d}" if from_version else None
+    for file in stores.list(f"{root}/{LOG}", after):
+        name = file.location.rsplit("/", 1)[-1]
+        if not name[:1].isdigit():
+            break  # names begin with digits; what sorts behind them are folders and pointers
+        _note(listing, parts, name, file)
+    for (version, count), found in parts.items():
+        if len(found) == count:
+            whole = Checkpoint(version, tuple(found[number] for number in range(1, count + 1)))
+            listing.checkpoints.setdefault(version, []).append(whole)
+    return listing
+
+
+def _note(
+    listing: LogListing,
+    parts: dict[tuple[int, int], dict[int, StoredObject]],
+    name: str,
+    file: StoredObject,
+) -> None:
+    commit = COMMIT.fullmatch(name)
+    if commit:
+        listing.commits[int(commit[1])] = file
+        return
+    compacted = COMPACTED.fullmatch(name)
+    if compacted:
+        listing.compacted.setdefault(int(compacted[2]), []).append((int(compacted[1]), file))
+        return
+    checkpoint = CHECKPOINT.fullmatch(name)
+    if checkpoint is None or (checkpoint[5] == "json" and checkpoint[4] is None):
+        return
+    version = int(checkpoint[1])
+    if checkpoint[2]:
+        parts.setdefault((version, int(checkpoint[3])), {})[int(checkpoint[2])] = file
+    else:
+        listing.checkpoints.setdefault(version, []).append(Checkpoint(version, (file,)))
+
+
+def last_checkpoint(stores: Stores, root: str) -> Mapping[str, object]:
+    """What `_last_checkpoint` says; empty when it is not there or not readable, it is only a hint."""
+    import orjson
+
+    try:
+        said = orjson.loads(stores.read(f"{root}/{LOG}/_last_checkpoint"))
+    except (StoreMissing, orjson.JSONDecodeError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def list_for_latest(stores: Stores, root: str) -> LogListing:
+    """Enough of the log for its newest version: from the last checkpoint on, when that is where it should be."""
+    version = last_checkpoint(stores, root).get("version")
+    if isinstance(version, int) and version > 0:
+        listing = list_log(stores, root, version)
+        if version in listing.checkpoints:
+            return listing
+    return list_log(stores, root)

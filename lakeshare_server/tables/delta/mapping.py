@@ -1,0 +1,29 @@
+"""Column mapping: the names a table's log and files use for its columns (Delta's PROTOCOL.md, "Column Mapping")."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+PHYSICAL = "delta.columnMapping.physicalName"
+
+
+def mapping_mode(configuration: Mapping[str, str | None]) -> str:
+    """`none`, `name` or `id`."""
+    return (configuration.get("delta.columnMapping.mode") or "none").lower()
+
+
+def physical_name(member: Mapping[str, Any]) -> str:
+    """The name of a schema's field in log and files."""
+    name = (member.get("metadata") or {}).get(PHYSICAL)
+    return str(member["name"] if name is None else name)
+
+
+def physical_partition_columns(metadata: Mapping[str, Any]) -> list[str]:
+    """The partition columns as `partitionValues` names them, in the table's order."""
+    columns = [str(column) for column in metadata.get("partitionColumns") or ()]
+    if mapping_mode(metadata.get("configuration") or {}) == "none":
+        return columns
+    by_name = {
+        member["name"]: physical_name(member) for member in json.loads(metadata["schemaString"])["fields"]
+    }
+    return [by_name[column] for column in columns]

@@ -1,0 +1,64 @@
+"""A Delta table at one version, ready to be indexed."""
+
+from lakeshare_server.errors import StoreMissing, TableFilesMissing, Unserveable
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.stores import Stores
+from lakeshare_server.tables.delta.features import delta_head, require_known
+from lakeshare_server.tables.delta.files import snapshot_files
+from lakeshare_server.tables.delta.log import LogListing, list_for_latest, list_log
+from lakeshare_server.tables.delta.replay import TableState, replay
+from lakeshare_server.tables.locations import from_uri
+from lakeshare_server.tables.snapshot import TableSnapshot
+
+
+def read_delta(location: str, version: int | None = None, stores: Stores | None = None) -> TableSnapshot:
+    """The table at a path, `file:` URL or store URL; `version` None means the latest.
+
+    Raises:
+        Unserveable: no such table or version, or its log needs a feature this reader does not know.
+        StoreError: the store lacks a file of its log, or refuses it.
+        Unavailable: the store does not answer.
+    """
+    stores = stores or Stores(ServerSettings())
+    root = from_uri(location).rstrip("/")
+    listing = _listing(stores, root, version)
+    if version is None:
+        version = listing.latest
+    elif version > listing.latest:
+        raise _no_such_version(root, version, f"its latest is {listing.latest}")
+    try:
+        return snapshot_of(root, replay(stores, listing, version))
+    except TableFilesMissing as error:
+        raise _no_such_version(root, version, error.what) from error
+
+
+def snapshot_of(root: str, state: TableState) -> TableSnapshot:
+    """The snapshot of a replayed log.
+
+    Raises:
+        Unserveable, TableFilesMissing: as `read_delta` says.
+    """
+    require_known(state.protocol)
+    return TableSnapshot(
+        format="delta",
+        location=root,
+        head=delta_head(state.protocol, state.metadata, state.adds),
+        version=state.version,
+        files=snapshot_files(root, state.metadata, state.adds),
+    )
+
+
+def _listing(stores: Stores, root: str, version: int | None) -> LogListing:
+    try:
+        listing = list_for_latest(stores, root) if version is None else list_log(stores, root)
+        listing.latest  # noqa: B018  an empty log is no table
+    except (TableFilesMissing, StoreMissing) as error:
+        raise Unserveable(f"There is no Delta table at {root}.", "Check the table's location.") from error
+    return listing
+
+
+def _no_such_version(root: str, version: int, why: str) -> Unserveable:
+    return Unserveable(
+        f"The Delta table at {root} cannot be read at version {version}: {why}.",
+        "Check that the version exists and that its log is whole.",
+    )

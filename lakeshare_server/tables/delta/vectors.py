@@ -1,0 +1,62 @@
+"""Where the bytes of deletion vectors are, as a log says it (Delta's PROTOCOL.md, "Deletion Vector Descriptor")."""
+
+import uuid
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeshare_server.errors import TableFilesMissing
+from lakeshare_server.tables.locations import resolve_names
+
+# Z85 (ZeroMQ RFC 32), the base 85 that Delta writes UUIDs and inline vectors in.
+ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+DIGIT = {character: value for value, character in enumerate(ALPHABET)}
+UUID_CHARS = 20
+
+
+def vector_paths(root: str, adds: pa.Table) -> pa.Array:
+    """Absolute locations of the files that hold deletion vectors; null for inline ones and for files without.
+
+    Raises:
+        TableFilesMissing: a descriptor is not what the specification says.
+    """
+    storage = adds.column("dv_storage").combine_chunks()
+    described = adds.column("dv_path").combine_chunks()
+    if storage.null_count == len(storage):
+        return pa.nulls(len(storage), pa.string())
+    pairs = zip(storage.to_pylist(), described.to_pylist(), strict=True)
+    names = pa.array([_name(root, kind, path) for kind, path in pairs], pa.string())
+    absolute = pc.equal(storage, "p")
+    return pc.if_else(absolute, resolve_names(root, pc.if_else(absolute, names, None)), names)
+
+
+def _name(root: str, storage: str | None, described: str | None) -> str | None:
+    if storage is None or storage == "i":
+        return None
+    if described is None or storage not in ("u", "p"):
+        raise TableFilesMissing(root, f"a deletion vector of storage type {storage!r} has no known place")
+    if storage == "p":
+        return described
+    prefix, encoded = described[:-UUID_CHARS], described[-UUID_CHARS:]
+    try:
+        name = f"deletion_vector_{uuid.UUID(bytes=z85_bytes(encoded))}.bin"
+    except (KeyError, ValueError, OverflowError) as error:
+        raise TableFilesMissing(root, f"a deletion vector has the unreadable name {described!r}") from error
+    return "/".join(part for part in (root.rstrip("/"), prefix, name) if part)
+
+
+def z85_bytes(text: str) -> bytes:
+    """The bytes of a Z85 text.
+
+    Raises:
+        KeyError, ValueError, OverflowError: it is none.
+    """
+    if len(text) % 5:
+        raise ValueError("Z85 comes in fives")
+    decoded = bytearray()
+    for start in range(0, len(text), 5):
+        number = 0
+        for character in text[start : start + 5]:
+            number = number * 85 + DIGIT[character]
+        decoded += number.to_bytes(4, "big")
+    return bytes(decoded)

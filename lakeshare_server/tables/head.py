@@ -1,0 +1,65 @@
+"""What a table says of itself at one version: what the lines before the files are made of."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TableProtocol:
+    """What readers and writers of the table must know, in Delta's terms; features None below versions 3 and 7."""
+
+    min_reader_version: int = 1
+    min_writer_version: int = 2
+    reader_features: tuple[str, ...] | None = None
+    writer_features: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Hindrance:
+    """Why the parquet response format cannot carry a table: the reader feature that is needed, if one is it."""
+
+    feature: str | None
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableHead:
+    """Protocol and metadata as recipients may see them, whatever the format of the table.
+
+    `commit_times_since` is the first version whose time stands in its commit, None when files' times count.
+    """
+
+    table_id: str
+    name: str | None = None
+    description: str | None = None
+    schema_string: str
+    partition_columns: tuple[str, ...]
+    protocol: TableProtocol = field(default_factory=TableProtocol)
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    created_time_ms: int | None = None
+    hindrances: tuple[Hindrance, ...] = ()
+    commit_times_since: int | None = None
+
+    @property
+    def has_change_data_feed(self) -> bool:
+        """Whether writers record row-level changes at this version."""
+        return self.configuration.get("delta.enableChangeDataFeed", "false").lower() == "true"
+
+    def as_json(self) -> dict[str, Any]:
+        """The head as JSON's types; `from_json` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "TableHead":
+        """A head that `as_json` wrote."""
+        read = {key: _tuple(value) for key, value in fields.items()}
+        read["protocol"] = TableProtocol(**{key: _tuple(value) for key, value in fields["protocol"].items()})
+        read["hindrances"] = tuple(Hindrance(**one) for one in fields["hindrances"])
+        return cls(**read)
+
+
+def _tuple(value: Any) -> Any:
+    """JSON's lists as the tuples they were."""
+    return tuple(value) if isinstance(value, list) else value

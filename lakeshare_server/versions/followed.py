@@ -1,0 +1,128 @@
+"""The versions of a followed table: those its Delta log in storage has, found by looking there now and then.
+
+A version is in the ledger, marked unaudited, before any recipient learns its number. Older ones are read from the
+log on demand; their indexes are kept in a cache.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from lakeshare_server.catalog import FollowedTable, Ledger, NewPublication
+from lakeshare_server.tables.delta.changes import VersionChanges, read_changes
+from lakeshare_server.tables.delta.replay import replay
+from lakeshare_server.tables.delta.snapshot import snapshot_of
+from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.index_cache import IndexCache
+from lakeshare_server.tables.snapshot import TableSnapshot
+from lakeshare_server.versions.followed_log import FollowedLog
+from lakeshare_server.versions.version import Version
+
+
+class FollowedVersions:
+    """Reads the log of one followed table."""
+
+    def __init__(self, ledger: Ledger, followed: FollowedTable, log: FollowedLog, cache: IndexCache) -> None:
+        self._ledger, self._followed, self._log, self._cache = ledger, followed, log, cache
+
+    def latest(self) -> Version:
+        """The newest version in storage, as of a look that is not older than the table's interval.
+
+        Raises:
+            StoreError: the log is gone, or the store refuses it.
+            Unserveable: its newest version cannot be served; an older one is not passed off as it.
+            Unavailable: the store does not answer.
+        """
+        self._log.refresh(self._publish)
+        return self._version(self._log.latest)
+
+    def latest_now(self) -> Version | None:
+        """The newest version, if somebody looked within the table's interval."""
+        return self._version(self._log.latest) if self._log.is_fresh() else None
+
+    def oldest(self) -> Version:
+        """The oldest version that the log can still tell, and the operator shows."""
+        self._log.refresh(self._publish)
+        return self._version(self._first())
+
+    def at(self, number: int) -> Version | None:
+        """The version with this number, None when the log cannot tell it."""
+        self._log.refresh(self._publish)
+        return self._version(number) if self._first() <= number <= self._log.latest else None
+
+    def at_or_above(self, number: int) -> Version | None:
+        """The first version with this number or a higher one; the numbers of a log have no gaps."""
+        numbers = self._numbers()
+        return self._version(max(number, numbers.start)) if number < numbers.stop else None
+
+    def at_or_below(self, number: int) -> Version | None:
+        """The last version with this number or a lower one."""
+        numbers = self._numbers()
+        return self._version(min(number, numbers.stop - 1)) if number >= numbers.start else None
+
+    def at_or_before(self, timestamp_ms: int) -> Version | None:
+        """The last version of that time or earlier."""
+        numbers = self._numbers()
+        place = bisect_right(numbers, timestamp_ms, key=self._log.timestamp_ms)
+        return self._version(numbers[place - 1]) if place else None
+
+    def at_or_after(self, timestamp_ms: int) -> Version | None:
+        """The first version of that time or later."""
+        numbers = self._numbers()
+        place = bisect_left(numbers, timestamp_ms, key=self._log.timestamp_ms)
+        return self._version(numbers[place]) if place < len(numbers) else None
+
+    def index(self, version: Version) -> FileIndex:
+        """The files of a version; built when it is asked for first."""
+        return self._index(version.number)
+
+    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
+        """What the versions `first` to `last` changed."""
+        log = self._log
+        return read_changes(log.stores, self._cache.folder, log.root, first, last)
+
+    def _numbers(self) -> range:
+        self._log.refresh(self._publish)
+        return range(self._first(), self._log.latest + 1)
+
+    def _first(self) -> int:
+        return max(self._followed.start_version, self._log.oldest)
+
+    def _version(self, number: int) -> Version:
+        return Version(number, self._log.timestamp_ms(number))
+
+    def _index(self, number: int) -> FileIndex:
+        return self._cache.get(self._log.identity(number), lambda: self._snapshot(number))
+
+    def _snapshot(self, number: int) -> TableSnapshot:
+        return snapshot_of(self._log.root, replay(self._log.stores, self._log.listing, number))
+
+    def _publish(self, number: int) -> int | None:
+        """Enter a version that was found into the ledger; returns from when on commits tell their own time."""
+        header = self._index(number).header
+        known = self._ledger.latest(self._followed.table)
+        if known is not None and known.version >= number:
+            # Seen before, or the table was made anew: the ledger's numbers only grow.
+            return header.head.commit_times_since
+        self._ledger.append(
+            [
+                NewPublication(
+                    table=self._followed.table,
+                    set_name="",
+                    format="delta",
+                    location=header.location,
+                    table_id=header.head.table_id,
+                    delta_version=number,
+                    schema_string=header.head.schema_string,
+                    rows=header.rows,
+                    files=header.files,
+                    size_bytes=header.size_bytes,
+                    index_digest="",
+                    contract_digest="",
+                    verdicts={},
+                    run_id=f"follow-{header.head.table_id}-{number}",
+                    partition="",
+                    audited=False,
+                )
+            ]
+        )
+        return header.head.commit_times_since

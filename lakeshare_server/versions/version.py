@@ -1,0 +1,60 @@
+"""What recipients can ask of a table's versions, whoever numbers them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lakeshare_server.tables.delta.changes import VersionChanges
+from lakeshare_server.tables.index import FileIndex
+
+
+@dataclass(frozen=True)
+class Version:
+    """A number that recipients know and when it came about, in milliseconds since 1970."""
+
+    number: int
+    timestamp_ms: int
+
+
+class TableVersions(Protocol):
+    """The readable versions of one table, in order; timestamps grow with the numbers."""
+
+    def latest(self) -> Version:
+        """The version that is read when none is asked for."""
+        ...
+
+    def latest_now(self) -> Version | None:
+        """The same where it is known without waiting for a database or a store, else None."""
+        ...
+
+    def oldest(self) -> Version:
+        """The first version that can be read."""
+        ...
+
+    def at(self, number: int) -> Version | None:
+        """The version with this number, None when there is none."""
+        ...
+
+    def at_or_above(self, number: int) -> Version | None:
+        """The first version with this number or a higher one."""
+        ...
+
+    def at_or_below(self, number: int) -> Version | None:
+        """The last version with this number or a lower one."""
+        ...
+
+    def at_or_before(self, timestamp_ms: int) -> Version | None:
+        """The last version of that time or earlier."""
+        ...
+
+    def at_or_after(self, timestamp_ms: int) -> Version | None:
+        """The first version of that time or later."""
+        ...
+
+    def index(self, version: Version) -> FileIndex:
+        """The files of a version."""
+        ...
+
+    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
+        """What the versions `first` to `last` changed, in order."""
+        ...

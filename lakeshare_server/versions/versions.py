@@ -1,0 +1,41 @@
+"""From a lake table's name to its versions: published by pipelines, or followed."""
+
+from threading import Lock
+
+from lakeshare_server.catalog import Catalog, FollowedTable, FollowedTables, GenerationCache, Ledger
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.stores import Stores
+from lakeshare_server.tables.index_cache import IndexCache
+from lakeshare_server.versions.followed import FollowedVersions
+from lakeshare_server.versions.followed_log import FollowedLog
+from lakeshare_server.versions.published import PublishedVersions
+from lakeshare_server.versions.version import TableVersions
+
+
+class Versions:
+    """The versions of all tables, with what this process keeps of them."""
+
+    def __init__(self, catalog: Catalog, settings: ServerSettings, stores: Stores) -> None:
+        self._ledger, self._followed = Ledger(catalog), FollowedTables(catalog)
+        self._index_dir, self._stores = settings.index_dir, stores
+        self._cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
+        self._logs: dict[tuple[str, str, float], FollowedLog] = {}
+        self._opening = Lock()
+        self._known = GenerationCache[TableVersions](catalog)
+
+    def of(self, table: str) -> TableVersions:
+        """The versions of a lake table, as of this generation of the catalog."""
+        return self._known.get(table, lambda: self._look(table))
+
+    def _look(self, table: str) -> TableVersions:
+        followed = self._followed.get(table)
+        if followed is not None:
+            return FollowedVersions(self._ledger, followed, self._log(followed), self._cache)
+        return PublishedVersions(self._ledger, table, self._index_dir, self._cache, self._stores)
+
+    def _log(self, followed: FollowedTable) -> FollowedLog:
+        key = followed.table, followed.location, followed.check_every_s
+        with self._opening:
+            if key not in self._logs:
+                self._logs[key] = FollowedLog(self._stores, followed.location, followed.check_every_s)
+            return self._logs[key]
