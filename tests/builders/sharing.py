@@ -18,6 +18,7 @@ from lakeshare_server.app import make_server
 from lakeshare_server.catalog import (
     Catalog,
     DeclaredShare,
+    FollowedTables,
     Ledger,
     Publication,
     Recipients,
@@ -51,6 +52,12 @@ class Provider:
         """Publish an Iceberg table at a snapshot."""
         snapshot = read_iceberg(state.metadata_location, state.snapshot_id)
         return self._publish(table, snapshot, metadata_location=state.metadata_location)
+
+    def follow(
+        self, table: str, location: Path | str, check_every_s: float = 0.0, start_version: int = 0
+    ) -> None:
+        """Follow the Delta table at a location; recipients see it once its name is shared."""
+        FollowedTables(self.catalog).add(table, str(location), check_every_s, start_version)
 
     def share(self, *tables: str, share: str = "flights", **options: Any) -> None:
         """Share tables of the lake, `schema.table`, under their own names."""
