@@ -5,7 +5,7 @@ A token is shown once, when it is made; the catalog keeps its SHA-256.
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from sqlalchemy import select, update
@@ -37,7 +37,7 @@ class Reader:
 
     id: str
     name: str
-    expires_at: datetime | None = None
+    expires_at: datetime | None = field(default=None, compare=False)
 
     def is_valid(self) -> bool:
         """Whether its token, found valid before, has not ended since."""
