@@ -1,45 +1,57 @@
 """The file index: one file per content, the same bytes from anywhere, whole or not there."""
 
 import hashlib
+import json
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from lakeshare_server.errors import Unavailable
-from lakeshare_server.tables import open_index, read_delta, write_index
-from lakeshare_server.tables.index import BATCH_ROWS, index_path
+from lakeshare_server.tables import TableHead, TableProtocol, open_index, read_delta, write_index
+from lakeshare_server.tables.head import Hindrance
+from lakeshare_server.tables.index import BATCH_ROWS, HEADER_KEY, LAYOUT, index_path
 from lakeshare_server.tables.snapshot import TableSnapshot
 from tests.builders.lake_tables import a_delta_table, some_rows
 
+SCHEMA = '{"type":"struct","fields":[{"name":"s","type":"string","nullable":true,"metadata":{}}]}'
+HEAD = TableHead(table_id="id", schema_string=SCHEMA, partition_columns=())
 
-def a_snapshot(files: int, /, **different: object) -> TableSnapshot:
+
+def a_snapshot(files: int, /, content: pa.Table | None = None, **different: Any) -> TableSnapshot:
+    """One of so many files, but for what the test says of its head."""
+    return TableSnapshot(
+        format="delta",
+        location="/lake",
+        head=replace(HEAD, **different),
+        files=some_files(files) if content is None else content,
+    )
+
+
+def some_files(files: int) -> pa.Table:
     numbers = list(range(files))
     empty = pa.nulls(files, pa.struct([]))
-    table = pa.table(
+    return pa.table(
         {
-            "path": [f"/lake/{number:06d}.parquet" for number in numbers],
-            "name": [f"{number:06d}.parquet" for number in numbers],
+            "path": pa.array([f"/lake/{number:06d}.parquet" for number in numbers], pa.string()),
+            "name": pa.array([f"{number:06d}.parquet" for number in numbers], pa.string()),
             "size": pa.array([100 + number for number in numbers], pa.int64()),
             "modification_time": pa.array(numbers, pa.int64()),
             "rows": pa.array([None if number % 7 == 3 else number for number in numbers], pa.int64()),
             "partition": empty,
-            "min": pa.StructArray.from_arrays([pa.array([f"m{number}" for number in numbers])], ["s"]),
-            "max": pa.StructArray.from_arrays([pa.array([f"m{number}z" for number in numbers])], ["s"]),
+            "min": pa.StructArray.from_arrays(
+                [pa.array([f"m{number}" for number in numbers], pa.string())], ["s"]
+            ),
+            "max": pa.StructArray.from_arrays(
+                [pa.array([f"m{number}z" for number in numbers], pa.string())], ["s"]
+            ),
             "null_count": empty,
         }
     )
-    schema = '{"type":"struct","fields":[{"name":"s","type":"string","nullable":true,"metadata":{}}]}'
-    given = {
-        "format": "delta",
-        "location": "/lake",
-        "table_id": "id",
-        "schema_string": schema,
-        "files": table,
-    }
-    return TableSnapshot(**{**given, "partition_columns": (), **different})
 
 
 def test_the_name_of_an_index_is_the_digest_of_its_bytes(tmp_path: Path) -> None:
@@ -53,7 +65,7 @@ def test_the_same_files_in_another_order_give_the_same_index(tmp_path: Path) -> 
     snapshot = a_snapshot(25_000)
     order = pc.sort_indices(pc.random(25_000, initializer=7))
     shuffled = pa.Table.from_batches(snapshot.files.take(order).to_batches(max_chunksize=777))
-    again = a_snapshot(25_000, files=shuffled)
+    again = a_snapshot(25_000, shuffled)
     assert write_index(snapshot, tmp_path / "a").digest == write_index(again, tmp_path / "b").digest
 
 
@@ -64,18 +76,55 @@ def test_reading_a_table_twice_gives_one_index(tmp_path: Path) -> None:
     assert len(list((tmp_path / "index").iterdir())) == 1
 
 
-@pytest.mark.parametrize(
-    "different", [{"table_id": "other"}, {"description": "d"}, {"partition_columns": ("s",)}]
-)
-def test_another_table_gives_another_index(tmp_path: Path, different: dict[str, object]) -> None:
-    if "partition_columns" in different:
-        files = a_snapshot(3).files
-        place = files.column_names.index("partition")
-        different["files"] = files.set_column(place, "partition", files.column("min"))
-    assert (
-        write_index(a_snapshot(3), tmp_path).digest
-        != write_index(a_snapshot(3, **different), tmp_path).digest
-    )
+DIFFERENT = {
+    "id": {"table_id": "other"},
+    "description": {"description": "d"},
+    "property": {"configuration": {"a": "b"}},
+    "protocol": {"protocol": TableProtocol(3, 7, ("deletionVectors",), ("deletionVectors",))},
+    "age": {"created_time_ms": 1},
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_another_table_gives_another_index(tmp_path: Path, case: str) -> None:
+    other = a_snapshot(3, **DIFFERENT[case])
+    assert write_index(a_snapshot(3), tmp_path).digest != write_index(other, tmp_path).digest
+
+
+def test_other_partitions_give_another_index(tmp_path: Path) -> None:
+    files = some_files(3)
+    place = files.column_names.index("partition")
+    parted = files.set_column(place, "partition", files.column("min"))
+    other = a_snapshot(3, parted, partition_columns=("s",))
+    assert write_index(a_snapshot(3), tmp_path).digest != write_index(other, tmp_path).digest
+
+
+def test_the_head_comes_back_as_it_was(tmp_path: Path) -> None:
+    head = {
+        "name": "n",
+        "description": "d\u00fc\n",
+        "configuration": {"delta.enableChangeDataFeed": "true"},
+        "protocol": TableProtocol(3, 7, ("columnMapping",), ("columnMapping", "appendOnly")),
+        "hindrances": (Hindrance("columnMapping", "reason", "fix"), Hindrance(None, "r", "f")),
+        "created_time_ms": 7,
+        "commit_times_since": 3,
+    }
+    index = open_index(tmp_path, write_index(a_snapshot(1, **head), tmp_path).digest)
+    assert index.header.head == replace(HEAD, **head)
+    assert (index.header.table_format, index.header.location) == ("delta", "/lake")
+
+
+def test_the_stores_of_all_files_and_vectors_are_named(tmp_path: Path) -> None:
+    files = some_files(3)
+    paths = ["/lake/a", "s3://elsewhere/b", "/lake/c"]
+    vectors = pa.array([None, None, "gs://bucket/v.bin"])
+    content = files.set_column(0, "path", pa.array(paths)).append_column("dv_path", vectors)
+    for name, kind in (("dv_id", pa.string()), ("dv_offset", pa.int64()), ("dv_size", pa.int64())):
+        content = content.append_column(name, pa.array([None, None, "1" if kind == pa.string() else 1], kind))
+    content = content.append_column("dv_cardinality", pa.array([0, 0, 1], pa.int64()))
+    index = open_index(tmp_path, write_index(a_snapshot(3, content), tmp_path).digest)
+    assert index.header.roots == ("", "gs://bucket", "s3://elsewhere")
+    assert open_index(tmp_path, write_index(a_snapshot(3), tmp_path).digest).header.roots == ("",)
 
 
 def test_totals_are_those_of_the_files(tmp_path: Path) -> None:
@@ -91,6 +140,7 @@ def test_totals_are_those_of_the_files(tmp_path: Path) -> None:
 def test_files_come_back_in_order_and_in_batches(tmp_path: Path) -> None:
     index = open_index(tmp_path, write_index(a_snapshot(25_500), tmp_path).digest)
     batches = list(index.batches())
+    assert len(batches) == 2
     assert max(batch.num_rows for batch in batches) == BATCH_ROWS
     paths = [path for batch in batches for path in batch.column("path").to_pylist()]
     assert paths == [f"/lake/{number:06d}.parquet" for number in range(25_500)]
@@ -108,7 +158,8 @@ def test_recipients_see_comments_but_no_other_metadata_of_columns(tmp_path: Path
         '"nullable":true,"metadata":{"secret":"x"}}]},"nullable":true,"metadata":{"comment":"c","delta.id":3}}]}'
     )
     index = open_index(tmp_path, write_index(a_snapshot(1, schema_string=schema), tmp_path).digest)
-    assert index.header.schema_string == (
+    assert index.header.head.schema_string == schema
+    assert index.header.parquet_schema_string == (
         '{"type":"struct","fields":[{"name":"s","type":{"type":"struct","fields":[{"name":"metadata","type":"long",'
         '"nullable":true,"metadata":{}}]},"nullable":true,"metadata":{"comment":"c"}}]}'
     )
@@ -126,8 +177,20 @@ def test_an_index_that_was_cut_off_is_not_opened(tmp_path: Path) -> None:
         open_index(tmp_path, stored.digest)
 
 
+def test_an_index_of_another_layout_is_not_opened(tmp_path: Path) -> None:
+    stored = write_index(a_snapshot(3), tmp_path)
+    with pa.OSFile(str(stored.path)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    header = json.loads(table.schema.metadata[HEADER_KEY])
+    older = table.replace_schema_metadata({HEADER_KEY: json.dumps({**header, "layout": LAYOUT - 1})})
+    with pa.ipc.new_file(str(stored.path), older.schema) as writer:
+        writer.write_table(older)
+    with pytest.raises(Unavailable, match=f"has layout {LAYOUT - 1}, this lakeshare reads {LAYOUT}"):
+        open_index(tmp_path, stored.digest)
+
+
 def test_writing_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    broken = a_snapshot(3, files=a_snapshot(3).files.drop_columns(["name"]))
+    broken = a_snapshot(3, some_files(3).drop_columns(["name"]))
     with pytest.raises(KeyError):
         write_index(broken, tmp_path)
     assert list(tmp_path.iterdir()) == []

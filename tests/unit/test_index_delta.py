@@ -1,4 +1,4 @@
-"""Delta tables: each version as its log has it; what the parquet format cannot carry is refused with its remedy."""
+"""Delta tables: each version as its log has it, and what of it the parquet format cannot carry, with the remedy."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.protocol.capabilities import Capabilities
+from lakeshare_server.protocol.negotiation import negotiated
 from lakeshare_server.tables import read_delta
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
@@ -103,6 +105,14 @@ REFUSED = {
 }
 
 
+def refused_for(location: Path, reason: str) -> None:
+    """Reading it is no trouble; whoever takes the parquet format only is refused, with a remedy."""
+    head = read_delta(str(location)).head
+    with pytest.raises(Unserveable, match=f"Unsupported Delta Table Properties.*{reason}") as refused:
+        negotiated(Capabilities(), head, "s.s.t")
+    assert refused.value.fix
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_parquet_cannot_carry_is_refused(tmp_path: Path, case: str) -> None:
     protocol, metadata, reason = REFUSED[case]
@@ -114,16 +124,13 @@ def test_what_parquet_cannot_carry_is_refused(tmp_path: Path, case: str) -> None
         field["metadata"] = name if case == "column mapping" else {}
     rewrite_log(location, "protocol", **protocol)
     rewrite_log(location, "metaData", **metadata, schemaString=json.dumps(schema))
-    with pytest.raises(Unserveable, match=f"Unsupported Delta Table Properties.*{reason}") as refused:
-        read_delta(str(location))
-    assert refused.value.fix
+    refused_for(location, reason)
 
 
 def test_timestamps_without_a_zone_are_refused_by_column(tmp_path: Path) -> None:
     rows = pa.table({"at": pa.array([0], pa.timestamp("us"))})
     location = a_delta_table(tmp_path / "table", rows, partitioned_by=())
-    with pytest.raises(Unserveable, match=r"without a time zone \(column at\).*Store them as timestamp"):
-        read_delta(str(location))
+    refused_for(location, r"without a time zone \(column at\).*Store them as timestamp")
 
 
 def test_features_that_only_log_readers_need_are_no_hindrance(tmp_path: Path) -> None:
@@ -137,7 +144,32 @@ def test_features_that_only_log_readers_need_are_no_hindrance(tmp_path: Path) ->
         readerFeatures=feature,
         writerFeatures=feature,
     )
-    assert read_delta(str(location)).files.num_rows == 3
+    snapshot = read_delta(str(location))
+    assert snapshot.files.num_rows == 3
+    assert snapshot.head.hindrances == ()
+    assert snapshot.head.protocol.reader_features == snapshot.head.protocol.writer_features == ()
+
+
+def test_a_feature_nobody_here_knows_is_refused_by_name(tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table")
+    features = ["deletionVectors", "tomorrow", "nextYear"]
+    rewrite_log(
+        location,
+        "protocol",
+        minReaderVersion=3,
+        minWriterVersion=7,
+        readerFeatures=features,
+        writerFeatures=features,
+    )
+    with pytest.raises(Unserveable, match="needs the reader features nextYear, tomorrow"):
+        read_delta(str(location))
+
+
+def test_a_reader_version_nobody_here_knows_is_refused(tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table")
+    rewrite_log(location, "protocol", minReaderVersion=4, minWriterVersion=9)
+    with pytest.raises(Unserveable, match=r"version \(4,9\) is too new"):
+        read_delta(str(location))
 
 
 def test_an_empty_partition_text_is_null_as_it_is_to_clients(tmp_path: Path) -> None:
