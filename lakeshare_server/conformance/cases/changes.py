@@ -1,0 +1,175 @@
+"""The change data feed: lines, files and rows."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pyarrow.compute as pc
+
+from lakeshare_server.conformance.case import DELTA, MUST, NothingToTry, expect, on_tables, on_views
+from lakeshare_server.conformance.cases.data_files import a_file_is_served
+from lakeshare_server.conformance.ground import Table, View
+from lakeshare_server.conformance.reply import Action, Reply
+from lakeshare_server.conformance.rows import LARGEST_BYTES, read_parquet
+from lakeshare_server.conformance.shapes import COUNT, expect_fields
+
+LATER_KINDS = {"parquet": {"add", "remove", "cdf"}, "delta": {"file"}}
+CHANGE_TYPES = {"insert", "update_preimage", "update_postimage", "delete"}
+GAIN = {"insert": 1, "update_postimage": 1, "update_preimage": -1, "delete": -1}
+
+
+@on_views(MUST, "1.8", "1.0")
+def changes_begin_with_a_head(view: View) -> None:
+    """Changes are protocol, metaData, then files; NDJSON; the header tells the starting version."""
+    reply = whole(view)
+    reply.head  # noqa: B018 - raises when the first lines are others
+    expect(reply.version == view.change_start, reply.where, f"version {view.change_start}", reply.version)
+    kind = reply.answer.header("content-type").lower().replace(" ", "")
+    expect(
+        kind == "application/x-ndjson;charset=utf-8", reply.where, "application/x-ndjson; charset=utf-8", kind
+    )
+    expect(reply.format == view.format, reply.where, f"{view.format} format", reply.format)
+
+
+@on_views(MUST, "1.8", "0.1")
+def changes_are_added_removed_and_changed_files(view: View) -> None:
+    """After the head come add, remove and cdf lines (in delta format file lines), and nothing else."""
+    for line in whole(view).later:
+        allowed = LATER_KINDS[view.format]
+        expect(line.kind in allowed, line.where, f"one of {sorted(allowed)}", line.kind)
+
+
+@on_views(MUST, "0.13", "2.1", "6.2")
+def changes_tell_version_and_time(view: View) -> None:
+    """Every file of a change has version and timestamp, and a size."""
+    for action in whole(view).actions:
+        expect_fields(action.where, action.outer, {"version": COUNT, "timestamp": COUNT}, {})
+        expect_fields(action.where, action.inner, {"size": COUNT}, {})
+
+
+@on_views(MUST, "0.13", "1.8")
+def metadata_of_changes_tells_its_version(view: View) -> None:
+    """The head's metaData has a version; the starting one when includeHistoricalMetadata is asked for."""
+    expect_fields(whole(view).where, whole(view).head[1].value, {"version": COUNT}, {})
+    reply = view.changes(startingVersion=view.change_start, includeHistoricalMetadata="true")
+    told = reply.head[1].value.get("version")
+    expect(told == view.change_start, reply.where, f"metaData.version {view.change_start}", told)
+
+
+@on_views(MUST, "0.13", formats=(DELTA,))
+def changes_in_delta_format_say_that_they_are_recorded(view: View) -> None:
+    """The head's configuration has delta.enableChangeDataFeed, and the writer protocol allows it."""
+    told = whole(view).configuration.get("delta.enableChangeDataFeed")
+    expect(told == "true", whole(view).where, "delta.enableChangeDataFeed true", told)
+    protocol = whole(view).protocol
+    version, features = protocol.get("minWriterVersion"), protocol.get("writerFeatures") or []
+    fits = version in (4, 5, 6) or (version == 7 and "changeDataFeed" in features)
+    expect(fits, whole(view).where, "a writer protocol with the change data feed", protocol)
+
+
+@on_views(MUST, "0.11", "1.8")
+def booleans_are_read_in_any_case(view: View) -> None:
+    """includeHistoricalMetadata=True, as the Python client writes it, is true."""
+    wanted = view.changes(startingVersion=view.change_start, includeHistoricalMetadata="true")
+    for text in ("True", "TRUE"):
+        reply = view.changes(startingVersion=view.change_start, includeHistoricalMetadata=text)
+        kinds = [[line.kind for line in one.lines] for one in (wanted, reply)]
+        expect(
+            kinds[0] == kinds[1], reply.where, "the lines of includeHistoricalMetadata=true", kinds[1][:10]
+        )
+
+
+@on_views(MUST, "1.8")
+def changes_of_the_schema_are_told_when_asked_for(view: View) -> None:
+    """With includeHistoricalMetadata every later change of the schema is a metaData line with its version."""
+    versions = view.versions_from(view.change_start)
+    schemas = {version: view.query(version=version).metadata.get("schemaString") for version in versions}
+    changed = {new for old, new in pairwise(versions) if schemas[old] != schemas[new]}
+    if not changed:
+        raise NothingToTry("no table changed its schema within its changes")
+    reply = view.changes(startingVersion=view.change_start, includeHistoricalMetadata="true")
+    told = {line.value.get("version") for line in reply.later if line.kind == "metaData"}
+    missing = sorted(changed - told)
+    expect(not missing, reply.where, "a metaData line at each change of the schema", f"none at {missing}")
+
+
+@on_views(MUST, "1.8")
+def changed_rows_stand_alone(view: View) -> None:
+    """A version with files of changed rows (cdf, cdc) has no others: they would count twice."""
+    kinds: dict[int, set[str]] = {}
+    for action in whole(view).actions:
+        kinds.setdefault(action.version, set()).add(action.kind)
+    for version, found in kinds.items():
+        is_alone = "cdc" not in found or found == {"cdc"}
+        expect(is_alone, f"{whole(view).where}, version {version}", "changed rows alone", sorted(found))
+
+
+@on_views(MUST, "1.8", "2.1")
+def files_of_changes_can_be_read(view: View) -> None:
+    """The URLs of added, changed and removed files serve their bytes."""
+    for kind in ("add", "cdc", "remove"):
+        of_kind = [action for action in whole(view).actions if action.kind == kind]
+        for action in of_kind[:1]:
+            a_file_is_served(view, action)
+
+
+@on_views(MUST, "1.8")
+def changed_rows_tell_their_kind(view: View) -> None:
+    """Files of changed rows have the column _change_type: insert, update_preimage, update_postimage or delete."""
+    changed = [action for action in whole(view).actions if action.kind == "cdc"]
+    if not changed:
+        raise NothingToTry("no version has files of changed rows")
+    for action in changed[:3]:
+        rows = read_parquet(view, action)
+        expect("_change_type" in rows.column_names, action.where, "a column _change_type", rows.column_names)
+        found = set(pc.unique(rows.column("_change_type")).to_pylist())
+        expect(
+            found <= CHANGE_TYPES,
+            action.where,
+            f"_change_type in {sorted(CHANGE_TYPES)}",
+            sorted(map(str, found)),
+        )
+
+
+@on_views(MUST, "1.8")
+def changes_add_up(view: View) -> None:
+    """The rows of a version, with the inserted and without the deleted ones, are the rows of the latest version."""
+    start, *later = view.versions_from(view.change_start)
+    if not later:
+        raise NothingToTry("no range of changes has two versions")
+    changed = [action for action in whole(view).actions if action.version > start]
+    snapshots = [view.query(version=version) for version in (start, later[-1])]
+    every = [*changed, *(action for reply in snapshots for action in reply.actions)]
+    if any(action.vector for action in every) or sum(action.size_bytes for action in every) > LARGEST_BYTES:
+        raise NothingToTry(f"{view.table.name} is too large to count, or has deletion vectors")
+    before, after = (sum(read_parquet(view, action).num_rows for action in one.actions) for one in snapshots)
+    gained = sum(_gain(view, action) for action in changed)
+    expect(before + gained == after, whole(view).where, f"{after - before} rows more than before", gained)
+
+
+@on_tables(MUST, "1.8", "0.19")
+def changes_that_were_not_recorded_are_400(table: Table) -> None:
+    """Changes of a table that does not record or share them are 400."""
+    delta = table.view(DELTA)
+    is_off = delta is not None and delta.metadata.configuration.get("delta.enableChangeDataFeed") != "true"
+    answer = table.first_view.ask_changes({"startingVersion": 0})
+    if answer.status == 200 and not is_off:
+        raise NothingToTry("every table records its changes")
+    answer.refusal(400)
+
+
+def whole(view: View) -> Reply:
+    """All changes that can be read."""
+    return view.changes(startingVersion=view.change_start)
+
+
+def counted(actions: Iterable[Action]) -> Counter[tuple[str, tuple[str, str], int]]:
+    """Files with their kinds and versions, whatever their order."""
+    return Counter((action.kind, action.key, action.version) for action in actions)
+
+
+def _gain(view: View, action: Action) -> int:
+    rows = read_parquet(view, action)
+    if action.kind != "cdc":
+        return int(rows.num_rows) * (1 if action.kind == "add" else -1)
+    return sum(GAIN.get(str(kind), 0) for kind in rows.column("_change_type").to_pylist())

@@ -1,0 +1,117 @@
+"""The rows behind a reply: its files read with pyarrow, their columns by their names in the schema."""
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakeshare_server.conformance.case import PARQUET, Broken, NothingToTry
+from lakeshare_server.conformance.ground import View
+from lakeshare_server.conformance.reply import Action, Reply
+from lakeshare_server.conformance.values import to_value
+
+LARGEST_BYTES = 64 * 1024 * 1024
+MOST_FILES = 500
+# Types whose values mean the same to everybody.
+COMPARABLE = frozenset(
+    ("byte", "short", "integer", "long", "float", "double", "string", "date", "timestamp", "boolean")
+)
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """A file and its rows, partition values included, under the table's own column names."""
+
+    action: Action
+    rows: pa.Table
+
+
+def read_parquet(view: View, action: Action) -> pa.Table:
+    """The table in a file as it is stored.
+
+    Raises:
+        Broken: the URL gives no Parquet file.
+    """
+    answer = view.table.client.fetch(action.url).expect_status(200)
+    try:
+        return pq.ParquetFile(io.BytesIO(answer.body)).read()
+    except (pa.ArrowException, OSError) as error:
+        raise Broken(answer.asked, "a Parquet file", f"{len(answer.body)} bytes ({error})") from error
+
+
+def columns_of(reply: Reply) -> dict[str, tuple[str, str]]:
+    """By the name in the files: the name and the type of each column that can be compared, the type empty otherwise."""
+    is_mapped = (
+        reply.format != PARQUET and reply.configuration.get("delta.columnMapping.mode", "none") != "none"
+    )
+    found = {}
+    for field in reply.fields:
+        stored = (field.get("metadata") or {}).get("delta.columnMapping.physicalName") if is_mapped else None
+        kind = field.get("type")
+        found[str(stored or field["name"])] = (str(field["name"]), kind if kind in COMPARABLE else "")
+    return found
+
+
+def read_all(view: View, reply: Reply) -> list[FileRows]:
+    """Every file of a reply that has no deletion vector, with the columns that can be compared.
+
+    Raises:
+        NothingToTry: it is too much to read, or there is none.
+    """
+    size = sum(action.size_bytes for action in reply.actions)
+    if len(reply.actions) > MOST_FILES or size > LARGEST_BYTES:
+        raise NothingToTry(
+            f"{view.table.name} is too large to read whole: {len(reply.actions)} files, {size} bytes"
+        )
+    found = [
+        FileRows(action, _rows(view, reply, action)) for action in reply.actions if action.vector is None
+    ]
+    if not any(one.rows.num_rows for one in found):
+        raise NothingToTry("no table has rows to compare with")
+    return found
+
+
+def _rows(view: View, reply: Reply, action: Action) -> pa.Table:
+    stored = read_parquet(view, action)
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {}
+    for name, (told, kind) in columns_of(reply).items():
+        if not kind:
+            continue
+        if name in action.partition_values:
+            columns[told] = _constant(action.partition_values[name], kind, stored.num_rows)
+        elif name in stored.column_names:
+            columns[told] = typed(stored.column(name), kind)
+        else:
+            columns[told] = pa.nulls(stored.num_rows, _TYPES[kind])
+    return pa.table(columns)
+
+
+def typed(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
+    """A stored column in the type of the schema: times are stored with other units and without a zone, too."""
+    return column.cast(_TYPES[kind], safe=False)
+
+
+def _constant(text: str | None, kind: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(to_value(text, kind), _TYPES[kind]), count)
+
+
+def distinct(files: Sequence[FileRows], column: str) -> Iterator[object]:
+    """The values of a column in all files, in order, without nulls."""
+    whole = pa.chunked_array([chunk for one in files for chunk in one.rows.column(column).chunks])
+    yield from sorted({value for value in whole.to_pylist() if value is not None})
+
+
+_TYPES = {
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "boolean": pa.bool_(),
+}
