@@ -1,4 +1,4 @@
-"""Rendered lines are JSON that says exactly what the table's metadata said of each file."""
+"""Rendered lines are JSON that says exactly what the table's metadata said of each file, in both formats."""
 
 import hashlib
 import json
@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lakeshare_server.protocol.file_lines import SnapshotLines
+from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.tables import read_delta
-from lakeshare_server.tables.lines import parquet_lines
-from tests.builders.lake_tables import a_delta_table
+from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids, rendered
+from tests.builders.lake_tables import a_delta_table, some_rows
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 VALUES = {
@@ -45,6 +48,7 @@ def a_chunk(files: list[dict[str, Any]]) -> pa.Table:
         {
             "name": pa.array([file["name"] for file in files], pa.string()),
             "size": pa.array(range(len(files)), pa.int64()),
+            "modification_time": pa.array(range(1000, 1000 + len(files)), pa.int64()),
             "rows": pa.array([file["rows"] for file in files], pa.int64()),
             "partition": pa.array([file["partition"] for file in files], kind),
             "min": pa.array([file["min"] for file in files], kind),
@@ -52,6 +56,18 @@ def a_chunk(files: list[dict[str, Any]]) -> pa.Table:
             "null_count": pa.nulls(len(files), pa.struct([])),
         }
     )
+
+
+def lines_of(
+    files: pa.Table, partition_columns: tuple[str, ...], response_format: ResponseFormat = "parquet"
+) -> list[dict[str, Any]]:
+    """The lines as an answer has them, their URLs being their places among the files."""
+    columns = rendered(files, partition_columns)
+    paths = pa.array([str(place) for place in range(files.num_rows)], pa.string())
+    batch = pa.RecordBatch.from_arrays([paths, *columns], ["path", *LINE_COLUMNS])
+    words = SnapshotLines(response_format=response_format, ids=response_format, expires_at_ms=5)
+    text = words.of(batch, lambda signed: [path.encode() for path in signed.to_pylist()])
+    return [json.loads(line)["file"] for line in text.splitlines()]
 
 
 def partition_text(value: Any) -> str | None:
@@ -81,9 +97,8 @@ def stats_of(values: dict[str, Any]) -> dict[str, Any]:
 @given(chunks())
 @settings(deadline=None)
 def test_a_line_says_what_the_file_is(files: list[dict[str, Any]]) -> None:
-    rendered = parquet_lines(a_chunk(files), tuple(VALUES)).to_pylist()
-    for number, (file, line) in enumerate(zip(files, rendered, strict=True)):
-        said = json.loads('{"url":"' + line + "}")
+    for number, (file, said) in enumerate(zip(files, lines_of(a_chunk(files), tuple(VALUES)), strict=True)):
+        assert said["url"] == str(number)
         assert said["id"] == hashlib.md5(file["name"].encode()).hexdigest()
         assert said["size"] == number
         for name, value in file["partition"].items():
@@ -106,22 +121,121 @@ def test_a_line_says_what_the_file_is(files: list[dict[str, Any]]) -> None:
         assert stats["nullCount"] == {}
 
 
-def test_lines_of_a_real_table_repeat_its_log(tmp_path: Path) -> None:
+@given(chunks())
+@settings(deadline=None)
+def test_both_formats_say_the_same_of_a_file(files: list[dict[str, Any]]) -> None:
+    """protocol §2.1, §2.2, §2.6: the ids are MD5 and SHA-256, the path is the URL."""
+    chunk = a_chunk(files)
+    parquet, delta = lines_of(chunk, tuple(VALUES)), lines_of(chunk, tuple(VALUES), "delta")
+    for number, (file, one, other) in enumerate(zip(files, parquet, delta, strict=True)):
+        add = other["deltaSingleAction"]["add"]
+        assert list(other) == ["expirationTimestamp", "id", "deltaSingleAction"]
+        assert other["id"] == hashlib.sha256(file["name"].encode()).hexdigest()
+        assert (add["path"], add["modificationTime"], add["dataChange"]) == (one["url"], 1000 + number, True)
+        assert add["partitionValues"] == one["partitionValues"]
+        assert (add["size"], add.get("stats")) == (one["size"], one.get("stats"))
+
+
+def test_ids_are_those_of_the_reference_server() -> None:
+    """protocol §2.6: the verified vectors."""
+    vectors = {
+        "date=2021-04-28/part-00000-8b0086f2-7b27-4935-ac5a-8ed6215a6640.c000.snappy.parquet": (
+            "9f1a49539c5cffe1ea7f9e055d5c003c"
+        ),
+        "date=2021-04-28/part-00000-591723a8-6a27-4240-a90e-57426f4736d2.c000.snappy.parquet": (
+            "cd2209b32f5ed5305922dd50f5908a75"
+        ),
+    }
+    assert file_ids(pa.array(list(vectors)), hashlib.md5).to_pylist() == list(vectors.values())
+
+
+def logged_adds(location: Path) -> dict[str, Any]:
+    log = (location / "_delta_log" / "00000000000000000000.json").read_text().splitlines()
+    return {add["path"]: add for line in log if (add := json.loads(line).get("add"))}
+
+
+@pytest.mark.parametrize("response_format", ["parquet", "delta"])
+def test_lines_of_a_real_table_repeat_its_log(tmp_path: Path, response_format: ResponseFormat) -> None:
     location = a_delta_table(tmp_path / "table", partitioned_by=("day", "carrier"))
     snapshot = read_delta(str(location))
-    lines = parquet_lines(snapshot.files.combine_chunks(), snapshot.partition_columns).to_pylist()
-    log = (location / "_delta_log" / "00000000000000000000.json").read_text().splitlines()
-    adds = {add["path"]: add for line in log if (add := json.loads(line).get("add"))}
-    assert len(lines) == len(adds)
-    for name, line in zip(snapshot.files.column("name").to_pylist(), lines, strict=True):
-        said, add = json.loads('{"url":"' + line + "}"), adds[name]
+    found = lines_of(snapshot.files.combine_chunks(), snapshot.partition_columns, response_format)
+    adds = logged_adds(location)
+    assert len(found) == len(adds)
+    for name, line in zip(snapshot.files.column("name").to_pylist(), found, strict=True):
+        said, add = line.get("deltaSingleAction", {}).get("add", line), adds[name]
         assert said["partitionValues"] == add["partitionValues"]
-        assert said["size"] == add["size"]
-        stats, logged = json.loads(said["stats"]), json.loads(add["stats"])
-        assert stats["numRecords"] == logged["numRecords"]
-        for column, low in logged["minValues"].items():
-            if column not in ("departed", "cancelled"):
-                assert stats["minValues"][column] == low
-        assert {c: n for c, n in stats["nullCount"].items() if c != "crew"} == {
-            c: n for c, n in logged["nullCount"].items() if c != "crew"
-        }
+        assert (said["size"], said["stats"]) == (add["size"], add["stats"])
+        if response_format == "delta":
+            assert said["modificationTime"] == add["modificationTime"]
+
+
+TRACKED = {"baseRowId": 7, "defaultRowCommitVersion": 3, "clusteringProvider": "liquid", "tags": {"a": 'b"'}}
+INLINE = {"storageType": "i", "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"}
+VECTORS = {
+    "inline": {**INLINE, "sizeInBytes": 40, "cardinality": 6},
+    "relative": {
+        "storageType": "u",
+        "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^",
+        "offset": 4,
+        "sizeInBytes": 40,
+        "cardinality": 6,
+    },
+    "absolute": {
+        "storageType": "p",
+        "pathOrInlineDv": "s3://bucket/deletion_vector_x.bin",
+        "sizeInBytes": 40,
+        "cardinality": 6,
+    },
+}
+
+
+def test_what_a_log_says_of_rows_and_tags_is_passed_on(tmp_path: Path) -> None:
+    """protocol §0.18, §2.2: row tracking, the clustering provider and tags stand where the log has them."""
+    location = a_delta_table(tmp_path / "table", some_rows(days=2))
+    rewrite_adds(location, [TRACKED, {}])
+    told, plain = sorted(deltas(location), key=lambda add: "tags" not in add)
+    assert {key: told[key] for key in TRACKED} == TRACKED
+    assert not set(TRACKED) & set(plain)
+
+
+def test_deletion_vectors_are_sent_where_clients_find_them(tmp_path: Path) -> None:
+    """protocol §0.5, §2.3: `u` becomes `p`, inline ones stay; ids for those in files, differing by offset."""
+    location = a_delta_table(tmp_path / "table", some_rows(days=5), partitioned_by=("day",))
+    other = {**VECTORS["relative"], "offset": 99}
+    rewrite_adds(location, [{"deletionVector": one} for one in (*VECTORS.values(), other)] + [{}])
+    snapshot = read_delta(str(location))
+    found = {
+        json.dumps(line["deltaSingleAction"]["add"]["partitionValues"]): line
+        for line in lines_of(snapshot.files.combine_chunks(), snapshot.partition_columns, "delta")
+    }
+    inline, relative, absolute, later, plain = (found[day] for day in sorted(found))
+    assert inline["deltaSingleAction"]["add"]["deletionVector"] == VECTORS["inline"]
+    beside = f"{location}/ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
+    for line, logged, place in (
+        (relative, VECTORS["relative"], beside),
+        (absolute, VECTORS["absolute"], VECTORS["absolute"]["pathOrInlineDv"]),
+        (later, other, beside),
+    ):
+        sent = line["deltaSingleAction"]["add"]["deletionVector"]
+        assert sent == {**logged, "storageType": "p", "pathOrInlineDv": place}
+        assert len(line["deletionVectorFileId"]) == 64
+    assert len({line["deletionVectorFileId"] for line in (relative, absolute, later)}) == 3
+    for line in (inline, plain):
+        assert "deletionVectorFileId" not in line
+    assert "deletionVector" not in plain["deltaSingleAction"]["add"]
+
+
+def deltas(location: Path) -> list[dict[str, Any]]:
+    snapshot = read_delta(str(location))
+    found = lines_of(snapshot.files.combine_chunks(), snapshot.partition_columns, "delta")
+    return [line["deltaSingleAction"]["add"] for line in found]
+
+
+def rewrite_adds(location: Path, changes: list[dict[str, Any]]) -> None:
+    """Change the table's `add` actions, in the order of their paths, as another writer would have written them."""
+    log = location / "_delta_log" / "00000000000000000000.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    adds = sorted((action["add"] for action in actions if "add" in action), key=lambda add: str(add["path"]))
+    for add, change in zip(adds, changes, strict=True):
+        add.update(change)
+    log.write_text("".join(json.dumps(action) + "\n" for action in actions))
