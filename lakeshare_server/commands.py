@@ -1,4 +1,4 @@
-"""The server's commands: serve, recipients, publications, shares. The `lakeshare` command mounts them too."""
+"""The server's commands: serve, recipients, shares, tables, conformance. The `lakeshare` command mounts them too."""
 
 import sys
 from datetime import UTC, datetime, timedelta
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lakeshare_server.conformance.command import conformance_app
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.table_commands import table_app
 
@@ -37,6 +38,7 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(recipient_app, name="recipient")
     app.add_typer(share_app, name="share")
     app.add_typer(table_app, name="table")
+    app.add_typer(conformance_app, name="conformance")
 
 
 def main() -> None:
