@@ -13,79 +13,62 @@ from lakeshare_server.protocol.bodies import json_object
 from lakeshare_server.protocol.capabilities import answered
 from lakeshare_server.protocol.heads import line
 from lakeshare_server.protocol.requests import QueryRequest, paging_of
-from lakeshare_server.routes.context import (
-    FILE_IDS_HEADER,
-    BodyDep,
-    NoteDep,
-    PartsDep,
-    RecipientDep,
-    TableDep,
-    WantsDep,
-)
+from lakeshare_server.routes.context import FILE_IDS_HEADER, AskedTable, BodyDep, TableDep
 from lakeshare_server.routes.errors import STATUS_OF
 from lakeshare_server.routes.queries import answer_pinned
 from lakeshare_server.routes.responses import error_response, ndjson
-from lakeshare_server.routes.snapshots import Question
 
 router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
 
 
-def submit(question: Question, asked: QueryRequest, fields: Mapping[str, Any]) -> Response:
+def submit(by: AskedTable, asked: QueryRequest, fields: Mapping[str, Any]) -> Response:
     """Take a query in, or answer for the one that came in under the same key."""
     if asked.idempotency_key is None:
         raise BadRequest("idempotencyKey", None, "idempotency_key is required for async query. Give a UUID.")
-    entry = question.view.entry
+    entry = by.view.entry
     kept = {
         name: value for name, value in fields.items() if name not in ("idempotencyKey", "idempotency_key")
     }
     names = (entry.share.name, entry.schema, entry.name)
-    query = question.parts.async_queries.submit(
-        question.reader.id,
+    query = by.parts.async_queries.submit(
+        by.reader.id,
         entry.id,
         kind="query",
-        request=Submission(question.reader, names, kept).as_json(),
+        request=Submission(by.reader, names, kept).as_json(),
         idempotency_key=asked.idempotency_key,
     )
-    question.parts.async_worker.wake()
-    return _state_of(question, query, {})
+    by.parts.async_worker.wake()
+    return _state_of(by, query, {})
 
 
 @router.post("/queries/{query_id}", name="get_query")
-def get_query(
-    view: TableDep,
-    recipient: RecipientDep,
-    parts: PartsDep,
-    note: NoteDep,
-    wants: WantsDep,
-    body: BodyDep,
-    query_id: str,
-) -> Response:
-    query = parts.async_queries.get(query_id, recipient.id, view.entry.id)
-    return _state_of(Question(parts, recipient, view, wants, note), query, json_object(body))
+def get_query(by: TableDep, body: BodyDep, query_id: str) -> Response:
+    query = by.parts.async_queries.get(query_id, by.reader.id, by.view.entry.id)
+    return _state_of(by, query, json_object(body))
 
 
-def _state_of(question: Question, query: AsyncQuery, poll: Mapping[str, Any]) -> Response:
+def _state_of(by: AskedTable, query: AsyncQuery, poll: Mapping[str, Any]) -> Response:
     if query.state == "failed":
         # Clients that see the word failed go on polling (protocol §0.8): they get the error itself.
         code = query.error_code or "INTERNAL_ERROR"
-        question.note.error_code = code
+        by.note.error_code = code
         return error_response(STATUS_OF.get(code, 500), code, query.error_message or "The query failed.")
     if query.state != "done" or query.version is None:
-        return _pending(question, query)
+        return _pending(by, query)
     asked, paging = Submission.from_json(query.request).asked(), paging_of(poll)
     if not paging.is_asked:
         paging = asked.paging
-    return answer_pinned(question, replace(asked, paging=paging), query.version)
+    return answer_pinned(by, replace(asked, paging=paging), query.version)
 
 
-def _pending(question: Question, query: AsyncQuery) -> Response:
-    formats = question.wants.capabilities.response_formats
+def _pending(by: AskedTable, query: AsyncQuery) -> Response:
+    formats = by.wants.capabilities.response_formats
     response_format = "delta" if formats and "parquet" not in formats else "parquet"
     # Clients want the header on every reply (protocol §0.7), also when the version is still to be found.
-    latest = question.view.versions.latest_now()
+    latest = by.view.versions.latest_now()
     version = latest.number if latest is not None else 0
     said = line({"queryStatus": {"queryId": query.id, "status": "pending"}})
-    extra = {} if question.wants.file_ids is None else {FILE_IDS_HEADER: question.wants.file_ids}
-    capabilities = replace(question.wants.capabilities, wants_end_stream_action=False)
+    extra = {} if by.wants.file_ids is None else {FILE_IDS_HEADER: by.wants.file_ids}
+    capabilities = replace(by.wants.capabilities, wants_end_stream_action=False)
     header = answered(response_format, capabilities, is_pending=True)
     return ndjson(iter([said]), version, header, extra)

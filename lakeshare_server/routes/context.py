@@ -14,7 +14,7 @@ from lakeshare_server.errors import BadRequest, MalformedRequest
 from lakeshare_server.protocol.capabilities import HEADER, Capabilities, parse_capabilities
 from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.protocol.paging import Pager, PageRequest
-from lakeshare_server.protocol.table_tokens import TableTokens
+from lakeshare_server.protocol.table_tokens import Asker, TableTokens
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers
 
@@ -63,7 +63,46 @@ class Wants:
         return replace(self, capabilities=replace(self.capabilities, wants_end_stream_action=False))
 
 
-# What only looks at the request is `async`: the framework sends every other dependency through a thread.
+@dataclass(frozen=True)
+class Asked:
+    """A request of a known recipient, and with what it is answered."""
+
+    request: Request
+    parts: Parts
+    note: Note
+    reader: Reader
+    generation: int
+
+    @property
+    def wants(self) -> Wants:
+        """What its headers say.
+
+        Raises:
+            BadRequest: a header has a value that cannot be used.
+        """
+        headers = self.request.headers
+        return Wants(parse_capabilities(headers.get(HEADER)), _file_ids(headers.get(FILE_IDS_HEADER)))
+
+    @property
+    def page(self) -> PageRequest:
+        """Which page of a listing it asks for."""
+        query = self.request.query_params
+        return PageRequest(query.get("maxResults"), query.get("pageToken"))
+
+
+@dataclass(frozen=True)
+class AskedTable(Asked):
+    """A request about one granted table."""
+
+    view: TableView
+
+    @property
+    def asker(self) -> Asker:
+        """Whose tokens are made and taken."""
+        return Asker(self.reader.id, self.view.entry.id)
+
+
+# What only looks at the request is `async`, and each route has one dependency: polls spend their time in these.
 async def parts_of(request: Request) -> Parts:
     """The parts of the server that got this request."""
     parts: Parts = request.app.state.parts
@@ -76,11 +115,13 @@ async def note_of(request: Request) -> Note:
     return note
 
 
-PartsDep = Annotated[Parts, Depends(parts_of)]
-NoteDep = Annotated[Note, Depends(note_of)]
+async def asked(request: Request) -> Asked:
+    """The request with the recipient behind its token.
 
-
-async def _recipient(request: Request, parts: PartsDep, note: NoteDep) -> Reader:
+    Raises:
+        Unauthenticated: there is none.
+    """
+    parts, note = await parts_of(request), await note_of(request)
     # The route's name and object are noted first: a refusal is to say what it was that was refused.
     note.action = request.scope["route"].name
     names = [
@@ -88,41 +129,48 @@ async def _recipient(request: Request, parts: PartsDep, note: NoteDep) -> Reader
     ]
     note.object_name = ".".join(names) or None
     header = request.headers.get("authorization")
-    generation = await _generation(request, parts.catalog)
+    catalog = parts.catalog
+    at_once = catalog.reads_generation_at_once
+    generation = catalog.generation() if at_once else await run_in_threadpool(catalog.generation)
     # What is known is answered on the event loop; only what has to be looked up goes through a thread.
     reader = parts.readers.peek(header, generation)
     if reader is None:
         reader = await run_in_threadpool(parts.readers.authenticated, header, generation)
     note.recipient = reader.name
-    return reader
+    return Asked(request, parts, note, reader, generation)
 
 
-RecipientDep = Annotated[Reader, Depends(_recipient)]
+async def asked_table(request: Request) -> AskedTable:
+    """The request with the recipient's view of the table it names.
 
-
-async def _generation(request: Request, catalog: Catalog) -> int:
-    """The catalog's generation, read once for a request."""
-    quick = catalog.reads_generation_at_once
-    generation = catalog.generation() if quick else await run_in_threadpool(catalog.generation)
-    request.state.generation = generation
-    return generation
-
-
-async def _table(recipient: RecipientDep, parts: PartsDep, request: Request) -> TableView:
+    Raises:
+        Unauthenticated: there is no recipient.
+        NotFound: the table is unknown, or not granted.
+    """
+    by = await asked(request)
     names = request.path_params
-    asked = recipient, names["share"], names["schema"], names["table"], request.state.generation
-    view = parts.views.peek(*asked)
-    return view if view is not None else await run_in_threadpool(parts.views.table, *asked)
+    look = by.reader, names["share"], names["schema"], names["table"], by.generation
+    view = by.parts.views.peek(*look)
+    if view is None:
+        view = await run_in_threadpool(by.parts.views.table, *look)
+    return AskedTable(by.request, by.parts, by.note, by.reader, by.generation, view)
 
 
-async def _page(request: Request) -> PageRequest:
-    return PageRequest(request.query_params.get("maxResults"), request.query_params.get("pageToken"))
+async def body_of(request: Request, by: "TableDep") -> bytes:
+    """The body of an authenticated request.
 
-
-async def _wants(request: Request) -> Wants:
-    return Wants(
-        parse_capabilities(request.headers.get(HEADER)), _file_ids(request.headers.get(FILE_IDS_HEADER))
-    )
+    Raises:
+        MalformedRequest: it is too large.
+    """
+    limit = by.parts.settings.max_body_bytes
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise MalformedRequest(
+                f"the body is larger than {limit} bytes", "Ask with fewer or shorter hints."
+            )
+    return bytes(body)
 
 
 def _file_ids(asked: str | None) -> ResponseFormat | None:
@@ -136,19 +184,8 @@ def _file_ids(asked: str | None) -> ResponseFormat | None:
     raise BadRequest(FILE_IDS_HEADER, asked, f"Unsupported fileidhash: '{asked}'. It is parquet or delta.")
 
 
-async def _body(request: Request, parts: PartsDep, _: RecipientDep) -> bytes:
-    limit = parts.settings.max_body_bytes
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise MalformedRequest(
-                f"the body is larger than {limit} bytes", "Ask with fewer or shorter hints."
-            )
-    return bytes(body)
-
-
-TableDep = Annotated[TableView, Depends(_table)]
-PageDep = Annotated[PageRequest, Depends(_page)]
-WantsDep = Annotated[Wants, Depends(_wants)]
-BodyDep = Annotated[bytes, Depends(_body)]
+PartsDep = Annotated[Parts, Depends(parts_of)]
+NoteDep = Annotated[Note, Depends(note_of)]
+AskedDep = Annotated[Asked, Depends(asked)]
+TableDep = Annotated[AskedTable, Depends(asked_table)]
+BodyDep = Annotated[bytes, Depends(body_of)]

@@ -5,50 +5,48 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from lakeshare_server.catalog import Listings, ShareEntry, TableEntry
-from lakeshare_server.routes.context import PageDep, PartsDep, RecipientDep
+from lakeshare_server.routes.context import Asked, AskedDep
 from lakeshare_server.routes.responses import json_response
 
 router = APIRouter()
 
 
 @router.get("/shares", name="list_shares")
-def list_shares(recipient: RecipientDep, parts: PartsDep, page: PageDep) -> Response:
-    shares, token = parts.pager.page("shares", page, Listings(parts.catalog, recipient.id).shares)
+def list_shares(by: AskedDep) -> Response:
+    shares, token = by.parts.pager.page("shares", by.page, Listings(by.parts.catalog, by.reader.id).shares)
     return _items([_share(share) for share in shares], token)
 
 
 @router.get("/shares/{share}", name="get_share")
-def get_share(recipient: RecipientDep, parts: PartsDep, share: str) -> Response:
-    return json_response({"share": _share(Listings(parts.catalog, recipient.id).share(share))})
+def get_share(by: AskedDep, share: str) -> Response:
+    return json_response({"share": _share(Listings(by.parts.catalog, by.reader.id).share(share))})
 
 
 @router.get("/shares/{share}/schemas", name="list_schemas")
-def list_schemas(recipient: RecipientDep, parts: PartsDep, page: PageDep, share: str) -> Response:
-    listings = Listings(parts.catalog, recipient.id)
-    schemas, token = parts.pager.page(
-        f"schemas/{share.lower()}", page, lambda after, limit: listings.schemas(share, after, limit)
+def list_schemas(by: AskedDep, share: str) -> Response:
+    listings = Listings(by.parts.catalog, by.reader.id)
+    schemas, token = by.parts.pager.page(
+        f"schemas/{share.lower()}", by.page, lambda after, limit: listings.schemas(share, after, limit)
     )
     return _items([{"name": schema.name, "share": schema.share.name} for schema in schemas], token)
 
 
 @router.get("/shares/{share}/schemas/{schema}/tables", name="list_tables")
-def list_tables(recipient: RecipientDep, parts: PartsDep, page: PageDep, share: str, schema: str) -> Response:
-    return _tables(recipient, parts, page, share, schema)
+def list_tables(by: AskedDep, share: str, schema: str) -> Response:
+    return _tables(by, share, schema)
 
 
 @router.get("/shares/{share}/all-tables", name="list_all_tables")
-def list_all_tables(recipient: RecipientDep, parts: PartsDep, page: PageDep, share: str) -> Response:
-    return _tables(recipient, parts, page, share, None)
+def list_all_tables(by: AskedDep, share: str) -> Response:
+    return _tables(by, share, None)
 
 
-def _tables(
-    recipient: RecipientDep, parts: PartsDep, page: PageDep, share: str, schema: str | None
-) -> Response:
-    listings = Listings(parts.catalog, recipient.id)
+def _tables(by: Asked, share: str, schema: str | None) -> Response:
+    listings = Listings(by.parts.catalog, by.reader.id)
     of = "all" if schema is None else f"schema/{schema.lower()}"
-    tables, token = parts.pager.page(
+    tables, token = by.parts.pager.page(
         f"tables/{share.lower()}/{of}",
-        page,
+        by.page,
         lambda after, limit: listings.tables(share, schema, after, limit),
     )
     return _items([table_item(table) for table in tables], token)

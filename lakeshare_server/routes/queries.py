@@ -6,38 +6,37 @@ from fastapi import Response
 
 from lakeshare_server.protocol.requests import QueryRequest
 from lakeshare_server.protocol.table_tokens import Page
-from lakeshare_server.routes.snapshots import Question, answer_snapshot, page_question
+from lakeshare_server.routes.context import AskedTable
+from lakeshare_server.routes.snapshots import answer_snapshot, page_question
 from lakeshare_server.routes.windows import answer_window
 
 
-def answer_query(question: Question, asked: QueryRequest) -> Response:
+def answer_query(by: AskedTable, asked: QueryRequest) -> Response:
     """The answer to a query in any of its forms."""
-    page = _page(question, asked)
+    page = _page(by, asked)
     if asked.starting_version is not None:
-        return answer_window(question, asked, page)
-    view = question.view
+        return answer_window(by, asked, page)
+    view = by.view
     if page is not None:
         version = view.pinned(page.first)
     elif asked.refresh_token is not None:
-        tokens = question.parts.tokens
-        version = view.pinned(tokens.refreshed_version(question.asker, asked.refresh_token))
+        tokens = by.parts.tokens
+        version = view.pinned(tokens.refreshed_version(by.asker, asked.refresh_token))
     else:
         version = view.asked(asked)
-    return answer_snapshot(question, asked, version, page)
+    return answer_snapshot(by, asked, version, page)
 
 
-def answer_pinned(question: Question, asked: QueryRequest, number: int) -> Response:
+def answer_pinned(by: AskedTable, asked: QueryRequest, number: int) -> Response:
     """The answer to a query whose version is known already: of a window the last one."""
-    page = _page(question, asked)
+    page = _page(by, asked)
     if asked.starting_version is not None:
-        return answer_window(question, replace(asked, ending_version=number), page)
-    return answer_snapshot(
-        question, asked, question.view.pinned(number if page is None else page.first), page
-    )
+        return answer_window(by, replace(asked, ending_version=number), page)
+    return answer_snapshot(by, asked, by.view.pinned(number if page is None else page.first), page)
 
 
-def _page(question: Question, asked: QueryRequest) -> Page | None:
+def _page(by: AskedTable, asked: QueryRequest) -> Page | None:
     token = asked.paging.page_token
     if token is None:
         return None
-    return question.parts.tokens.page(question.asker, page_question(asked, question.wants), token)
+    return by.parts.tokens.page(by.asker, page_question(asked, by.wants), token)

@@ -2,54 +2,32 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from fastapi import Response
 
-from lakeshare_server.access.view import TableView
-from lakeshare_server.catalog import Reader
 from lakeshare_server.protocol.answer import Progress, SnapshotAnswer
 from lakeshare_server.protocol.capabilities import answered
 from lakeshare_server.protocol.file_lines import SnapshotLines
 from lakeshare_server.protocol.heads import HeadLines, end_stream_action
 from lakeshare_server.protocol.negotiation import announced_protocol, negotiated
-from lakeshare_server.protocol.requests import QueryRequest
-from lakeshare_server.protocol.table_tokens import Asker, Page
-from lakeshare_server.routes.context import FILE_IDS_HEADER, Note, Parts, Wants
+from lakeshare_server.protocol.requests import Paging, QueryRequest
+from lakeshare_server.protocol.table_tokens import Page
+from lakeshare_server.routes.context import FILE_IDS_HEADER, AskedTable, Note, Wants
 from lakeshare_server.routes.responses import ndjson
+from lakeshare_server.settings import ServerSettings
 from lakeshare_server.versions import Version
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Question:
-    """Everything one request for a table's files brings along."""
-
-    parts: Parts
-    reader: Reader
-    view: TableView
-    wants: Wants
-    note: Note
-
-    @property
-    def asker(self) -> Asker:
-        """Whose tokens are made and taken."""
-        return Asker(self.reader.id, self.view.entry.id)
-
-    def page_size(self, asked: int | None) -> int | None:
-        """How many files a page has; None for an answer in one piece."""
-        return None if asked is None else min(asked, self.parts.settings.page_files)
-
-
-def answer_snapshot(question: Question, asked: QueryRequest, version: Version, page: Page | None) -> Response:
+def answer_snapshot(by: AskedTable, asked: QueryRequest, version: Version, page: Page | None) -> Response:
     """The files of a version, or one page of them."""
-    parts, wants, note = question.parts, question.wants, question.note
-    index = question.view.index(version)
+    parts, wants, note = by.parts, by.wants, by.note
+    index = by.view.index(version)
     header = index.header
-    response_format = negotiated(wants.capabilities, header.head, question.view.entry.path)
+    response_format = negotiated(wants.capabilities, header.head, by.view.entry.path)
     note.version, note.files = version.number, 0
-    session = parts.signers.session(header.roots, question.reader.name, parts.settings.url_life_s)
+    session = parts.signers.session(header.roots, by.reader.name, parts.settings.url_life_s)
     told = version.number if asked.version is not None or asked.timestamp is not None else None
     head = HeadLines(
         response_format=response_format,
@@ -57,7 +35,7 @@ def answer_snapshot(question: Question, asked: QueryRequest, version: Version, p
         version=told,
         size_bytes=header.size_bytes,
         files=header.files,
-        shares_changes=question.view.entry.history,
+        shares_changes=by.view.entry.history,
     )
     lines = SnapshotLines(
         response_format=response_format,
@@ -70,7 +48,7 @@ def answer_snapshot(question: Question, asked: QueryRequest, version: Version, p
         predicate=asked.predicate,
         rows_wanted=asked.limit if page is None else page.rows_wanted,
         start=0 if page is None else page.start,
-        most=_page_size(question, asked, page),
+        most=page_size(parts.settings, asked.paging),
     )
 
     def closing(progress: Progress) -> dict[str, object]:
@@ -79,11 +57,9 @@ def answer_snapshot(question: Question, asked: QueryRequest, version: Version, p
         )
         if progress.next_place is not None:
             following = Page(version.number, version.number, progress.next_place, progress.rows_wanted)
-            said["nextPageToken"] = parts.tokens.page_token(
-                question.asker, page_question(asked, wants), following
-            )
+            said["nextPageToken"] = parts.tokens.page_token(by.asker, page_question(asked, wants), following)
         if asked.include_refresh_token or asked.refresh_token is not None:
-            said["refreshToken"] = parts.tokens.refresh_token(question.asker, version.number)
+            said["refreshToken"] = parts.tokens.refresh_token(by.asker, version.number)
         return said
 
     progress = Progress()
@@ -139,8 +115,8 @@ def streamed(
         yield end_stream_action({"errorMessage": message, "httpStatusErrorCode": 500})
 
 
-def _page_size(question: Question, asked: QueryRequest, page: Page | None) -> int | None:
-    size = question.page_size(asked.paging.max_files)
-    if size is None and page is not None:
-        return question.parts.settings.page_files
-    return size
+def page_size(settings: ServerSettings, paging: Paging) -> int | None:
+    """How many files a page has; None for an answer in one piece."""
+    if not paging.is_asked:
+        return None
+    return min(paging.max_files or settings.page_files, settings.page_files)

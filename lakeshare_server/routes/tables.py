@@ -1,6 +1,8 @@
 """One table: its version, its metadata, its files. Answers come from versions and indexes, never from the lake."""
 
-from fastapi import APIRouter, Request, Response
+from collections.abc import Mapping
+
+from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
 
 from lakeshare_server.access.view import TableView
@@ -12,39 +14,40 @@ from lakeshare_server.protocol.parameters import optional_number
 from lakeshare_server.protocol.requests import TimePoint, query_of
 from lakeshare_server.protocol.timestamps import milliseconds
 from lakeshare_server.routes.async_queries import submit
-from lakeshare_server.routes.context import BodyDep, NoteDep, PartsDep, RecipientDep, TableDep, WantsDep
+from lakeshare_server.routes.context import BodyDep, TableDep
 from lakeshare_server.routes.listings import table_item
 from lakeshare_server.routes.queries import answer_query
 from lakeshare_server.routes.responses import VERSION_HEADER, json_response
-from lakeshare_server.routes.snapshots import Question, table_lines
+from lakeshare_server.routes.snapshots import table_lines
 from lakeshare_server.versions import Version
 
 router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
 
 
 @router.get("", name="get_table")
-def get_table(view: TableDep) -> Response:
+def get_table(by: TableDep) -> Response:
     # OpenSharing's own call (protocol §9); Delta Sharing has HEAD at the same place.
-    header = view.index(view.latest()).header
-    return json_response({**table_item(view.entry), "format": header.table_format})
+    header = by.view.index(by.view.latest()).header
+    return json_response({**table_item(by.view.entry), "format": header.table_format})
 
 
 @router.head("", name="table_version")
 @router.api_route("/version", methods=["GET", "HEAD"], name="table_version")
-async def table_version(view: TableDep, note: NoteDep, request: Request) -> Response:
+async def table_version(by: TableDep) -> Response:
     # Streaming clients poll this: what is known is answered without leaving the event loop.
-    text = request.query_params.get("startingTimestamp")
-    version = view.versions.latest_now() if text is None else None
+    text = by.request.query_params.get("startingTimestamp")
+    version = by.view.versions.latest_now() if text is None else None
     if version is None:
-        version = await run_in_threadpool(_version_from, view, text)
-    note.version = version.number
+        version = await run_in_threadpool(_version_from, by.view, text)
+    by.note.version = version.number
     return Response(headers={VERSION_HEADER: str(version.number)})
 
 
 @router.get("/metadata", name="table_metadata")
-def table_metadata(view: TableDep, note: NoteDep, wants: WantsDep, request: Request) -> Response:
-    version, told = _version_of_metadata(view, request)
-    note.version = version.number
+def table_metadata(by: TableDep) -> Response:
+    view, wants = by.view, by.wants
+    version, told = _version_of_metadata(view, by.request.query_params)
+    by.note.version = version.number
     header = view.index(version).header
     response_format = negotiated(wants.capabilities, header.head, view.entry.path)
     lines = HeadLines(
@@ -60,20 +63,15 @@ def table_metadata(view: TableDep, note: NoteDep, wants: WantsDep, request: Requ
 
 
 @router.post("/query", name="query_table")
-def query_table(
-    view: TableDep, recipient: RecipientDep, parts: PartsDep, note: NoteDep, wants: WantsDep, body: BodyDep
-) -> Response:
-    question = Question(parts, recipient, view, wants, note)
+def query_table(by: TableDep, body: BodyDep) -> Response:
     fields = json_object(body)
     asked = query_of(fields)
-    if wants.capabilities.wants_async:
-        return submit(question, asked, fields)
-    return answer_query(question, asked)
+    return submit(by, asked, fields) if by.wants.capabilities.wants_async else answer_query(by, asked)
 
 
 @router.post("/temporary-table-credentials", name="table_credentials")
-def table_credentials(view: TableDep) -> Response:
-    raise Unserveable(f"{view.entry.path} is not served by directory access.", "Query it for URLs.")
+def table_credentials(by: TableDep) -> Response:
+    raise Unserveable(f"{by.view.entry.path} is not served by directory access.", "Query it for URLs.")
 
 
 def _version_from(view: TableView, text: str | None) -> Version:
@@ -82,10 +80,10 @@ def _version_from(view: TableView, text: str | None) -> Version:
     return view.from_timestamp("startingTimestamp", TimePoint(milliseconds("startingTimestamp", text), text))
 
 
-def _version_of_metadata(view: TableView, request: Request) -> tuple[Version, bool]:
+def _version_of_metadata(view: TableView, query: Mapping[str, str]) -> tuple[Version, bool]:
     """The version, and whether it was asked for."""
-    number = optional_number(request.query_params, "version", said="table version")
-    text = request.query_params.get("timestamp")
+    number = optional_number(query, "version", said="table version")
+    text = query.get("timestamp")
     if number is not None and text is not None:
         raise BadRequest("version,timestamp", "both", "Please only provide one of: version,timestamp.")
     if number is not None:

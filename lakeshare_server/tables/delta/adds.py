@@ -6,9 +6,12 @@ Texts are those of the log: paths encoded, partition values and statistics not y
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from lakeshare_server.tables.locations import local_path
 
 Action = dict[str, Any]
 # Column, type, and where the log has it.
@@ -71,8 +74,13 @@ def from_checkpoint(adds: pa.StructArray, partition_columns: Sequence[str]) -> p
 
 def keys_of(adds: pa.Table) -> list[tuple[str, str | None]]:
     """What tells logical files apart: the path and the deletion vector."""
-    vectors = vector_ids(adds).to_pylist()
-    return list(zip(adds.column("path").to_pylist(), vectors, strict=True))
+    paths = [file_name(path) for path in adds.column("path").to_pylist()]
+    return list(zip(paths, vector_ids(adds).to_pylist(), strict=True))
+
+
+def file_name(path: str) -> str:
+    """A path as the log has it, in one spelling: absolute ones are written in several ways."""
+    return local_path(unquote(path)) if path.startswith(("/", "file:")) else path
 
 
 def vector_ids(adds: pa.Table) -> pa.Array:

@@ -50,6 +50,8 @@ def _read(stores: Stores, root: str, file: tuple[int, int, StoredObject]) -> Com
         body = stores.read(stored.location)
     except StoreMissing as error:
         raise TableFilesMissing(root, f"{name} of its log has vanished") from error
+    if not body.strip():
+        raise TableFilesMissing(root, f"{name} of its log is empty")
     try:
         return parse_commit(body, first, last, stored.modified_ms)
     except (orjson.JSONDecodeError, AttributeError, TypeError) as error:

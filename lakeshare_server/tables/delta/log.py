@@ -113,8 +113,8 @@ def list_log(stores: Stores, root: str, from_version: int = 0) -> LogListing:
     after = f"{root}/{LOG}/{from_version:020d}" if from_version else None
     for file in stores.list(f"{root}/{LOG}", after):
         name = file.location.rsplit("/", 1)[-1]
-        if not name[:1].isdigit():
-            break  # names begin with digits; what sorts behind them are folders and pointers
+        if name > ":":
+            break  # names of versions begin with digits; what sorts behind them are folders and pointers
         _note(listing, parts, name, file)
     for (version, count), found in parts.items():
         if len(found) == count:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.stores import Stores
-from lakeshare_server.tables.delta.adds import from_actions, from_checkpoint, keys_of, vector_id
+from lakeshare_server.tables.delta.adds import file_name, from_actions, from_checkpoint, keys_of, vector_id
 from lakeshare_server.tables.delta.checkpoint import CheckpointState, read_checkpoint
 from lakeshare_server.tables.delta.commits import Commit, read_commits
 from lakeshare_server.tables.delta.log import LogListing, Segment, last_checkpoint
@@ -59,8 +59,12 @@ def _state(stores: Stores, root: str, segment: Segment) -> TableState:
     if segment.checkpoint is not None:
         checkpoint = read_checkpoint(stores, root, segment.checkpoint)
         _require_as_announced(stores, root, segment.checkpoint.version, checkpoint)
-    protocol = _newest([commit.protocol for commit in commits], None if checkpoint is None else checkpoint.protocol)
-    metadata = _newest([commit.metadata for commit in commits], None if checkpoint is None else checkpoint.metadata)
+    protocol = _newest(
+        [commit.protocol for commit in commits], None if checkpoint is None else checkpoint.protocol
+    )
+    metadata = _newest(
+        [commit.metadata for commit in commits], None if checkpoint is None else checkpoint.metadata
+    )
     if protocol is None or metadata is None:
         raise TableFilesMissing(root, "its log has no protocol or no metadata")
     try:
@@ -107,7 +111,7 @@ def _live(
 
 
 def _key(action: Action) -> Key:
-    return action["path"], vector_id(action.get("deletionVector"))
+    return file_name(action["path"]), vector_id(action.get("deletionVector"))
 
 
 def _stats_of(table: pa.Table, adds: pa.StructArray) -> tuple[int, str, pa.Array]:
@@ -119,7 +123,9 @@ def _unseen(table: pa.Table, seen: set[Key]) -> pa.Table:
     if not seen:
         return table
     paths = pa.array(sorted({path for path, _ in seen}), pa.string())
-    suspects = pc.is_in(table.column("path"), paths)
+    names = table.column("path")
+    # Absolute paths are spelt in several ways: they are looked at one by one.
+    suspects = pc.or_(pc.is_in(names, paths), pc.match_substring_regex(names, "^(/|file:)"))
     if not pc.any(suspects, min_count=0).as_py():
         return table
     suspected = table.filter(suspects)
