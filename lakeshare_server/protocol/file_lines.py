@@ -45,7 +45,7 @@ class SnapshotLines:
                 ]
             )
         rest = byte_strings(files.column("delta_rest"))
-        ends = _ends(files, sign) or [end] * len(rest)
+        ends = vector_ends(files, sign) or [end] * len(rest)
         return b"".join(
             [
                 piece
@@ -55,7 +55,7 @@ class SnapshotLines:
         )
 
 
-def _ends(files: pa.RecordBatch, sign: Sign) -> list[bytes] | None:
+def vector_ends(files: pa.RecordBatch, sign: Sign) -> list[bytes] | None:
     """How each line ends, when some have a deletion vector in a file of its own."""
     paths = files.column("dv_path")
     if paths.null_count == len(paths):

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from lakeshare_server.catalog import FollowedTable, Ledger, NewPublication
-from lakeshare_server.tables.delta.changes import VersionChanges, read_changes
+from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, VersionChanges, read_changes
 from lakeshare_server.tables.delta.replay import replay
 from lakeshare_server.tables.delta.snapshot import snapshot_of
 from lakeshare_server.tables.index import FileIndex
@@ -21,8 +21,16 @@ from lakeshare_server.versions.version import Version
 class FollowedVersions:
     """Reads the log of one followed table."""
 
-    def __init__(self, ledger: Ledger, followed: FollowedTable, log: FollowedLog, cache: IndexCache) -> None:
-        self._ledger, self._followed, self._log, self._cache = ledger, followed, log, cache
+    def __init__(
+        self,
+        ledger: Ledger,
+        followed: FollowedTable,
+        log: FollowedLog,
+        cache: IndexCache,
+        segments: SegmentCache,
+    ) -> None:
+        self._ledger, self._followed, self._log = ledger, followed, log
+        self._cache, self._segments = cache, segments
 
     def latest(self) -> Version:
         """The newest version in storage, as of a look that is not older than the table's interval.
@@ -78,7 +86,10 @@ class FollowedVersions:
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
         """What the versions `first` to `last` changed."""
         log = self._log
-        return read_changes(log.stores, self._cache.folder, log.root, first, last)
+        changes = read_changes(
+            ChangeLog(log.stores, log.root, listing=log.listing), self._segments, first, last
+        )
+        return [one if one.tells_time else one.at(log.timestamp_ms(one.version)) for one in changes]
 
     def _numbers(self) -> range:
         self._log.refresh(self._publish)

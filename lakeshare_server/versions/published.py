@@ -8,7 +8,7 @@ from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import NotFound, Unavailable, Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables import read_delta, read_iceberg
-from lakeshare_server.tables.delta.changes import VersionChanges, read_changes
+from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, VersionChanges, read_changes
 from lakeshare_server.tables.index import FileIndex, index_path, open_index
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.tables.snapshot import TableSnapshot
@@ -21,10 +21,16 @@ class PublishedVersions:
     """Reads the ledger for one lake table; made anew for each generation of the catalog."""
 
     def __init__(
-        self, ledger: Ledger, table: str, index_dir: Path, cache: IndexCache, stores: Stores
+        self,
+        ledger: Ledger,
+        table: str,
+        index_dir: Path,
+        cache: IndexCache,
+        segments: SegmentCache,
+        stores: Stores,
     ) -> None:
         self._ledger, self._table = ledger, table
-        self._index_dir, self._cache, self._stores = index_dir, cache, stores
+        self._index_dir, self._cache, self._segments, self._stores = index_dir, cache, segments, stores
         self._seen: dict[int, Publication] = {}
         self._latest: Version | None = None
 
@@ -92,7 +98,8 @@ class PublishedVersions:
             )
         published = self._ledger.between(self._table, first, last)
         times = {one.version: int(one.published_at.timestamp() * 1000) for one in published}
-        changes = read_changes(self._stores, self._cache.folder, publication.location, first, last)
+        log = ChangeLog(self._stores, publication.location, publication.table_id)
+        changes = read_changes(log, self._segments, first, last)
         return [one.at(times[one.version]) for one in changes if self._is_told(one, times)]
 
     def _is_told(self, change: VersionChanges, times: dict[int, int]) -> bool:

@@ -5,6 +5,7 @@ from threading import Lock
 from lakeshare_server.catalog import Catalog, FollowedTable, FollowedTables, GenerationCache, Ledger
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.stores import Stores
+from lakeshare_server.tables.delta.changes import segment_cache
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.versions.followed import FollowedVersions
 from lakeshare_server.versions.followed_log import FollowedLog
@@ -19,6 +20,7 @@ class Versions:
         self._ledger, self._followed = Ledger(catalog), FollowedTables(catalog)
         self._index_dir, self._stores = settings.index_dir, stores
         self._cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
+        self._segments = segment_cache(self._cache.folder, settings.index_cache_bytes)
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
         self._opening = Lock()
         self._known = GenerationCache[TableVersions](catalog)
@@ -30,8 +32,10 @@ class Versions:
     def _look(self, table: str) -> TableVersions:
         followed = self._followed.get(table)
         if followed is not None:
-            return FollowedVersions(self._ledger, followed, self._log(followed), self._cache)
-        return PublishedVersions(self._ledger, table, self._index_dir, self._cache, self._stores)
+            return FollowedVersions(self._ledger, followed, self._log(followed), self._cache, self._segments)
+        return PublishedVersions(
+            self._ledger, table, self._index_dir, self._cache, self._segments, self._stores
+        )
 
     def _log(self, followed: FollowedTable) -> FollowedLog:
         key = followed.table, followed.location, followed.check_every_s

@@ -64,7 +64,8 @@ def change_table(root: str, changes: Sequence[FileChange]) -> pa.Table:
     """The rows of the changes.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError, TableFilesMissing: an action is not what the specification says.
+        KeyError, TypeError, ValueError, AttributeError, TableFilesMissing: an action is not what the specification
+            says.
     """
     names = pa.array([change.action["path"] for change in changes], pa.string())
     vectors = [change.action.get("deletionVector") or {} for change in changes]

@@ -40,7 +40,7 @@ class RemovedFiles:
             self._before = replay(self._stores, self._listing, commit.first - 1).adds
         found = self._described(sorted(lacking))
         whole = [
-            {**found[remove["path"]], **remove, **_given(remove, found)} if remove["path"] in lacking else remove
+            {**remove, **_given(remove, found)} if remove["path"] in lacking else remove
             for remove in commit.removes
         ]
         if self._before is not None:

@@ -1,0 +1,134 @@
+"""Files that are built on first use and kept in a folder of bounded size, shared by threads and processes.
+
+What a key stands for never changes, so whoever finds its file has the right one.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Generic, TypeVar
+
+from lakeshare_server.errors import Unavailable
+
+OPEN_FILES = 256
+LOCKS = 64
+SUFFIX = ".arrow"
+
+Opened = TypeVar("Opened")
+
+
+class CacheFolder(Generic[Opened]):
+    """Builds each file once; `open_file` opens one, and what it returns is kept for the requests that follow."""
+
+    def __init__(self, folder: Path, max_bytes: int, open_file: Callable[[Path], Opened]) -> None:
+        self.folder, self.max_bytes, self._open_file = folder, max_bytes, open_file
+        self._open: OrderedDict[str, Opened] = OrderedDict()
+        self._opening = Lock()
+        self._building = [Lock() for _ in range(LOCKS)]
+
+    def get(
+        self,
+        identity: Sequence[object],
+        write: Callable[[Path], None],
+        is_good: Callable[[Opened], bool] = lambda _: True,
+    ) -> Opened:
+        """The file of what the identity says, written when nobody has done so yet, or when what is there is no good.
+
+        Raises:
+            Unavailable: the folder cannot be written.
+            LakeshareError: whatever `write` raises; nothing is kept then.
+        """
+        key = _key(identity)
+        found = self._found(key)
+        if found is not None and is_good(found):
+            return found
+        with self._building[int(key[:8], 16) % LOCKS], self._alone(key):
+            found = self._found(key)
+            return found if found is not None and is_good(found) else self._built(key, write)
+
+    def found(self, identity: Sequence[object]) -> Opened | None:
+        """The file of what the identity says, if somebody built it."""
+        return self._found(_key(identity))
+
+    def _found(self, key: str) -> Opened | None:
+        with self._opening:
+            found = self._open.get(key)
+            if found is not None:
+                self._open.move_to_end(key)
+                return found
+        try:
+            return self._keep(key, self._path(key))
+        except (OSError, KeyError, ValueError):
+            # Not built yet, removed to make room, or damaged: each time it is built anew.
+            return None
+
+    def _keep(self, key: str, path: Path) -> Opened:
+        opened = self._open_file(path)
+        os.utime(path)
+        with self._opening:
+            self._open[key] = opened
+            while len(self._open) > OPEN_FILES:
+                self._open.popitem(last=False)
+        return opened
+
+    def _built(self, key: str, write: Callable[[Path], None]) -> Opened:
+        path = self._path(key)
+        scratch = self.folder / f".writing-{uuid.uuid4()}"
+        try:
+            write(scratch)
+            scratch.replace(path)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        finally:
+            scratch.unlink(missing_ok=True)
+        self._make_room(key)
+        return self._keep(key, path)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{SUFFIX}"
+
+    def _make_room(self, kept: str) -> None:
+        """Remove what was used longest ago; open ones stay readable until they are closed."""
+        described = []
+        for file in self.folder.glob(f"*{SUFFIX}"):
+            try:
+                described.append((file, file.stat()))
+            except FileNotFoundError:
+                # Another process made room at the same time.
+                continue
+        total = sum(found.st_size for _, found in described)
+        for file, found in sorted(described, key=lambda one: one[1].st_mtime):
+            if total <= self.max_bytes:
+                return
+            if file.stem != kept:
+                total -= found.st_size
+                file.unlink(missing_ok=True)
+
+    def _unwritable(self, error: OSError) -> Unavailable:
+        return Unavailable(
+            f"an index cannot be written to {self.folder}: {error.strerror}",
+            "Make room there, or set LAKESHARE_STATE_DIR to a place that can be written.",
+        )
+
+    @contextmanager
+    def _alone(self, key: str) -> Iterator[None]:
+        """Keep other processes from building the same file meanwhile."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = (self.folder / f".building-{int(key[:8], 16) % LOCKS}").open("a")
+        except OSError as error:
+            raise self._unwritable(error) from error
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _key(identity: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()

@@ -1,0 +1,183 @@
+"""Writing a segment of the index of changes: commits are read a few at a time, so that memory is bounded by those."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from lakeshare_server.errors import TableFilesMissing
+from lakeshare_server.stores import StoredObject, Stores
+from lakeshare_server.tables.delta.change_rows import CDC, FileChange, change_table, file_changes, roots_of
+from lakeshare_server.tables.delta.change_segment import SegmentFile, SegmentNote, SegmentVersion
+from lakeshare_server.tables.delta.commits import Commit, read_commits
+from lakeshare_server.tables.delta.heads import head_actions
+from lakeshare_server.tables.delta.log import LogListing
+from lakeshare_server.tables.delta.removed import RemovedFiles
+
+Action = dict[str, Any]
+# Commits of one version each may be of any size: so many bytes of them are parsed at once.
+BYTES_AT_ONCE = 32_000_000
+COMMITS_AT_ONCE = 100
+
+
+@dataclass(frozen=True)
+class HeadTexts:
+    """Protocol and metadata as the log has them, in JSON."""
+
+    protocol: str
+    metadata: str
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether files have partition values."""
+        return bool(orjson.loads(self.metadata).get("partitionColumns"))
+
+    def after(self, commit: Commit) -> "HeadTexts":
+        """What is in force when a commit was made."""
+        return HeadTexts(
+            self.protocol if commit.protocol is None else _text(commit.protocol),
+            self.metadata if commit.metadata is None else _text(commit.metadata),
+        )
+
+
+class SegmentWriter:
+    """Writes the segment of the versions from `begin` to `end`, as far as the log has their commits.
+
+    `before` is what was in force before `begin`, None when that is not known.
+    """
+
+    def __init__(
+        self, stores: Stores, listing: LogListing, begin: int, end: int, before: HeadTexts | None
+    ) -> None:
+        self._stores, self._listing, self._root = stores, listing, listing.root
+        self.begin, self.end, self._before = begin, end, before
+        self._removed = RemovedFiles(stores, listing)
+        self._versions: dict[int, SegmentVersion] = {}
+        self._roots: set[str] = set()
+        self._rows = 0
+
+    def write(self, path: Path, asked: Collection[int]) -> None:
+        """Write the file; the versions in `asked` must be in it.
+
+        Raises:
+            TableFilesMissing: the commit of a version that was asked for is missing or not whole, or what was in force
+                at it is not known any more.
+        """
+        self._require(asked)
+        with SegmentFile(path) as file:
+            for run in self._runs():
+                try:
+                    heads = self._heads_before(run[0])
+                except TableFilesMissing:
+                    if not set(run).isdisjoint(asked):
+                        raise
+                    continue
+                self._write_run(file, run, heads)
+            file.close(SegmentNote(self._versions, tuple(sorted(self._roots))))
+
+    def _require(self, asked: Collection[int]) -> None:
+        for version in sorted(asked):
+            if version not in self._listing.commits:
+                raise _missing_commit(self._listing, version)
+
+    def _runs(self) -> list[list[int]]:
+        """The versions that are there, cut where one is missing."""
+        runs: list[list[int]] = []
+        for version in range(self.begin, self.end + 1):
+            if version in self._listing.commits:
+                if version - 1 not in self._listing.commits or not runs:
+                    runs.append([])
+                runs[-1].append(version)
+        return runs
+
+    def _heads_before(self, version: int) -> HeadTexts:
+        if version == self.begin and self._before is not None:
+            return self._before
+        # At the version itself: the one before may be gone, and its commit says the same once more.
+        protocol, metadata = head_actions(self._stores, self._listing, version)
+        return HeadTexts(_text(protocol), _text(metadata))
+
+    def _write_run(self, file: SegmentFile, run: Sequence[int], heads: HeadTexts) -> None:
+        for files in _bounded([(version, version, self._listing.commits[version]) for version in run]):
+            for commit in read_commits(self._stores, self._root, files):
+                heads = heads.after(commit)
+                self._write_commit(file, commit, heads)
+
+    def _write_commit(self, file: SegmentFile, commit: Commit, heads: HeadTexts) -> None:
+        fault = None
+        try:
+            changes = self._changes(commit, heads)
+            table = change_table(self._root, changes)
+        except TableFilesMissing as error:
+            # Only whoever asks for this version has to know.
+            fault, changes, table = error.what, [], change_table(self._root, [])
+        except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+            raise TableFilesMissing(
+                self._root, f"an entry of version {commit.last} in its log is not whole"
+            ) from error
+        self._versions[commit.last] = _described(commit, heads, changes, self._rows, fault)
+        self._rows += table.num_rows
+        if table.num_rows:
+            self._roots |= roots_of(self._root, table)
+            file.add(table)
+
+    def _changes(self, commit: Commit, heads: HeadTexts) -> list[FileChange]:
+        return list(file_changes(commit, self._removed.of(commit, heads.is_partitioned)))
+
+
+def _missing_commit(listing: LogListing, version: int) -> TableFilesMissing:
+    """The refusal of a version that the log cannot tell any more."""
+    oldest = min(listing.commits, default=None)
+    kept = "it has no commits at all" if oldest is None else f"its oldest commit is that of version {oldest}"
+    return TableFilesMissing(listing.root, f"the log has lost the commit of version {version}; {kept}")
+
+
+def _bounded(
+    files: Sequence[tuple[int, int, StoredObject]],
+) -> Iterator[list[tuple[int, int, StoredObject]]]:
+    """The files in groups that fit into memory together."""
+    group: list[tuple[int, int, StoredObject]] = []
+    size_bytes = 0
+    for file in files:
+        if group and (size_bytes + file[2].size_bytes > BYTES_AT_ONCE or len(group) == COMMITS_AT_ONCE):
+            yield group
+            group, size_bytes = [], 0
+        group.append(file)
+        size_bytes += file[2].size_bytes
+    if group:
+        yield group
+
+
+def _described(
+    commit: Commit, heads: HeadTexts, changes: Sequence[FileChange], first_row: int, fault: str | None
+) -> SegmentVersion:
+    window = [change for change in changes if change.kind != CDC]
+    return SegmentVersion(
+        version=commit.last,
+        protocol=heads.protocol,
+        metadata=heads.metadata,
+        modified_ms=commit.modified_ms,
+        own_time_ms=_own_time_ms(commit, heads),
+        first_row=first_row,
+        window_rows=len(window),
+        cdc_rows=len(changes) - len(window),
+        feed_rows=sum(change.in_feed for change in changes),
+        vectors=sum(bool(change.action.get("deletionVector")) for change in changes),
+        lacks_row_ids=any(change.action.get("baseRowId") is None for change in window),
+        fault=fault,
+    )
+
+
+def _own_time_ms(commit: Commit, heads: HeadTexts) -> int | None:
+    configuration = orjson.loads(heads.metadata).get("configuration") or {}
+    if configuration.get("delta.enableInCommitTimestamps") != "true":
+        return None
+    said = commit.info.get("inCommitTimestamp")
+    return said if isinstance(said, int) else None
+
+
+def _text(action: Action) -> str:
+    return orjson.dumps(action, option=orjson.OPT_SORT_KEYS).decode()
