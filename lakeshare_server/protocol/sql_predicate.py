@@ -1,19 +1,21 @@
 """`predicateHints`: comparisons in SQL, joined by AND; Spark's connector sends its own SQL text here.
 
-Best effort by the protocol's own word: what cannot be understood is Unknown, never an error.
+Best effort by the protocol's own word: what cannot be understood is Unknown, part by part, never an error.
 """
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
+from lakeshare_server.protocol.sql_values import KINDS, sql_value
 from lakeshare_server.tables.predicate import (
     MAX_DEPTH,
     MIRRORED,
     And,
+    ColumnName,
     Compare,
     Comparison,
     Constant,
@@ -22,11 +24,11 @@ from lakeshare_server.tables.predicate import (
     Or,
     Predicate,
     Unknown,
-    Value,
     all_of,
 )
 
-MAX_CHARS = 100_000
+MAX_CHARS = 32_768  # of all hints together: parsing takes up to 30 µs for each
+TEXT_SHOWN = 200
 COMPARISONS: dict[type[exp.Expr], Comparison] = {
     exp.EQ: "=",
     exp.LT: "<",
@@ -34,27 +36,50 @@ COMPARISONS: dict[type[exp.Expr], Comparison] = {
     exp.GT: ">",
     exp.GTE: ">=",
 }
+# What a pattern of LIKE may not have in front of its closing %: with these it says more than "begins with".
+WILDCARDS = frozenset("%_\\")
+LAST_CHARACTER = 0x10FFFF
+SURROGATES = range(0xD800, 0xE000)
 # sqlglot warns about syntax it does not know; recipients' hints are not worth a line in our log.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 
 def parse_sql_predicates(texts: Sequence[str]) -> Predicate:
-    """All of the hints together."""
-    return all_of([_parse(text) for text in texts])
+    """All of the hints together; what is longer than can be looked at in a moment is left out."""
+    parts: list[Predicate] = []
+    chars = 0
+    for text in texts:
+        chars += len(text)
+        parts.append(_parse(text) if chars <= MAX_CHARS else Unknown(f"beyond {MAX_CHARS} characters of SQL"))
+    return all_of(parts)
 
 
 def _parse(text: str) -> Predicate:
-    if len(text) > MAX_CHARS:
-        return Unknown()
     try:
-        return _predicate(sqlglot.parse_one(text, dialect="spark"), MAX_DEPTH)
-    except (SqlglotError, RecursionError, ValueError):
-        return Unknown()
+        parsed = sqlglot.parse(text, dialect="spark")
+    except Exception:  # whatever somebody else's parser stumbles over in a stranger's text
+        parsed = []
+    if len(parsed) != 1 or parsed[0] is None:
+        return Unknown(text[:TEXT_SHOWN])
+    return _predicate(parsed[0], MAX_DEPTH)
 
 
 def _predicate(node: exp.Expr, depth: int) -> Predicate:
+    if depth == 0:
+        return Unknown("a part too deep to be looked at")
     read = _READERS.get(type(node))
-    return Unknown() if read is None or depth == 0 else read(node, depth)
+    try:
+        found = read and read(node, depth)
+    except (ValueError, ArithmeticError):  # a date like 2020-02-30
+        found = None
+    return found or _unknown(node)
+
+
+def _unknown(node: exp.Expr) -> Unknown:
+    try:
+        return Unknown(node.sql(dialect="spark")[:TEXT_SHOWN])
+    except Exception:  # it is only for people to read
+        return Unknown(node.key)
 
 
 def _paren(node: exp.Expr, depth: int) -> Predicate:
@@ -78,82 +103,160 @@ def _not(node: exp.Expr, depth: int) -> Predicate:
     return Not(_predicate(node.this, depth - 1))
 
 
-def _compare(node: exp.Expr, _depth: int) -> Predicate:
+def _compare(node: exp.Expr, _depth: int) -> Predicate | None:
     return _comparison(COMPARISONS[type(node)], node.this, node.expression)
 
 
-def _not_equal(node: exp.Expr, _depth: int) -> Predicate:
-    return Not(_comparison("=", node.this, node.expression))
+def _not_equal(node: exp.Expr, _depth: int) -> Predicate | None:
+    return _negated(_comparison("=", node.this, node.expression))
 
 
-def _is(node: exp.Expr, _depth: int) -> Predicate:
+def _null_safe_equal(node: exp.Expr, _depth: int) -> Predicate | None:
+    for one, other in ((node.this, node.expression), (node.expression, node.this)):
+        column = _column(one)
+        if column is not None and isinstance(other, exp.Null):
+            return IsNull(*column)
+        equal = None if column is None else _comparison("=", one, other)
+        if column is not None and equal is not None:
+            return And((Not(IsNull(*column)), equal))
+    return None
+
+
+def _null_safe_not_equal(node: exp.Expr, depth: int) -> Predicate | None:
+    return _negated(_null_safe_equal(node, depth))
+
+
+def _is(node: exp.Expr, _depth: int) -> Predicate | None:
     column = _column(node.this)
-    if column is not None and isinstance(node.expression, exp.Null):
-        return IsNull(column)
-    return Unknown()
+    if column is None:
+        return None
+    if isinstance(node.expression, exp.Null):
+        return IsNull(*column)
+    if isinstance(node.expression, exp.Boolean) and column[1] in (None, "bool"):
+        return And((Not(IsNull(*column)), Compare(column[0], "=", bool(node.expression.this), "bool")))
+    return None
 
 
-def _in(node: exp.Expr, _depth: int) -> Predicate:
+def _in(node: exp.Expr, _depth: int) -> Predicate | None:
     options = node.args.get("expressions")
-    if not options or node.args.get("query") is not None:
-        return Unknown()
-    return Or(tuple(_comparison("=", node.this, option) for option in options))
+    if not options or any(node.args.get(other) for other in ("query", "unnest", "field")):
+        return None
+    equals = [_comparison("=", node.this, option) for option in options]
+    compared = [equal for equal in equals if equal is not None]
+    kinds = {equal.kind for equal in compared if equal.kind is not None}
+    if len(kinds) > 1 or len({isinstance(equal.value, str) for equal in compared}) > 1:
+        return None  # all options are cast to one type, whichever it is
+    in_one = next(iter(kinds), None)
+    return Or(
+        tuple(
+            _unknown(option) if equal is None else replace(equal, kind=in_one)
+            for equal, option in zip(equals, options, strict=True)
+        )
+    )
 
 
-def _between(node: exp.Expr, _depth: int) -> Predicate:
-    if node.args.get("symmetric"):
-        return Unknown()
+def _between(node: exp.Expr, _depth: int) -> Predicate | None:
     low = _comparison(">=", node.this, node.args["low"])
-    return And((low, _comparison("<=", node.this, node.args["high"])))
+    high = _comparison("<=", node.this, node.args["high"])
+    if node.args.get("symmetric") or (low is None and high is None):
+        return None
+    return And((low or Unknown("the lower end"), high or Unknown("the upper end")))
+
+
+def _like(node: exp.Expr, _depth: int) -> Predicate | None:
+    pattern = node.expression
+    if not (isinstance(pattern, exp.Literal) and pattern.is_string) or not pattern.name:
+        return None
+    prefix, last = pattern.name[:-1], pattern.name[-1]
+    if not WILDCARDS.isdisjoint(prefix) or last in "_\\":
+        return None
+    begins = _begins_with(node.this, prefix) if last == "%" else _text("=", node.this, pattern.name)
+    return _negated(begins) if node.args.get("negate") else begins
+
+
+def _starts_with(node: exp.Expr, _depth: int) -> Predicate | None:
+    prefix = node.expression
+    is_text = isinstance(prefix, exp.Literal) and prefix.is_string
+    return _begins_with(node.this, prefix.name) if is_text else None
 
 
 def _boolean(node: exp.Expr, _depth: int) -> Predicate:
     return Constant(bool(node.this))
 
 
-_READERS: dict[type[exp.Expr], Callable[[exp.Expr, int], Predicate]] = {
+def _boolean_column(node: exp.Expr, _depth: int) -> Predicate | None:
+    column = _column(node)
+    return None if column is None else Compare(column[0], "=", True, "bool")
+
+
+_READERS: dict[type[exp.Expr], Callable[[exp.Expr, int], Predicate | None]] = {
     exp.Paren: _paren,
     exp.And: _and,
     exp.Or: _or,
     exp.Not: _not,
     exp.NEQ: _not_equal,
+    exp.NullSafeEQ: _null_safe_equal,
+    exp.NullSafeNEQ: _null_safe_not_equal,
     exp.Is: _is,
     exp.In: _in,
     exp.Between: _between,
+    exp.Like: _like,
+    exp.StartsWith: _starts_with,
     exp.Boolean: _boolean,
+    exp.Column: _boolean_column,
     **dict.fromkeys(COMPARISONS, _compare),
 }
 
 
-def _comparison(operator: Comparison, left: exp.Expr, right: exp.Expr) -> Predicate:
-    column, value = _column(left), _value(right)
+def _negated(predicate: Predicate | None) -> Predicate | None:
+    return None if predicate is None else Not(predicate)
+
+
+def _comparison(operator: Comparison, left: exp.Expr, right: exp.Expr) -> Compare | None:
+    column, constant = _column(left), sql_value(right)
     if column is None:
-        column, value, operator = _column(right), _value(left), MIRRORED[operator]
-    if column is None or value is None:
-        return Unknown()
-    return Compare(column, operator, value[0], value[1])
+        column, constant, operator = _column(right), sql_value(left), MIRRORED[operator]
+    if column is None or constant is None:
+        return None
+    kinds = {kind for kind in (column[1], constant[1]) if kind is not None}
+    # A column cast to one type and a constant of another are compared in a third.
+    return Compare(column[0], operator, constant[0], next(iter(kinds), None)) if len(kinds) < 2 else None
 
 
-def _column(node: exp.Expr) -> str | None:
-    # A name with dots may be a table's column or a field of a struct: not worth guessing.
-    return node.name if isinstance(node, exp.Column) and len(node.parts) == 1 else None
+def _begins_with(node: exp.Expr, prefix: str) -> Predicate | None:
+    low, after = _text(">=", node, prefix), _following(prefix)
+    if low is None or after is None:
+        return low
+    return And((low, Compare(low.column, "<", after, low.kind)))
 
 
-def _value(node: exp.Expr) -> tuple[Value, str | None] | None:
-    """A constant and the type it was given, if any."""
-    if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal):
-        inner = _value(node.this)
-        return (-inner[0], None) if inner is not None and type(inner[0]) is int else None
-    if isinstance(node, exp.Literal):
-        return _literal(node)
-    if isinstance(node, exp.Boolean):
-        return bool(node.this), None
-    if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and node.this.is_string:
-        return (node.this.name, "date") if node.to.is_type("date") else None
+def _text(operator: Comparison, node: exp.Expr, text: str) -> Compare | None:
+    column = _column(node)
+    if column is None or column[1] not in (None, "string"):
+        return None
+    return Compare(column[0], operator, text, "string")
+
+
+def _following(prefix: str) -> str | None:
+    """The first text, in the order of bytes, that neither begins with the prefix nor comes before it."""
+    kept = prefix.rstrip(chr(LAST_CHARACTER))
+    if not kept:
+        return None
+    following = ord(kept[-1]) + 1
+    return kept[:-1] + chr(SURROGATES.stop if following in SURROGATES else following)
+
+
+def _column(node: exp.Expr) -> tuple[ColumnName, str | None] | None:
+    """A column's name and the type it is cast to, if any."""
+    if isinstance(node, exp.Paren):
+        return _column(node.this)
+    if isinstance(node, exp.Cast):
+        inner = _column(node.this)
+        kind = KINDS.get(node.to.this)
+        # Of casts in a row each may change the value: one is what can be followed.
+        return (inner[0], kind) if inner is not None and inner[1] is None and kind is not None else None
+    if isinstance(node, exp.Column):
+        return tuple(part.name for part in node.parts), None
+    if isinstance(node, exp.Dot) and all(isinstance(part, exp.Identifier) for part in node.parts):
+        return tuple(part.name for part in node.parts), None
     return None
-
-
-def _literal(node: exp.Literal) -> tuple[Value, str | None] | None:
-    if node.is_string:
-        return node.name, None
-    return (int(node.name), None) if node.name.isdigit() else None

@@ -18,6 +18,8 @@ from lakeshare_server.tables.columns import Column
 from lakeshare_server.tables.predicate import Compare, Value
 
 INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+# A text that is one number in one way: clients compare some texts with numbers as texts.
+CANONICAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 TIMESTAMP = re.compile(
@@ -97,7 +99,9 @@ def _integer(part: Compare, target: _Target) -> Range | None:
     width, kind = target.column.type.bit_width, part.kind
     if kind in _WIDTHS and _WIDTHS[kind] < width:
         return None  # a cast to a narrower type may wrap around
-    number = _number(part.value, INTEGER)
+    number = _number(part.value)
+    if isinstance(part.value, str):
+        number = int(part.value) if CANONICAL.fullmatch(part.value) else None
     if number is None or (kind in _WHOLE and not -_WHOLE[kind] < number < _WHOLE[kind]):
         return None
     limit = 1 << (width - 1)
@@ -129,7 +133,7 @@ def _decimal(part: Compare, target: _Target) -> Range | None:
     low, high = _neighbours(number)
     if pa.types.is_floating(target.bounds):
         return target.range_of(low, high)
-    if part.kind is None and not isinstance(part.value, float | str):
+    if part.kind is None:
         return _decimal_range(Decimal(number), Decimal(number), target)
     # Compared as doubles, all decimals between the neighbours of a double may be equal to it.
     number = float(number)
@@ -194,9 +198,7 @@ def _moment(value: Value, form: re.Pattern[str]) -> datetime | None:
     return datetime.combine(value, time()) if isinstance(value, date) else None
 
 
-def _number(value: Value, text: re.Pattern[str] = NUMBER) -> int | float | Decimal | None:
-    if isinstance(value, str):
-        return Decimal(value) if text.fullmatch(value) else None
+def _number(value: Value) -> int | float | Decimal | None:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return None
     return None if isinstance(value, float) and math.isnan(value) else value
