@@ -32,7 +32,10 @@ check: $(READY) ## Lint, format, types, import law, dependencies, spelling
 	$(RUN)codespell
 
 bench: $(READY) ## Measure, as ratios of two things in one run (see bench/)
-	@for one in bench/*.py; do case $$one in */__init__.py) ;; *) $(RUN)python -m bench.$$(basename $$one .py) ;; esac; done
+	@for one in bench/*.py; do case $$one in */__init__.py | */naive_server.py) ;; *) $(RUN)python -m bench.$$(basename $$one .py) ;; esac; done
+
+bench-server: $(READY) ## Measure the server beside the limit and a naive one, a quarter of an hour (ARGS=--quick: five minutes)
+	@$(RUN)python -m bench.server --docs docs $(ARGS)
 
 serve: $(READY) ## Start the sharing server
 	@$(RUN)lakeshare serve
@@ -48,4 +51,4 @@ lock: $(READY) ## Compile requirements.lock again from pyproject.toml
 	$$(cat .venv/.uv) pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements.lock
 
-.PHONY: help setup demo demo-clean test check bench serve dagster fix lock
+.PHONY: help setup demo demo-clean test check bench bench-server serve dagster fix lock
