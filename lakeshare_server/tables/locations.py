@@ -39,11 +39,12 @@ def is_absolute(name: str) -> bool:
 
 
 def resolve_names(root: str, names: pa.Array) -> pa.Array:
-    """Absolute locations of the files of a Delta log, whose names are URL-encoded and mostly relative."""
+    """Absolute locations of a Delta log's files, whose names are URL-encoded and mostly relative; null for none."""
     root = root.rstrip("/") + "/"
     if not pc.any(pc.match_substring_regex(names, NOT_PLAIN), min_count=0).as_py():
         return pc.binary_join_element_wise(root, names, "")
-    return pa.array([_resolve(root, name) for name in names.to_pylist()], pa.string())
+    resolved = [None if name is None else _resolve(root, name) for name in names.to_pylist()]
+    return pa.array(resolved, pa.string())
 
 
 def _resolve(root: str, name: str) -> str:
