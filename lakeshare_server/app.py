@@ -14,7 +14,7 @@ from lakeshare_server.catalog import AsyncQueries, AuditLog, open_catalog
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.paging import Pager
 from lakeshare_server.protocol.table_tokens import TableTokens
-from lakeshare_server.routes import async_queries, files, health, listings, tables
+from lakeshare_server.routes import async_queries, files, health, listings, tables, windows
 from lakeshare_server.routes.audit import AuditMiddleware
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses, code_of
@@ -66,7 +66,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     add_error_responses(app)
     app.include_router(health.router)
     prefix = settings.endpoint.rstrip("/")
-    for routes in (listings, tables, async_queries, files):
+    for routes in (listings, tables, windows, async_queries, files):
         app.include_router(routes.router, prefix=prefix)
     return app
 

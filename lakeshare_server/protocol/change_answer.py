@@ -57,6 +57,15 @@ class ChangeAnswer:
         """How many file lines all pages have together."""
         return sum(map(self._files_of, self.changes))
 
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the files of all pages have together."""
+        return sum(
+            pc.sum(batch.column("size"), min_count=0).as_py()
+            for stretch in self._in_segments()
+            for batch in self._rows(stretch)
+        )
+
     def parts(self, lines: ChangeLines, heads: HeadLines, sign: Sign, progress: Progress) -> Iterator[bytes]:
         """The lines in pieces, in the order of the versions; `heads` are those of the answer's first lines."""
         files = self.files
@@ -119,6 +128,17 @@ class ChangeAnswer:
         if self.historical_metadata and one.metadata_text != before.metadata_text:
             said += replace(heads, version=one.version, size_bytes=None, files=None).metadata_line(one.head)
         return said
+
+    def _in_segments(self) -> Iterator[list[VersionChanges]]:
+        """Neighbours in one segment, whatever head lines come in between."""
+        stretch: list[VersionChanges] = []
+        for one in self.changes:
+            if stretch and not _are_neighbours(stretch[-1], one):
+                yield stretch
+                stretch = []
+            stretch.append(one)
+        if stretch:
+            yield stretch
 
     def _rows(self, stretch: Sequence[VersionChanges]) -> Iterator[pa.RecordBatch]:
         first, last = stretch[0], stretch[-1]

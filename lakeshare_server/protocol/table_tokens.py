@@ -34,6 +34,7 @@ class Page:
     last: int
     start: int
     rows_wanted: int | None = None
+    latest: int = 0  # of a change data feed: the version whose metadata its first lines tell
 
 
 class TableTokens:

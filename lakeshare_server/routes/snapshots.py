@@ -1,7 +1,8 @@
 """Answers with the files of a snapshot: the version is known, what remains is to negotiate, prune, sign and stream."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from fastapi import Response
 
@@ -57,7 +58,9 @@ def answer_snapshot(by: AskedTable, asked: QueryRequest, version: Version, page:
         )
         if progress.next_place is not None:
             following = Page(version.number, version.number, progress.next_place, progress.rows_wanted)
-            said["nextPageToken"] = parts.tokens.page_token(by.asker, page_question(asked, wants), following)
+            said["nextPageToken"] = parts.tokens.page_token(
+                by.asker, page_question(asked.parameters, wants), following
+            )
         if asked.include_refresh_token or asked.refresh_token is not None:
             said["refreshToken"] = parts.tokens.refresh_token(by.asker, version.number)
         return said
@@ -73,10 +76,10 @@ def answer_snapshot(by: AskedTable, asked: QueryRequest, version: Version, page:
     return table_lines(body, version.number, response_format, wants)
 
 
-def page_question(asked: QueryRequest, wants: Wants) -> dict[str, object]:
+def page_question(parameters: Mapping[str, Any], wants: Wants) -> dict[str, object]:
     """What must be the same on every page, so that the head lines and the files of all pages fit together."""
     return {
-        **asked.parameters,
+        **parameters,
         "formats": sorted(wants.capabilities.response_formats),
         "features": sorted(wants.capabilities.reader_features),
         "ids": wants.file_ids,

@@ -1,15 +1,152 @@
 """Answers with what a range of versions changed: `startingVersion` queries and the change data feed."""
 
-from fastapi import Response
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from lakeshare_server.errors import Unserveable
-from lakeshare_server.protocol.requests import QueryRequest
+from fastapi import APIRouter, Response
+
+from lakeshare_server.protocol.answer import Progress
+from lakeshare_server.protocol.change_answer import ChangeAnswer, require_recorded
+from lakeshare_server.protocol.change_lines import ChangeLines
+from lakeshare_server.protocol.changes_request import parse_changes
+from lakeshare_server.protocol.heads import HeadLines
+from lakeshare_server.protocol.negotiation import announced_protocol, negotiated
+from lakeshare_server.protocol.requests import Paging, QueryRequest
 from lakeshare_server.protocol.table_tokens import Page
-from lakeshare_server.routes.context import AskedTable
+from lakeshare_server.routes.context import AskedTable, TableDep
+from lakeshare_server.routes.snapshots import page_question, page_size, streamed, table_lines
+from lakeshare_server.tables.delta.changes import VersionChanges
+from lakeshare_server.tables.head import TableHead
+
+router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """A range of versions with what is to be told of it; `version` is the one the answer speaks of first."""
+
+    changes: Sequence[VersionChanges]
+    version: int
+    last: int
+    feed: bool
+    head: TableHead
+    head_version: int
+    historical_metadata: bool
+    historical_protocol: bool
+    paging: Paging
+    page: Page | None
+    question: Mapping[str, object]
 
 
 def answer_window(by: AskedTable, asked: QueryRequest, page: Page | None) -> Response:
     """The data changes of the versions from `startingVersion` on, or one page of them."""
-    raise Unserveable(
-        "startingVersion is not supported by this server yet.", "Ask for a snapshot with `version`."
+    starting = asked.starting_version or 0
+    first, last = (page.first, page.last) if page is not None else _window(by, starting, asked.ending_version)
+    changes = by.view.versions.changes(first, last)
+    window = Window(
+        changes=changes,
+        version=first,
+        last=last,
+        feed=False,
+        head=changes[0].head,
+        head_version=first,
+        historical_metadata=True,
+        historical_protocol=asked.include_historical_protocol,
+        paging=asked.paging,
+        page=page,
+        question=page_question(asked.parameters, by.wants),
     )
+    return _answer(by, window, wants_end=asked.wants_end_stream_action)
+
+
+@router.get("/changes", name="table_changes")
+def table_changes(by: TableDep) -> Response:
+    asked = parse_changes(by.request.query_params)
+    question = page_question(asked.parameters, by.wants)
+    page = None
+    if asked.paging.page_token is not None:
+        page = by.parts.tokens.page(by.asker, question, asked.paging.page_token)
+        first, last, latest = page.first, page.last, page.latest
+    else:
+        start, end = by.view.changes_range(asked)
+        first, last, latest = start.number, end.number, by.view.latest().number
+    changes = by.view.versions.changes(first, last)
+    require_recorded(changes)
+    head, head_version = changes[0].head, first
+    if not asked.include_historical_metadata:
+        head, head_version = _latest_head(by, changes, last, latest), latest
+    window = Window(
+        changes=changes,
+        version=first,
+        last=last,
+        feed=True,
+        head=head,
+        head_version=head_version,
+        historical_metadata=asked.include_historical_metadata,
+        historical_protocol=asked.include_historical_protocol,
+        paging=asked.paging,
+        page=page,
+        question=question,
+    )
+    return _answer(by, window, wants_end=asked.paging.is_asked)
+
+
+def _window(by: AskedTable, starting: int, ending: int | None) -> tuple[int, int]:
+    first, last = by.view.window(starting, ending)
+    return first.number, last.number
+
+
+def _latest_head(by: AskedTable, changes: Sequence[VersionChanges], last: int, latest: int) -> TableHead:
+    """Protocol and metadata of the latest version, which is what a feed without history begins with."""
+    return changes[-1].head if last == latest else by.view.index(by.view.pinned(latest)).header.head
+
+
+def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:
+    parts, wants, note = by.parts, by.wants, by.note
+    capabilities = wants.capabilities
+    response_format = negotiated(capabilities, window.changes[0].head, by.view.entry.path)
+    note.version, note.files = window.version, 0
+    roots = sorted({root for one in window.changes for root in one.roots})
+    session = parts.signers.session(roots, by.reader.name, parts.settings.url_life_s)
+    answer = ChangeAnswer(
+        changes=window.changes,
+        feed=window.feed,
+        historical_metadata=window.historical_metadata,
+        historical_protocol=window.historical_protocol and response_format == "delta",
+        announced=lambda head: announced_protocol(capabilities, head),
+        start=0 if window.page is None else window.page.start,
+        most=page_size(parts.settings, window.paging),
+    )
+    head = HeadLines(
+        response_format=response_format,
+        protocol=announced_protocol(capabilities, window.head),
+        version=window.head_version,
+        size_bytes=answer.size_bytes,
+        files=answer.files,
+        shares_changes=by.view.entry.history,
+        protocol_version=window.head_version if answer.historical_protocol else None,
+    )
+    lines = ChangeLines(
+        response_format=response_format,
+        ids=wants.file_ids or response_format,
+        expires_at_ms=session.expires_at_ms,
+    )
+
+    def closing(progress: Progress) -> dict[str, object]:
+        said: dict[str, object] = (
+            {"minUrlExpirationTimestamp": session.expires_at_ms} if progress.files else {}
+        )
+        if progress.next_place is not None:
+            page = Page(window.version, window.last, progress.next_place, latest=window.head_version)
+            said["nextPageToken"] = parts.tokens.page_token(by.asker, window.question, page)
+        return said
+
+    progress = Progress()
+    body = streamed(
+        head.of(window.head),
+        answer.parts(lines, head, session.sign, progress),
+        progress,
+        note,
+        closing if capabilities.wants_end_stream_action or wants_end else None,
+    )
+    return table_lines(body, window.version, response_format, wants)
