@@ -6,7 +6,8 @@ Delta logs and Iceberg metadata are read when something is published; requests o
 from lakeshare_server.tables.delta import read_delta
 from lakeshare_server.tables.head import TableHead, TableProtocol
 from lakeshare_server.tables.iceberg import read_iceberg
-from lakeshare_server.tables.index import FileIndex, StoredIndex, open_index, write_index
+from lakeshare_server.tables.index import FileIndex, open_index
+from lakeshare_server.tables.index_writing import StoredIndex, write_index
 from lakeshare_server.tables.snapshot import TableSnapshot
 
 __all__ = [

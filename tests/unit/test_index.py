@@ -14,7 +14,8 @@ import pytest
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.tables import TableHead, TableProtocol, open_index, read_delta, write_index
 from lakeshare_server.tables.head import Hindrance
-from lakeshare_server.tables.index import BATCH_ROWS, HEADER_KEY, LAYOUT, index_path
+from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, index_path
+from lakeshare_server.tables.index_writing import BATCH_ROWS
 from lakeshare_server.tables.snapshot import TableSnapshot
 from tests.builders.lake_tables import a_delta_table, some_rows
 
