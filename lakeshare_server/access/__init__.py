@@ -1,1 +1,1 @@
-"""Who may read what: from a bearer token to its recipient, and to the recipient's view of a table."""
+"""Who may read what: from a bearer token to its recipient, to the view of a table, and to the work of async queries."""

@@ -35,6 +35,7 @@ RESPONSES: dict[type[LakeshareError], tuple[int, str]] = {
     Unavailable: (503, "TEMPORARILY_UNAVAILABLE"),
 }
 STATUS_OF = {code: status for status, code in RESPONSES.values()}
+HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "5"}}
 ROUTING = {404: "RESOURCE_DOES_NOT_EXIST", 405: "METHOD_NOT_ALLOWED"}
 
 _log = logging.getLogger(__name__)
@@ -66,8 +67,7 @@ def _ours(request: Request, error: Exception) -> Response:
     status, code = RESPONSES.get(type(error), (500, "INTERNAL_ERROR"))  # type: ignore[arg-type]  # keyed by our own
     if status >= 500:
         _log.error("%s %s: %s", request.method, request.url.path, error)
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return _respond(request, status, code, str(error), headers)
+    return _respond(request, status, code, str(error), HEADERS.get(status))
 
 
 def _invalid(request: Request, error: Exception) -> Response:
