@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from lakeshare_server.catalog import Ledger, Publication
-from lakeshare_server.errors import NotFound, Unavailable, Unserveable
+from lakeshare_server.errors import NotFound, StoreError, Unavailable, Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables import read_delta, read_iceberg
 from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, VersionChanges, read_changes
@@ -125,14 +125,27 @@ class PublishedVersions:
         return publication
 
     def _pinned(self, publication: Publication) -> TableSnapshot:
+        try:
+            snapshot = self._read_again(publication)
+        except (Unserveable, StoreError) as error:
+            raise _lost(publication, f"its state cannot be read any more: {error}") from error
+        if snapshot.table_id != publication.table_id:
+            raise _lost(publication, f"another table is at {publication.location} now")
+        return snapshot
+
+    def _read_again(self, publication: Publication) -> TableSnapshot:
         if publication.format == "delta":
             return read_delta(publication.location, publication.delta_version, self._stores)
         if publication.metadata_location is None or publication.snapshot_id is None:
-            raise Unavailable(
-                f"publication {publication.version} of {publication.table} has lost its index, and pins no snapshot",
-                "Restore the index folder from its backup, or publish the table again.",
-            )
+            raise _lost(publication, "it pins no snapshot")
         return read_iceberg(publication.metadata_location, publication.snapshot_id)
+
+
+def _lost(publication: Publication, why: str) -> Unavailable:
+    return Unavailable(
+        f"publication {publication.version} of {publication.table} has lost its file index, and {why}",
+        "Restore the index folder from its backup, or publish the table again.",
+    )
 
 
 def _identity(publication: Publication) -> tuple[object, ...]:

@@ -6,9 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import httpx
@@ -18,8 +19,9 @@ from sqlalchemy import text
 from lakeshare_server.app import create_app, make_server
 from lakeshare_server.catalog import AuditLog
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.protocol.answer import PIECE_ROWS
 from lakeshare_server.signing import LocalSigner
-from lakeshare_server.tables.index import BATCH_ROWS
+from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.sharing import (
     FLIGHTS,
     LONG,
@@ -99,14 +101,65 @@ def test_it_is_not_ready_while_the_catalog_is_not_what_it_needs(provider: Provid
         assert httpx.get(f"{root}/healthz").status_code == 200
 
 
-def test_a_lost_index_is_503_and_named(provider: Provider) -> None:
-    for index in provider.settings.index_dir.iterdir():
+def lose_indexes(provider: Provider) -> None:
+    for index in provider.settings.index_dir.glob("*.arrow"):
         index.unlink()
+
+
+def test_a_lost_index_is_built_again_from_the_pinned_version(provider: Provider, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        before = [without_urls(file) for file in files(client.post(f"{FLIGHTS}/query"))]
+    append_delta(table, some_rows(days=1))
+    lose_indexes(provider)
+    with a_server(provider) as server, server.client(provider.recipient("eve")) as client:
+        after = [without_urls(file) for file in files(client.post(f"{FLIGHTS}/query"))]
+    assert len(before) == 3
+    assert after == before
+
+
+def without_urls(file: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in file.items() if key not in ("url", "expirationTimestamp")}
+
+
+def no_log(table: Path) -> None:
+    for commit in (table / "_delta_log").iterdir():
+        commit.unlink()
+
+
+def another_table(table: Path) -> None:
+    rmtree(table)
+    a_delta_table(table)
+
+
+@pytest.mark.parametrize(
+    ("lose", "why"), [(no_log, "cannot be read any more"), (another_table, "another table is at")]
+)
+def test_a_lost_index_that_cannot_be_built_again_is_503_and_named(
+    provider: Provider, tmp_path: Path, lose: Callable[[Path], None], why: str
+) -> None:
+    lose_indexes(provider)
+    lose(tmp_path / "table")
     with a_server(provider) as server, server.client(provider.recipient()) as client:
         answer = client.post(f"{FLIGHTS}/query")
         assert answer.status_code == 503
-        assert "file index" in answer.json()["message"]
+        assert "publication 0 of lake.flights has lost its file index" in answer.json()["message"]
+        assert why in answer.json()["message"]
         assert client.get(f"{FLIGHTS}/version").status_code == 200
+
+
+def test_a_lost_index_of_a_publication_that_pins_nothing_is_503_and_named(
+    provider: Provider, tmp_path: Path
+) -> None:
+    provider.publish_iceberg("lake.iceberg", an_iceberg_table(tmp_path / "warehouse").state())
+    provider.share("lake.iceberg")
+    lose_indexes(provider)
+    with provider.catalog.writing() as session:
+        session.execute(text("UPDATE publications SET metadata_location = NULL"))
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        answer = client.post("/shares/flights/schemas/lake/tables/iceberg/query")
+    assert answer.status_code == 503
+    assert "it pins no snapshot" in answer.json()["message"]
 
 
 def test_the_prefix_is_a_setting(tmp_path: Path) -> None:
@@ -174,7 +227,7 @@ def test_an_answer_that_breaks_off_does_not_look_whole(provider: Provider) -> No
     ):
         client.post(f"{LONG}/query")
     [row] = AuditLog(provider.catalog).newest(10)
-    assert (row.status, row.error_code, row.files) == (200, "INTERNAL_ERROR", BATCH_ROWS)
+    assert (row.status, row.error_code, row.files) == (200, "INTERNAL_ERROR", PIECE_ROWS)
 
 
 @pytest.mark.usefixtures("failing_signer", "long_table")
@@ -196,8 +249,8 @@ def test_the_first_files_leave_before_the_last_are_signed(
         client.stream("POST", f"{LONG}/query") as answer,
     ):
         arrived = answer.iter_lines()
-        first = [next(arrived) for _ in range(BATCH_ROWS + 2)]
+        first = [next(arrived) for _ in range(PIECE_ROWS + 2)]
         go_on.set()
         rest = list(arrived)
     assert '"protocol"' in first[0]
-    assert len(rest) == LONG_FILES - BATCH_ROWS
+    assert len(rest) == LONG_FILES - PIECE_ROWS
