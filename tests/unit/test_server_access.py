@@ -175,10 +175,25 @@ def counted_questions() -> Iterator[list[str]]:
         event.remove(Engine, "before_cursor_execute", note)
 
 
-@pytest.mark.parametrize("body", [{}, {"version": 0}])
-def test_token_grant_and_publication_are_one_question_each(
-    client: httpx.Client, body: dict[str, int]
-) -> None:
-    with counted_questions() as asked:
-        assert client.post(filled(CALLS[6][1], "mine"), json=body).status_code == 200
-    assert len(asked) == 3, asked
+def test_what_was_looked_up_once_is_not_asked_for_again(provider: Provider, server: Running) -> None:
+    path = filled(CALLS[6][1], "mine")
+    with server.client(provider.recipient("counted", ("mine",))) as client:
+        with counted_questions() as asked:
+            assert client.post(path, json={}).status_code == 200
+        # Token, grant, whether the table is followed, and its newest publication: one question each.
+        assert len(asked) == len(set(asked)) == 4, asked
+        with counted_questions() as asked:
+            for _ in range(3):
+                assert client.post(path, json={}).status_code == 200
+        assert asked == []
+        with counted_questions() as asked:
+            assert client.post(path, json={"version": 0}).status_code == 200
+        assert len(asked) == 1, asked
+
+
+def test_what_was_looked_up_ends_with_the_grant(provider: Provider, server: Running) -> None:
+    path = filled(CALLS[6][1], "mine")
+    with server.client(provider.recipient("passing", ("mine",))) as client:
+        assert client.post(path, json={}).status_code == 200
+        Recipients(provider.catalog).revoke("passing")
+        assert client.post(path, json={}).status_code == 401

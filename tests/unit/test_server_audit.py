@@ -166,7 +166,7 @@ def test_a_request_that_fails_for_no_reason_of_its_own_is_recorded_as_such(
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Views, "publication", fail)
+    monkeypatch.setattr(Views, "table", fail)
     with a_server(provider) as server, server.client(provider.recipient()) as client:
         answer = client.get(f"{FLIGHTS}/version")
     assert answer.status_code == 500
