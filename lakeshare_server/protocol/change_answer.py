@@ -60,11 +60,12 @@ class ChangeAnswer:
     @property
     def size_bytes(self) -> int:
         """How many bytes the files of all pages have together."""
-        return sum(
-            pc.sum(batch.column("size"), min_count=0).as_py()
-            for stretch in self._in_segments()
-            for batch in self._rows(stretch)
-        )
+        return sum(one.feed_bytes if self.feed else one.window_bytes for one in self.changes)
+
+    @property
+    def roots(self) -> list[str]:
+        """The stores that URLs have to be signed for."""
+        return sorted({root for one in self.changes for root in one.roots})
 
     def parts(self, lines: ChangeLines, heads: HeadLines, sign: Sign, progress: Progress) -> Iterator[bytes]:
         """The lines in pieces, in the order of the versions; `heads` are those of the answer's first lines."""
@@ -128,17 +129,6 @@ class ChangeAnswer:
         if self.historical_metadata and one.metadata_text != before.metadata_text:
             said += replace(heads, version=one.version, size_bytes=None, files=None).metadata_line(one.head)
         return said
-
-    def _in_segments(self) -> Iterator[list[VersionChanges]]:
-        """Neighbours in one segment, whatever head lines come in between."""
-        stretch: list[VersionChanges] = []
-        for one in self.changes:
-            if stretch and not _are_neighbours(stretch[-1], one):
-                yield stretch
-                stretch = []
-            stretch.append(one)
-        if stretch:
-            yield stretch
 
     def _rows(self, stretch: Sequence[VersionChanges]) -> Iterator[pa.RecordBatch]:
         first, last = stretch[0], stretch[-1]

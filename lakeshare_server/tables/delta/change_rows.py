@@ -68,6 +68,8 @@ def change_table(root: str, changes: Sequence[FileChange]) -> pa.Table:
             says.
     """
     names = pa.array([change.action["path"] for change in changes], pa.string())
+    if names.null_count:
+        raise ValueError("a file without a path")
     vectors = [change.action.get("deletionVector") or {} for change in changes]
     columns = [
         pa.array([change.version for change in changes], pa.int64()),

@@ -35,6 +35,8 @@ class SegmentVersion:
     window_rows: int
     cdc_rows: int
     feed_rows: int
+    window_bytes: int
+    feed_bytes: int
     vectors: int
     lacks_row_ids: bool
     fault: str | None = None

@@ -43,6 +43,10 @@ class HeadTexts:
         )
 
 
+# In force before the first version.
+NOTHING_YET = HeadTexts("", "")
+
+
 class SegmentWriter:
     """Writes the segment of the versions from `begin` to `end`, as far as the log has their commits.
 
@@ -69,13 +73,8 @@ class SegmentWriter:
         self._require(asked)
         with SegmentFile(path) as file:
             for run in self._runs():
-                try:
-                    heads = self._heads_before(run[0])
-                except TableFilesMissing:
-                    if not set(run).isdisjoint(asked):
-                        raise
-                    continue
-                self._write_run(file, run, heads)
+                readable, heads = self._readable(run, asked)
+                self._write_run(file, readable, heads)
             file.close(SegmentNote(self._versions, tuple(sorted(self._roots))))
 
     def _require(self, asked: Collection[int]) -> None:
@@ -93,34 +92,51 @@ class SegmentWriter:
                 runs[-1].append(version)
         return runs
 
-    def _heads_before(self, version: int) -> HeadTexts:
-        if version == self.begin and self._before is not None:
-            return self._before
-        # At the version itself: the one before may be gone, and its commit says the same once more.
-        protocol, metadata = head_actions(self._stores, self._listing, version)
-        return HeadTexts(_text(protocol), _text(metadata))
+    def _readable(self, run: Sequence[int], asked: Collection[int]) -> tuple[Sequence[int], HeadTexts]:
+        """The versions of a run from the first on of which protocol and metadata are known, and those before it."""
+        if run[0] == 0:
+            return run, NOTHING_YET
+        if run[0] == self.begin and self._before is not None:
+            return run, self._before
+        for place, version in enumerate(run):
+            if place == 0 or version in asked or version in self._listing.checkpoints:
+                try:
+                    # At the version itself: the one before may be gone, and its commit says the same once more.
+                    protocol, metadata = head_actions(self._stores, self._listing, version)
+                except TableFilesMissing:
+                    if version in asked:
+                        raise
+                else:
+                    return run[place:], HeadTexts(_text(protocol), _text(metadata))
+        return [], NOTHING_YET
 
     def _write_run(self, file: SegmentFile, run: Sequence[int], heads: HeadTexts) -> None:
         for files in _bounded([(version, version, self._listing.commits[version]) for version in run]):
             for commit in read_commits(self._stores, self._root, files):
                 heads = heads.after(commit)
+                if not heads.protocol or not heads.metadata:
+                    raise TableFilesMissing(self._root, "its log has no protocol or no metadata")
                 self._write_commit(file, commit, heads)
 
     def _write_commit(self, file: SegmentFile, commit: Commit, heads: HeadTexts) -> None:
-        fault = None
         try:
-            changes = self._changes(commit, heads)
-            table = change_table(self._root, changes)
-        except TableFilesMissing as error:
-            # Only whoever asks for this version has to know.
-            fault, changes, table = error.what, [], change_table(self._root, [])
+            self._write_changes(file, commit, heads)
         except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
             raise TableFilesMissing(
                 self._root, f"an entry of version {commit.last} in its log is not whole"
             ) from error
+
+    def _write_changes(self, file: SegmentFile, commit: Commit, heads: HeadTexts) -> None:
+        fault = None
+        try:
+            changes = self._changes(commit, heads)
+        except TableFilesMissing as error:
+            # Only whoever asks for this version has to know.
+            fault, changes = error.what, []
         self._versions[commit.last] = _described(commit, heads, changes, self._rows, fault)
-        self._rows += table.num_rows
-        if table.num_rows:
+        if changes:
+            table = change_table(self._root, changes)
+            self._rows += table.num_rows
             self._roots |= roots_of(self._root, table)
             file.add(table)
 
@@ -155,6 +171,7 @@ def _described(
     commit: Commit, heads: HeadTexts, changes: Sequence[FileChange], first_row: int, fault: str | None
 ) -> SegmentVersion:
     window = [change for change in changes if change.kind != CDC]
+    feed = [change for change in changes if change.in_feed]
     return SegmentVersion(
         version=commit.last,
         protocol=heads.protocol,
@@ -164,11 +181,17 @@ def _described(
         first_row=first_row,
         window_rows=len(window),
         cdc_rows=len(changes) - len(window),
-        feed_rows=sum(change.in_feed for change in changes),
+        feed_rows=len(feed),
+        window_bytes=_size_bytes(window),
+        feed_bytes=_size_bytes(feed),
         vectors=sum(bool(change.action.get("deletionVector")) for change in changes),
         lacks_row_ids=any(change.action.get("baseRowId") is None for change in window),
         fault=fault,
     )
+
+
+def _size_bytes(changes: Sequence[FileChange]) -> int:
+    return sum(change.action["size"] for change in changes)
 
 
 def _own_time_ms(commit: Commit, heads: HeadTexts) -> int | None:

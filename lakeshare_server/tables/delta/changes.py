@@ -46,6 +46,8 @@ class VersionChanges:
     window_rows: int
     cdc_rows: int
     feed_rows: int
+    window_bytes: int
+    feed_bytes: int
     first_row: int
     segment: Segment = field(repr=False, compare=False)
 
@@ -212,6 +214,8 @@ def _changes(one: SegmentVersion, segment: Segment, timestamp_ms: int, head: Tab
         window_rows=one.window_rows,
         cdc_rows=one.cdc_rows,
         feed_rows=one.feed_rows,
+        window_bytes=one.window_bytes,
+        feed_bytes=one.feed_bytes,
         first_row=one.first_row,
         segment=segment,
     )
