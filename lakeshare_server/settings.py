@@ -55,6 +55,11 @@ class StoreSettings(BaseSettings):
     gcs_public_endpoint: Endpoint | None = Field(
         None, description="How recipients reach Google Cloud Storage, when not as the server does."
     )
+    gcs_hmac_id: str | None = Field(
+        None,
+        description="Id of an HMAC key of Google's; it signs URLs hundreds of times faster than a private key.",
+    )
+    gcs_hmac_secret: SecretStr | None = Field(None, description="Secret of GCS_HMAC_ID.")
     azure_account: str | None = Field(
         None, description="Storage account of locations that name a container only.", pattern=r"^[a-z0-9-]+$"
     )
@@ -106,11 +111,15 @@ class ServerSettings(StateSettings):
         None, description="Key that signs local file URLs; made and kept in the state folder by default."
     )
     page_size: int = Field(500, ge=1, le=500, description="Most items in one page of a listing.")
-    page_files: int = Field(10_000, ge=1, description="Most files in one page of a paged query or change feed.")
+    page_files: int = Field(
+        10_000, ge=1, description="Most files in one page of a paged query or change feed."
+    )
     page_token_life_s: int = Field(259_200, ge=60, description="Life of a page token, in seconds.")
     refresh_token_life_s: int = Field(3600, ge=60, description="Life of a refresh token, in seconds.")
     index_cache_bytes: int = Field(
-        10_737_418_240, ge=1, description="Most bytes of indexes built on demand, for old and followed versions."
+        10_737_418_240,
+        ge=1,
+        description="Most bytes of indexes built on demand, for old and followed versions.",
     )
     max_body_bytes: int = Field(2_097_152, ge=1024, description="Largest request body accepted, in bytes.")
 

@@ -8,18 +8,18 @@ import hashlib
 import hmac
 import time
 from dataclasses import dataclass
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lakeshare_server.errors import Denied
+from lakeshare_server.signing.prepared_hmac import prepared_hmac
+from lakeshare_server.signing.quoting import quoted
 from lakeshare_server.tables.byte_strings import byte_strings
 
 SIGNATURE = "X-Amz-Signature"
 PURPOSE = b"lakeshare file url v1"
-SAFE = "/=-._~"
-NEEDS_NO_QUOTING = r"^[A-Za-z0-9/=\-._~]*$"
+SAFE = b"/="
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,23 @@ class LocalSigner:
 
     def sign(self, paths: pa.StringArray, recipient: str, expires_at_ms: int) -> list[bytes]:
         """One URL for each path, in order."""
+        return self.sign_all(byte_strings(paths), recipient, expires_at_ms)
+
+    def sign_all(self, paths: list[bytes], recipient: str, expires_at_ms: int) -> list[bytes]:
+        """The same, for paths as they are in UTF-8."""
         query = urlencode({"recipient": recipient, "expires": expires_at_ms})
         ends = f"?{query}&{SIGNATURE}=".encode()
         root = self.base_url.encode()
-        texts = byte_strings(paths)
-        before = self._claimed(recipient, expires_at_ms)
-        return [
-            root + url_path + ends + self._signature(before + text)
-            for text, url_path in zip(texts, _quoted(paths, texts), strict=True)
-        ]
+        inner, outer = (
+            state.copy for state in prepared_hmac(self._key, self._claimed(recipient, expires_at_ms))
+        )
+        urls = []
+        for path, url_path in zip(paths, quoted(paths, SAFE), strict=True):
+            within, around = inner(), outer()
+            within.update(path)
+            around.update(within.digest())
+            urls.append(root + url_path + ends + around.hexdigest().encode())
+        return urls
 
     def verify(self, claim: Claim, signature: str) -> None:
         """Refuse a claim that was not signed by us, or has ended.
@@ -71,9 +79,3 @@ class LocalSigner:
 
     def _signature(self, text: bytes) -> bytes:
         return hmac.digest(self._key, text, "sha256").hex().encode()
-
-
-def _quoted(paths: pa.StringArray, texts: list[bytes]) -> list[bytes]:
-    if pc.all(pc.match_substring_regex(paths, NEEDS_NO_QUOTING), min_count=0).as_py():
-        return texts
-    return [quote(text, safe=SAFE).encode() for text in texts]

@@ -5,20 +5,18 @@ compare with botocore, byte for byte.
 """
 
 import hmac
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from urllib.parse import quote, urlsplit
 
-from lakeshare_server.errors import Unavailable
+from lakeshare_server.signing.host import host_header
+from lakeshare_server.signing.life import life_left
 from lakeshare_server.signing.prepared_hmac import prepared_hmac
 from lakeshare_server.signing.quoting import quoted
 from lakeshare_server.stores.s3 import AwsKeys, Bucket
 
 ALGORITHM = "AWS4-HMAC-SHA256"
-LONGEST_S = 604_800
-DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,13 @@ class S3Signer:
 
 
 def s3_signer(
-    bucket: Bucket, keys: AwsKeys, life_s: int, request_payer: bool = False, now_s: int | None = None
+    bucket: Bucket, keys: AwsKeys, life_s: int, now_s: int, request_payer: bool = False
 ) -> S3Signer:
-    """A signer of URLs that live `life_s`, or as long as the keys if that is shorter.
+    """A signer of URLs that live `life_s` from `now_s` on, or as long as the keys if that is shorter.
 
     Raises:
         Unavailable: the keys have ended.
     """
-    now_s = int(time.time()) if now_s is None else now_s
     life_s = life_left(now_s, life_s, keys.expires_at_ms)
     moment = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ")
     scope = f"{moment[:8]}/{bucket.region}/s3/aws4_request"
@@ -70,7 +67,8 @@ def s3_signer(
         signed["X-Amz-Security-Token"] = keys.token
     query = _encoded(asked | signed)
     path = urlsplit(bucket.url).path
-    after = f"\n{_encoded(dict(sorted((asked | signed).items())))}\nhost:{_host(bucket)}\n\nhost\nUNSIGNED-PAYLOAD"
+    in_order = _encoded(dict(sorted((asked | signed).items())))
+    after = f"\n{in_order}\nhost:{host_header(bucket.url)}\n\nhost\nUNSIGNED-PAYLOAD"
     return S3Signer(
         expires_at_ms=(now_s + life_s) * 1000,
         _url=f"{bucket.url}/".encode(),
@@ -79,21 +77,6 @@ def s3_signer(
         _key=_derived_key(keys.secret_key, moment[:8], bucket.region),
         _to_sign=f"{ALGORITHM}\n{moment}\n{scope}\n".encode(),
     )
-
-
-def life_left(now_s: int, life_s: int, ends_ms: int | None) -> int:
-    """How long URLs may live that are signed with credentials that end at `ends_ms`.
-
-    Raises:
-        Unavailable: they have ended.
-    """
-    left_s = life_s if ends_ms is None else min(life_s, ends_ms // 1000 - now_s)
-    if left_s < 1:
-        raise Unavailable(
-            "the credentials that sign URLs have ended",
-            "They are refreshed by whoever issued them; try again.",
-        )
-    return min(left_s, LONGEST_S)
 
 
 def _derived_key(secret_key: str, day: str, region: str) -> bytes:
@@ -105,9 +88,3 @@ def _derived_key(secret_key: str, day: str, region: str) -> bytes:
 
 def _encoded(query: dict[str, str]) -> str:
     return "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
-
-
-def _host(bucket: Bucket) -> str:
-    """The host as clients send it in their header: without the port that goes without saying."""
-    parts = urlsplit(bucket.url)
-    return parts.netloc.removesuffix(f":{DEFAULT_PORTS[parts.scheme]}")

@@ -1,42 +1,170 @@
-"""Signing for one answer: the URLs of all its files, whichever stores they are in."""
+"""Signing the files of an answer: one session, one end for all its URLs, any number of stores.
 
-import time
+A session is made for each answer; it signs Arrow columns of locations, thousands in one call. Nothing here is quick
+enough for an event loop: call it from a thread.
+"""
+
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from lakeshare_server.errors import Unserveable
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.errors import LakeshareError, Unserveable
+from lakeshare_server.settings import StoreSettings
+from lakeshare_server.signing.azure import AzureUrls
+from lakeshare_server.signing.gcs import GcsUrls
+from lakeshare_server.signing.life import now_s
 from lakeshare_server.signing.local import LocalSigner
+from lakeshare_server.signing.s3 import s3_signer
+from lakeshare_server.signing.temporary import TemporaryCredentials, Vendor
+from lakeshare_server.signing.temporary_azure import AzureVendor
+from lakeshare_server.signing.temporary_gcs import GcsVendor
+from lakeshare_server.signing.temporary_s3 import S3Vendor
+from lakeshare_server.stores import Place, Stores
+from lakeshare_server.stores.locations import AZURE, GCS, LOCAL, S3
+from lakeshare_server.stores.s3 import AwsKeys, Bucket
+from lakeshare_server.tables.byte_strings import byte_strings
+
+LOCAL_REFUSAL = "the table is on the server's own disk, which only the server hands out"
 
 
-@dataclass(frozen=True)
+class RootSigner(Protocol):
+    """Signs keys below one root."""
+
+    @property
+    def expires_at_ms(self) -> int:
+        """When all its URLs end."""
+        ...
+
+    def sign(self, keys: list[bytes]) -> list[bytes]:
+        """A URL for each key, in order."""
+        ...
+
+
 class SigningSession:
-    """Signs for one recipient until one moment."""
+    """URLs of one answer; `expires_at_ms` is when the first of them ends."""
 
-    local: LocalSigner
-    recipient: str
-    expires_at_ms: int
+    def __init__(self, signers: dict[str, RootSigner], stores: Stores) -> None:
+        self._signers = signers
+        self._stores = stores
+        self.expires_at_ms = min(signer.expires_at_ms for signer in signers.values())
 
     def sign(self, paths: pa.StringArray) -> list[bytes]:
-        """One URL for each location, in order."""
-        return self.local.sign(paths, self.recipient, self.expires_at_ms)
+        """One URL for each location, in order.
+
+        Raises:
+            Unserveable: a location lies below none of the session's roots.
+            Unavailable: the store's credentials cannot sign now.
+        """
+        if len(self._signers) == 1:
+            root, signer = next(iter(self._signers.items()))
+            if pc.all(pc.starts_with(paths, f"{root}/"), min_count=0).as_py():
+                return signer.sign(_below(root, byte_strings(paths)))
+        return self._sign_scattered(paths)
+
+    def _sign_scattered(self, paths: pa.StringArray) -> list[bytes]:
+        urls = [b""] * len(paths)
+        places = [self._stores.place(path) for path in paths.to_pylist()]
+        at: dict[str, list[int]] = {}
+        for number, place in enumerate(places):
+            at.setdefault(place.root, []).append(number)
+        for root, numbers in at.items():
+            if root not in self._signers:
+                raise Unserveable(
+                    f"{places[numbers[0]].location} lies in a store that this table is not known to use.",
+                    "Follow the table anew.",
+                )
+            keys = [places[number].key.removeprefix("/" if not root else "").encode() for number in numbers]
+            for number, url in zip(numbers, self._signers[root].sign(keys), strict=True):
+                urls[number] = url
+        return urls
 
 
 class Signers:
-    """Opens signing sessions."""
+    """All the ways to sign, behind one door; made once, for many threads."""
 
-    def __init__(self, settings: ServerSettings, local: LocalSigner) -> None:
-        self._settings, self._local = settings, local
+    def __init__(self, settings: StoreSettings, local: LocalSigner, stores: Stores | None = None) -> None:
+        self._settings = settings
+        self._local = local
+        self._stores = stores = stores or Stores(settings)
+        self._gcs = GcsUrls(stores.gcs)
+        self._azure = AzureUrls(stores.azure)
+        self._vendors: dict[str, Vendor] = {
+            S3: S3Vendor(stores.s3, settings),
+            GCS: GcsVendor(stores.gcs),
+            AZURE: AzureVendor(stores.azure, self._azure),
+        }
 
     def session(self, roots: Sequence[str], recipient: str, life_s: int) -> SigningSession:
-        """A session for files in these stores; its URLs live no longer than the credentials they are signed with.
+        """For files below the given roots of stores; no URL outlives `life_s` or what it is signed with.
 
         Raises:
-            Unserveable: a store cannot be signed for.
+            Unserveable: the server's credentials read a store, but cannot sign for it.
+            Unavailable: the credentials of a store cannot be had now.
         """
-        for root in roots:
-            if root:
-                raise Unserveable(f"Files in {root} cannot be signed yet.", "Share tables on the local disk.")
-        return SigningSession(self._local, recipient, int((time.time() + life_s) * 1000))
+        moment_s = now_s()
+        places = [self._stores.place(root or "/") for root in (roots or [""])]
+        signers = {place.root: self._signer(place, recipient, life_s, moment_s) for place in places}
+        return SigningSession(signers, self._stores)
+
+    def can_vend(self, location: str) -> str | None:
+        """Why no temporary credentials can be had for a table's location; None when they can."""
+        place = self._stores.place(location)
+        if place.kind == LOCAL:
+            return LOCAL_REFUSAL
+        try:
+            return self._vendors[place.kind].refusal(place)
+        except LakeshareError as error:
+            return str(error)
+
+    def vend(self, location: str, life_s: int) -> TemporaryCredentials:
+        """Temporary credentials that read below `location`, and nothing else.
+
+        Raises:
+            Unserveable: this store, or these credentials, issue none.
+            Unavailable: the store issues none now.
+        """
+        refusal = self.can_vend(location)
+        if refusal:
+            raise Unserveable(
+                f"No temporary credentials for {location}: {refusal}.", "Read the files by their URLs."
+            )
+        place = self._stores.place(location)
+        return self._vendors[place.kind].vend(place, life_s, now_s())
+
+    def _signer(self, place: Place, recipient: str, life_s: int, moment_s: int) -> RootSigner:
+        if place.kind == LOCAL:
+            return _OwnFiles(self._local, recipient, (moment_s + life_s) * 1000)
+        if place.kind == S3:
+            bucket = self._stores.s3.bucket(place.bucket, public=True)
+            payer = self._settings.s3_request_payer
+            return s3_signer(bucket, self._stores.s3.keys(), life_s, moment_s, payer)
+        if place.kind == GCS:
+            return self._google_signer(place, life_s, moment_s)
+        return self._azure.signer(place, life_s, moment_s)
+
+    def _google_signer(self, place: Place, life_s: int, moment_s: int) -> RootSigner:
+        secret, key_id = self._settings.gcs_hmac_secret, self._settings.gcs_hmac_id
+        if not (secret and key_id):
+            return self._gcs.signer(place.bucket, life_s, moment_s)
+        # Google takes S3's signatures with such a key.
+        bucket = Bucket(place.bucket, "auto", self._stores.gcs.endpoint(public=True), path_style=True)
+        return s3_signer(bucket, AwsKeys(key_id, secret.get_secret_value(), None, None), life_s, moment_s)
+
+
+class _OwnFiles:
+    """Our own byte endpoint as one of the stores."""
+
+    def __init__(self, local: LocalSigner, recipient: str, expires_at_ms: int) -> None:
+        self._local = local
+        self._recipient = recipient
+        self.expires_at_ms = expires_at_ms
+
+    def sign(self, keys: list[bytes]) -> list[bytes]:
+        return self._local.sign_all([b"/" + key for key in keys], self._recipient, self.expires_at_ms)
+
+
+def _below(root: str, locations: list[bytes]) -> list[bytes]:
+    start = len(root.encode()) + 1
+    return [location[start:] for location in locations]

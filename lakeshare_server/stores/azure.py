@@ -16,6 +16,14 @@ from lakeshare_server.stores.remote import RemoteStore, client_options, retries
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, AzureCredential
 
+# For Azure's own libraries, which otherwise wait for minutes.
+PATIENCE: dict[str, Any] = {
+    "connection_timeout": 5,
+    "read_timeout": 15,
+    "retry_total": 1,
+    "initial_backoff": 1,
+    "increment_base": 1,
+}
 SCOPE = "https://storage.azure.com/.default"
 
 
@@ -34,7 +42,7 @@ class AzureAccess:
         account, _ = azure_host(place)
         endpoint = self.endpoint(place)
         config: AzureConfig = {"account_name": account, "endpoint": endpoint}
-        key, signature = self.account_key(account), self._account_sas(account)
+        key, signature = self.account_key(account), self.account_sas(account)
         provider = None
         if key:
             config["account_key"] = key
@@ -81,7 +89,7 @@ class AzureAccess:
             from azure.identity import DefaultAzureCredential
         except ImportError:
             raise not_installed("azure-identity", "azure") from None
-        return DefaultAzureCredential()
+        return DefaultAzureCredential(**PATIENCE)
 
     def token(self) -> tuple[str, datetime]:
         """An access token that is valid now, and when it ends.
@@ -98,7 +106,8 @@ class AzureAccess:
             raise no_credentials(error) from None
         return found.token, datetime.fromtimestamp(found.expires_on, UTC)
 
-    def _account_sas(self, account: str) -> str | None:
+    def account_sas(self, account: str) -> str | None:
+        """A shared access signature to read the account with, if we have one and no key."""
         found = self._settings.azure_sas_token
         named = found.get_secret_value() if found else environ.get("AZURE_STORAGE_SAS_TOKEN")
         return named if self._is_ours(account) else None

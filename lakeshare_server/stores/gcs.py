@@ -79,13 +79,23 @@ class GcsAccess:
         credentials = self.credentials
         from google.auth.exceptions import GoogleAuthError
 
+        try:
+            return self.refreshed(credentials, only_if_needed=True)
+        except GoogleAuthError as error:
+            raise no_credentials(error) from None
+
+    # A google.auth.credentials.Credentials.
+    def refreshed(self, credentials: Any, only_if_needed: bool = False) -> tuple[str, datetime | None]:
+        """A token of credentials that are ours or made of ours, and when it ends; one thread at a time.
+
+        Raises:
+            GoogleAuthError: Google's library says why.
+        """
+        transport = self.transport()
         with self._lock:
-            try:
-                if not credentials.valid:
-                    credentials.refresh(self.transport())
-            except GoogleAuthError as error:
-                raise no_credentials(error) from None
-            ends = credentials.expiry
+            if not (only_if_needed and credentials.valid):
+                credentials.refresh(transport)
+            ends: datetime | None = credentials.expiry
             return credentials.token, ends.replace(tzinfo=UTC) if ends else None
 
     # A google.auth.transport.Request.

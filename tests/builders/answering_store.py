@@ -1,5 +1,6 @@
 """A socket that answers HTTP requests of any store as a test says: with errors, half an answer, or not at all."""
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ HANG_S = 60
 
 @dataclass
 class AnsweringStore:
-    """`answer` gets the head of a request and gives what is written back; None is silence, b"" a broken line."""
+    """`answer` gets a request and gives what is written back; None is silence, b"" a broken line."""
 
     answer: Callable[[str], bytes | None]
     endpoint: str = ""
@@ -21,9 +22,9 @@ class AnsweringStore:
 
     def serve(self, connection: socket.socket) -> None:
         with connection:
-            while head := _head_of(connection):
-                self.requests.append(head)
-                said = self.answer(head)
+            while request := _request_on(connection):
+                self.requests.append(request)
+                said = self.answer(request)
                 if said is None:
                     self.over.wait(HANG_S)
                 if not said:
@@ -78,9 +79,14 @@ def _accept(listening: socket.socket, store: AnsweringStore) -> None:
         threading.Thread(target=store.serve, args=(connection,), daemon=True).start()
 
 
-def _head_of(connection: socket.socket) -> str:
+def _request_on(connection: socket.socket) -> str:
+    """The next request, with its body; nothing when the line is broken."""
     got = b""
-    while b"\r\n\r\n" not in got:
+    while True:
+        head, end, body = got.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+        if end and len(body) >= int(length[1] if length else 0):
+            return got.decode("latin-1")
         try:
             piece = connection.recv(65536)
         except OSError:
@@ -88,4 +94,3 @@ def _head_of(connection: socket.socket) -> str:
         if not piece:
             return ""
         got += piece
-    return got.partition(b"\r\n\r\n")[0].decode("latin-1")

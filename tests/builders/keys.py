@@ -4,7 +4,7 @@ AWKWARD_KEYS = [
     "plain/part-00000.snappy.parquet",
     "day=2020-01-01/part-00000-c000.snappy.parquet",
     "a b", " lead and trail ", "a%20b", "a%2Fb", "100%", "%", "%%25", "a+b", "a=b", "a#b", "a?b=c&d=e", "a&b",
-    "a;b", "a:b", "a@b", "a,b", "a$b", "a!b", "~", "a*b", "it's", "(a)", "[a]{b}", "a|b", "a^b", "a`b", 'a"b', "a<b>", "a\\b",
+    "a;b", "a:b", "a@b", "a,b", "a$b", "a!b", "~", "a*b", "it's", "(a)", "[a]{b}", "a|b", "a^b", "a`b", 'a"b',
     "ü/ñ/é", "日本/語", "e\u0301", "\U0001f600", "\u00a0", "a//b", "//a", "/a", "a/", "a/./b", "a/../b", "./a",
-    "..", ".hidden", "-._~", "a\tb", "a\nb", "\x7f", "x" * 900, "X-Amz-Signature=0", "https://host/a?b#c",
+    "a<b>", "a\\b", "..", ".hidden", "-._~", "a\tb", "a\nb", "\x7f", "x" * 900, "X-Amz-Signature=0", "https://host/a?b#c",
 ]  # fmt: skip

@@ -120,7 +120,7 @@ def test_a_url_never_lives_longer_than_the_keys_that_signed_it() -> None:
 
 
 def test_nothing_to_sign_is_nothing() -> None:
-    assert s3_signer(BUCKETS[0], LONG_LASTING, 60).sign([]) == []
+    assert s3_signer(BUCKETS[0], LONG_LASTING, 60, NOW_S).sign([]) == []
 
 
 def test_keys_and_signers_do_not_show_their_secret() -> None:

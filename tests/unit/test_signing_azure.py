@@ -1,0 +1,108 @@
+"""Our shared access signatures are those of Azure's own library, byte for byte, with either kind of key."""
+
+import datetime as dt
+from base64 import b64encode
+
+import pytest
+from azure.storage.blob import BlobClient, UserDelegationKey, generate_blob_sas
+
+from lakeshare_server.errors import Unavailable, Unserveable
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.signing.azure import AzureUrls, azure_signer, delegation_key
+from lakeshare_server.stores import place_of
+from lakeshare_server.stores.azure import AzureAccess
+from tests.builders.keys import AWKWARD_KEYS
+
+NOW_S = int(dt.datetime(2026, 11, 21, 14, 34, 41, tzinfo=dt.UTC).timestamp())
+ACCOUNT_KEY = b64encode(bytes(range(64))).decode()
+PLACE = place_of("abfss://lake@acct.dfs.core.windows.net/t")
+ENDPOINTS = [
+    "https://acct.blob.core.windows.net",
+    "http://127.0.0.1:10000/acct",
+    "https://files.example.org:8443",
+]
+
+
+def lent(until: str = "2026-11-22T14:00:00Z") -> UserDelegationKey:
+    key = UserDelegationKey()
+    key.signed_oid, key.signed_tid = "3d2c-oid", "9a8b-tid"
+    key.signed_start, key.signed_expiry = "2026-11-21T14:00:00Z", until
+    key.signed_service, key.signed_version = "b", "2026-10-06"
+    key.value = b64encode(bytes(range(32))).decode()
+    return key
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("by", ["account key", "delegation key"])
+def test_urls_are_those_of_azure(endpoint: str, by: str) -> None:
+    key = lent() if by == "delegation key" else None
+    ours = azure_signer(
+        endpoint, PLACE, key.value if key else ACCOUNT_KEY, delegation_key(key) if key else None, NOW_S, 3600
+    )
+    for name, url in zip(AWKWARD_KEYS, ours.sign([key.encode() for key in AWKWARD_KEYS]), strict=True):
+        signature = generate_blob_sas(
+            "acct",
+            "lake",
+            name,
+            account_key=None if key else ACCOUNT_KEY,
+            user_delegation_key=key,
+            permission="r",
+            expiry=dt.datetime.fromtimestamp(NOW_S + 3600, dt.UTC),
+            protocol="https" if endpoint.startswith("https:") else None,
+        )
+        theirs = BlobClient(endpoint, "lake", name, credential=signature).url
+        assert url.decode() == theirs, name
+    assert ours.expires_at_ms == (NOW_S + 3600) * 1000
+    assert "sp=r&" in theirs, "by which the Python client knows a URL"
+
+
+def urls(**settings: str) -> AzureUrls:
+    return AzureUrls(AzureAccess(ServerSettings(_env_file=None, **settings)))
+
+
+def test_a_key_of_one_account_signs_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = urls(azure_account="acct", azure_account_key=ACCOUNT_KEY)
+    assert (
+        made.signer(PLACE, 60, NOW_S)
+        .sign([b"x"])[0]
+        .startswith(b"https://acct.blob.core.windows.net/lake/x?")
+    )
+    monkeypatch.setattr(AzureUrls, "_lend", lambda *_: pytest.fail("asks Azure, as it should"))
+    with pytest.raises(pytest.fail.Exception, match="as it should"):
+        made.signer(place_of("abfss://lake@other.dfs.core.windows.net/t"), 60, NOW_S)
+
+
+def test_a_url_never_lives_longer_than_the_key_that_was_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def lend(_: object, place: object, now_s: int, life_s: int) -> object:
+        asked.append(life_s)
+        until = dt.datetime.fromtimestamp(now_s + min(life_s, 7200), dt.UTC)
+        return delegation_key(lent(until.strftime("%Y-%m-%dT%H:%M:%SZ")))
+
+    monkeypatch.setattr(AzureUrls, "_lend", lend)
+    made = urls()
+    assert made.signer(PLACE, 3600, NOW_S).expires_at_ms == (NOW_S + 3600) * 1000
+    assert made.signer(PLACE, 3600, NOW_S + 3000).expires_at_ms == (NOW_S + 6600) * 1000
+    assert asked == [86_400], "a key is kept while it lasts"
+    assert made.signer(PLACE, 86_400, NOW_S).expires_at_ms == (NOW_S + 7200) * 1000
+    assert asked == [86_400, 172_800]
+
+
+def test_a_signature_of_somebody_else_reads_but_does_not_sign() -> None:
+    with pytest.raises(Unserveable, match=r"signs no URLs.*AZURE_ACCOUNT_KEY"):
+        urls(azure_account="acct", azure_sas_token="sv=1&sig=hush").signer(PLACE, 60, NOW_S)
+
+
+def test_an_azure_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("AZURE_TENANT_ID", "t" * 8),
+        ("AZURE_CLIENT_ID", "c"),
+        ("AZURE_CLIENT_SECRET", "hush"),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", "https://127.0.0.1:9")
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")
+    with pytest.raises(Unavailable) as caught:
+        urls().signer(PLACE, 60, NOW_S)
+    assert "hush" not in str(caught.value)
