@@ -76,8 +76,11 @@ def refused(answer: httpx.Response, status: int, *mentioned: str) -> None:
         (b'{"predicateHints": {"a": 1}}', "predicateHints"),
         (b'{"jsonPredicateHints": {"op": "and"}}', "jsonPredicateHints"),
         (b'{"timestamp": "2022-01-01T00:00:00Z"}', "timestamp"),
-        (b'{"startingVersion": 0}', "startingVersion"),
-        (b'{"startingVersion": 0, "endingVersion": 1}', "startingVersion"),
+        (b'{"timestamp": "2022-01-01"}', "timestamp"),
+        (b'{"timestamp": 1640995200000}', "timestamp"),
+        (b'{"startingVersion": 1}', "startingVersion"),
+        (b'{"startingVersion": 0, "endingVersion": 1}', "endingVersion"),
+        (b'{"endingVersion": 0}', "endingVersion"),
         (b'{"pageToken": "x"}', "pageToken"),
         (b'{"refreshToken": "x"}', "refreshToken"),
         (b'{"predicateHints": ["' + b"x" * 100_000 + b'"]}', "100000 bytes"),
@@ -137,8 +140,10 @@ def test_hints_nested_beyond_all_measure_get_all_files(client: httpx.Client) -> 
         ("GET", f"{FLIGHTS}/metadata?version=x", "version"),
         ("GET", f"{FLIGHTS}/metadata?version=7", "version"),
         ("GET", f"{FLIGHTS}/metadata?timestamp=2022-01-01T00:00:00Z", "timestamp"),
-        ("GET", f"{FLIGHTS}/version?startingTimestamp=2022-01-01T00:00:00Z", "startingTimestamp"),
-        ("GET", f"{FLIGHTS}/changes?startingVersion=0", "not served"),
+        ("GET", f"{FLIGHTS}/metadata?timestamp=yesterday", "timestamp"),
+        ("GET", f"{FLIGHTS}/version?startingTimestamp=2922-01-01T00:00:00Z", "startingTimestamp"),
+        ("GET", f"{FLIGHTS}/version?startingTimestamp=2022-01-01", "startingTimestamp"),
+        ("GET", f"{FLIGHTS}/changes?startingVersion=0", "change data was not recorded for version [0]"),
         ("POST", f"{FLIGHTS}/temporary-table-credentials", "directory access"),
     ],
 )
@@ -149,7 +154,13 @@ def test_a_bad_parameter_is_400_and_named(
 
 
 @pytest.mark.parametrize(
-    "header", ["delta-sharing-capabilities: responseformat=delta", "fileidhash: sha", "fileidhash: "]
+    "header",
+    [
+        "delta-sharing-capabilities: responseformat=avro",
+        "fileidhash: sha",
+        "fileidhash: ",
+        "fileidhash: md5,delta",
+    ],
 )
 @pytest.mark.parametrize("call", [("GET", "/metadata"), ("POST", "/query")])
 def test_headers_that_cannot_be_met_are_400(client: httpx.Client, header: str, call: tuple[str, str]) -> None:
@@ -157,7 +168,7 @@ def test_headers_that_cannot_be_met_are_400(client: httpx.Client, header: str, c
     refused(
         client.request(call[0], FLIGHTS + call[1], headers={name: value}),
         400,
-        name if "hash" in name else "delta",
+        name if "hash" in name else "responseformat: 'avro'",
     )
 
 
