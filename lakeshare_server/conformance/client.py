@@ -17,6 +17,7 @@ CAPABILITIES = "delta-sharing-capabilities"
 VERSION = "delta-table-version"
 TIMEOUT_S = 60
 LONGEST_PARAMETER_SHOWN = 40
+LONGEST_HEADER_SHOWN = 40
 OF_PROFILE = "the profile's token"
 
 
@@ -191,5 +192,5 @@ def _described(
     cut = {name: str(value)[:LONGEST_PARAMETER_SHOWN] for name, value in (params or {}).items()}
     query = "?" + "&".join(f"{name}={value}" for name, value in cut.items()) if cut else ""
     text = "" if content is None else " " + content.decode("utf-8", "replace")
-    extra = "".join(f" [{name}: {value}]" for name, value in (headers or {}).items())
+    extra = "".join(f" [{name}: {value[:LONGEST_HEADER_SHOWN]}]" for name, value in (headers or {}).items())
     return shown(f"{method} {path}{query}{text}") + shown(extra)

@@ -42,7 +42,7 @@ def read_parquet(view: View, action: Action) -> pa.Table:
 
 
 def columns_of(reply: Reply) -> dict[str, tuple[str, str]]:
-    """By the name in the files: the name and the type of each column that can be compared, the type empty otherwise."""
+    """By its name in the files: each column's own name and type; the type is empty if values cannot be compared."""
     is_mapped = (
         reply.format != PARQUET and reply.configuration.get("delta.columnMapping.mode", "none") != "none"
     )
@@ -50,7 +50,10 @@ def columns_of(reply: Reply) -> dict[str, tuple[str, str]]:
     for field in reply.fields:
         stored = (field.get("metadata") or {}).get("delta.columnMapping.physicalName") if is_mapped else None
         kind = field.get("type")
-        found[str(stored or field["name"])] = (str(field["name"]), kind if kind in COMPARABLE else "")
+        found[str(stored or field["name"])] = (
+            str(field["name"]),
+            kind if isinstance(kind, str) and kind in COMPARABLE else "",
+        )
     return found
 
 

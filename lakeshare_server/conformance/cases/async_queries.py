@@ -82,11 +82,13 @@ def pages_come_from_the_same_query(view: View) -> None:
 
 @on_views(SHOULD, "1.9")
 def a_query_sent_twice_is_one(view: View) -> None:
-    """The same key with the same parameters is the same query: its queryId is the same."""
+    """The same key with the same parameters is the same query: its queryId is the same, until it is answered."""
     key = str(uuid.uuid4())
     first, again = (_status(Reply(view.ask({"idempotencyKey": key}, ASKED))) for _ in range(2))
-    if first is None or again is None:
+    if first is None:
         raise NothingToTry("the server answers at once")
+    if again is None:
+        return  # it was done by then
     expect(
         first["queryId"] == again["queryId"],
         view.table.path,
