@@ -3,18 +3,25 @@
 import datetime as dt
 import json
 from pathlib import Path
+from urllib.parse import quote
 
+import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from google.auth import _default, iam
+from google.auth.compute_engine import _metadata
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 from google.cloud.storage import _signing
 from google.oauth2 import service_account
 
+from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.settings import ServerSettings
+from lakeshare_server.signing import LocalSigner, Signers
 from lakeshare_server.signing.gcs import GcsUrls
 from lakeshare_server.stores.gcs import GcsAccess
+from tests.builders.answering_store import answering_store, said
 from tests.builders.keys import AWKWARD_KEYS
 
 NOW_S = int(dt.datetime(2026, 11, 21, 14, 34, 41, tzinfo=dt.UTC).timestamp())
@@ -75,3 +82,94 @@ def test_urls_are_those_of_google(
 @pytest.mark.usefixtures("signing")
 def test_a_url_lives_seven_days_at_most() -> None:
     assert urls().signer("lake", 10**9, NOW_S).expires_at_ms == (NOW_S + 604_800) * 1000
+
+
+def urls_of_an_instance(monkeypatch: pytest.MonkeyPatch, endpoint: str, email: str | None = EMAIL) -> GcsUrls:
+    """With the credentials of an instance: its metadata service and IAM are both at `endpoint`."""
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setattr(iam, "_IAM_SIGN_ENDPOINT", endpoint + "/iam/{}:signBlob")
+    host = endpoint.removeprefix("http://")
+    monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", host)
+    monkeypatch.setenv("GCE_METADATA_IP", host)
+    monkeypatch.setenv("GCE_METADATA_MTLS_MODE", "none")
+    # No profile of whoever runs the tests is looked at.
+    monkeypatch.setenv("CLOUDSDK_CONFIG", "/nowhere")
+    monkeypatch.setattr(_default, "_get_gae_credentials", lambda: (None, None))
+    return urls()
+
+
+def an_instance(request: str) -> bytes:
+    """What the metadata service and IAM answer."""
+    asked = request.split(" ")[1]
+    if asked.startswith("/iam/"):
+        return said(
+            "200 OK", json.dumps({"signedBlob": "AAECAw==", "keyId": "1"}), "Content-Type: application/json"
+        )
+    answers = {
+        "default/token": {"access_token": "hush-token", "expires_in": 3600, "token_type": "Bearer"},
+        "default/": {"email": EMAIL, "scopes": ["https://www.googleapis.com/auth/cloud-platform"]},
+    }
+    body = next(
+        (json.dumps(value) for end, value in answers.items() if asked.partition("?")[0].endswith(end)), ""
+    )
+    kind = "Content-Type: application/json" if body else "Content-Type: text/plain"
+    return said("200 OK", body, kind, "Metadata-Flavor: Google")
+
+
+def test_without_a_private_key_iam_signs_each_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering_store(an_instance) as google:
+        signer = urls_of_an_instance(monkeypatch, google.endpoint).signer("lake", 10**6, NOW_S)
+        assert signer.expires_at_ms == (NOW_S + 43_200) * 1000, "IAM rotates its keys"
+        one, two = signer.sign([b"a", b"b"])
+    assert one.endswith(b"&X-Goog-Signature=00010203")
+    assert two.startswith(b"https://storage.googleapis.com/lake/b?X-Goog-Algorithm=GOOG4-RSA-SHA256&")
+    assert quote(EMAIL, "").encode() in two
+    asked = [request for request in google.requests if "/iam/" in request]
+    assert len({request.partition("\r\n\r\n")[2] for request in asked}) == 2
+    assert all(f"POST /iam/{EMAIL}:signBlob " in request for request in asked)
+    assert all("hush-token" in request for request in asked)
+
+
+def test_an_iam_that_refuses_is_told_with_the_role_and_without_its_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refusing(request: str) -> bytes:
+        return said("403 Forbidden", "hush-token may not") if "/iam/" in request else an_instance(request)
+
+    with answering_store(refusing) as google:
+        signer = urls_of_an_instance(monkeypatch, google.endpoint).signer("lake", 60, NOW_S)
+        with pytest.raises(Unavailable, match=r"serviceAccountTokenCreator") as caught:
+            signer.sign([b"a"])
+    assert "hush" not in str(caught.value)
+
+
+def test_a_person_signs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    person = {"type": "authorized_user", "client_id": "c", "client_secret": "hush", "refresh_token": "hush"}
+
+    def token(_: str) -> bytes:
+        return said(
+            "200 OK", json.dumps({"access_token": "t", "expires_in": 3600}), "Content-Type: application/json"
+        )
+
+    with answering_store(token) as google:
+        (tmp_path / "person.json").write_text(json.dumps(person | {"token_uri": google.endpoint}))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "person.json"))
+        made = urls()
+        made._access.credentials._token_uri = google.endpoint
+        with pytest.raises(Unserveable, match=r"no service account.*GCS_HMAC_ID"):
+            made.signer("lake", 60, NOW_S)
+
+
+def test_no_credentials_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "gone.json"))
+    with pytest.raises(Unavailable, match=r"no credentials for Google.*GOOGLE_APPLICATION_CREDENTIALS"):
+        urls().signer("lake", 60, NOW_S)
+
+
+def test_an_hmac_key_signs_as_s3_does() -> None:
+    settings = ServerSettings(_env_file=None, gcs_hmac_id="GOOG1E", gcs_hmac_secret="hush")
+    session = Signers(settings, LocalSigner(b"k", "http://host")).session(["gs://lake"], "bob", 60)
+    (url,) = session.sign(pa.array(["gs://lake/a b=c"]))
+    assert url.startswith(b"https://storage.googleapis.com/lake/a%20b%3Dc?X-Amz-Algorithm=AWS4-HMAC-SHA256&")
+    assert b"X-Amz-Credential=GOOG1E%2F" in url
+    assert b"%2Fauto%2Fs3%2Faws4_request" in url
