@@ -118,8 +118,14 @@ def _null_safe_equal(node: exp.Expr, _depth: int) -> Predicate | None:
             return IsNull(*column)
         equal = None if column is None else _comparison("=", one, other)
         if column is not None and equal is not None:
-            return And((Not(IsNull(*column)), equal))
+            return _null_safe(IsNull(*column), equal)
     return None
+
+
+def _null_safe(is_null: IsNull, equal: Compare) -> Predicate:
+    both_set = And((Not(is_null), equal))
+    # A text that is no value of the column's type is null, and as such the same as a null of the column.
+    return Or((both_set, And((is_null, Unknown())))) if isinstance(equal.value, str) else both_set
 
 
 def _null_safe_not_equal(node: exp.Expr, depth: int) -> Predicate | None:
