@@ -45,10 +45,12 @@ class AzureVendor:
         """Asked once of each account; one that does not tell is taken to keep them."""
         account, _ = azure_host(place)
         if account not in self._has_folders:
+            from azure.core.credentials import AzureNamedKeyCredential
             from azure.core.exceptions import AzureError
             from azure.storage.blob import BlobServiceClient
 
-            credential = self._access.account_key(account) or self._access.identity
+            key = self._access.account_key(account)
+            credential = AzureNamedKeyCredential(account, key) if key else self._access.identity
             try:
                 with BlobServiceClient(self._access.endpoint(place), credential, **PATIENCE) as service:
                     told = service.get_account_information().get("is_hns_enabled")
