@@ -1,0 +1,200 @@
+"""Page and refresh tokens open for the one recipient, table and question they were made for, and for nobody else."""
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.protocol.paging import Pager, PageRequest
+from lakeshare_server.protocol.seals import Seals
+from lakeshare_server.protocol.table_tokens import Asker, Page, TableTokens
+
+KEY = b"k" * 32
+BOB = Asker("bob", "flights")
+QUESTION: dict[str, Any] = {"predicateHints": ["day > 1"], "limitHint": 10, "formats": ["parquet"]}
+PAGE = Page(first=3, last=5, start=20_000, rows_wanted=7, latest=6)
+TOKENS = TableTokens(KEY, 60, 60)
+WORDS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=", max_size=60)
+
+
+def a_page_token(tokens: TableTokens = TOKENS, asker: Asker = BOB) -> str:
+    return tokens.page_token(asker, QUESTION, PAGE)
+
+
+def a_refresh_token(tokens: TableTokens = TOKENS, asker: Asker = BOB) -> str:
+    return tokens.refresh_token(asker, 3)
+
+
+def page_of(token: str, asker: Asker = BOB) -> Page:
+    return TOKENS.page(asker, QUESTION, token)
+
+
+def version_of(token: str, asker: Asker = BOB) -> int:
+    return TOKENS.refreshed_version(asker, token)
+
+
+# How a token of the kind is made, how it is read, and how the protocol begins the refusal.
+Kind = tuple[Callable[..., str], Callable[..., object], str]
+KINDS: dict[str, Kind] = {
+    "pageToken": (a_page_token, page_of, "Error decoding the page token"),
+    "refreshToken": (a_refresh_token, version_of, "Error decoding refresh token"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+@given(
+    st.builds(
+        Page,
+        first=st.integers(0, 2**63 - 1),
+        last=st.integers(0, 2**63 - 1),
+        start=st.integers(0, 2**40),
+        rows_wanted=st.none() | st.integers(1, 2**31),
+        latest=st.integers(0, 2**63 - 1),
+    )
+)
+def test_a_page_comes_back_as_it_was(page: Page) -> None:
+    """protocol §1.7: page one's versions are pinned, and what the limit still wants."""
+    assert TOKENS.page(BOB, QUESTION, TOKENS.page_token(BOB, QUESTION, page)) == page
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_refresh_token_pins_its_version(version: int) -> None:
+    """protocol §0.16, §1.13: the version inside is the one that is read again."""
+    assert TOKENS.refreshed_version(BOB, TOKENS.refresh_token(BOB, version)) == version
+
+
+def test_tokens_go_into_urls_as_they_are(kind: Kind) -> None:
+    make, _, _ = kind
+    assert set(make()) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+
+
+def test_no_character_of_a_token_can_be_changed(kind: Kind) -> None:
+    """protocol §1.7: tokens that do not decode."""
+    make, read, refusal = kind
+    token = make()
+    for place, character in enumerate(token):
+        other = token[:place] + ("A" if character != "A" else "B") + token[place + 1 :]
+        if decoded(other) != decoded(token):
+            with pytest.raises(BadRequest, match=refusal):
+                read(other)
+
+
+def decoded(token: str) -> bytes:
+    """The last character of a token has bits that say nothing."""
+    return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+
+
+@given(st.text(max_size=60) | WORDS | st.binary().map(lambda raw: base64.urlsafe_b64encode(raw).decode()))
+def test_texts_of_nobodys_making_are_refused(text: str) -> None:
+    """protocol §1.7: tokens that do not decode."""
+    for _, read, refusal in KINDS.values():
+        with pytest.raises(BadRequest, match=refusal):
+            read(text)
+
+
+def test_the_seal_of_one_kind_opens_no_other() -> None:
+    """A listing's token, a page's and a refresh token are no stand-ins for each other."""
+    _, listing = Pager(KEY, 1).page(
+        "shares", PageRequest("0", None), lambda after, limit: [PageKey()] * limit
+    )
+    assert listing
+    for text in (listing, a_page_token()):
+        with pytest.raises(BadRequest, match="Error decoding refresh token"):
+            version_of(text)
+    for text in (listing, a_refresh_token()):
+        with pytest.raises(BadRequest, match="Error decoding the page token"):
+            page_of(text)
+
+
+class PageKey:
+    """An entry of a listing."""
+
+    key = 1
+
+
+def test_a_server_with_another_key_opens_nothing(kind: Kind) -> None:
+    make, read, refusal = kind
+    with pytest.raises(BadRequest, match=refusal):
+        read(make(TableTokens(b"o" * 32, 60, 60)))
+
+
+def test_another_process_of_the_same_key_opens_it() -> None:
+    again = TableTokens(KEY, 1, 1)
+    assert again.page(BOB, QUESTION, a_page_token()) == PAGE
+    assert again.refreshed_version(BOB, a_refresh_token()) == 3
+
+
+def test_an_expired_token_is_refused_as_such(kind: Kind) -> None:
+    """protocol §1.7: `The page token has expired`, `The refresh token has expired`."""
+    make, read, _ = kind
+    with pytest.raises(BadRequest, match=r"The (page|refresh) token has expired\."):
+        read(make(TableTokens(KEY, -1, -1)))
+
+
+def test_each_kind_has_its_own_life() -> None:
+    tokens = TableTokens(KEY, -1, 60)
+    assert version_of(a_refresh_token(tokens)) == 3
+    with pytest.raises(BadRequest, match="expired"):
+        page_of(a_page_token(tokens))
+
+
+def test_a_token_of_another_table_is_refused_as_such(kind: Kind) -> None:
+    """protocol §1.7: `The table specified in the … token does not match the table being queried`."""
+    make, read, _ = kind
+    words = r"The table specified in the (page|refresh) token does not match the table being queried"
+    with pytest.raises(BadRequest, match=words):
+        read(make(TOKENS, Asker("bob", "trains")))
+
+
+def test_a_token_of_another_recipient_does_not_open_at_all(kind: Kind) -> None:
+    """Whoever is handed another's token is not told whether it was one."""
+    make, read, refusal = kind
+    with pytest.raises(BadRequest, match=refusal):
+        read(make(TOKENS, Asker("eve", "flights")))
+
+
+OTHER_QUESTIONS: dict[str, dict[str, Any]] = {
+    "another hint": {**QUESTION, "predicateHints": ["day > 2"]},
+    "no hint": {key: value for key, value in QUESTION.items() if key != "predicateHints"},
+    "another limit": {**QUESTION, "limitHint": 11},
+    "a version": {**QUESTION, "version": 3},
+    "another format": {**QUESTION, "formats": ["delta"]},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("case", OTHER_QUESTIONS)
+def test_a_page_of_another_question_is_refused_as_such(case: str) -> None:
+    """protocol §1.7: `Query parameter mismatch detected for the next page query`."""
+    with pytest.raises(BadRequest, match="Query parameter mismatch detected for the next page query"):
+        TOKENS.page(BOB, OTHER_QUESTIONS[case], a_page_token())
+
+
+def test_the_order_of_a_questions_fields_says_nothing() -> None:
+    assert TOKENS.page(BOB, dict(reversed(QUESTION.items())), a_page_token()) == PAGE
+
+
+@given(
+    st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text()))
+)
+def test_seals_give_back_what_was_said_and_no_other_purpose_can_read_it(said: dict[str, Any]) -> None:
+    token = Seals(KEY, "one").sealed(said)
+    assert Seals(KEY, "one").opened(token) == said
+    assert Seals(KEY, "other").opened(token) is None
+
+
+def test_refusals_say_what_to_do(kind: Kind) -> None:
+    _, read, _ = kind
+    with pytest.raises(BadRequest) as refused:
+        read("x" * 500)
+    assert refused.value.field in KINDS
+    assert len(str(refused.value)) < 500
+    assert "token" in refused.value.hint.lower()
