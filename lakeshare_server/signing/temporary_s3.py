@@ -14,6 +14,7 @@ SESSION = "lakeshare"
 # STS hands out nothing shorter, and roles that were not changed nothing longer.
 SHORTEST_S, LONGEST_S = 900, 3600
 LONGEST_POLICY = 2048
+PATTERNS = "*?$"
 THROTTLED = {
     "Throttling",
     "ThrottlingException",
@@ -36,6 +37,8 @@ class S3Vendor:
                 "the server's own S3 keys are temporary, and such keys get no federation token; "
                 "set LAKESHARE_S3_ROLE_ARN"
             )
+        if not self._on_aws(place) and any(one in place.key for one in PATTERNS):
+            return f"the store's policies take one of {PATTERNS} in the folder's name for a pattern"
         if len(self._policy(place)) > LONGEST_POLICY:
             return "the folder's name is too long for a session policy"
         return None
@@ -73,9 +76,11 @@ class S3Vendor:
         ]
 
     def _policy(self, place: Place) -> str:
-        bucket = self._access.bucket(place.bucket)
-        aws = AWS.fullmatch(bucket.endpoint) is not None
-        return session_policy(bucket.name, place.key, bucket.region, on_aws=aws)
+        region = self._access.bucket(place.bucket).region
+        return session_policy(place.bucket, place.key, region, on_aws=self._on_aws(place))
+
+    def _on_aws(self, place: Place) -> bool:
+        return AWS.fullmatch(self._access.bucket(place.bucket).endpoint) is not None
 
 
 def session_policy(bucket: str, key: str, region: str, on_aws: bool) -> str:
@@ -100,8 +105,8 @@ def session_policy(bucket: str, key: str, region: str, on_aws: bool) -> str:
 
 
 def _literal(key: str) -> str:
-    """What policies match as patterns, as the characters they are."""
-    return "".join(f"${{{one}}}" if one in "*?$" else one for one in key.strip("/"))
+    """What policies match as patterns, as the letters they are; AWS alone has a spelling for it."""
+    return "".join(f"${{{one}}}" if one in PATTERNS else one for one in key.strip("/"))
 
 
 def _partition(region: str) -> str:
