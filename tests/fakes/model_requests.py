@@ -108,6 +108,8 @@ def read_ask(fields: Mapping[str, Any]) -> Ask:
     )
     if ask.max_files == 0:
         raise Refused(400, "maxFiles must be positive")
+    if ask.page_token and (ask.wants_refresh or ask.refresh_token):
+        raise Refused(400, "includeRefreshToken must be used in the first page request")
     if given and (ask.wants_refresh or ask.refresh_token):
         raise Refused(400, "includeRefreshToken cannot be used when querying a specific version")
     return ask

@@ -37,6 +37,9 @@ def changes_are_added_removed_and_changed_files(view: View) -> None:
     for line in whole(view).later:
         allowed = LATER_KINDS[view.format]
         expect(line.kind in allowed, line.where, f"one of {sorted(allowed)}", line.kind)
+    for action in whole(view).actions if view.format == DELTA else ():
+        is_fit = action.kind != "cdc" or action.inner.get("dataChange") is False
+        expect(is_fit, action.where, "dataChange false in cdc", action.inner.get("dataChange"))
 
 
 @on_views(MUST, "0.13", "2.1", "6.2")

@@ -53,9 +53,15 @@ def _history(view: View) -> Mapping[str, object]:
     return {"startingVersion": view.versions[-1]}
 
 
-def _page(view: View) -> Answer:
-    if not (view.query(maxFiles=1).end or {}).get("nextPageToken"):
+def _page_token(view: View) -> str:
+    token = (view.query(maxFiles=1).end or {}).get("nextPageToken")
+    if not token:
         raise NothingToTry("no answer comes in two pages")
+    return str(token)
+
+
+def _page(view: View) -> Answer:
+    _page_token(view)
     return view.ask({"maxFiles": 1, "pageToken": "nonsense"})
 
 
@@ -90,6 +96,10 @@ SENTENCES: Mapping[str, tuple[str, Ask]] = {
     "a_refresh_token_of_a_version": (
         "includeRefreshToken cannot be used when querying a specific version",
         _of_history(lambda view: view.ask({"includeRefreshToken": True, "version": view.versions[-1]})),
+    ),
+    "a_refresh_token_asked_for_later": (
+        "must be used in the first page request",
+        lambda view: view.ask({"maxFiles": 1, "pageToken": _page_token(view), "includeRefreshToken": True}),
     ),
     "a_page_token_nobody_gave": ("Error decoding the page token", _page),
     "a_refresh_token_nobody_gave": ("Error decoding refresh token", _refresh),

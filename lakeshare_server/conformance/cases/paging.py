@@ -91,6 +91,26 @@ def pages_of_a_window_are_the_window(view: View) -> None:
     expect(later == wanted, found[0].where, f"{len(wanted)} later metaData lines", len(later))
 
 
+@on_views(MUST, "1.7", "1.14")
+def hints_count_over_all_pages(view: View) -> None:
+    """limitHint and predicates hold over all pages together: they are the files of the same request without pages."""
+    _needs_pages(view)
+    hints: tuple[dict[str, object], ...] = (
+        {"limitHint": 1},
+        {"limitHint": 1_000_000},
+        {"predicateHints": ["lakeshare_no_such_column = 1"]},
+    )
+    for hint in hints:
+        found = [action.id for reply in _pages(view, hint) for action in reply.actions]
+        wanted = view.query(**hint).ids
+        expect(
+            sorted(found) == sorted(wanted),
+            f"pages of {view.table.path} for {hint}",
+            str(sorted(wanted)),
+            found,
+        )
+
+
 @on_views(MUST, "1.8")
 def pages_of_changes_are_the_changes(view: View) -> None:
     """Changes come in pages too: all together are the changes, each once, under the same head."""

@@ -1,0 +1,91 @@
+"""Each case of the conformance suite passes on a server that keeps the protocol, and fails where its rule is broken.
+
+The model server breaks one rule at a time; a case without a defect that it catches could not fail, which is a defect.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from lakeshare_server.conformance.client import Client
+from lakeshare_server.conformance.ground import survey
+from lakeshare_server.conformance.runner import FAILED, PASSED, Outcome, run
+from lakeshare_server.conformance.suite import chosen_cases, every_case
+from tests.fakes.defects import of_listings, of_snapshots, of_windows
+from tests.fakes.defects.tools import Defect, at, sentence
+from tests.fakes.model_server import ModelServer, a_model_server
+
+GROUPS: Mapping[str, Mapping[str, Defect]] = {
+    "authentication": of_listings.AUTHENTICATION,
+    "listings": of_listings.LISTINGS,
+    "listing-pages": of_listings.LISTING_PAGES,
+    "versions": of_listings.VERSIONS,
+    "metadata": of_snapshots.METADATAS,
+    "negotiation": of_snapshots.NEGOTIATION,
+    "snapshots": of_snapshots.SNAPSHOTS,
+    "delta-format": of_snapshots.DELTA_FORMAT,
+    "deletion-vectors": of_snapshots.DELETION_VECTORS,
+    "data-files": of_snapshots.DATA_FILES,
+    "time-travel": of_snapshots.TIME_TRAVEL,
+    "windows": of_windows.WINDOWS,
+    "changes": of_windows.CHANGE,
+    "change-bounds": of_windows.CHANGE_BOUNDS,
+    "paging": of_windows.PAGING,
+    "refresh": of_windows.REFRESH,
+    "end-stream": of_windows.END_STREAM,
+    "file-ids": of_windows.FILE_IDS,
+    "async-queries": of_windows.ASYNC_QUERIES,
+    "predicates": of_windows.PREDICATES,
+    "limits": of_windows.LIMITS,
+    "credentials": of_listings.CREDENTIAL,
+    "bad-requests": of_listings.BAD_REQUESTS,
+    "fragments": {
+        case.name.partition(".")[2]: at(".*", sentence("no")) for case in chosen_cases(["fragments"])
+    },
+}
+DEFECTS = {f"{group}.{name}": defect for group, defects in GROUPS.items() for name, defect in defects.items()}
+# It is about the profile, not about what the server answers.
+OF_THE_PROFILE = {"authentication.the-profile-is-of-version-1"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ModelServer]:
+    with a_model_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: ModelServer) -> Iterator[Client]:
+    with Client(server.profile) as client:
+        yield client
+
+
+def tried(server: ModelServer, client: Client, names: Sequence[str], defect: Defect | None) -> list[Outcome]:
+    server.defect = defect
+    return run(chosen_cases(names), survey(client, server.profile))
+
+
+def test_every_case_passes_on_a_server_that_keeps_the_protocol(server: ModelServer, client: Client) -> None:
+    outcomes = tried(server, client, [], None)
+    assert [(one.case.name, one.sentences, one.reason) for one in outcomes if one.verdict != PASSED] == []
+    assert len(outcomes) == len(every_case())
+
+
+def test_there_is_a_defect_for_every_case() -> None:
+    assert sorted(DEFECTS) == sorted({case.name for case in every_case()} - OF_THE_PROFILE)
+
+
+@pytest.mark.parametrize("name", sorted(DEFECTS))
+def test_a_case_catches_what_breaks_its_rule(server: ModelServer, client: Client, name: str) -> None:
+    [outcome] = tried(server, client, [name], DEFECTS[name])
+    assert outcome.verdict == FAILED, outcome
+    assert_readable(outcome)
+
+
+def assert_readable(outcome: Outcome) -> None:
+    """The sentence says what was expected, what came, and which section of the protocol wants it."""
+    for sentence in outcome.sentences:
+        assert ": expected " in sentence
+        assert ", came " in sentence
+        assert "can be judged" not in sentence
+        assert outcome.case.section in sentence
