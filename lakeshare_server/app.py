@@ -14,7 +14,7 @@ from lakeshare_server.catalog import AsyncQueries, AuditLog, open_catalog
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.paging import Pager
 from lakeshare_server.protocol.table_tokens import TableTokens
-from lakeshare_server.routes import async_queries, files, health, listings, tables, windows
+from lakeshare_server.routes import async_queries, credentials, files, health, listings, tables, windows
 from lakeshare_server.routes.audit import AuditMiddleware
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses, code_of
@@ -46,7 +46,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         pager=Pager(key, settings.page_size),
         tokens=TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s),
         local_signer=local_signer,
-        signers=Signers(settings, local_signer),
+        signers=Signers(settings, local_signer, stores),
         async_queries=queries,
         async_worker=AsyncWorker(queries, views, code_of),
         audit=AuditLog(catalog),
@@ -66,7 +66,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     add_error_responses(app)
     app.include_router(health.router)
     prefix = settings.endpoint.rstrip("/")
-    for routes in (listings, tables, windows, async_queries, files):
+    for routes in (listings, tables, windows, async_queries, credentials, files):
         app.include_router(routes.router, prefix=prefix)
     return app
 

@@ -1,13 +1,14 @@
 """Commands about tables: follow one in storage, end that, show what recipients get of one."""
 
-import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from lakeshare_server.catalog import Catalog
+    from lakeshare_server.catalog import Catalog, TableEntry
     from lakeshare_server.settings import ServerSettings
+    from lakeshare_server.tables.index import IndexHeader
     from lakeshare_server.versions import TableVersions
 
 table_app = typer.Typer(
@@ -19,7 +20,8 @@ table_app = typer.Typer(
 @table_app.command("follow")
 def follow(
     location: Annotated[
-        str, typer.Argument(help="The Delta table: a folder, or a URL like s3://bucket/path, gs://, abfss://.")
+        str,
+        typer.Argument(help="The Delta table: a folder, or a URL like s3://bucket/path, gs://, abfss://."),
     ],
     name: Annotated[str, typer.Option("--as", help="What recipients call it: schema.table.")],
     share: Annotated[str, typer.Option(help="The share it goes into; made when it is not there.")] = "lake",
@@ -29,9 +31,7 @@ def follow(
     start_version: Annotated[
         int, typer.Option(min=0, help="The first version recipients may read, when history is shared.")
     ] = 0,
-    history: Annotated[
-        bool, typer.Option(help="Recipients may read earlier versions and changes.")
-    ] = True,
+    history: Annotated[bool, typer.Option(help="Recipients may read earlier versions and changes.")] = True,
 ) -> None:
     """Share a Delta table as it is in storage; every version found there becomes an unaudited publication.
 
@@ -46,7 +46,7 @@ def follow(
     if not dot or "." in table:
         raise BadRequest("--as", name, "Give schema.table, like sales.orders.")
     settings, catalog = _state()
-    place = normalised(location if "://" in location else os.path.abspath(location))
+    place = normalised(location if "://" in location else str(Path(location).expanduser().absolute()))
     typer.echo(f"reading the log of {place} …", err=True)
     _require_readable(settings, catalog, place)
     FollowedTables(catalog).add(name, place, check_every, start_version)
@@ -87,7 +87,9 @@ def show(path: Annotated[str, typer.Argument(help="What recipients call it: shar
     entries = {entry.path.lower(): entry for entry in all_shared_tables(catalog)}
     entry = entries.get(path.lower())
     if entry is None:
-        raise BadRequest("PATH", path, f"Shared are: {', '.join(one.path for one in entries.values()) or 'none'}.")
+        raise BadRequest(
+            "PATH", path, f"Shared are: {', '.join(one.path for one in entries.values()) or 'none'}."
+        )
     versions = _versions(settings, catalog, entry.lake_table)
     latest = versions.latest()
     header = versions.index(latest).header
@@ -98,7 +100,42 @@ def show(path: Annotated[str, typer.Argument(help="What recipients call it: shar
     typer.echo(f"files\t{header.files} files, {header.rows} rows, {header.size_bytes} bytes")
     typer.echo(f"history\t{'shared' if entry.history else 'not shared'}")
     typer.echo(f"parquet format\t{_parquet(header.head.hindrances)}")
+    refusal = _directory_refusal(settings, entry, header)
+    typer.echo(f"directory access\t{'no, ' + refusal if refusal else 'yes'}")
     typer.echo(f"delta format\tyes{', needs ' + ', '.join(features) if features else ''}")
+
+
+@table_app.command("directory-access")
+def directory_access(
+    path: Annotated[str, typer.Argument(help="What recipients call it: share.schema.table.")],
+    allow: Annotated[
+        bool,
+        typer.Option("--allow/--forbid", help="Whether recipients may get credentials for the whole folder."),
+    ],
+) -> None:
+    """Let recipients read a table's folder with temporary credentials, whatever else lies in it; or end that."""
+    from lakeshare_server.catalog.hand_shares import allow_directory_access
+    from lakeshare_server.errors import BadRequest
+
+    names = path.split(".")
+    if len(names) != 3:
+        raise BadRequest("PATH", path, "Give share.schema.table.")
+    settings, catalog = _state()
+    share, schema, table = names
+    entry = allow_directory_access(catalog, share, schema, table, allowed=allow)
+    versions = _versions(settings, catalog, entry.lake_table)
+    refusal = _directory_refusal(settings, entry, versions.index(versions.latest()).header)
+    typer.echo(f"{entry.path}: directory access {'no, ' + refusal if refusal else 'yes'}")
+
+
+def _directory_refusal(settings: "ServerSettings", entry: "TableEntry", header: "IndexHeader") -> str | None:
+    from lakeshare_server.access.directory import directory_refusal
+    from lakeshare_server.signing import LocalSigner, Signers
+    from lakeshare_server.stores import Stores
+
+    # Only stores are asked; nothing is signed with this key.
+    signers = Signers(settings, LocalSigner(b"", settings.base_url()), Stores(settings))
+    return directory_refusal(entry, header, signers)
 
 
 def _parquet(hindrances: tuple[object, ...]) -> str:

@@ -53,9 +53,9 @@ def prepare(view: TableView, asked: QueryRequest) -> int:
         LakeshareError: there will be no answer.
     """
     if asked.starting_version is not None:
-        first, last = view.window(asked.starting_version, asked.ending_version)
-        view.versions.changes(first.number, last.number)
-        return last.number
+        last = view.window(asked.starting_version, asked.ending_version)
+        view.versions.changes(asked.starting_version, last)
+        return last
     version = view.asked(asked)
     view.index(version)
     return version.number

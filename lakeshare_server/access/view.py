@@ -117,8 +117,11 @@ class TableView:
         self._require_started(found.number, "data")
         return found
 
-    def window(self, starting: int, ending: int | None) -> tuple[Version, Version]:
-        """The first and last version of a `startingVersion` query.
+    def window(self, starting: int, ending: int | None) -> int:
+        """The last version of a `startingVersion` query, whose first is the one that was asked for.
+
+        Whoever has read a publication asks for what comes after the next number, also when the next publication
+        has a higher one: the range begins at the number, so that nothing in between is passed over.
 
         Raises:
             BadRequest: the recipient may not read them, or they are not there.
@@ -129,10 +132,10 @@ class TableView:
             hint = f"End version cannot be greater than the latest version {latest.number} of the table."
             raise BadRequest("endingVersion", ending, hint)
         self._require_started(starting, "data")
-        last = latest if ending is None else self._last_of(ending)
-        return self._first_of(starting, latest), last
+        self._require_first("startingVersion", starting, latest)
+        return latest.number if ending is None else self._last_of(ending).number
 
-    def changes_range(self, asked: ChangesRequest) -> tuple[Version, Version]:
+    def changes_range(self, asked: ChangesRequest) -> tuple[int, int]:
         """The first and last version of a change data feed; an end after the latest is the latest.
 
         Raises:
@@ -146,10 +149,10 @@ class TableView:
             )
         latest = self.latest()
         first = self._first_changed(asked, latest)
-        last = self._last_changed(asked, latest)
-        if last.number < first.number:
-            hint = f"CDF range from start {first.number} to end {last.number} was invalid. End cannot be before start."
-            raise BadRequest("endingVersion", last.number, hint)
+        last = self._last_changed(asked, latest).number
+        if last < first:
+            hint = f"CDF range from start {first} to end {last} was invalid. End cannot be before start."
+            raise BadRequest("endingVersion", last, hint)
         return first, last
 
     def index(self, version: Version) -> FileIndex:
@@ -160,9 +163,9 @@ class TableView:
         """
         return self.versions.index(version)
 
-    def _first_changed(self, asked: ChangesRequest, latest: Version) -> Version:
+    def _first_changed(self, asked: ChangesRequest, latest: Version) -> int:
         if asked.starting_timestamp is not None:
-            return self.from_timestamp("startingTimestamp", asked.starting_timestamp)
+            return self.from_timestamp("startingTimestamp", asked.starting_timestamp).number
         number = asked.starting_version or 0
         if number > latest.number:
             hint = (
@@ -171,7 +174,8 @@ class TableView:
             )
             raise BadRequest("startingVersion", number, hint)
         self._require_started(number, "changes")
-        return self._first_of(number, latest)
+        self._require_first("startingVersion", number, latest)
+        return number
 
     def _last_changed(self, asked: ChangesRequest, latest: Version) -> Version:
         at = asked.ending_timestamp
@@ -185,13 +189,12 @@ class TableView:
             return latest
         return self._last_of(asked.ending_version)
 
-    def _first_of(self, number: int, latest: Version) -> Version:
-        # Numbers of publications may have gaps: whoever has read one asks for what comes after the next number.
-        found = self.versions.at_or_above(number) if number >= self.versions.oldest().number else None
+    def _require_first(self, field: str, number: int, latest: Version) -> None:
         if number > latest.number:
-            hint = f"startingVersion cannot be greater than the latest version {latest.number} of the table."
-            raise BadRequest("startingVersion", number, hint)
-        return found or self._existing("startingVersion", number)
+            hint = f"{field} cannot be greater than the latest version {latest.number} of the table."
+            raise BadRequest(field, number, hint)
+        if number < self.versions.oldest().number:
+            self._existing(field, number)
 
     def _last_of(self, number: int) -> Version:
         return self.versions.at_or_below(number) or self._existing("endingVersion", number)

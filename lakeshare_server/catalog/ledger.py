@@ -68,10 +68,6 @@ class Ledger:
         """The first publication."""
         return self._one(_oldest_first(table).limit(1))
 
-    def at_or_above(self, table: str, version: int) -> Publication | None:
-        """The first publication with this number or a higher one."""
-        return self._one(_oldest_first(table).where(PublicationRow.version >= _number(version)).limit(1))
-
     def at_or_below(self, table: str, version: int) -> Publication | None:
         """The last publication with this number or a lower one."""
         return self._one(_newest_first(table).where(PublicationRow.version <= _number(version)).limit(1))

@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from lakeshare_server.access.directory import access_of
 from lakeshare_server.catalog import Listings, ShareEntry, TableEntry
 from lakeshare_server.routes.context import Asked, AskedDep
 from lakeshare_server.routes.responses import json_response
@@ -49,7 +50,7 @@ def _tables(by: Asked, share: str, schema: str | None) -> Response:
         by.page,
         lambda after, limit: listings.tables(share, schema, after, limit),
     )
-    return _items([table_item(table) for table in tables], token)
+    return _items([table_item(by, table) for table in tables], token)
 
 
 def _items(items: list[dict[str, Any]], token: str | None) -> Response:
@@ -67,12 +68,16 @@ def _share(share: ShareEntry) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value}
 
 
-def table_item(table: TableEntry) -> dict[str, Any]:
+def table_item(by: Asked, table: TableEntry) -> dict[str, Any]:
     """A table as listings show it."""
-    return {
+    said = {
         "name": table.name,
         "schema": table.schema,
         "share": table.share.name,
         "shareId": table.share.id,
         "id": table.id,
     }
+    if not table.directory_access:
+        return said
+    view = by.parts.views.table(by.reader, table.share.name, table.schema, table.name, by.generation)
+    return {**said, **access_of(view, by.parts.signers).as_fields()}

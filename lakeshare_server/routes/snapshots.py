@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import Response
 
+from lakeshare_server.access.directory import access_of
 from lakeshare_server.protocol.answer import Progress, SnapshotAnswer
 from lakeshare_server.protocol.capabilities import answered
 from lakeshare_server.protocol.file_lines import SnapshotLines
@@ -37,6 +38,7 @@ def answer_snapshot(by: AskedTable, asked: QueryRequest, version: Version, page:
         size_bytes=header.size_bytes,
         files=header.files,
         shares_changes=by.view.entry.history,
+        access=access_of(by.view, parts.signers),
     )
     lines = SnapshotLines(
         response_format=response_format,

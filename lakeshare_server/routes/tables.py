@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
 
+from lakeshare_server.access.directory import access_of
 from lakeshare_server.access.view import TableView
-from lakeshare_server.errors import BadRequest, Unserveable
+from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.bodies import json_object
 from lakeshare_server.protocol.heads import HeadLines
 from lakeshare_server.protocol.negotiation import announced_protocol, negotiated
@@ -28,7 +29,7 @@ router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
 def get_table(by: TableDep) -> Response:
     # OpenSharing's own call (protocol §9); Delta Sharing has HEAD at the same place.
     header = by.view.index(by.view.latest()).header
-    return json_response({**table_item(by.view.entry), "format": header.table_format})
+    return json_response({**table_item(by, by.view.entry), "format": header.table_format})
 
 
 @router.head("", name="table_version")
@@ -57,6 +58,7 @@ def table_metadata(by: TableDep) -> Response:
         size_bytes=header.size_bytes,
         files=header.files,
         shares_changes=view.entry.history,
+        access=access_of(view, by.parts.signers),
     )
     # Spark takes exactly two lines here (protocol §1.6): the closing action is not offered, so not announced either.
     return table_lines(iter([lines.of(header.head)]), version.number, response_format, wants.without_end())
@@ -67,11 +69,6 @@ def query_table(by: TableDep, body: BodyDep) -> Response:
     fields = json_object(body)
     asked = query_of(fields)
     return submit(by, asked, fields) if by.wants.capabilities.wants_async else answer_query(by, asked)
-
-
-@router.post("/temporary-table-credentials", name="table_credentials")
-def table_credentials(by: TableDep) -> Response:
-    raise Unserveable(f"{by.view.entry.path} is not served by directory access.", "Query it for URLs.")
 
 
 def _version_from(view: TableView, text: str | None) -> Version:

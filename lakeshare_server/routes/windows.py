@@ -1,7 +1,7 @@
 """Answers with what a range of versions changed: `startingVersion` queries and the change data feed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Response
 
@@ -23,10 +23,10 @@ router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A range of versions with what is to be told of it; `version` is the one the answer speaks of first."""
+    """A range of versions as it was asked for, with what is to be told of it; `head_version` is that of `head`."""
 
     changes: Sequence[VersionChanges]
-    version: int
+    first: int
     last: int
     feed: bool
     head: TableHead
@@ -37,19 +37,30 @@ class Window:
     page: Page | None
     question: Mapping[str, object]
 
+    @property
+    def hindered_head(self) -> TableHead:
+        """The head that is told first, hindered by what hinders any version of the range."""
+        others = self.changes[0].head.hindrances if self.changes else ()
+        hindrances = dict.fromkeys((*self.head.hindrances, *others))
+        return replace(self.head, hindrances=tuple(hindrances))
+
 
 def answer_window(by: AskedTable, asked: QueryRequest, page: Page | None) -> Response:
     """The data changes of the versions from `startingVersion` on, or one page of them."""
-    starting = asked.starting_version or 0
-    first, last = (page.first, page.last) if page is not None else _window(by, starting, asked.ending_version)
-    changes = by.view.versions.changes(first, last)
+    if page is not None:
+        first, last = page.first, page.last
+    else:
+        first = asked.starting_version or 0
+        last = by.view.window(first, asked.ending_version)
+    # Numbers of publications have gaps, and a window may lie in one: then nothing has changed.
+    changes = by.view.versions.changes(first, last) if first <= last else []
     window = Window(
         changes=changes,
-        version=first,
+        first=first,
         last=last,
         feed=False,
-        head=changes[0].head,
-        head_version=first,
+        head=changes[0].head if changes else by.view.index(by.view.pinned(last)).header.head,
+        head_version=changes[0].version if changes else first,
         historical_metadata=True,
         historical_protocol=asked.include_historical_protocol,
         paging=asked.paging,
@@ -68,16 +79,16 @@ def table_changes(by: TableDep) -> Response:
         page = by.parts.tokens.page(by.asker, question, asked.paging.page_token)
         first, last, latest = page.first, page.last, page.latest
     else:
-        start, end = by.view.changes_range(asked)
-        first, last, latest = start.number, end.number, by.view.latest().number
+        first, last = by.view.changes_range(asked)
+        latest = by.view.latest().number
     changes = by.view.versions.changes(first, last)
     require_recorded(changes)
-    head, head_version = changes[0].head, first
+    head, head_version = changes[0].head, changes[0].version
     if not asked.include_historical_metadata:
         head, head_version = _latest_head(by, changes, last, latest), latest
     window = Window(
         changes=changes,
-        version=first,
+        first=first,
         last=last,
         feed=True,
         head=head,
@@ -91,11 +102,6 @@ def table_changes(by: TableDep) -> Response:
     return _answer(by, window, wants_end=asked.paging.is_asked)
 
 
-def _window(by: AskedTable, starting: int, ending: int | None) -> tuple[int, int]:
-    first, last = by.view.window(starting, ending)
-    return first.number, last.number
-
-
 def _latest_head(by: AskedTable, changes: Sequence[VersionChanges], last: int, latest: int) -> TableHead:
     """Protocol and metadata of the latest version, which is what a feed without history begins with."""
     return changes[-1].head if last == latest else by.view.index(by.view.pinned(latest)).header.head
@@ -104,8 +110,9 @@ def _latest_head(by: AskedTable, changes: Sequence[VersionChanges], last: int, l
 def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:
     parts, wants, note = by.parts, by.wants, by.note
     capabilities = wants.capabilities
-    response_format = negotiated(capabilities, window.changes[0].head, by.view.entry.path)
-    note.version, note.files = window.version, 0
+    response_format = negotiated(capabilities, window.hindered_head, by.view.entry.path)
+    version = window.changes[0].version if window.changes else window.first
+    note.version, note.files = version, 0
     roots = sorted({root for one in window.changes for root in one.roots})
     session = parts.signers.session(roots, by.reader.name, parts.settings.url_life_s)
     answer = ChangeAnswer(
@@ -137,7 +144,7 @@ def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:
             {"minUrlExpirationTimestamp": session.expires_at_ms} if progress.files else {}
         )
         if progress.next_place is not None:
-            page = Page(window.version, window.last, progress.next_place, latest=window.head_version)
+            page = Page(window.first, window.last, progress.next_place, latest=window.head_version)
             said["nextPageToken"] = parts.tokens.page_token(by.asker, window.question, page)
         return said
 
@@ -149,4 +156,4 @@ def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:
         note,
         closing if capabilities.wants_end_stream_action or wants_end else None,
     )
-    return table_lines(body, window.version, response_format, wants)
+    return table_lines(body, version, response_format, wants)

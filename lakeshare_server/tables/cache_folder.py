@@ -65,7 +65,7 @@ class CacheFolder(Generic[Opened]):
                 return found
         try:
             return self._keep(key, self._path(key))
-        except (OSError, KeyError, ValueError):
+        except (OSError, KeyError, TypeError, ValueError):
             # Not built yet, removed to make room, or damaged: each time it is built anew.
             return None
 

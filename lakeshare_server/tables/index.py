@@ -23,7 +23,7 @@ class IndexHeader:
     """What is true for all files of an index.
 
     `parquet_schema_string` is what recipients of the parquet format may see of the schema; `roots` are the stores
-    that files and deletion vectors are in.
+    that files and deletion vectors are in, `elsewhere` the number of those outside of the table's own location.
     """
 
     layout: int
@@ -32,6 +32,7 @@ class IndexHeader:
     head: TableHead
     parquet_schema_string: str
     roots: tuple[str, ...]
+    elsewhere: int
     rows: int
     files: int
     size_bytes: int

@@ -65,13 +65,15 @@ def write_index_file(snapshot: TableSnapshot, path: Path) -> None:
 
 
 def _header_of(snapshot: TableSnapshot, files: pa.Table) -> IndexHeader:
+    elsewhere = _elsewhere(snapshot.location, files)
     return IndexHeader(
         layout=LAYOUT,
         table_format=snapshot.format,
         location=snapshot.location,
         head=snapshot.head,
         parquet_schema_string=parquet_format_schema(snapshot.schema_string),
-        roots=_roots(snapshot.location, files),
+        roots=tuple(sorted({root_of(place) for place in (snapshot.location, *elsewhere)})),
+        elsewhere=len(elsewhere),
         rows=pc.sum(files.column("rows"), min_count=0).as_py(),
         files=files.num_rows,
         size_bytes=pc.sum(files.column("size"), min_count=0).as_py(),
@@ -114,15 +116,15 @@ def _rendered(
             yield done, lines.result()
 
 
-def _roots(location: str, files: pa.Table) -> tuple[str, ...]:
-    """The stores that files and deletion vectors are in; nearly always it is the table's own."""
-    roots = {root_of(location)}
+def _elsewhere(location: str, files: pa.Table) -> list[str]:
+    """The files and deletion vectors outside of the table's own location; nearly always there are none."""
+    found: list[str] = []
     for name in ("path", "dv_path"):
         if name in files.column_names:
             paths = files.column(name)
-            elsewhere = paths.filter(pc.invert(pc.starts_with(paths, location.rstrip("/") + "/")))
-            roots.update(root_of(path) for path in elsewhere.to_pylist() if path is not None)
-    return tuple(sorted(roots))
+            outside = paths.filter(pc.invert(pc.starts_with(paths, location.rstrip("/") + "/")))
+            found += [path for path in outside.to_pylist() if path is not None]
+    return found
 
 
 class _Digesting(io.RawIOBase):

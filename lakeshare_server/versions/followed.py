@@ -57,11 +57,6 @@ class FollowedVersions:
         self._log.refresh(self._publish)
         return self._version(number) if self._first() <= number <= self._log.latest else None
 
-    def at_or_above(self, number: int) -> Version | None:
-        """The first version with this number or a higher one; the numbers of a log have no gaps."""
-        numbers = self._numbers()
-        return self._version(max(number, numbers.start)) if number < numbers.stop else None
-
     def at_or_below(self, number: int) -> Version | None:
         """The last version with this number or a lower one."""
         numbers = self._numbers()

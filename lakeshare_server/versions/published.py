@@ -59,10 +59,6 @@ class PublishedVersions:
         """The publication with this number."""
         return _optional(self._ledger.at(self._table, number))
 
-    def at_or_above(self, number: int) -> Version | None:
-        """The first publication with this number or a higher one."""
-        return _optional(self._ledger.at_or_above(self._table, number))
-
     def at_or_below(self, number: int) -> Version | None:
         """The last publication with this number or a lower one."""
         return _optional(self._ledger.at_or_below(self._table, number))

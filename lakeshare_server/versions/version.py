@@ -35,10 +35,6 @@ class TableVersions(Protocol):
         """The version with this number, None when there is none."""
         ...
 
-    def at_or_above(self, number: int) -> Version | None:
-        """The first version with this number or a higher one."""
-        ...
-
     def at_or_below(self, number: int) -> Version | None:
         """The last version with this number or a lower one."""
         ...

@@ -27,7 +27,7 @@ from lakeshare_server.catalog import (
     open_catalog,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner
+from lakeshare_server.signing import SigningSession
 from lakeshare_server.tables import TableSnapshot, read_delta, read_iceberg, write_index
 from tests.builders.lake_tables import IcebergState, a_delta_table
 from tests.builders.publications import a_publication
@@ -112,15 +112,15 @@ def share_long_table(provider: Provider) -> None:
 def hold_second_batch(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Let the signer wait in front of its second batch until the event is set."""
     go_on = threading.Event()
-    sign = LocalSigner.sign
+    sign = SigningSession.sign
     signed: list[int] = []
 
-    def sign_slowly(self: LocalSigner, *arguments: Any) -> list[bytes]:
+    def sign_slowly(self: SigningSession, *arguments: Any) -> list[bytes]:
         signed.append(1)
         assert len(signed) == 1 or go_on.wait(30)
         return sign(self, *arguments)
 
-    monkeypatch.setattr(LocalSigner, "sign", sign_slowly)
+    monkeypatch.setattr(SigningSession, "sign", sign_slowly)
     return go_on
 
 

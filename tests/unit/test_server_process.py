@@ -20,7 +20,7 @@ from lakeshare_server.app import create_app, make_server
 from lakeshare_server.catalog import AuditLog
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.answer import PIECE_ROWS
-from lakeshare_server.signing import LocalSigner
+from lakeshare_server.signing import SigningSession
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.sharing import (
     FLIGHTS,
@@ -201,16 +201,16 @@ def test_it_does_not_start_without_its_state(provider: Provider, broken: str) ->
 @pytest.fixture
 def failing_signer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second batch of an answer cannot be signed."""
-    sign = LocalSigner.sign
+    sign = SigningSession.sign
     calls: list[int] = []
 
-    def sign_once(self: LocalSigner, *arguments: Any) -> list[bytes]:
+    def sign_once(self: SigningSession, *arguments: Any) -> list[bytes]:
         calls.append(1)
         if len(calls) % 2 == 0:
             raise OSError("the key is gone")
         return sign(self, *arguments)
 
-    monkeypatch.setattr(LocalSigner, "sign", sign_once)
+    monkeypatch.setattr(SigningSession, "sign", sign_once)
 
 
 @pytest.fixture

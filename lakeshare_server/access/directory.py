@@ -1,0 +1,55 @@
+"""Directory access: which recipients may read a table's folder with credentials of their own, and why others may not.
+
+Credentials open everything under the table's prefix, so what URLs keep apart must not matter there: history, files that
+were never published, files elsewhere.
+"""
+
+from lakeshare_server.access.view import TableView
+from lakeshare_server.catalog import TableEntry
+from lakeshare_server.errors import LakeshareError, Unserveable
+from lakeshare_server.protocol.heads import URLS_ONLY, Access
+from lakeshare_server.signing import Signers
+from lakeshare_server.tables.index import IndexHeader
+
+
+def directory_refusal(entry: TableEntry, header: IndexHeader, signers: Signers) -> str | None:
+    """Why the table's folder is not handed out; None when it is."""
+    if not entry.history:
+        return "its history is not shared, and the folder holds all of it"
+    if entry.start_version:
+        return f"its versions before {entry.start_version} are not shared, and the folder may hold them"
+    if not entry.directory_access:
+        return (
+            "files that were never published may lie in the folder; allow it with "
+            f"`lakeshare table directory-access {entry.path} --allow`"
+        )
+    if header.elsewhere:
+        return f"{header.elsewhere} of its files lie outside of the folder"
+    return signers.can_vend(header.location)
+
+
+def access_of(view: TableView, signers: Signers) -> Access:
+    """What listings and metadata say of directory access; nothing when the folder is not handed out."""
+    if not view.entry.directory_access:
+        return URLS_ONLY
+    try:
+        header = view.index(view.latest()).header
+    except LakeshareError:
+        # A listing is not to fail for one table that cannot be read: whoever asks for that table is told.
+        return URLS_ONLY
+    return URLS_ONLY if directory_refusal(view.entry, header, signers) else Access(header.location)
+
+
+def require_directory_access(view: TableView, signers: Signers) -> str:
+    """The folder of a table that hands it out.
+
+    Raises:
+        Unserveable: says why it does not.
+    """
+    header = view.index(view.latest()).header
+    refusal = directory_refusal(view.entry, header, signers)
+    if refusal is not None:
+        raise Unserveable(
+            f"{view.entry.path} is not served by directory access: {refusal}.", "Query it for URLs."
+        )
+    return header.location
