@@ -11,7 +11,6 @@ from bench.server.turns import by_turns, milliseconds, number, ratio, say
 
 HEAD_LINES = 2
 ANSWERS = 3
-# So many opening their table at once see nothing for a while.
 MANY_CLIENTS = 16
 
 
@@ -75,10 +74,14 @@ def measure_growth(stage: Stage, report: Report) -> None:
 
 def require_whole(stage: Stage, files: int) -> None:
     """Nothing is worth measuring unless all of ours answer with every file."""
-    for ask in (stage.table(files, "query", {}), stage.limit(files)):
-        lines = run(replace(ask, answers=1)).lines_of_one
-        if lines != files + HEAD_LINES:
-            raise RuntimeError(f"{ask.path} answered {lines} lines instead of {files + HEAD_LINES}")
+    _require_lines(stage.table(files, "query", {}), files)
+    _require_lines(stage.limit(files), files)
+
+
+def _require_lines(ask: Ask, files: int) -> None:
+    lines = run(replace(ask, answers=1)).lines_of_one
+    if lines != files + HEAD_LINES:
+        raise RuntimeError(f"{ask.path} answered {lines} lines instead of {files + HEAD_LINES}")
 
 
 def _rates(stage: Stage, files: int, clients: int) -> dict[str, list[float]]:
@@ -101,10 +104,11 @@ def _rate(stage: Stage, ask: Ask, clients: int, server: Running) -> float:
 
 
 def _naive_rate(stage: Stage, clients: int) -> float:
-    # Several at once ask for the small table: an answer is made of Python objects for all its files, and
-    # sixty-four of the middle one would take the machine's memory.
-    files = stage.plan.middle if clients == 1 else stage.plan.small
-    window_s = stage.plan.naive_window_s * (2 if clients > MANY_CLIENTS else 1)
+    # An answer is made of Python objects for all files: many clients would need many gigabytes, and see no line
+    # before the time is over.
+    few = stage.plan.small if clients <= MANY_CLIENTS else stage.plan.sizes[0]
+    files = stage.plan.middle if clients == 1 else few
+    window_s = stage.plan.naive_window_s
     seen = run(replace(stage.naive(files, {}), clients=clients, window_s=window_s))
     stage.restart_naive()
     return max(seen.lines, 1) / seen.elapsed_s

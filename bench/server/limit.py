@@ -1,6 +1,6 @@
 """The limit: the bytes of an answer of ours, signed and written to a socket, and nothing else.
 
-Run by the benchmark as `python -m bench.server.limit CAPTURE STATE_DIR`: an answer that was captured from our
+Run by the benchmark as `python -m bench.server.limit CAPTURE STATE_DIR PUBLIC_URL`: an answer that was captured from our
 server is taken apart at its URLs, and goes with fresh ones to whoever sends anything.
 """
 
@@ -133,7 +133,7 @@ def _wanted(connection: _Connection, event: int) -> int:
 def main() -> None:
     """Answer until killed."""
     lines = taken_apart(Path(sys.argv[1]).read_bytes())
-    sign = bench_signing(Path(sys.argv[2]))
+    sign = bench_signing(Path(sys.argv[2]), sys.argv[3])
 
     def pieces() -> Iterator[bytes]:
         yield HEAD + chunk(lines.head)

@@ -49,6 +49,11 @@ class Running:
         return urlsplit(self.url).port or 80
 
     @property
+    def origin(self) -> str:
+        """The URL without its path."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
     def prefix(self) -> str:
         """The path of the protocol's root, with a slash at its end."""
         return urlsplit(self.url).path.rstrip("/") + "/"

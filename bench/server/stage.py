@@ -88,8 +88,8 @@ class Stage:
         """The answer of a full query, by the limit."""
         if files not in self._limits:
             _capture(self.table(files, "query", {}), self.capture(files))
-            words = ["bench.server.limit", str(self.capture(files)), str(self.provided.state_dir)]
-            self._limits[files] = self._started(words)
+            words = [str(self.capture(files)), str(self.provided.state_dir), self.ours.origin]
+            self._limits[files] = self._started(["bench.server.limit", *words])
         return Ask(port=self._limits[files].port, path="/")
 
     def capture(self, files: int) -> Path:

@@ -16,9 +16,9 @@ RECIPIENT = "bench"
 Sign = Callable[[pa.StringArray], list[bytes]]
 
 
-def bench_signing(state_dir: Path) -> Sign:
-    """A batch call that signs for an hour."""
-    settings = ServerSettings(state_dir=state_dir)
+def bench_signing(state_dir: Path, public_url: str) -> Sign:
+    """The batch call of a server at `public_url`, for URLs of the usual life."""
+    settings = ServerSettings(state_dir=state_dir, public_url=public_url)
     signer = LocalSigner(load_key(settings), settings.base_url() + PREFIX)
     expires_at_ms = int((time.time() + settings.url_life_s) * 1000)
     return lambda paths: signer.sign(paths, RECIPIENT, expires_at_ms)
