@@ -63,7 +63,7 @@ class Vector:
     @property
     def text(self) -> str:
         padded = self.content + b"\0" * (-len(self.content) % 4)
-        return "".join(_z85(padded[start : start + 4]) for start in range(0, len(padded), 4))
+        return "".join(z85(padded[start : start + 4]) for start in range(0, len(padded), 4))
 
     @property
     def id(self) -> str:
@@ -292,6 +292,7 @@ def _json(value: object) -> object:
     return value.isoformat() if isinstance(value, date) else value
 
 
-def _z85(four: bytes) -> str:
+def z85(four: bytes) -> str:
+    """Four bytes as five letters."""
     (number,) = struct.unpack(">I", four)
     return "".join(Z85[number // 85**power % 85] for power in (4, 3, 2, 1, 0))
