@@ -47,7 +47,8 @@ def parse_changes(query: Mapping[str, str]) -> ChangesRequest:
         include_historical_metadata=optional_truth(query, "includeHistoricalMetadata"),
         include_historical_protocol=optional_truth(query, "includeHistoricalProtocol"),
         paging=paging_of(query),
-        parameters={name: query[name] for name in SAME_ON_EVERY_PAGE if name in query},
+        # A page of the feed is no page of a query that spells its parameters the same way.
+        parameters={"call": "changes", **{name: query[name] for name in SAME_ON_EVERY_PAGE if name in query}},
     )
 
 

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakeshare_server.errors import BadRequest
+from lakeshare_server.protocol.changes_request import parse_changes
 from lakeshare_server.protocol.paging import Pager, PageRequest
+from lakeshare_server.protocol.requests import query_of
 from lakeshare_server.protocol.seals import Seals
 from lakeshare_server.protocol.table_tokens import Asker, Page, TableTokens
 
@@ -176,6 +178,17 @@ def test_a_page_of_another_question_is_refused_as_such(case: str) -> None:
     """protocol §1.7: `Query parameter mismatch detected for the next page query`."""
     with pytest.raises(BadRequest, match="Query parameter mismatch detected for the next page query"):
         TOKENS.page(BOB, OTHER_QUESTIONS[case], a_page_token())
+
+
+@pytest.mark.parametrize(
+    "same", [{"startingVersion": "0"}, {"startingVersion": "0", "endingVersion": "1"}], ids=["open", "closed"]
+)
+def test_a_page_of_the_change_data_feed_is_none_of_a_query(same: dict[str, str]) -> None:
+    """Both count their places differently, however alike they are asked."""
+    token = TOKENS.page_token(BOB, parse_changes(same).parameters, PAGE)
+    assert TOKENS.page(BOB, parse_changes(same).parameters, token) == PAGE
+    with pytest.raises(BadRequest, match="Query parameter mismatch"):
+        TOKENS.page(BOB, query_of(same).parameters, token)
 
 
 def test_the_order_of_a_questions_fields_says_nothing() -> None:
