@@ -26,7 +26,7 @@ def measure_costs(stage: Stage, report: Report) -> None:
     say("where the time goes")
     stage.limit(files)
     lines = taken_apart(stage.capture(files).read_bytes())
-    sign = bench_signing(stage.provided.state_dir, stage.ours.origin)
+    sign = bench_signing(stage.provided.state_dir, stage.ours.origin, lines.batches[0].paths[0].as_py())
     urls = [sign(batch.paths) for batch in lines.batches]
     pieces = [chunk(joined(batch, some)) for batch, some in zip(lines.batches, urls, strict=True)]
     works: dict[str, Callable[[], object]] = {

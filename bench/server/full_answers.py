@@ -5,6 +5,7 @@ from statistics import median
 
 from bench.server.goals import Goal, Picture, Report, Row, Series
 from bench.server.load import Ask, Seen
+from bench.server.ours import ON_S3
 from bench.server.processes import Running, run
 from bench.server.stage import Stage
 from bench.server.turns import by_turns, milliseconds, number, ratio, say
@@ -15,14 +16,19 @@ MANY_CLIENTS = 16
 
 
 def measure_throughput(stage: Stage, report: Report) -> None:
-    """Files a second of the middle table, by one client and by many."""
+    """Files a second of the middle table, by one client and by many: on the server's own disk, and on S3."""
+    for where, place in (("", "on the server's disk"), (ON_S3, "on S3")):
+        _measure_throughput(stage, report, where, place)
+
+
+def _measure_throughput(stage: Stage, report: Report, where: str, place: str) -> None:
     files, clients = stage.plan.middle, stage.plan.clients
-    require_whole(stage, files)
+    require_whole(stage, files, where)
     medians: dict[str, list[float]] = {"ours": [], "limit": [], "naive": []}
     says, goals = [], []
     for count in clients:
-        say(f"full query of {files:,} files, {count} clients: ours, the limit and naive by turns")
-        rates = _rates(stage, files, count)
+        say(f"full query of {files:,} files {place}, {count} clients: ours, the limit and naive by turns")
+        rates = _rates(stage, files, where, count)
         for who, figures in medians.items():
             figures.append(median(rates[who]))
         of_limit, of_naive = (ratio(rates["ours"], rates[who]) for who in ("limit", "naive"))
@@ -32,10 +38,10 @@ def measure_throughput(stage: Stage, report: Report) -> None:
         )
         goals.append(Goal(text=f"≥ 0.5 x limit ({count} clients)", measured=of_limit, at_least=0.5))
         goals.append(Goal(text=f"≥ 20 x naive ({count} clients)", measured=of_naive, at_least=20))
-    report.rows.append(Row(f"warm full query, {files:,} files", "; ".join(says), tuple(goals)))
+    report.rows.append(Row(f"warm full query, {files:,} files {place}", "; ".join(says), tuple(goals)))
     report.pictures.append(
         Picture(
-            f"Files a second, full query of {files:,} files",
+            f"Files a second, {files:,} files {place}",
             tuple(f"{count} clients" for count in clients),
             tuple(
                 Series(name, tuple(figures))
@@ -72,10 +78,10 @@ def measure_growth(stage: Stage, report: Report) -> None:
     )
 
 
-def require_whole(stage: Stage, files: int) -> None:
+def require_whole(stage: Stage, files: int, where: str = "") -> None:
     """Nothing is worth measuring unless all of ours answer with every file."""
-    _require_lines(stage.table(files, "query", {}), files)
-    _require_lines(stage.limit(files), files)
+    _require_lines(stage.table(files, "query", {}, where=where), files)
+    _require_lines(stage.limit(files, where), files)
 
 
 def _require_lines(ask: Ask, files: int) -> None:
@@ -84,12 +90,12 @@ def _require_lines(ask: Ask, files: int) -> None:
         raise RuntimeError(f"{ask.path} answered {lines} lines instead of {files + HEAD_LINES}")
 
 
-def _rates(stage: Stage, files: int, clients: int) -> dict[str, list[float]]:
+def _rates(stage: Stage, files: int, where: str, clients: int) -> dict[str, list[float]]:
     def ours() -> float:
-        return _rate(stage, stage.table(files, "query", {}), clients, stage.ours)
+        return _rate(stage, stage.table(files, "query", {}, where=where), clients, stage.ours)
 
     def limit() -> float:
-        return _rate(stage, stage.limit(files), clients, stage.limit_server(files))
+        return _rate(stage, stage.limit(files, where), clients, stage.limit_server(files, where))
 
     def naive() -> float:
         return _naive_rate(stage, clients)

@@ -1,6 +1,6 @@
 """The limit: the bytes of an answer of ours, signed and written to a socket, and nothing else.
 
-Run by the benchmark as `python -m bench.server.limit CAPTURE STATE_DIR PUBLIC_URL`: an answer that was captured from our
+Run by the benchmark as `python -m bench.server.limit CAPTURE STATE_DIR PUBLIC_URL`: an answer captured from our
 server is taken apart at its URLs, and goes with fresh ones to whoever sends anything.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from bench.server.urls import bench_signing, path_of
+from bench.server.urls import bench_signing, location_of
 
 URL_BEGIN, URL_END = b'"url":"', b'"'
 BATCH_LINES = 1000
@@ -56,7 +56,7 @@ def _batch(lines: list[bytes]) -> Batch:
     for line in lines:
         start = line.index(URL_BEGIN) + len(URL_BEGIN)
         end = line.index(URL_END, start)
-        paths.append(path_of(line[start:end].decode()))
+        paths.append(location_of(line[start:end].decode()))
         before.append(line[:start])
         after.append(line[end:])
     return Batch(pa.array(paths, pa.string()), before, after)
@@ -133,7 +133,7 @@ def _wanted(connection: _Connection, event: int) -> int:
 def main() -> None:
     """Answer until killed."""
     lines = taken_apart(Path(sys.argv[1]).read_bytes())
-    sign = bench_signing(Path(sys.argv[2]), sys.argv[3])
+    sign = bench_signing(Path(sys.argv[2]), sys.argv[3], lines.batches[0].paths[0].as_py())
 
     def pieces() -> Iterator[bytes]:
         yield HEAD + chunk(lines.head)

@@ -1,14 +1,16 @@
 """Our side: tables published, or followed, in a state folder of the benchmark's own, and a recipient who reads them."""
 
 import os
-import subprocess
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow.compute as pc
+
+from bench.server.urls import S3_ENVIRONMENT, S3_ROOT
 from lakeshare_server.catalog import (
     Catalog,
     DeclaredShare,
+    FollowedTables,
     Ledger,
     NewPublication,
     Recipients,
@@ -17,9 +19,11 @@ from lakeshare_server.catalog import (
     open_catalog,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.tables import read_delta, write_index
+from lakeshare_server.tables import TableSnapshot, read_delta, write_index
 
 SHARE = SCHEMA = RECIPIENT = "bench"
+ON_S3 = "_s3"
+CHECK_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -32,37 +36,32 @@ class Provided:
     @property
     def environment(self) -> dict[str, str]:
         """What a server over the folder is started with."""
-        return {**os.environ, "LAKESHARE_STATE_DIR": str(self.state_dir)}
+        return {**os.environ, **S3_ENVIRONMENT, "LAKESHARE_STATE_DIR": str(self.state_dir)}
 
 
-def publish(state_dir: Path, locations: dict[str, Path]) -> Provided:
-    """Publish tables, each under its name: what they have is read and indexed now."""
+def publish(state_dir: Path, locations: dict[str, Path], also_on_s3: str) -> Provided:
+    """Publish tables, each under its name: what they have is read and indexed now.
+
+    One is published a second time, as if its files were on S3: their URLs are signed another way.
+    """
     settings = ServerSettings(state_dir=state_dir)
     catalog = open_catalog(settings.catalog_url)
-    Ledger(catalog).append([_publication(settings, name, at) for name, at in locations.items()])
-    return Provided(state_dir, _share(catalog, list(locations)))
+    publications = []
+    for name, location in locations.items():
+        snapshot = read_delta(str(location))
+        publications.append(_publication(settings, name, snapshot))
+        if name == also_on_s3:
+            publications.append(_publication(settings, name + ON_S3, _as_if_on_s3(snapshot)))
+    Ledger(catalog).append(publications)
+    return Provided(state_dir, _share(catalog, [*locations, also_on_s3 + ON_S3]))
 
 
 def follow(state_dir: Path, locations: dict[str, Path]) -> Provided:
     """Follow tables, each under its name: nothing is read until somebody asks."""
     catalog = open_catalog(ServerSettings(state_dir=state_dir).catalog_url)
-    environment = Provided(state_dir, "").environment
     for name, location in locations.items():
-        words = ["table", "follow", str(location), "--as", f"{SCHEMA}.{name}"]
-        subprocess.run(
-            [sys.executable, "-m", "lakeshare_server", *words],
-            env=environment,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        FollowedTables(catalog).add(f"{SCHEMA}.{name}", str(location), CHECK_EVERY_S, 0)
     return Provided(state_dir, _share(catalog, list(locations)))
-
-
-def can_follow() -> bool:
-    """Whether this server follows tables at all."""
-    from lakeshare_server.commands import commands
-
-    return any(group.name == "table" for group in commands.registered_groups)
 
 
 def table_path(name: str) -> str:
@@ -78,8 +77,15 @@ def _share(catalog: Catalog, names: list[str]) -> str:
     return token
 
 
-def _publication(settings: ServerSettings, name: str, location: Path) -> NewPublication:
-    snapshot = read_delta(str(location))
+def _as_if_on_s3(snapshot: TableSnapshot) -> TableSnapshot:
+    location = f"{S3_ROOT}/{Path(snapshot.location).name}"
+    files = snapshot.files
+    paths = pc.replace_substring(files.column("path"), snapshot.location, location, max_replacements=1)
+    place = files.schema.get_field_index("path")
+    return replace(snapshot, location=location, files=files.set_column(place, "path", paths))
+
+
+def _publication(settings: ServerSettings, name: str, snapshot: TableSnapshot) -> NewPublication:
     index = write_index(snapshot, settings.index_dir)
     return NewPublication(
         table=f"{SCHEMA}.{name}",

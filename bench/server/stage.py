@@ -61,7 +61,7 @@ class Stage:
     provided: Provided
     ours: Running
     _stack: ExitStack
-    _limits: dict[int, Running] = field(default_factory=dict)
+    _limits: dict[str, Running] = field(default_factory=dict)
     _naive: Running | None = None
     _empty: Running | None = None
 
@@ -69,12 +69,19 @@ class Stage:
         """The table of that many files."""
         return big_table(self.plan.cache, files)
 
-    def table(self, files: int, call: str, body: object | None = None, server: Running | None = None) -> Ask:
-        """A call of ours on a table, by one client."""
+    def table(
+        self,
+        files: int,
+        call: str,
+        body: object | None = None,
+        server: Running | None = None,
+        where: str = "",
+    ) -> Ask:
+        """A call of ours on a table, by one client; `where` is "" or `ON_S3`."""
         server = server or self.ours
         return Ask(
             port=server.port,
-            path=f"{server.prefix}{table_path(name_of(files))}/{call}",
+            path=f"{server.prefix}{table_path(name_of(files) + where)}/{call}",
             token=self.provided.token,
             body=None if body is None else json.dumps(body),
         )
@@ -84,22 +91,23 @@ class Stage:
         path = f"{self.ours.prefix}shares/bench/all-tables"
         return Ask(port=self.ours.port, path=path, token=self.provided.token)
 
-    def limit(self, files: int) -> Ask:
+    def limit(self, files: int, where: str = "") -> Ask:
         """The answer of a full query, by the limit."""
-        if files not in self._limits:
-            _capture(self.table(files, "query", {}), self.capture(files))
-            words = [str(self.capture(files)), str(self.provided.state_dir), self.ours.origin]
-            self._limits[files] = self._started(["bench.server.limit", *words])
-        return Ask(port=self._limits[files].port, path="/")
+        return Ask(port=self.limit_server(files, where).port, path="/")
 
-    def capture(self, files: int) -> Path:
-        """The answer of ours that the limit was made from."""
-        return self.plan.cache / f"answer-{files}.ndjson"
-
-    def limit_server(self, files: int) -> Running:
+    def limit_server(self, files: int, where: str = "") -> Running:
         """The process of the limit."""
-        self.limit(files)
-        return self._limits[files]
+        name = name_of(files) + where
+        if name not in self._limits:
+            capture = self.capture(files, where)
+            _capture(self.table(files, "query", {}, where=where), capture)
+            words = [str(capture), str(self.provided.state_dir), self.ours.origin]
+            self._limits[name] = self._started(["bench.server.limit", *words])
+        return self._limits[name]
+
+    def capture(self, files: int, where: str = "") -> Path:
+        """The answer of ours that the limit was made from."""
+        return self.plan.cache / f"{name_of(files)}{where}.ndjson"
 
     def naive(self, files: int, body: object) -> Ask:
         """A query, by the naive server."""
@@ -154,7 +162,7 @@ def on_stage(plan: Plan) -> Iterator[Stage]:
     say("publishing them")
     state_dir = plan.cache / "state"
     shutil.rmtree(state_dir, ignore_errors=True)
-    provided = publish(state_dir, locations)
+    provided = publish(state_dir, locations, name_of(plan.middle))
     with ExitStack() as stack:
         ours = Running(SERVE, provided.environment, plan.log)
         stack.callback(ours.stop)

@@ -99,16 +99,13 @@ CHECKPOINT = pa.schema(
 )
 
 
-def big_table(folder: Path, files: int, root: str = "") -> Path:
-    """The table of that many files below `folder`, made unless it is there.
-
-    `root` stands before every path of the log: where the data of the table would be, beside the table by default.
-    """
-    location = folder / f"t{files}{'_at_' + root.split('://')[0] if root else ''}"
+def big_table(folder: Path, files: int) -> Path:
+    """The table of that many files below `folder`, made unless it is there."""
+    location = folder / f"t{files}"
     mark = location / MARK
     if not mark.exists() or mark.read_text() != LAYOUT:
         shutil.rmtree(location, ignore_errors=True)
-        _write(location / "_delta_log", files, root)
+        _write(location / "_delta_log", files)
         mark.write_text(LAYOUT)
     return location
 
@@ -134,17 +131,17 @@ def _day(number: int) -> str:
     return (FIRST_DAY + datetime.timedelta(days=number % PARTITIONS)).isoformat()
 
 
-def _write(log: Path, files: int, root: str) -> None:
+def _write(log: Path, files: int) -> None:
     log.mkdir(parents=True)
     in_checkpoint = files - FILES_AFTER_CHECKPOINT
     checkpoint = log / f"{CHECKPOINT_VERSION:020d}.checkpoint.parquet"
     with pq.ParquetWriter(checkpoint, CHECKPOINT, compression="snappy") as writer:
         writer.write_table(_head(files))
         for first in range(0, in_checkpoint, CHUNK_FILES):
-            writer.write_table(_adds(range(first, min(first + CHUNK_FILES, in_checkpoint)), root))
+            writer.write_table(_adds(range(first, min(first + CHUNK_FILES, in_checkpoint))))
     # What a checkpoint covers may have been cleaned up, but for the commit of its own version.
-    _commit(log, CHECKPOINT_VERSION, [in_checkpoint - 1], root)
-    _commit(log, CHECKPOINT_VERSION + 1, range(in_checkpoint, files), root)
+    _commit(log, CHECKPOINT_VERSION, [in_checkpoint - 1])
+    _commit(log, CHECKPOINT_VERSION + 1, range(in_checkpoint, files))
     pointer = {
         "version": CHECKPOINT_VERSION,
         "size": in_checkpoint + 2,
@@ -170,9 +167,9 @@ def _head(files: int) -> pa.Table:
     return pa.Table.from_pylist([{"protocol": protocol}, {"metaData": metadata}], CHECKPOINT)
 
 
-def _adds(numbers: range, root: str) -> pa.Table:
+def _adds(numbers: range) -> pa.Table:
     count = len(numbers)
-    adds = list(_actions(numbers, root))
+    adds = list(_actions(numbers))
     columns = {
         "path": pa.array([add["path"] for add in adds], pa.string()),
         "partitionValues": pa.MapArray.from_arrays(
@@ -191,7 +188,7 @@ def _adds(numbers: range, root: str) -> pa.Table:
     return pa.table({**others, "add": add}, CHECKPOINT)
 
 
-def _commit(log: Path, version: int, numbers: "range | list[int]", root: str) -> None:
+def _commit(log: Path, version: int, numbers: "range | list[int]") -> None:
     modified_ms = MODIFIED_MS + version
     said = {
         "timestamp": modified_ms,
@@ -199,16 +196,16 @@ def _commit(log: Path, version: int, numbers: "range | list[int]", root: str) ->
         "operationParameters": {"mode": "Append", "partitionBy": '["day"]'},
     }
     actions: list[dict[str, object]] = [{"commitInfo": said}]
-    actions += [{"add": add} for add in _actions(numbers, root)]
+    actions += [{"add": add} for add in _actions(numbers)]
     text = "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions)
     (log / f"{version:020d}.json").write_text(text)
 
 
-def _actions(numbers: "range | list[int]", root: str) -> Iterator[dict[str, object]]:
+def _actions(numbers: "range | list[int]") -> Iterator[dict[str, object]]:
     for number in numbers:
         day = _day(number)
         yield {
-            "path": root + file_name(number),
+            "path": file_name(number),
             "partitionValues": {"day": day},
             "size": SIZE_BYTES,
             "modificationTime": MODIFIED_MS + number,

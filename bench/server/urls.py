@@ -1,6 +1,5 @@
 """Our own signing as the limit and the cost table use it: the very call that the server makes, without the server."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -9,21 +8,30 @@ import pyarrow as pa
 
 from lakeshare_server.routes.files import PREFIX
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, load_key
+from lakeshare_server.signing import LocalSigner, Signers, load_key
+from lakeshare_server.tables.locations import root_of
 
 RECIPIENT = "bench"
+# Of a store that is signed for and never asked; no server of the benchmark reads from it.
+S3_ROOT = "s3://lakeshare-bench"
+S3_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "LAKESHARE_S3_REGION": "eu-central-1",
+}
 
 Sign = Callable[[pa.StringArray], list[bytes]]
 
 
-def bench_signing(state_dir: Path, public_url: str) -> Sign:
-    """The batch call of a server at `public_url`, for URLs of the usual life."""
+def bench_signing(state_dir: Path, public_url: str, location: str) -> Sign:
+    """The batch call of a server at `public_url` for a file like this and its neighbours; URLs of the usual life."""
     settings = ServerSettings(state_dir=state_dir, public_url=public_url)
-    signer = LocalSigner(load_key(settings), settings.base_url() + PREFIX)
-    expires_at_ms = int((time.time() + settings.url_life_s) * 1000)
-    return lambda paths: signer.sign(paths, RECIPIENT, expires_at_ms)
+    signers = Signers(settings, LocalSigner(load_key(settings), settings.base_url() + PREFIX))
+    return signers.session([root_of(location)], RECIPIENT, settings.url_life_s).sign
 
 
-def path_of(url: str) -> str:
-    """The path that a URL of ours was signed for."""
-    return unquote(urlsplit(url).path.partition(PREFIX)[2])
+def location_of(url: str) -> str:
+    """The location that a URL of ours was signed for."""
+    path = urlsplit(url).path
+    _, found, below = path.partition(PREFIX + "/")
+    return unquote(f"/{below}" if found else S3_ROOT + path)

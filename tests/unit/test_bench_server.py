@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from bench.server.filtered_answers import measure_filters
 from bench.server.full_answers import require_whole
 from bench.server.goals import Goal, Picture, Report, Row, Series
+from bench.server.ours import ON_S3
 from bench.server.processes import run
 from bench.server.report import BEGIN, END, write_docs
 from bench.server.stage import Plan, on_stage
@@ -53,11 +54,14 @@ def test_a_big_table_is_made_once(tmp_path: Path) -> None:
     assert (big_table(tmp_path, 200) / "kept").exists()
 
 
-def test_the_limit_sends_as_many_bytes_and_lines_as_our_server(stage) -> None:
-    ours = run(replace(stage.table(1000, "query", {}), answers=1))
-    limit = run(replace(stage.limit(1000), answers=1))
-    body = stage.capture(1000).stat().st_size
-    assert ours.lines_of_one == limit.lines_of_one == 1002
+@pytest.mark.parametrize(("where", "files"), [("", 1000), (ON_S3, 300)])
+def test_the_limit_sends_as_many_bytes_and_lines_as_our_server(stage, where: str, files: int) -> None:
+    ours = run(replace(stage.table(files, "query", {}, where=where), answers=1))
+    limit = run(replace(stage.limit(files, where), answers=1))
+    captured = stage.capture(files, where).read_bytes()
+    assert (b".amazonaws.com/" in captured) == (where == ON_S3)
+    body = len(captured)
+    assert ours.lines_of_one == limit.lines_of_one == files + 2
     # Both are that body in its framing, and a head.
     assert body < limit.bytes < body + 500
     assert body < ours.bytes < body + 1000
@@ -65,7 +69,9 @@ def test_the_limit_sends_as_many_bytes_and_lines_as_our_server(stage) -> None:
 
 def test_a_short_answer_is_not_measured(stage) -> None:
     with pytest.raises(RuntimeError, match="answered 302 lines instead of 303"):
-        require_whole(SimpleNamespace(table=lambda files, call, body: stage.table(300, call, body)), 301)
+        require_whole(
+            SimpleNamespace(table=lambda files, call, body, where: stage.table(300, call, body)), 301
+        )
 
 
 def test_a_refusal_is_not_measured(stage) -> None:
