@@ -38,7 +38,8 @@ def test_a_delta_table_reads_as_it_was_written(
     provider.share("lake.flights")
     token = provider.recipient()
     with a_server(provider) as server:
-        same_rows(read(server, token, "lake.flights"), some_rows())
+        for use_delta_format in (None, False, True):
+            same_rows(read(server, token, "lake.flights", use_delta_format=use_delta_format), some_rows())
 
 
 @pytest.mark.parametrize("partitioned_by", [(), ("day",), ("day", "carrier"), ("flight",)])
@@ -50,7 +51,8 @@ def test_an_iceberg_table_reads_as_it_was_written(
     provider.share("lake.flights")
     token = provider.recipient()
     with a_server(provider) as server:
-        same_rows(read(server, token, "lake.flights"), some_rows())
+        for use_delta_format in (None, False, True):
+            same_rows(read(server, token, "lake.flights", use_delta_format=use_delta_format), some_rows())
 
 
 def test_the_client_lists_exactly_what_was_granted(provider: Provider, tmp_path: Path) -> None:
