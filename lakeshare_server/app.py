@@ -1,11 +1,17 @@
 """The sharing server: its parts put together, and started."""
 
+import os
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import httpx
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.supervisors import Multiprocess
 
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
@@ -24,6 +30,7 @@ from lakeshare_server.stores import Stores
 from lakeshare_server.versions import Versions
 
 SHUTDOWN_S = 10
+START_S = 60
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
@@ -104,22 +111,63 @@ def make_server(
     except BaseException:
         listening.close()
         raise
-    config = uvicorn.Config(
+    return Server(_config(app), lambda: on_ready(settings.base_url()) if on_ready else None), listening
+
+
+def serve(settings: ServerSettings, on_ready: Callable[[str], None] | None = None, workers: int = 1) -> None:
+    """Serve until a signal ends it; answers under way are given their time.
+
+    Several workers are processes that share one socket; they are restarted when they die.
+    """
+    if workers > 1:
+        _serve_with_workers(settings, on_ready, workers)
+        return
+    server, listening = make_server(settings, on_ready)
+    with listening:
+        server.run(sockets=[listening])
+
+
+def _serve_with_workers(
+    settings: ServerSettings, on_ready: Callable[[str], None] | None, workers: int
+) -> None:
+    listening = _bind(settings)
+    settings = settings.model_copy(update={"port": listening.getsockname()[1]})
+    # What cannot be used is told here, once, and not by each worker.
+    open_catalog(settings.catalog_url).close()
+    load_key(settings)
+    os.environ.update(LAKESHARE_HOST=settings.host, LAKESHARE_PORT=str(settings.port))
+    config = _config("lakeshare_server.app:app_from_environment", workers=workers, factory=True)
+    with listening:
+        if on_ready is not None:
+            url = settings.base_url()
+            announce = threading.Thread(target=_announce, args=(settings, on_ready, url), daemon=True)
+            announce.start()
+        Multiprocess(config, [listening]).run()
+
+
+def _announce(settings: ServerSettings, on_ready: Callable[[str], None], url: str) -> None:
+    """Say that the server is ready once a worker answers."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    while True:
+        try:
+            httpx.get(f"http://{host}:{settings.port}/healthz", timeout=START_S).raise_for_status()
+        except httpx.HTTPError:
+            time.sleep(0.1)
+        else:
+            on_ready(url)
+            return
+
+
+def _config(app: FastAPI | str, **options: Any) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         ws="none",
         access_log=False,
         log_level="warning",
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
+        **options,
     )
-    return Server(config, lambda: on_ready(settings.base_url()) if on_ready else None), listening
-
-
-def serve(settings: ServerSettings, on_ready: Callable[[str], None] | None = None) -> None:
-    """Serve until a signal ends it; answers under way are given their time."""
-    server, listening = make_server(settings, on_ready)
-    with listening:
-        server.run(sockets=[listening])
 
 
 def _bind(settings: ServerSettings) -> socket.socket:

@@ -55,13 +55,17 @@ def serve(
     port: Annotated[
         int | None, typer.Option(help="Port to listen on, 0 takes a free one (LAKESHARE_PORT).")
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that answer side by side; one per core is plenty.")
+    ] = 1,
 ) -> None:
     """Serve the shares over OpenSharing (Delta Sharing) until Ctrl-C."""
     from lakeshare_server.app import serve as serve_app
     from lakeshare_server.settings import ServerSettings
 
     given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    serve_app(ServerSettings(**given), lambda url: typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)"))  # type: ignore[arg-type]  # checked by pydantic
+    settings = ServerSettings(**given)  # type: ignore[arg-type]  # checked by pydantic
+    serve_app(settings, lambda url: typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)"), workers)
 
 
 @recipient_app.command("add")

@@ -198,6 +198,17 @@ def test_it_does_not_start_without_its_state(provider: Provider, broken: str) ->
         make_server(provider.settings)
 
 
+def test_several_workers_share_one_address_and_end_together(provider: Provider) -> None:
+    token = provider.recipient()
+    with a_process(provider, "--workers", "2") as (process, url):
+        headers = {"Authorization": f"Bearer {token}"}
+        assert len(files(httpx.post(f"{url}{FLIGHTS}/query", headers=headers, timeout=60))) == 3
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/shares", headers=headers)
+
+
 @pytest.fixture
 def failing_signer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second batch of an answer cannot be signed."""
