@@ -91,7 +91,10 @@ class RemoteStore:
         offset = after.key if after else None
         with faults_of(folder):
             for page in obstore.list(self._store, folder.key or None, offset=offset, chunk_size=LIST_PAGE):
-                yield from map(self._described, page)
+                for found in page:
+                    # Not every store knows of an offset.
+                    if offset is None or found["path"].encode() > offset.encode():
+                        yield self._described(found)
 
     def _described(self, found: "ObjectMeta") -> StoredObject:
         modified_ms = int(found["last_modified"].timestamp() * 1000)

@@ -7,8 +7,6 @@ from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth import _default, iam
 from google.auth.compute_engine import _metadata
 from google.auth.credentials import AnonymousCredentials
@@ -22,31 +20,16 @@ from lakeshare_server.signing import LocalSigner, Signers
 from lakeshare_server.signing.gcs import GcsUrls
 from lakeshare_server.stores.gcs import GcsAccess
 from tests.builders.answering_store import answering_store, said
+from tests.builders.google_account import EMAIL, account_file, google_account
 from tests.builders.keys import AWKWARD_KEYS
 
 NOW_S = int(dt.datetime(2026, 11, 21, 14, 34, 41, tzinfo=dt.UTC).timestamp())
-EMAIL = "signer+1@lake.iam.gserviceaccount.com"
-
-
-@pytest.fixture(scope="module")
-def account() -> dict[str, str]:
-    """A service account of nobody, with a private key of its own."""
-    pem = rsa.generate_private_key(65537, 2048).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return {
-        "type": "service_account",
-        "client_email": EMAIL,
-        "private_key_id": "1",
-        "private_key": pem.decode(),
-        "token_uri": "http://127.0.0.1:9/token",
-    }
 
 
 @pytest.fixture
-def signing(account: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "account.json").write_text(json.dumps(account))
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
+def signing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = account_file(tmp_path, "http://127.0.0.1:9/token")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
 
 
 def urls(**settings: str) -> GcsUrls:
@@ -57,12 +40,10 @@ def urls(**settings: str) -> GcsUrls:
 @pytest.mark.parametrize(
     "endpoint", ["https://storage.googleapis.com", "http://127.0.0.1:4443", "https://gcs.example.org:8443"]
 )
-def test_urls_are_those_of_google(
-    account: dict[str, str], monkeypatch: pytest.MonkeyPatch, endpoint: str
-) -> None:
+def test_urls_are_those_of_google(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     stamps = ("20261121T143441Z", "20261121")
     monkeypatch.setattr(_signing, "get_v4_now_dtstamps", lambda: stamps)
-    theirs = service_account.Credentials.from_service_account_info(account)
+    theirs = service_account.Credentials.from_service_account_info(google_account())
     client = storage.Client("lake", AnonymousCredentials())
     signer = urls(gcs_public_endpoint=endpoint).signer("lake", 3600, NOW_S)
     assert [url.decode() for url in signer.sign([key.encode() for key in AWKWARD_KEYS])] == [

@@ -9,8 +9,6 @@ from urllib.parse import parse_qs, unquote_plus
 
 import pytest
 from azure.storage.filedatalake import generate_directory_sas
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth import downscoped
 
 from lakeshare_server.errors import Unavailable, Unserveable
@@ -20,6 +18,7 @@ from lakeshare_server.signing.temporary_gcs import condition
 from lakeshare_server.signing.temporary_s3 import session_policy
 from lakeshare_server.stores import place_of
 from tests.builders.answering_store import AnsweringStore, answering_store, said
+from tests.builders.google_account import account_file, token_answer
 
 TABLE = "s3://lake/sales/orders"
 ROLE = "arn:aws:iam::000000000000:role/reader"
@@ -140,32 +139,16 @@ def test_credentials_that_cannot_be_had_are_the_reason(monkeypatch: pytest.Monke
 @pytest.fixture
 def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes a service account whose tokens, and the narrowed ones, come from a given endpoint."""
-    pem = rsa.generate_private_key(65537, 2048).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
 
     def account(endpoint: str) -> None:
-        file = tmp_path / "account.json"
-        file.write_text(
-            json.dumps(
-                {
-                    "type": "service_account",
-                    "client_email": "reader@lake",
-                    "private_key": pem.decode(),
-                    "token_uri": f"{endpoint}/token",
-                }
-            )
-        )
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account_file(tmp_path, f"{endpoint}/token")))
         monkeypatch.setattr(downscoped, "_STS_TOKEN_URL_PATTERN", f"{endpoint}/narrow?{{}}")
 
     return account
 
 
 def a_token(request: str) -> bytes:
-    narrow = "/narrow" in request.split(" ")[1]
-    token = {"access_token": "narrow-token" if narrow else "hush-token", "expires_in": 3600}
-    return said("200 OK", json.dumps(token), "Content-Type: application/json")
+    return token_answer("narrow-token" if "/narrow" in request.split(" ")[1] else "hush-token")
 
 
 def test_googles_token_is_narrowed_to_the_folder(google: Callable[[str], None]) -> None:

