@@ -36,9 +36,10 @@ class Segment:
 
 @dataclass
 class LogListing:
-    """The log's files from some version on, as the store listed them."""
+    """The log's files from the version `since` on, as the store listed them."""
 
     root: str
+    since: int = 0
     commits: dict[int, StoredObject] = field(default_factory=dict)
     compacted: dict[int, list[tuple[int, StoredObject]]] = field(default_factory=dict)
     checkpoints: dict[int, list[Checkpoint]] = field(default_factory=dict)
@@ -70,10 +71,11 @@ class LogListing:
         found = False
         for checkpoint in self._candidates(version):
             start = -1 if checkpoint is None else checkpoint.version
-            deltas = self._deltas(start, version)
-            if deltas is not None:
-                found = True
-                yield Segment(version, checkpoint, deltas)
+            ways = [self._deltas(start, version, self.compacted), self._deltas(start, version, {})]
+            for deltas in ways if ways[0] != ways[1] else ways[:1]:
+                if deltas is not None:
+                    found = True
+                    yield Segment(version, checkpoint, deltas)
         if not found:
             raise TableFilesMissing(self.root, f"the log of version {version} is not whole")
 
@@ -89,11 +91,13 @@ class LogListing:
             yield from self.checkpoints[at]
         yield None
 
-    def _deltas(self, start: int, version: int) -> tuple[tuple[int, int, StoredObject], ...] | None:
+    def _deltas(
+        self, start: int, version: int, compacted: Mapping[int, list[tuple[int, StoredObject]]]
+    ) -> tuple[tuple[int, int, StoredObject], ...] | None:
         chosen = []
         at = version
         while at > start:
-            wider = [(first, file) for first, file in self.compacted.get(at, ()) if first > start]
+            wider = [(first, file) for first, file in compacted.get(at, ()) if first > start]
             if wider:
                 first, file = min(wider, key=lambda one: one[0])
                 chosen.append((first, at, file))
@@ -108,13 +112,15 @@ class LogListing:
 
 def list_log(stores: Stores, root: str, from_version: int = 0) -> LogListing:
     """The log's files from a version on; checkpoints below it are not seen."""
-    listing = LogListing(root)
+    listing = LogListing(root, from_version)
     parts: dict[tuple[int, int], dict[int, StoredObject]] = {}
     after = f"{root}/{LOG}/{from_version:020d}" if from_version else None
+    folder = len(stores.place(f"{root}/{LOG}/").location)
     for file in stores.list(f"{root}/{LOG}", after):
-        name = file.location.rsplit("/", 1)[-1]
+        name = file.location[folder:]
         if name > ":":
             break  # names of versions begin with digits; what sorts behind them are folders and pointers
+        # A file in a folder is no file of the log, whatever it is called: its name has a slash here.
         _note(listing, parts, name, file)
     for (version, count), found in parts.items():
         if len(found) == count:

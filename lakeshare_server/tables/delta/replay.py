@@ -18,9 +18,12 @@ from lakeshare_server.tables.delta.commits import Commit, read_commits
 from lakeshare_server.tables.delta.log import LogListing, Segment, last_checkpoint
 from lakeshare_server.tables.delta.mapping import physical_partition_columns
 from lakeshare_server.tables.delta.stats import stats_texts
+from lakeshare_server.tables.delta_schema import parse_schema
 
 Action = dict[str, Any]
 Key = tuple[str, str | None]
+# What reading an action ends in that has other fields, or fields of other types.
+NOT_AS_SPECIFIED = (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException)
 
 
 @dataclass(frozen=True)
@@ -67,14 +70,27 @@ def _state(stores: Stores, root: str, segment: Segment) -> TableState:
     )
     if protocol is None or metadata is None:
         raise TableFilesMissing(root, "its log has no protocol or no metadata")
+    _require_head(root, protocol, metadata)
     try:
         adds = _live(commits, checkpoint, physical_partition_columns(metadata))
-    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+    except (*NOT_AS_SPECIFIED, OverflowError) as error:
         raise TableFilesMissing(root, "a file's entry in its log is not whole") from error
     if adds.column("path").null_count or adds.column("size").null_count:
         raise TableFilesMissing(root, "a file's entry in its log has no path or no size")
     newest = commits[0] if commits and commits[0].first == segment.version else None
     return TableState(segment.version, protocol, metadata, adds, newest)
+
+
+def _require_head(root: str, protocol: Action, metadata: Action) -> None:
+    try:
+        names = {field.name for field in parse_schema(metadata["schemaString"])}
+        strays = [name for name in metadata.get("partitionColumns") or () if name not in names]
+        versions = [int(protocol.get(name, 1)) for name in ("minReaderVersion", "minWriterVersion")]
+        is_whole = isinstance(metadata["id"], str) and not strays and min(versions) >= 1
+    except NOT_AS_SPECIFIED as error:
+        raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole") from error
+    if not is_whole:
+        raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole")
 
 
 def _newest(actions: Sequence[Action | None], otherwise: Action | None) -> Action | None:
@@ -84,10 +100,10 @@ def _newest(actions: Sequence[Action | None], otherwise: Action | None) -> Actio
 def _require_as_announced(stores: Stores, root: str, version: int, state: CheckpointState) -> None:
     """A checkpoint that names fewer files than its own announcement is not whole."""
     said: Mapping[str, object] = last_checkpoint(stores, root)
-    if said.get("version") == version and said.get("numOfAddFiles", state.files) != state.files:
+    files = said.get("numOfAddFiles")
+    if said.get("version") == version and files not in (None, state.files):
         raise TableFilesMissing(
-            root,
-            f"the checkpoint of version {version} names {state.files} files, {said['numOfAddFiles']} announced",
+            root, f"the checkpoint of version {version} names {state.files} files, {files} announced"
         )
 
 
@@ -97,10 +113,12 @@ def _live(
     seen: set[Key] = set()
     parts: list[pa.Table] = []
     for commit in commits:
-        added = [add for add in commit.adds if _key(add) not in seen]
-        seen.update(_key(action) for action in (*commit.adds, *commit.removes))
-        if added:
-            parts.append(from_actions(added, partition_columns))
+        # By key: a commit that adds a file twice adds one.
+        added = {_key(add): add for add in commit.adds}
+        new = [add for key, add in added.items() if key not in seen]
+        seen.update(added, (_key(remove) for remove in commit.removes))
+        if new:
+            parts.append(from_actions(new, partition_columns))
     if checkpoint is not None:
         left = [add for add in checkpoint.json_adds if _key(add) not in seen]
         parts += [from_actions(left, partition_columns)] if left else []

@@ -27,7 +27,7 @@ def read_delta(location: str, version: int | None = None, stores: Stores | None 
     elif version > listing.latest:
         raise _no_such_version(root, version, f"its latest is {listing.latest}")
     try:
-        return snapshot_of(root, replay(stores, listing, version))
+        return snapshot_of(root, _replayed(stores, listing, version))
     except TableFilesMissing as error:
         raise _no_such_version(root, version, error.what) from error
 
@@ -46,6 +46,16 @@ def snapshot_of(root: str, state: TableState) -> TableSnapshot:
         version=state.version,
         files=snapshot_files(root, state.metadata, state.adds),
     )
+
+
+def _replayed(stores: Stores, listing: LogListing, version: int) -> TableState:
+    try:
+        return replay(stores, listing, version)
+    except TableFilesMissing:
+        if not listing.since:
+            raise
+        # The checkpoint that the listing begins with cannot be read: what lies before it may tell the same.
+        return replay(stores, list_log(stores, listing.root), version)
 
 
 def _listing(stores: Stores, root: str, version: int | None) -> LogListing:
