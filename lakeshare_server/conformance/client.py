@@ -3,9 +3,10 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
 
@@ -15,7 +16,7 @@ from lakeshare_server.conformance.shapes import NAME, TEXT, expect_fields
 
 CAPABILITIES = "delta-sharing-capabilities"
 VERSION = "delta-table-version"
-TIMEOUT_S = 60
+TIMEOUT_S, CONNECT_TIMEOUT_S = 60, 10
 LONGEST_PARAMETER_SHOWN = 40
 LONGEST_HEADER_SHOWN = 40
 OF_PROFILE = "the profile's token"
@@ -121,7 +122,8 @@ class Client:
 
     def __init__(self, profile: Profile, timeout_s: float = TIMEOUT_S) -> None:
         self._profile = profile
-        self._http = httpx.Client(timeout=timeout_s)
+        self._http = httpx.Client(timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)))
+        self._unreachable: dict[str, str] = {}
 
     @property
     def token(self) -> str:
@@ -171,15 +173,32 @@ class Client:
         *,
         follows: bool = False,
     ) -> Answer:
+        host = urlsplit(url).netloc
+        if host in self._unreachable:
+            raise Broken(asked, "an answer", f"none ({self._unreachable[host]})")
         # A file's bytes are judged as they are stored, so nothing may be packed on the way.
         headers = {"Accept-Encoding": "identity", **headers}
         try:
-            answer = self._http.request(
-                method, url, headers=headers, content=content, follow_redirects=follows
-            )
+            answer = self._request(method, url, headers, content, follows)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise Broken(asked, "an answer", f"none ({type(error).__name__}: {error})") from error
+            sentence = f"{type(error).__name__}: {error}"
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                # Hundreds of files may be there: nobody wants to wait for each in vain.
+                self._unreachable[host] = sentence
+            raise Broken(asked, "an answer", f"none ({sentence})") from error
         return Answer(asked, answer.status_code, answer.headers, answer.content)
+
+    def _request(
+        self, method: str, url: str, headers: Mapping[str, str], content: bytes | None, follows: bool
+    ) -> httpx.Response:
+        send = partial(
+            self._http.request, method, url, headers=headers, content=content, follow_redirects=follows
+        )
+        try:
+            return send()
+        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+            # The server may have closed the connection after an earlier answer: not this one's fault.
+            return send()
 
 
 def _described(

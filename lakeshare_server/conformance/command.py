@@ -74,13 +74,13 @@ def _report(profile_file: Path, share: str | None, table: str | None, cases: "tu
     started_at, began = datetime.now(UTC), time.monotonic()
     with Client(profile) as client:
         ground = survey(client, profile, share, table)
-        outcomes = run(cases, ground, _progress(began))
+        outcomes = run(cases, ground, progress(began))
     if sys.stderr.isatty():
         typer.echo(f"\r{'':{WIDTH}}\r", nl=False, err=True)
     return Report(ground, outcomes, started_at, time.monotonic() - began)
 
 
-def _progress(began: float) -> "Watch":
+def progress(began: float) -> "Watch":
     """Tells of the case under way once a run takes a while: on a terminal in place, elsewhere now and then."""
     is_terminal = sys.stderr.isatty()
     told = began + PROGRESS_AFTER_S - PROGRESS_EVERY_S

@@ -84,8 +84,8 @@ def test_a_case_catches_what_breaks_its_rule(server: ModelServer, client: Client
 
 def assert_readable(outcome: Outcome) -> None:
     """The sentence says what was expected, what came, and which section of the protocol wants it."""
-    for sentence in outcome.sentences:
-        assert ": expected " in sentence
-        assert ", came " in sentence
-        assert "can be judged" not in sentence
-        assert outcome.case.section in sentence
+    for told in outcome.sentences:
+        assert ": expected " in told
+        assert ", came " in told
+        assert "can be judged" not in told
+        assert outcome.case.section in told

@@ -10,6 +10,7 @@ from lakeshare_server.conformance.shapes import COUNT, NAME, TEXT, TRUTH, URL, V
 from lakeshare_server.conformance.values import is_partition_value
 
 SHORTEST_LIFE_S = 15 * 60
+SHORTEST_TOKEN = 10
 PARQUET_FILE: Fields = {"url": URL, "id": NAME, "partitionValues": VALUES, "size": COUNT}
 PARQUET_OPTIONAL: Fields = {"stats": TEXT, "version": COUNT, "timestamp": COUNT, "expirationTimestamp": COUNT}
 DELTA_FILE: Fields = {"id": NAME}
@@ -142,6 +143,8 @@ def urls_tell_when_they_end(view: View) -> None:
 def urls_do_not_hold_the_token(view: View) -> None:
     """The bearer token is not part of any URL."""
     token = view.table.client.token
+    if len(token) < SHORTEST_TOKEN:
+        raise NothingToTry("the token is so short that it may be part of any text")
     for action in view.snapshot.actions:
         expect(token not in action.url, action.where, "a URL without the bearer token", "one with it")
 

@@ -1,0 +1,67 @@
+"""The suite as a whole: it covers what it says it covers, knows nothing of our server, and is documented as it is."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from lakeshare_server.conformance.reference import with_tables
+from lakeshare_server.conformance.sections import SECTIONS
+from lakeshare_server.conformance.suite import chosen_cases, every_case, group_titles
+from lakeshare_server.errors import BadRequest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "lakeshare_server" / "conformance"
+PAGE = ROOT / "docs" / "reference" / "conformance.md"
+# §0.17 is about the stores of the reference server, §0.20 about the buckets of its tests: neither shows over HTTP.
+JUDGED = {f"0.{number}" for number in range(1, 20)} - {"0.17"}
+
+
+def test_every_line_of_what_bites_clients_has_a_case_that_names_it() -> None:
+    """protocol §0: every line that a server can be judged on over HTTP."""
+    cited = {section for case in every_case() for section in case.sections}
+    assert cited == set(SECTIONS)
+    assert {section for section in SECTIONS if section.startswith("0.")} == JUDGED
+
+
+def test_names_are_unique_and_every_group_has_a_title() -> None:
+    names = [case.name for case in every_case()]
+    assert len(names) == len(set(names))
+    assert all(re.fullmatch(r"[a-z-]+\.[a-z0-9-]+", name) for name in names)
+    assert all(group_titles().values())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "found"),
+    [
+        (["credentials"], 2),
+        (["paging.*", "credentials.credentials-are-*"], 13),
+        (["versions.a-date-alone-is-400"], 1),
+    ],
+)
+def test_cases_are_chosen_by_group_name_or_pattern(patterns: list[str], found: int) -> None:
+    assert len(chosen_cases(patterns)) == found
+
+
+def test_a_pattern_that_fits_nothing_is_refused() -> None:
+    with pytest.raises(BadRequest, match="--only"):
+        chosen_cases(["no-such-case"])
+
+
+def test_the_reference_lists_the_cases_and_sections_as_they_are() -> None:
+    """`python -m lakeshare_server.conformance.reference` brings it up to date."""
+    page = PAGE.read_text()
+    assert with_tables(page) == page
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
+def test_the_suite_knows_nothing_of_our_server(path: Path) -> None:
+    allowed = {"httpx", "pyarrow", "typer", "lakeshare_server.errors"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            is_own = name.startswith("lakeshare_server.conformance")
+            is_standard = name.partition(".")[0] in __import__("sys").stdlib_module_names
+            assert is_own or is_standard or name in allowed or name.startswith("pyarrow."), name
