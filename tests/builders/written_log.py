@@ -1,171 +1,109 @@
-"""Delta logs written file by file, as any writer might leave them: commits, compactions, checkpoints of all kinds."""
+"""Delta logs written by hand, commit by commit: what no library here would write. There are no data files."""
 
 import json
-import uuid
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 Action = dict[str, Any]
-TEXTS = pa.map_(pa.string(), pa.string())
-VECTOR = pa.struct(
-    [
-        ("storageType", pa.string()),
-        ("pathOrInlineDv", pa.string()),
-        ("offset", pa.int32()),
-        ("sizeInBytes", pa.int32()),
-        ("cardinality", pa.int64()),
-    ]
-)
-PROTOCOL_TYPE = pa.struct(
-    [
-        ("minReaderVersion", pa.int32()),
-        ("minWriterVersion", pa.int32()),
-        ("readerFeatures", pa.list_(pa.string())),
-        ("writerFeatures", pa.list_(pa.string())),
-    ]
-)
-METADATA_TYPE = pa.struct(
-    [
-        ("id", pa.string()),
-        ("name", pa.string()),
-        ("format", pa.struct([("provider", pa.string()), ("options", TEXTS)])),
-        ("schemaString", pa.string()),
-        ("partitionColumns", pa.list_(pa.string())),
-        ("configuration", TEXTS),
-        ("createdTime", pa.int64()),
-    ]
-)
-ADD_FIELDS = [
-    ("path", pa.string()),
-    ("partitionValues", TEXTS),
-    ("size", pa.int64()),
-    ("modificationTime", pa.int64()),
-    ("dataChange", pa.bool_()),
-    ("stats", pa.string()),
-    ("tags", TEXTS),
-    ("deletionVector", VECTOR),
-    ("baseRowId", pa.int64()),
-    ("defaultRowCommitVersion", pa.int64()),
-    ("clusteringProvider", pa.string()),
-]
-REMOVE_TYPE = pa.struct(
-    [("path", pa.string()), ("deletionTimestamp", pa.int64()), ("dataChange", pa.bool_())]
-)
-SIDECAR_TYPE = pa.struct(
-    [("path", pa.string()), ("sizeInBytes", pa.int64()), ("modificationTime", pa.int64())]
-)
-PROTOCOL: Action = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
-COLUMNS = {"day": "date", "n": "long"}
-
-
-def metadata(columns: Mapping[str, Any] = COLUMNS, *partitions: str, **different: Any) -> Action:
-    """The `metaData` of a table with these columns."""
-    fields = [
-        {"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns.items()
-    ]
-    told = {
-        "id": "11111111-2222-3333-4444-555555555555",
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps({"type": "struct", "fields": fields}),
-        "partitionColumns": list(partitions),
-        "configuration": {},
-    }
-    return {"metaData": told | different}
-
-
-def add(path: str, **different: Any) -> Action:
-    """The `add` of a file that need not exist."""
-    told = {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 7, "dataChange": True}
-    return {"add": told | different}
-
-
-def remove(path: str, **different: Any) -> Action:
-    """The `remove` of a file."""
-    return {"remove": {"path": path, "dataChange": True} | different}
+SCHEMA = {
+    "type": "struct",
+    "fields": [
+        {"name": "id", "type": "long", "nullable": True, "metadata": {}},
+        {"name": "p", "type": "string", "nullable": True, "metadata": {}},
+    ],
+}
+FEED = {"delta.enableChangeDataFeed": "true"}
+FIRST_MS = 1_700_000_000_000
 
 
 class WrittenLog:
-    """The log of a table below `root`, whose data files need not exist."""
+    """A table whose log is made here; each commit's file is a second younger than the one before."""
 
-    def __init__(self, root: Path, stats_type: pa.StructType | None = None) -> None:
-        self.root, self.folder = root, root / "_delta_log"
+    def __init__(self, location: Path) -> None:
+        self.location = location
+        self.folder = location / "_delta_log"
         self.folder.mkdir(parents=True)
-        parsed = [] if stats_type is None else [("stats_parsed", stats_type)]
-        self._schema = pa.schema(
-            [
-                ("protocol", PROTOCOL_TYPE),
-                ("metaData", METADATA_TYPE),
-                ("add", pa.struct([*ADD_FIELDS, *parsed])),
-                ("remove", REMOVE_TYPE),
-                ("sidecar", SIDECAR_TYPE),
-            ]
-        )
+        self.versions = 0
 
-    def commit(self, version: int, *actions: Action) -> Path:
-        """One commit."""
-        return self._json(f"{version:020}.json", actions)
+    def commit(self, *actions: Action, modified_ms: int | None = None) -> int:
+        """The next version."""
+        version = self.versions
+        path = self.folder / f"{version:020}.json"
+        path.write_text("".join(json.dumps(action) + "\n" for action in actions))
+        at_ms = FIRST_MS + version * 1000 if modified_ms is None else modified_ms
+        os.utime(path, ns=(at_ms * 1_000_000, at_ms * 1_000_000))
+        self.versions += 1
+        return version
 
-    def first(self, *actions: Action) -> Path:
-        """Commit 0 of a table of two columns."""
-        return self.commit(0, PROTOCOL, metadata(), *actions)
+    def forget(self, *versions: int) -> None:
+        """Lose commits."""
+        for version in versions:
+            (self.folder / f"{version:020}.json").unlink()
 
-    def compacted(self, first: int, last: int, *actions: Action) -> Path:
-        """A file that stands for several commits."""
-        return self._json(f"{first:020}.{last:020}.compacted.json", actions)
 
-    def checkpoint(self, version: int, *actions: Action) -> Path:
-        """A classic checkpoint in one file."""
-        return self._parquet(self.folder / f"{version:020}.checkpoint.parquet", actions)
+def protocol(reader: int = 1, writer: int = 4, features: tuple[str, ...] = ()) -> Action:
+    """A protocol; with features it is of versions 3 and 7."""
+    if not features:
+        return {"protocol": {"minReaderVersion": reader, "minWriterVersion": writer}}
+    readers = [one for one in features if one in ("deletionVectors", "columnMapping")]
+    versions = {"minReaderVersion": 3, "minWriterVersion": 7}
+    return {"protocol": {**versions, "readerFeatures": readers, "writerFeatures": list(features)}}
 
-    def part(self, version: int, number: int, count: int, *actions: Action) -> Path:
-        """One part of a checkpoint in several files."""
-        return self._parquet(
-            self.folder / f"{version:020}.checkpoint.{number:010}.{count:010}.parquet", actions
-        )
 
-    def v2(
-        self, version: int, kind: str, *actions: Action, sidecars: Sequence[Sequence[Action]] = ()
-    ) -> Path:
-        """A checkpoint of version 2, `kind` json or parquet, with its files in sidecars or at its top."""
-        named = [self._sidecar(sidecar) for sidecar in sidecars]
-        every = ({"checkpointMetadata": {"version": version}}, *actions, *named)
-        name = f"{version:020}.checkpoint.{uuid.uuid4()}.{kind}"
-        if kind == "json":
-            return self._json(name, every)
-        return self._parquet(self.folder / name, every)
-
-    def announce(self, **fields: Any) -> None:
-        """`_last_checkpoint`."""
-        (self.folder / "_last_checkpoint").write_text(json.dumps(fields))
-
-    def _sidecar(self, actions: Sequence[Action]) -> Action:
-        path = self.folder / "_sidecars" / f"{uuid.uuid4()}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        self._parquet(path, actions)
-        return {"sidecar": {"path": path.name, "sizeInBytes": path.stat().st_size, "modificationTime": 1}}
-
-    def _json(self, name: str, actions: Sequence[Action]) -> Path:
-        path = self.folder / name
-        path.write_text("".join(json.dumps(action) + "\n" for action in actions), "utf-8")
-        return path
-
-    def _parquet(self, path: Path, actions: Sequence[Action]) -> Path:
-        columns = {
-            kind.name: pa.array([_row(action.get(kind.name), kind.type) for action in actions], kind.type)
-            for kind in self._schema
+def metadata(
+    configuration: Mapping[str, str] = FEED,
+    *,
+    partitions: tuple[str, ...] = ("p",),
+    schema: Mapping[str, Any] = SCHEMA,
+    **given: Any,
+) -> Action:
+    """The metadata of a table of numbers and texts, partitioned by the texts."""
+    return {
+        "metaData": {
+            "id": "a-table",
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps(schema),
+            "partitionColumns": list(partitions),
+            "configuration": dict(configuration),
+            "createdTime": 5,
+            **given,
         }
-        pq.write_table(pa.table(columns, schema=self._schema), path)
-        return path
+    }
 
 
-def _row(value: Any, kind: pa.DataType) -> Any:
-    """A JSON value as Arrow takes it: maps as pairs."""
-    if pa.types.is_map(kind) and value is not None:
-        return list(value.items())
-    if pa.types.is_struct(kind) and value is not None:
-        return {member.name: _row(value.get(member.name), member.type) for member in kind}
-    return value
+def add(path: str, **given: Any) -> Action:
+    """An add of one row."""
+    return {
+        "add": {
+            "path": path,
+            "partitionValues": {"p": "a b"},
+            "size": 100,
+            "modificationTime": 7,
+            "dataChange": True,
+            "stats": '{"numRecords":1}',
+            **given,
+        }
+    }
+
+
+def remove(path: str, **given: Any) -> Action:
+    """A remove as writers of today make it."""
+    whole = {"extendedFileMetadata": True, "partitionValues": {"p": "a b"}, "size": 100}
+    return {"remove": {"path": path, "deletionTimestamp": 8, "dataChange": True, **whole, **given}}
+
+
+def bare_remove(path: str) -> Action:
+    """A remove as writers of old made it."""
+    return {"remove": {"path": path, "deletionTimestamp": 8, "dataChange": True}}
+
+
+def cdc(path: str, **given: Any) -> Action:
+    """A file of row-level changes."""
+    return {"cdc": {"path": path, "partitionValues": {"p": "a b"}, "size": 50, "dataChange": False, **given}}
+
+
+def info(operation: str, **given: Any) -> Action:
+    """What a commit says of itself."""
+    return {"commitInfo": {"timestamp": 9, "operation": operation, **given}}

@@ -11,7 +11,7 @@ from lakeshare_server.stores import Stores
 from lakeshare_server.tables import read_delta
 from lakeshare_server.tables.delta.log import LogListing, list_for_latest, list_log
 from lakeshare_server.tables.delta.replay import replay
-from tests.builders.written_log import PROTOCOL, WrittenLog, add, metadata, remove
+from tests.builders.log_files import PROTOCOL, WrittenLog, add, metadata, remove
 
 STORES = Stores(ServerSettings(_env_file=None))
 HEAD = (PROTOCOL, metadata())
