@@ -10,7 +10,7 @@ from lakeshare_server.tables.delta.adds import vector_ids
 from lakeshare_server.tables.delta.leaves import leaves_of
 from lakeshare_server.tables.delta.partitions import typed, without_empty
 from lakeshare_server.tables.delta.stats import parse_stats
-from lakeshare_server.tables.delta.vectors import vector_paths
+from lakeshare_server.tables.delta.vectors import require_whole, vector_paths
 from lakeshare_server.tables.delta_schema import parse_schema
 from lakeshare_server.tables.locations import resolve_names
 
@@ -39,6 +39,7 @@ def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa
     texts = without_empty(_array(adds, "partition_values"))
     said = parse_stats(_array(adds, "stats"), leaves_of(schema_string, partition_columns))
     storage = _array(adds, "dv_storage")
+    require_whole(root, adds)
     vector_path = vector_paths(root, adds)
     return pa.table(
         {

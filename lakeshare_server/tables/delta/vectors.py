@@ -24,13 +24,22 @@ def vector_paths(root: str, adds: pa.Table) -> pa.Array:
     described = adds.column("dv_path").combine_chunks()
     if storage.null_count == len(storage):
         return pa.nulls(len(storage), pa.string())
-    for name in ("dv_path", "dv_size", "dv_cardinality"):
-        if pc.any(pc.and_(pc.is_valid(storage), pc.is_null(adds.column(name))), min_count=0).as_py():
-            raise TableFilesMissing(root, "the description of a deletion vector in its log is not whole")
     pairs = zip(storage.to_pylist(), described.to_pylist(), strict=True)
     names = pa.array([_name(root, kind, path) for kind, path in pairs], pa.string())
     absolute = pc.equal(storage, "p")
     return pc.if_else(absolute, resolve_names(root, pc.if_else(absolute, names, None)), names)
+
+
+def require_whole(root: str, adds: pa.Table) -> None:
+    """Refuse descriptors that lack what clients cannot do without.
+
+    Raises:
+        TableFilesMissing: one does.
+    """
+    described = pc.is_valid(adds.column("dv_storage"))
+    for name in ("dv_path", "dv_size", "dv_cardinality"):
+        if pc.any(pc.and_(described, pc.is_null(adds.column(name))), min_count=0).as_py():
+            raise TableFilesMissing(root, "the description of a deletion vector in its log is not whole")
 
 
 def _name(root: str, storage: str | None, described: str | None) -> str | None:
