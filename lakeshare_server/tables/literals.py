@@ -116,7 +116,7 @@ def _float(part: Compare, target: _Target) -> Range | None:
     number = _number(part.value)
     if number is None:
         return None
-    low, high = _neighbours(number)
+    low = high = _double(number)
     if pa.types.is_float32(target.column.type) and part.kind is None:
         # Some clients compare floats with numbers in SQL as floats, some as doubles.
         rounded = float32(str(number))
@@ -130,15 +130,15 @@ def _decimal(part: Compare, target: _Target) -> Range | None:
     number = _number(part.value)
     if number is None:
         return None
-    low, high = _neighbours(number)
+    near = _double(number)
     if pa.types.is_floating(target.bounds):
-        return target.range_of(low, high)
+        # Such bounds are further apart than the error of this.
+        return target.range_of(near, near)
     if part.kind is None:
         return _decimal_range(Decimal(number), Decimal(number), target)
     # Compared as doubles, all decimals between the neighbours of a double may be equal to it.
-    number = float(number)
     return _decimal_range(
-        Decimal(math.nextafter(number, -math.inf)), Decimal(math.nextafter(number, math.inf)), target
+        Decimal(math.nextafter(near, -math.inf)), Decimal(math.nextafter(near, math.inf)), target
     )
 
 
@@ -204,15 +204,11 @@ def _number(value: Value) -> int | float | Decimal | None:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _neighbours(number: int | float | Decimal) -> tuple[float, float]:
-    """The double that is the number, twice, or else those around it."""
+def _double(number: int | float | Decimal) -> float:
     try:
-        near = float(number)
+        return float(number)
     except OverflowError:
-        near = math.copysign(math.inf, number)
-    if near == number:
-        return near, near
-    return math.nextafter(near, -math.inf), math.nextafter(near, math.inf)
+        return math.copysign(math.inf, number)
 
 
 def _widened(number: float, by: int) -> float:

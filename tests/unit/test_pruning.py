@@ -1,398 +1,365 @@
-"""Pruning never drops a file with a match, and a limit never stops short, whatever the rows, statistics and hints.
+"""Predicates really leave files out, of every type and in every way they are written; what is not certain stays.
 
-Judged by brute force: the same predicate, row by row, in SQL's three-valued logic.
+What only a random search would find is in `test_pruning_property.py`; parsing alone in `test_pruning_texts.py`.
 """
 
-import json
-import operator
-from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from lakeshare_server.protocol.answer import FileAnswer
-from lakeshare_server.protocol.json_predicate import parse_json_predicate
-from lakeshare_server.protocol.requests import QueryRequest, parse_query
-from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
-from lakeshare_server.tables import open_index, write_index
-from lakeshare_server.tables.predicate import (
-    EVERYTHING,
-    And,
-    Compare,
-    Constant,
-    IsNull,
-    Not,
-    Or,
-    Predicate,
-    Unknown,
-)
-from lakeshare_server.tables.pruning import evaluate
-from lakeshare_server.tables.snapshot import TableSnapshot
+from tests.builders.pruning.stated import a_batch, a_file, compared, json_of, kept, null_test, sql, sure
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# name: (Arrow type, the protocol's type, values). Few different values, so that comparisons meet.
-COLUMNS: dict[str, tuple[pa.DataType, str, st.SearchStrategy[Any]]] = {
-    "i": (pa.int32(), "int", st.integers(-3, 3)),
-    "l": (pa.int64(), "long", st.sampled_from([-(2**40), -1, 0, 1, 2**40])),
-    "s": (pa.string(), "string", st.sampled_from(["", "a", "ab", "abc", "b", "é", "z'\"\\"])),
-    "b": (pa.bool_(), "bool", st.booleans()),
-    "d": (pa.date32(), "date", st.dates(date(2013, 1, 1), date(2013, 1, 4))),
-    "t": (
-        pa.timestamp("us", "UTC"),
+INNER = {
+    "type": {"type": "struct", "fields": [{"name": "b", "type": "integer", "nullable": True, "metadata": {}}]}
+}
+# A type, the bounds of three files, and predicates in both languages that only the second file can match.
+SELECTIVE: list[tuple[str, list[Any], list[str], list[tuple[str, str, str]]]] = [
+    ("byte", [(0, 1), (2, 3), (4, 5)], ["x = 2", "x > 1 AND x < 4", "x IN (2, 3)"], [("=", "3", "int")]),
+    ("short", [(0, 1), (2, 3), (4, 5)], ["x BETWEEN 2 AND 3", "x = 2S"], [("=", "3", "long")]),
+    (
+        "integer",
+        [(0, 1), (2, 3), (4, 5)],
+        ["x = 2L", "3 = x", "x = 2.0", "x > 1.5 AND x < 3.5"],
+        [("=", "2", "double")],
+    ),
+    (
+        "long",
+        [(0, 1), (2, 3), (4, 5)],
+        ["x = '2'", "CAST(x AS DOUBLE) = 2.0D", "x <=> 3"],
+        [("=", "3", "long")],
+    ),
+    ("float", [(0, 0.1), (0.25, 0.5), (1, 2)], ["x = 0.5", "x = 0.3F", "x = 0.3D"], [("=", "0.3", "float")]),
+    ("double", [(0, 0.1), (0.25, 0.5), (1, 2)], ["x = 0.3", "x = 5e-1"], [("=", "0.3", "double")]),
+    (
+        "decimal(10,2)",
+        [(0, 0.1), (0.25, 0.5), (1, 2)],
+        ["x = 0.3", "x > 0.2 AND x < 0.6"],
+        [("=", "0.3", "double")],
+    ),
+    (
+        "string",
+        [("a", "b"), ("c", "d"), ("e", "f")],
+        ["x = 'c'", "x LIKE 'd%'", "startswith(x, 'c')"],
+        [("=", "cc", "string")],
+    ),
+    (
+        "date",
+        ["2020-01-01", "2020-01-02", "2020-01-03"],
+        ["x = '2020-01-02'", "x = DATE '2020-01-02'", "x > '2020-01-01' AND x < '2020-01-03'"],
+        [("=", "2020-01-02", "date")],
+    ),
+    (
         "timestamp",
-        st.integers(-3000, 3000).map(lambda us: EPOCH + timedelta(microseconds=us)),
+        ["2020-01-01T12:00:00.000Z", "2020-01-05T12:00:00.000Z", "2020-01-09T12:00:00.000Z"],
+        [
+            "x BETWEEN '2020-01-04' AND '2020-01-06'",
+            "x = TIMESTAMP '2020-01-05 12:00:00'",
+            "x = TIMESTAMP '2020-01-05 13:00:00+01:00'",
+            "x > DATE '2020-01-04' AND x < DATE '2020-01-07'",
+            "CAST(x AS DATE) = '2020-01-05'",
+        ],
+        [("=", "2020-01-05T12:00:00.000Z", "timestamp"), ("=", "2020-01-05", "date")],
     ),
-    "f": (pa.float64(), "double", st.floats(width=16)),
-}
-PARTITIONS = {"pd": "d", "ps": "s", "pi": "i"}
-OPERATORS = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-JSON_NAMES = {
-    "=": "equal",
-    "<": "lessThan",
-    "<=": "lessThanOrEqual",
-    ">": "greaterThan",
-    ">=": "greaterThanOrEqual",
-}
-
-Row = dict[str, Any]
-
-
-def kind_of(column: str) -> tuple[pa.DataType, str, st.SearchStrategy[Any]]:
-    return COLUMNS[PARTITIONS.get(column, column)]
-
-
-@st.composite
-def files(draw: st.DrawFn) -> list[Row]:
-    """One file: rows that agree on the partition columns."""
-    partition = {name: draw(st.none() | kind_of(name)[2]) for name in PARTITIONS}
-    row = st.fixed_dictionaries({name: st.none() | values for name, (_, _, values) in COLUMNS.items()})
-    return [{**partition, **values} for values in draw(st.lists(row, max_size=4))]
-
-
-def comparisons() -> st.SearchStrategy[Predicate]:
-    names = [name for name in (*COLUMNS, *PARTITIONS) if name != "f"]
-    return st.one_of(
-        *(
-            st.builds(
-                Compare,
-                st.just(name),
-                st.sampled_from(list(OPERATORS)),
-                kind_of(name)[2],
-                st.just(kind_of(name)[1]),
-            )
-            for name in names
-        )
-    )
-
-
-LEAVES = st.one_of(
-    comparisons(),
-    st.sampled_from([*COLUMNS, *PARTITIONS]).map(lambda name: IsNull(name, kind_of(name)[1])),
-    st.builds(Constant, st.booleans()),
-)
-PREDICATES = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        st.builds(Not, inner),
-        st.builds(And, st.lists(inner, min_size=1, max_size=3).map(tuple)),
-        st.builds(Or, st.lists(inner, min_size=1, max_size=3).map(tuple)),
+    (
+        "timestamp_ntz",
+        ["2020-01-01T12:00:00.000", "2020-01-02T12:00:00.000", "2020-01-03T12:00:00.000"],
+        [
+            "x = TIMESTAMP_NTZ '2020-01-02 12:00:00'",
+            "x = '2020-01-02 12:00:00'",
+            "CAST(x AS DATE) = '2020-01-02'",
+        ],
+        [("=", "2020-01-02", "date")],
     ),
-    max_leaves=6,
-)
-
-
-def truth(predicate: Predicate, row: Row) -> bool | None:
-    match predicate:
-        case Constant(value):
-            return value
-        case IsNull(column, _):
-            return row[column] is None
-        case Compare(column, op, value, _):
-            return None if row[column] is None else OPERATORS[op](row[column], value)
-        case Not(operand):
-            inner = truth(operand, row)
-            return None if inner is None else not inner
-        case And(operands):
-            parts = [truth(operand, row) for operand in operands]
-            return False if False in parts else None if None in parts else True
-        case Or(operands):
-            parts = [truth(operand, row) for operand in operands]
-            return True if True in parts else None if None in parts else False
-        case Unknown():
-            raise AssertionError("brute force knows everything")
-
-
-def milliseconds_cut(value: Any, missing: bool) -> Any:
-    """Bounds as Delta logs write them: timestamps cut to milliseconds."""
-    if missing or not isinstance(value, datetime):
-        return None if missing else value
-    return EPOCH + timedelta(milliseconds=int((value - EPOCH) / timedelta(milliseconds=1)))
-
-
-def a_snapshot(rows_of: list[list[Row]], missing: set[tuple[str, str]]) -> TableSnapshot:
-    """Files with truthful statistics, some of them left out."""
-
-    def bound(rows: list[Row], name: str, which: str) -> Any:
-        values = [row[name] for row in rows if row[name] is not None and row[name] == row[name]]
-        if not values:
-            return None
-        return milliseconds_cut(min(values) if which == "min" else max(values), (name, which) in missing)
-
-    def counted(rows: list[Row], name: str) -> int | None:
-        return None if (name, "null_count") in missing else sum(row[name] is None for row in rows)
-
-    def struct(which: str) -> pa.StructArray:
-        arrays = [
-            pa.array([bound(rows, name, which) for rows in rows_of], kind)
-            for name, (kind, _, _) in COLUMNS.items()
-        ]
-        return pa.StructArray.from_arrays(arrays, list(COLUMNS))
-
-    partition = [
-        pa.array([rows[0][name] if rows else None for rows in rows_of], kind_of(name)[0])
-        for name in PARTITIONS
-    ]
-    counts = [pa.array([counted(rows, name) for rows in rows_of], pa.int64()) for name in COLUMNS]
-    unknown_rows = ("rows", "rows") in missing
-    table = pa.table(
-        {
-            "path": [f"/{number}" for number in range(len(rows_of))],
-            "name": [f"{number}" for number in range(len(rows_of))],
-            "size": pa.array([1] * len(rows_of), pa.int64()),
-            "modification_time": pa.array([1] * len(rows_of), pa.int64()),
-            "rows": pa.array([None if unknown_rows else len(rows) for rows in rows_of], pa.int64()),
-            "partition": pa.StructArray.from_arrays(partition, list(PARTITIONS)),
-            "min": struct("min"),
-            "max": struct("max"),
-            "null_count": pa.StructArray.from_arrays(counts, list(COLUMNS)),
-        }
-    )
-    return TableSnapshot(
-        format="delta",
-        location="/",
-        table_id="id",
-        schema_string='{"type":"struct","fields":[]}',
-        partition_columns=tuple(PARTITIONS),
-        files=table,
-    )
-
-
-MISSING = st.sets(
-    st.tuples(st.sampled_from([*COLUMNS, "rows"]), st.sampled_from(["min", "max", "null_count", "rows"]))
-)
-
-
-@given(st.lists(files(), min_size=1, max_size=4), PREDICATES, MISSING)
-@settings(max_examples=300, deadline=None)
-def test_what_rows_can_be_is_never_ruled_out(
-    rows_of: list[list[Row]], predicate: Predicate, missing: set[tuple[str, str]]
-) -> None:
-    [batch] = a_snapshot(rows_of, missing).files.combine_chunks().to_batches()
-    maybe = evaluate(predicate, batch)
-    for number, rows in enumerate(rows_of):
-        found = {truth(predicate, row) for row in rows}
-        assert maybe.true[number].as_py() or True not in found
-        assert maybe.false[number].as_py() or False not in found
-        assert maybe.null[number].as_py() or None not in found
-
-
-@given(st.lists(files(), min_size=1, max_size=5), PREDICATES, MISSING, st.none() | st.integers(0, 12))
-@settings(max_examples=100, deadline=None)
-def test_an_answer_holds_every_match_up_to_the_limit(
-    rows_of: list[list[Row]], predicate: Predicate, missing: set[tuple[str, str]], limit: int | None
-) -> None:
-    with TemporaryDirectory() as folder:
-        index_dir = Path(folder)
-        index = open_index(index_dir, write_index(a_snapshot(rows_of, missing), index_dir).digest)
-        answer = FileAnswer(index, QueryRequest(predicate=predicate, limit=limit), 0, ends_with_action=False)
-        parts = answer.parts(lambda paths: [path.encode() for path in paths.to_pylist()], lambda _: None)
-        urls = [json.loads(line)["file"]["url"] for part in parts for line in part.splitlines()]
-    matches = [sum(truth(predicate, row) is True for row in rows) for rows in rows_of]
-    answered = sum(matches[int(url[1:])] for url in urls)
-    assert answered >= (sum(matches) if limit is None else min(limit, sum(matches)))
-
-
-def test_files_are_really_left_out() -> None:
-    rows_of = [
-        [{**dict.fromkeys((*COLUMNS, *PARTITIONS)), "i": n, "pd": date(2013, 1, 1 + n)}] for n in range(3)
-    ]
-    [batch] = a_snapshot(rows_of, set()).files.combine_chunks().to_batches()
-    for predicate in (
-        Compare("i", "=", 1, "int"),
-        Compare("I", "=", 1, None),
-        Compare("pd", "=", date(2013, 1, 2), "date"),
-        Compare("pd", "=", "2013-01-02", None),
-        And((Compare("i", ">", 0, "int"), Compare("i", "<", 2, "int"))),
-        Not(Or((Compare("i", "<", 1, "int"), Compare("pd", ">", "2013-01-02", None)))),
-        And((Not(IsNull("i")), Compare("i", "=", 1, "int"))),
-    ):
-        assert evaluate(predicate, batch).true.to_pylist() == [False, True, False], predicate
-    assert evaluate(IsNull("l"), batch).true.to_pylist() == [True] * 3
-    assert evaluate(Not(IsNull("l")), batch).true.to_pylist() == [False] * 3
-
-
-def test_a_limit_stops_at_the_file_that_fills_it(tmp_path: Path) -> None:
-    rows_of = [[dict.fromkeys((*COLUMNS, *PARTITIONS))] * 10 for _ in range(5)]
-    index = open_index(tmp_path, write_index(a_snapshot(rows_of, set()), tmp_path).digest)
-    counts: list[int] = []
-    answer = FileAnswer(index, QueryRequest(limit=11), 0, ends_with_action=False)
-    list(answer.parts(lambda paths: [b""] * len(paths), counts.append))
-    assert counts == [2]
-
-
-def test_rows_that_may_be_null_do_not_count_towards_a_limit(tmp_path: Path) -> None:
-    nothing = dict.fromkeys((*COLUMNS, *PARTITIONS))
-    rows_of = [[{**nothing, "i": 1}, nothing], [{**nothing, "i": 1}, {**nothing, "i": 1}]]
-    index = open_index(tmp_path, write_index(a_snapshot(rows_of, set()), tmp_path).digest)
-    counts: list[int] = []
-    asked = QueryRequest(predicate=Compare("i", "=", 1, "int"), limit=2)
-    list(
-        FileAnswer(index, asked, 0, ends_with_action=False).parts(
-            lambda paths: [b""] * len(paths), counts.append
-        )
-    )
-    assert counts == [2]
-
-
-def as_json(predicate: Predicate) -> dict[str, Any]:
-    match predicate:
-        case Constant(value):
-            return {"op": "literal", "value": str(value).lower(), "valueType": "bool"}
-        case IsNull(column, _):
-            return {"op": "isNull", "children": [a_column(column)]}
-        case Compare(column, op, value, kind):
-            text = (
-                value.isoformat()
-                if isinstance(value, date)
-                else str(value).lower()
-                if kind == "bool"
-                else str(value)
-            )
-            literal = {"op": "literal", "value": text, "valueType": kind}
-            return {"op": JSON_NAMES[op], "children": [a_column(column), literal]}
-        case Not(operand):
-            return {"op": "not", "children": [as_json(operand)]}
-        case And(operands) | Or(operands):
-            name = "and" if isinstance(predicate, And) else "or"
-            return {"op": name, "children": [as_json(operand) for operand in operands]}
-        case Unknown():
-            return {"op": "nonsense"}
-
-
-def a_column(name: str) -> dict[str, str]:
-    return {"op": "column", "name": name, "valueType": kind_of(name)[1]}
-
-
-@given(PREDICATES)
-@settings(deadline=None)
-def test_json_hints_mean_what_they_say(predicate: Predicate) -> None:
-    assert parse_json_predicate(json.dumps(as_json(predicate))) == predicate
-
-
-def as_sql(predicate: Predicate) -> str:
-    match predicate:
-        case Constant(value):
-            return str(value).upper()
-        case IsNull(column, _):
-            return f"`{column}` IS NULL"
-        case Compare(column, op, value, _):
-            return f"{column} {op} {sql_value(value)}"
-        case Not(operand):
-            return f"(NOT {as_sql(operand)})"
-        case And(operands):
-            return "(" + " AND ".join(map(as_sql, operands)) + ")"
-        case Or(operands):
-            return "(" + " OR ".join(map(as_sql, operands)) + ")"
-        case Unknown():
-            return "rlike(s, 'x')"
-
-
-def sql_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value)
-    if isinstance(value, date):
-        return f"DATE '{value.isoformat()}'"
-    return (
-        str(value) if isinstance(value, int) else "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    )
-
-
-SQL_PREDICATES = PREDICATES.filter(lambda predicate: '"t"' not in json.dumps(as_json(predicate)))
-
-
-@given(st.lists(files(), min_size=1, max_size=3), SQL_PREDICATES)
-@settings(deadline=None)
-def test_sql_hints_never_drop_a_match(rows_of: list[list[Row]], predicate: Predicate) -> None:
-    [batch] = a_snapshot(rows_of, set()).files.combine_chunks().to_batches()
-    parsed = parse_sql_predicates([as_sql(predicate)])
-    kept = evaluate(parsed, batch).true.to_pylist()
-    for rows, is_kept in zip(rows_of, kept, strict=True):
-        assert is_kept or True not in {truth(predicate, row) for row in rows}
-
-
-def one_file(**values: Any) -> pa.RecordBatch:
-    [batch] = a_snapshot([[{**dict.fromkeys((*COLUMNS, *PARTITIONS)), **values}]], set()).files.to_batches()
-    return batch
-
-
-CASTS = [
-    Compare("s", "=", 5, "int"),
-    Compare("s", "=", 5, None),
-    Compare("l", "=", 5, "int"),
-    Compare("i", "=", "5", "string"),
-    Compare("d", "=", "2020-01-01", "string"),
-    Compare("t", "=", date(2020, 1, 1), "date"),
-    Compare("b", "=", "x", None),
-    Compare("i", ">", 1 << 40, "long"),
-    Compare("f", "=", 99, "int"),
-    IsNull("s", "int"),
-    IsNull("l", "int"),
-    Compare("nowhere", "=", 1, "int"),
-    IsNull("nowhere"),
-    Unknown(),
 ]
 
 
-@pytest.mark.parametrize("predicate", CASTS, ids=str)
-def test_casts_that_the_client_folded_away_leave_nothing_out(predicate: Predicate) -> None:
-    values = {"s": "a", "l": 1, "i": 1, "d": date(2013, 1, 1), "t": EPOCH, "b": True, "f": 1.0}
-    assert evaluate(predicate, one_file(**values)).true.to_pylist() == [True]
-    assert evaluate(Not(predicate), one_file(**values)).true.to_pylist() == [True]
+@pytest.mark.parametrize(("kind", "bounds", "texts", "nodes"), SELECTIVE, ids=[one[0] for one in SELECTIVE])
+def test_statistics_of_every_type_leave_files_out(
+    tmp_path: Path, kind: str, bounds: list[Any], texts: list[str], nodes: list[tuple[str, str, str]]
+) -> None:
+    """protocol §1.14, both versions of JSON predicates, and SQL hints"""
+    batch = a_batch(tmp_path, {"x": kind}, [a_file(x=pair) for pair in bounds])
+    for text in texts:
+        assert kept(sql(text), batch) == [1], text
+    for operator, value, declared in nodes:
+        assert kept(json_of(compared("x", operator, value, declared)), batch) == [1], (value, declared)
 
 
-def test_casts_that_change_no_value_are_seen_through() -> None:
-    assert evaluate(Compare("i", "=", 5, "long"), one_file(i=1)).true.to_pylist() == [False]
-    assert evaluate(IsNull("i", "long"), one_file(i=1)).true.to_pylist() == [False]
+@pytest.mark.parametrize(
+    ("kind", "texts", "predicates"),
+    [
+        ("integer", ["1", "2", None], ["x = 2", "x > 1", "x NOT IN (1, 3)", "x <> 1"]),
+        ("string", ["a", "b", None], ["x = 'b'", "x > 'a'", "x LIKE 'b%'", "NOT x = 'a'"]),
+        ("date", ["2020-01-01", "2020-01-02", None], ["x = '2020-01-02'", "x > DATE '2020-01-01'"]),
+        ("boolean", ["false", "true", None], ["x", "x = TRUE", "x IS TRUE", "NOT x = FALSE"]),
+        ("float", ["0.1", "0.5", None], ["x = 0.5", "x > 0.25", "x >= 0.5D"]),
+        ("double", ["0.1", "0.5", None], ["x = 0.5", "x > 0.25"]),
+        ("decimal(10,2)", ["0.10", "0.50", None], ["x = 0.5", "x > 0.1", "x = 0.5D"]),
+        ("timestamp", ["2020-01-01 00:00:00", "2020-01-09 00:00:00", None], ["x > '2020-01-05'"]),
+        (
+            "timestamp_ntz",
+            ["2020-01-01 00:00:00", "2020-01-02 00:00:00", None],
+            ["x > TIMESTAMP_NTZ '2020-01-01 12:00:00'"],
+        ),
+    ],
+)
+def test_partition_values_of_every_type_leave_files_out(
+    tmp_path: Path, kind: str, texts: list[str | None], predicates: list[str]
+) -> None:
+    """protocol §11 'SQL hints on partition columns'"""
+    files = [{**a_file(), "partitionValues": {"x": text}} for text in texts]
+    batch = a_batch(tmp_path, {"x": kind, "y": "integer"}, files, ["x"])
+    for text in predicates:
+        assert kept(sql(text), batch) == [1], text
+    assert kept(sql("x IS NULL"), batch) == sure(sql("x IS NULL"), batch) == [2]
+    assert kept(sql("x IS NOT NULL"), batch) == [0, 1]
 
 
-def test_times_in_partitions_are_left_to_the_client() -> None:
-    batch = pa.RecordBatch.from_arrays(
-        [pa.StructArray.from_arrays([pa.array([EPOCH], pa.timestamp("us", "UTC"))], ["at"])], ["partition"]
-    )
-    assert evaluate(Compare("at", ">", EPOCH + timedelta(days=9), "timestamp"), batch).true.to_pylist() == [
-        True
+def test_three_valued_logic_sees_through_not_and_or(tmp_path: Path) -> None:
+    files = [a_file(x=(0, 1), y=(0, 1)), a_file(x=(2, 3), y=(0, 1)), a_file(x=(2, 3), y=(5, 6))]
+    batch = a_batch(tmp_path, {"x": "integer", "y": "integer"}, files)
+    for text, expected in {
+        "NOT (x < 2 OR y > 1)": [1],
+        "NOT (x >= 2 AND y < 5)": [0, 2],
+        "x = 2 AND rlike(y, 'a')": [1, 2],
+        "x = 2 OR rlike(y, 'a')": [0, 1, 2],
+        "x IS DISTINCT FROM 2 AND y = 5": [2],
+        "NOT rlike(y, 'a') AND x < 2": [0],
+        "FALSE": [],
+        "TRUE": [0, 1, 2],
+    }.items():
+        assert kept(sql(text), batch) == expected, text
+
+
+def test_null_counts_decide_what_is_null(tmp_path: Path) -> None:
+    """protocol §5.8: neither bounds nor missing statistics say anything about nulls"""
+    files = [a_file(x=(1, 2), nulls={"x": count}) for count in (0, 3)]
+    files += [
+        a_file(nulls={"x": 10}),
+        a_file(x=(1, 2), nulls={}),
+        a_file(10, deleted=4, x=(1, 2), nulls={"x": 4}),
     ]
+    files += [{**a_file(), "stats": None}]
+    batch = a_batch(tmp_path, {"x": "integer"}, files)
+    is_null = json_of(null_test("x", "int"))
+    assert kept(is_null, batch) == [1, 2, 3, 4, 5]
+    assert kept(json_of({"op": "not", "children": [null_test("x", "int")]}), batch) == [0, 1, 3, 4, 5]
+    assert sure(is_null, batch) == [2]
+    assert kept(sql("x > 0"), batch) == [0, 1, 3, 4, 5]
+    # A row of null is neither above nor not above: only the file without nulls is wanted whole.
+    assert sure(sql("x > 0"), batch) == [0]
+    assert kept(sql("NOT (x > 0)"), batch) == [5]
 
 
-def test_not_a_number_has_no_place_between_bounds() -> None:
-    assert evaluate(Compare("f", ">", 5, "double"), one_file(f=1.0)).true.to_pylist() == [True]
+def test_a_column_of_booleans_stands_by_itself(tmp_path: Path) -> None:
+    files = [{**a_file(), "partitionValues": {"x": text}} for text in ("true", "false", None)]
+    batch = a_batch(tmp_path, {"x": "boolean", "y": "integer"}, files, ["x"])
+    itself = {"op": "column", "name": "x", "valueType": "bool"}
+    assert kept(json_of(itself), batch) == [0]
+    assert kept(json_of({"op": "not", "children": [itself]}), batch) == [1]
 
 
-def test_predicates_as_deep_as_they_are_read_can_be_evaluated() -> None:
-    deep: Predicate = IsNull("i", "int")
-    for turn in range(98):
-        deep = (Or if turn % 2 else And)((Not(deep), Constant(turn % 2 == 0)))
-    parsed = parse_json_predicate(json.dumps(as_json(deep)))
-    assert len(evaluate(parsed, one_file(i=1)).true) == 1
+def test_what_may_be_nan_is_never_below_an_upper_bound(tmp_path: Path) -> None:
+    """Spark takes NaN for greater than all numbers; statistics leave it out, or say NaN and nothing else."""
+    for kind in ("float", "double"):
+        files = [a_file(x=(0.0, 1.0)), a_file(x=(5.0, "NaN")), a_file(x=("NaN", "NaN"))]
+        batch = a_batch(tmp_path / kind, {"x": kind}, files)
+        assert kept(sql("x > 100"), batch) == kept(sql("x >= 100"), batch) == [0, 1, 2]
+        assert kept(sql("x < 3"), batch) == [0, 2]
+        assert kept(sql("x = 0.5"), batch) == [0, 2]
+        assert kept(sql("NOT (x >= 0)"), batch) == [0, 1, 2]
+        assert kept(sql("x = CAST('NaN' AS DOUBLE)"), batch) == [0, 1, 2]
+        assert sure(sql("x >= 0 OR x < 0"), batch) == []
 
 
-def test_predicates_that_cost_more_than_they_save_are_not_evaluated() -> None:
-    hint = " OR ".join(["i = 99"] * 5000)
-    assert parse_query(json.dumps({"predicateHints": [hint]}).encode()).predicate == EVERYTHING
-    cheap = " OR ".join(["i = 99"] * 500)
-    assert parse_query(json.dumps({"predicateHints": [cheap]}).encode()).predicate != EVERYTHING
+def test_a_float_is_not_the_double_of_the_same_text(tmp_path: Path) -> None:
+    """Writers tell a float by its shortest text; read as a double that is another number."""
+    batch = a_batch(tmp_path, {"x": "float"}, [a_file(x=0.1), a_file(x=0.5)])
+    assert kept(json_of(compared("x", "=", "0.10000000149011612", "double")), batch) == [0]
+    assert kept(json_of(compared("x", "=", "0.1", "float")), batch) == [0]
+    assert kept(json_of(compared("x", "=", "0.1", "double")), batch) == []
+    assert kept(sql("x = 0.1"), batch) == [0]
+
+
+def test_doubles_that_were_floats_have_bounds_of_floats(tmp_path: Path) -> None:
+    widened = {
+        "type": "double",
+        "metadata": {"delta.typeChanges": [{"fromType": "float", "toType": "double"}]},
+    }
+    files = [a_file(x=0.1), a_file(x=0.5)]
+    assert kept(sql("x = 0.10000000149011612D"), a_batch(tmp_path / "a", {"x": widened}, files)) == [0]
+    assert kept(sql("x = 0.10000000149011612D"), a_batch(tmp_path / "b", {"x": "double"}, files)) == []
+
+
+def test_both_ends_of_a_cut_time_are_a_millisecond_wide(tmp_path: Path) -> None:
+    """protocol §1.14: clients cut constants to milliseconds, writers cut statistics."""
+    files = [a_file(x="2020-01-01T00:00:00.123Z"), a_file(x="1969-12-31T23:59:59.999Z")]
+    batch = a_batch(tmp_path, {"x": "timestamp"}, files)
+    # The row of .123999, asked for as later than .1235, which was sent as .123.
+    assert 0 in kept(json_of(compared("x", ">", "2020-01-01T00:00:00.123Z", "timestamp")), batch)
+    # The row of .1231, asked for as earlier than .1235, which was sent as .123.
+    assert 0 in kept(json_of(compared("x", "<", "2020-01-01T00:00:00.123Z", "timestamp")), batch)
+    assert 0 not in kept(json_of(compared("x", ">", "2020-01-01T00:00:00.126Z", "timestamp")), batch)
+    # Before 1970 a constant of half a millisecond less than zero is sent as zero.
+    assert 1 in kept(json_of(compared("x", ">=", "1970-01-01T00:00:00Z", "timestamp")), batch)
+    assert 0 not in sure(json_of(compared("x", "=", "2020-01-01T00:00:00.123Z", "timestamp")), batch)
+
+
+def test_a_time_without_a_zone_may_be_a_day_off(tmp_path: Path) -> None:
+    files = [a_file(x=f"2020-01-0{day}T12:00:00.000Z") for day in (1, 2, 3, 4, 5)]
+    batch = a_batch(tmp_path / "a", {"x": "timestamp"}, files)
+    assert kept(sql("x = '2020-01-03'"), batch) == [1, 2]
+    assert kept(sql("x < TIMESTAMP '2020-01-02 00:00:00'"), batch) == [0, 1]
+    assert kept(sql("x = TIMESTAMP '2020-01-03 12:00:00Z'"), batch) == [2]
+    assert kept(sql("CAST(x AS DATE) > DATE '2020-01-03'"), batch) == [1, 2, 3, 4]
+    assert sure(sql("CAST(x AS DATE) > DATE '2020-01-02'"), batch) == [3, 4]
+    local = [a_file(x=f"2020-01-0{day}T12:00:00.000") for day in (1, 2, 3, 4, 5)]
+    batch = a_batch(tmp_path / "b", {"x": "timestamp_ntz"}, local)
+    assert kept(sql("x = TIMESTAMP_NTZ '2020-01-03 12:00:00'"), batch) == [2]
+    assert kept(json_of(compared("x", "=", "2020-01-03T00:00:00Z", "timestamp")), batch) == [1, 2]
+
+
+def test_times_in_partitions_are_read_in_the_clients_zone(tmp_path: Path) -> None:
+    files = [{**a_file(), "partitionValues": {"x": f"2020-01-0{day} 00:00:00"}} for day in (1, 2, 3, 4, 5)]
+    batch = a_batch(tmp_path, {"x": "timestamp", "y": "integer"}, files, ["x"])
+    at_noon = compared("x", "=", "2020-01-03T12:00:00Z", "timestamp")
+    assert kept(json_of(at_noon), batch) == [2, 3]
+    assert sure(sql("x > '2020-01-02'"), batch) == [3, 4]
+
+
+def test_upper_bounds_of_old_writers_are_not_above_all_texts(tmp_path: Path) -> None:
+    prefix = "a" * 32
+    batch = a_batch(tmp_path, {"x": "string"}, [a_file(x=(prefix, prefix + "\ufffd")), a_file(x=("b", "c"))])
+    assert kept(sql(f"x > '{prefix}\ufffda'"), batch) == [0, 1]
+    assert kept(sql(f"x = '{prefix}\U0001f600'"), batch) == [0]
+    assert kept(sql(f"x = '{prefix}z'"), batch) == [0]
+    assert kept(sql("x > 'ab'"), batch) == [1]
+
+
+def test_names_mean_one_column_or_nothing(tmp_path: Path) -> None:
+    fields = {"a": INNER, "a.b": "integer", "B": "integer", "c": INNER, "ü x": "integer"}
+    high = {"a": {"b": 9}, "a.b": 9, "B": 9, "c": {"b": 9}, "ü x": 9}
+    nulls = {"a": {"b": 0}, "a.b": 0, "B": 0, "c": {"b": 0}, "ü x": 0}
+
+    def one_low(name: str) -> dict[str, Any]:
+        """Only this column can be zero, in this file."""
+        low = {**high, name: {"b": 0} if name in "ac" else 0}
+        return a_file(nulls=nulls, **{key: (low[key], high[key]) for key in high})
+
+    batch = a_batch(tmp_path, fields, [one_low(name) for name in fields])
+    everywhere = [0, 1, 2, 3, 4]
+    # JSON: the column of that very name comes before the field of a struct; case is nothing.
+    assert kept(json_of(compared("a.b", "=", "0", "int")), batch) == [1]
+    assert kept(json_of(compared("C.B", "=", "0", "int")), batch) == [3]
+    assert kept(json_of(compared("b", "=", "0", "int")), batch) == [2]
+    assert kept(json_of(compared("nowhere", "=", "0", "int")), batch) == everywhere
+    # SQL: what is in front of a name may be the table's.
+    assert kept(sql("`a.b` = 0"), batch) == [1]
+    assert (
+        kept(sql("b = 0"), batch)
+        == kept(sql("tab.b = 0"), batch)
+        == kept(sql("cat.db.tab.B = 0"), batch)
+        == [2]
+    )
+    assert kept(sql("`Ü X` = 0"), batch) == [4]
+    assert kept(sql("a.b = 0"), batch) == kept(sql("c.b = 0"), batch) == everywhere
+    assert kept(sql("a = 0"), batch) == kept(sql("a.z = 0"), batch) == everywhere
+
+
+def test_fields_of_structs_leave_files_out(tmp_path: Path) -> None:
+    def inner(low: int, high: int, nulls: int) -> dict[str, Any]:
+        return a_file(s=({"b": low}, {"b": high}), nulls={"s": {"b": nulls}})
+
+    batch = a_batch(tmp_path, {"s": INNER}, [inner(0, 1, 0), inner(2, 3, 1), inner(4, 5, 10)])
+    assert kept(sql("s.b = 2"), batch) == kept(sql("t.`s`.b = 2"), batch) == [1]
+    assert kept(json_of(null_test("s.b", "int")), batch) == [1, 2]
+    assert kept(sql("s.b IS NOT NULL"), batch) == [0, 1]
+
+
+CASTS = [
+    ("string", "a", compared("x", "=", "5", "int")),
+    ("string", "2020-01-01", compared("x", "=", "2020-01-02", "date")),
+    ("long", 1, compared("x", "=", "5", "int")),
+    ("integer", 1, compared("x", "=", "5", "string")),
+    ("integer", 1, compared("x", "=", "16777217", "float")),
+    ("long", 1, compared("x", "=", "9007199254740993", "double")),
+    ("double", 1.5, compared("x", "=", "5", "int")),
+    ("double", 1.5, compared("x", "<", "0.5", "float")),
+    ("decimal(10,2)", 1.5, compared("x", "=", "5", "long")),
+    ("date", "2020-01-01", compared("x", "=", "2020-01-05", "string")),
+    ("date", "2020-01-01", compared("x", "=", "2020-01-05T00:00:00Z", "timestamp")),
+    ("timestamp", "2020-01-01T00:00:00.000Z", compared("x", "=", "5", "long")),
+    ("integer", 1, compared("x", "=", "5", "int", "long")),
+    (
+        "string",
+        "a",
+        {**compared("x", "=", "A", "string"), "exprCtx": {"collationIdentifier": "spark.UTF8_LCASE.75.1"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "node"), CASTS, ids=str)
+def test_casts_that_change_the_order_leave_nothing_out(
+    tmp_path: Path, kind: str, value: Any, node: dict[str, Any]
+) -> None:
+    """protocol §1.14: a column may be declared with another type than its own"""
+    batch = a_batch(tmp_path, {"x": kind}, [a_file(x=value)])
+    assert kept(json_of(node), batch) == [0]
+    assert kept(json_of({"op": "not", "children": [node]}), batch) == [0]
+    assert sure(json_of(node), batch) == []
+
+
+def test_a_cast_may_make_nulls_but_no_values_of_them(tmp_path: Path) -> None:
+    batch = a_batch(tmp_path, {"x": "integer"}, [a_file(x=1), a_file(nulls={"x": 10})])
+    assert kept(json_of(null_test("x", "int")), batch) == [1]
+    # Of casts in a row a client tells the innermost only: the outer one may turn any value into null.
+    assert kept(json_of(null_test("x", "long")), batch) == [0, 1]
+    assert kept(json_of({"op": "not", "children": [null_test("x", "long")]}), batch) == [0]
+
+
+def test_texts_in_a_collation_are_not_compared_with_bounds(tmp_path: Path) -> None:
+    collated = {"type": "string", "metadata": {"__COLLATIONS": {"x": "spark.UTF8_LCASE"}}}
+    batch = a_batch(tmp_path, {"x": collated}, [a_file(x="abc"), a_file(nulls={"x": 10})])
+    assert kept(sql("x = 'ABC'"), batch) == [0]
+    assert kept(sql("x IS NULL"), batch) == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"x > {1 << 40}", []),
+        (f"x < {1 << 40}", [0]),
+        (f"x >= -{1 << 40}", [0]),
+        ("x < 1e300", [0]),
+        (f"x = {'9' * 400}", []),
+        ("x < 99999999999999999999999999999.5", [0]),
+        ("x > 1e999", [0]),
+        ("x > 0.5", [0]),
+        ("x > 1.5", []),
+        ("x <> 1.5", [0]),
+    ],
+)
+def test_numbers_beyond_the_columns_own_compare_as_numbers(
+    tmp_path: Path, text: str, expected: list[int]
+) -> None:
+    batch = a_batch(tmp_path, {"x": "integer"}, [a_file(x=1)])
+    assert kept(sql(text), batch) == expected
+
+
+def test_a_list_of_several_types_is_compared_in_one_of_them(tmp_path: Path) -> None:
+    files = [{**a_file(), "partitionValues": {"x": "1.0"}}]
+    batch = a_batch(tmp_path, {"x": "double", "y": "integer"}, files, ["x"])
+    # As texts, '1.0' is neither '1' nor 'a'.
+    assert kept(sql("x NOT IN (1, 'a')"), batch) == [0]
+    assert kept(sql("x NOT IN ('1')"), batch) == [0]
+    assert kept(sql("x NOT IN (1, 2)"), batch) == []
+
+
+def test_files_without_statistics_stay(tmp_path: Path) -> None:
+    batch = a_batch(
+        tmp_path, {"x": "integer"}, [{**a_file(), "stats": None}, a_file(x=(None, 5)), a_file(x=(1, None))]
+    )
+    assert kept(sql("x = 9"), batch) == [0, 2]
+    assert kept(sql("x = 0"), batch) == [0, 1]
+    assert sure(sql("x > -1"), batch) == [2]

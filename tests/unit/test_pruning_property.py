@@ -50,7 +50,7 @@ class Asked:
 
 def asked(random: Random, table: Table) -> Asked:
     is_json = random.random() < 0.5
-    question = a_question(random, table.columns, is_json=is_json)
+    question = a_question(random, table, is_json=is_json)
     if is_json:
         text = json.dumps(as_json(question, random))
         return Asked(question, text, parse_json_predicate(text))

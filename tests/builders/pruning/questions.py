@@ -1,13 +1,12 @@
 """Random predicates on a table's columns, as clients write them: JSON of both versions, and SQL."""
 
 import math
-from collections.abc import Sequence
 from decimal import Decimal
 from itertools import count
 from random import Random
 from typing import Any
 
-from tests.builders.pruning.tables import LONG_TEXTS, POOLS, TEXTS, number_text
+from tests.builders.pruning.tables import LONG_TEXTS, POOLS, TEXTS, Table, number_text
 from tests.builders.pruning.truth import (
     BITS,
     Begins,
@@ -30,6 +29,7 @@ from tests.builders.pruning.truth import (
     time_text,
 )
 
+HOUR_US = 3_600_000_000
 OPERATORS = ("=", "=", "<", "<=", ">", ">=")
 JSON_NAMES = {
     "=": "equal",
@@ -75,42 +75,46 @@ TYPED_TEXTS += [
 ]
 
 
-def a_question(random: Random, columns: Sequence[Column], *, is_json: bool) -> Question:
-    """A predicate of up to four levels."""
-    leaf, depth = _json_leaf if is_json else _sql_leaf, random.choice((0, 1, 1, 2, 3))
-    made = (_question(random, columns, depth, leaf) for _ in count())
+def a_question(random: Random, table: Table, *, is_json: bool) -> Question:
+    """A predicate of up to four levels, most have one: what is wrong with a part is seldom seen beside others."""
+    leaf, depth = _json_leaf if is_json else _sql_leaf, random.choice((0, 0, 0, 1, 1, 2, 3))
+    made = (_question(random, table, depth, leaf) for _ in count())
     return next(question for question in made if is_meant(question))
 
 
-def _question(random: Random, columns: Sequence[Column], depth: int, leaf: Any) -> Question:
+def _question(random: Random, table: Table, depth: int, leaf: Any) -> Question:
     if depth == 0 or random.random() < 0.2:
-        return leaf(random, random.choice(columns), columns)
+        kind = random.choice(sorted({column.type for column in table.columns}))
+        column = random.choice([column for column in table.columns if column.type == kind])
+        return leaf(random, column, table)
     if random.random() < 0.25:
-        return Negation(_question(random, columns, depth - 1, leaf))
+        return Negation(_question(random, table, depth - 1, leaf))
     made = random.choice((Every, Some))
-    return made(tuple(_question(random, columns, depth - 1, leaf) for _ in range(random.randint(2, 3))))
+    return made(tuple(_question(random, table, depth - 1, leaf) for _ in range(random.randint(2, 3))))
 
 
-def _constant(random: Random, kind: str) -> Constant:
-    if kind == "string" and random.random() < 0.4:
+def _constant(random: Random, kind: str, column: Column, table: Table) -> Constant:
+    if kind == "string" and (column.type != "string" or random.random() < 0.2):
         return Constant(random.choice(TYPED_TEXTS), kind)
-    value = random.choice(POOLS[kind])
+    there = [row[column.path] for file in table.files for row in file.rows] if kind == column.type else []
+    there = [value for value in there if value is not None]
+    value = random.choice(there) if there and random.random() < 0.6 else random.choice(POOLS[kind])
     if random.random() < 0.2 and kind in BITS:
         value = max(min(value + random.choice((-1, 1)), (1 << (BITS[kind] - 1)) - 1), -1 << (BITS[kind] - 1))
-    if random.random() < 0.2 and kind.startswith("timestamp"):
-        value += random.choice((-1, 1, 500, -999, 86_400_000_000))
+    if random.random() < 0.5 and kind.startswith("timestamp"):
+        value += random.choice((-1, 1, 500, -999, random.randint(0, 26) * HOUR_US))
     return Constant(value, kind)
 
 
-def _sql_constant_of(random: Random, kind: str) -> Term:
+def _sql_constant_of(random: Random, kind: str, column: Column, table: Table) -> Term:
     """A constant; one of times may be a text in the client's own zone."""
-    constant = _constant(random, kind)
+    constant = _constant(random, kind, column, table)
     if kind == "timestamp" and random.random() < 0.5:
         return Cast(Constant(time_text(constant.value), "string"), kind)
     return constant
 
 
-def _json_leaf(random: Random, column: Column, columns: Sequence[Column]) -> Question:
+def _json_leaf(random: Random, column: Column, table: Table) -> Question:
     if ".".join(column.path) == "n.i":
         column = Column(("n.i",), "integer")  # in JSON, the column of that very name
     own = column.type if column.type in KINDS else random.choice(("integer", "double"))
@@ -122,13 +126,13 @@ def _json_leaf(random: Random, column: Column, columns: Sequence[Column]) -> Que
     if form < 0.2:
         return Opaque(random.randint(0, 2))
     if form < 0.25:
-        booleans = [one for one in columns if one.type == "boolean"]
+        booleans = [one for one in table.columns if one.type == "boolean"]
         return Holds(random.choice(booleans))
     if form < 0.35:
-        return OneOf(term, tuple(_constant(random, kind) for _ in range(random.randint(2, 4))))
+        return OneOf(term, tuple(_constant(random, kind, column, table) for _ in range(random.randint(2, 4))))
     if form < 0.45:
-        return Same(term, _constant(random, kind))
-    pair = [term, _constant(random, kind)]
+        return Same(term, _constant(random, kind, column, table))
+    pair = [term, _constant(random, kind, column, table)]
     return Comparison(random.choice(OPERATORS), *random.choice((pair, pair, pair[::-1])))
 
 
@@ -149,8 +153,9 @@ def as_json(question: Question, random: Random) -> dict[str, Any]:
         case Holds(value):
             return _json_term(value, random)
         case Opaque(number):
-            collated = {"op": "equal", "exprCtx": {"collationIdentifier": "spark.UTF8_LCASE.75.1"}}
-            collated["children"] = [{"op": "column", "name": "s", "valueType": "string"}] * 2
+            text = {"op": "literal", "value": random.choice(TEXTS), "valueType": "string"}
+            collated = _json_node("equal", [{"op": "column", "name": "s", "valueType": "string"}, text])
+            collated["exprCtx"] = {"collationIdentifier": "spark.UTF8_LCASE.75.1"}
             return [{"op": "soundsLike", "children": 5}, {"op": "equal", "children": []}, collated][number]
         case Negation(part):
             return _json_node("not", [as_json(part, random)])
@@ -190,9 +195,9 @@ def json_text(value: Any, kind: str) -> str:
     return str(value).lower() if kind == "boolean" else str(value)
 
 
-def _sql_leaf(random: Random, column: Column, columns: Sequence[Column]) -> Question:
+def _sql_leaf(random: Random, column: Column, table: Table) -> Question:
     if random.random() < 0.1:
-        return _plain_sql_leaf(random, column, columns)
+        return _plain_sql_leaf(random, column, table)
     kind = (
         column.type
         if column.type != "binary" and random.random() < 0.6
@@ -206,13 +211,13 @@ def _sql_leaf(random: Random, column: Column, columns: Sequence[Column]) -> Ques
         return Missing(term)
     if form < 0.2:
         kinds = [_another(random, kind, column) for _ in range(random.randint(1, 3))]
-        return OneOf(term, tuple(_sql_constant_of(random, one) for one in kinds))
+        return OneOf(term, tuple(_sql_constant_of(random, one, column, table) for one in kinds))
     if form < 0.3:
-        return Same(term, _sql_constant_of(random, kind))
+        return Same(term, _sql_constant_of(random, kind, column, table))
     if form < 0.4:
-        ends = [_sql_constant_of(random, _another(random, kind, column)) for _ in range(2)]
+        ends = [_sql_constant_of(random, _another(random, kind, column), column, table) for _ in range(2)]
         return Every((Comparison(">=", term, ends[0]), Comparison("<=", term, ends[1])))
-    pair = [term, _sql_constant_of(random, kind)]
+    pair = [term, _sql_constant_of(random, kind, column, table)]
     return Comparison(random.choice(OPERATORS), *random.choice((pair, pair, pair[::-1])))
 
 
@@ -221,9 +226,9 @@ def _another(random: Random, kind: str, column: Column) -> str:
     return kind if is_same else random.choice((column.type, *OTHERS[column.type]))
 
 
-def _plain_sql_leaf(random: Random, column: Column, columns: Sequence[Column]) -> Question:
-    texts = [one for one in columns if one.type == "string"]
-    booleans = [one for one in columns if one.type == "boolean"]
+def _plain_sql_leaf(random: Random, column: Column, table: Table) -> Question:
+    texts = [one for one in table.columns if one.type == "string"]
+    booleans = [one for one in table.columns if one.type == "boolean"]
     prefix = random.choice([text for text in TEXTS + LONG_TEXTS if not set(text) & set("%_\\")])
     return random.choice(
         (
@@ -277,7 +282,9 @@ def _sql_term(term: Term, random: Random) -> str:
         case Column(path):
             plain = [name.isascii() and "." not in name and random.random() < 0.7 for name in path]
             names = [name if is_plain else f"`{name}`" for name, is_plain in zip(path, plain, strict=True)]
-            return random.choice(("", "", "", "spark_catalog.default.tab.", "tab.")) + ".".join(names)
+            # Tables may be called what structs are called: `n.i` is a column i then, and this one says it is.
+            qualifiers = ("", "", "", "spark_catalog.default.tab.", "tab.", "n." if len(path) == 1 else "")
+            return random.choice(qualifiers) + ".".join(names)
         case Cast(Constant(text, _), kind) if random.random() < 0.7:
             return f"{SQL_TYPES[kind]} '{text}'"
         case Cast(inner, kind):

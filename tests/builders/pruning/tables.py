@@ -77,7 +77,7 @@ POOLS: dict[str, Sequence[Any]] = {
     "timestamp": [FIRST_DAY * DAY_US + DAY_US, -1500, -1, 0, 999, 1001]
     + [
         NEW_YEAR_US + step
-        for step in (-1, 0, 1, 999, 1000, 123_456, DAY_US // 2, DAY_US, 3 * DAY_US, 9 * DAY_US)
+        for step in (-1, 0, 1, 999, 1000, 123_456, DAY_US // 3, DAY_US, 3 * DAY_US, 9 * DAY_US)
     ],
     "timestamp_ntz": [FIRST_DAY * DAY_US + DAY_US, -1500, -1, 0, 999]
     + [NEW_YEAR_US + step for step in (-1, 0, 1, 1000, 123_456, DAY_US, 3 * DAY_US)],
@@ -235,7 +235,7 @@ def number_text(value: float, kind: str) -> str:
 def _stats(
     random: Random, rows: Sequence[Row], columns: Sequence[Column], *, wide: bool
 ) -> dict[str, Any] | None:
-    writer = random.choice(("spark", "spark", "rust", "partial", "none"))
+    writer = random.choice(("spark", "old", "rust", "partial", "none"))
     if writer == "none":
         return None
     low: dict[str, Any] = {}
@@ -275,7 +275,7 @@ def _bounds(values: Sequence[Any], kind: str, writer: str) -> tuple[Any, Any] | 
         return None
     if kind == "string":
         low, high = min(values, key=str.encode), max(values, key=str.encode)
-        return (low, high) if writer == "rust" else (low[:32], _cut_above(high))
+        return (low, high) if writer == "rust" else (low[:32], _cut_above(high, writer))
     if kind in ("float", "double"):
         numbers = [value for value in values if not math.isnan(value)]
         if len(numbers) < len(values) and writer != "rust":
@@ -285,9 +285,14 @@ def _bounds(values: Sequence[Any], kind: str, writer: str) -> tuple[Any, Any] | 
     return min(values), max(values)
 
 
-def _cut_above(text: str) -> str | None:
+def _cut_above(text: str, writer: str) -> str | None:
     """The upper bound of a long text as Spark makes it: a prefix, and a character greater than what follows."""
     for end in range(32, len(text)):
+        if writer == "old":
+            # Its last character comes before those that take two places in Java's texts, and it did not see that.
+            if text[end] < "\ufffd" or ord(text[end]) > 0xFFFF:
+                return text[:end] + "\ufffd"
+            continue
         for last in ("\x7f", "\U0010ffff"):
             if text[end] < last:
                 return text[:end] + last
