@@ -12,6 +12,8 @@ from lakeshare_server.conformance.ground import survey
 from lakeshare_server.conformance.runner import FAILED, PASSED, Outcome, run
 from lakeshare_server.conformance.suite import chosen_cases, every_case
 from tests.fakes.defects import of_listings, of_snapshots, of_windows
+from tests.fakes.defects.more_listings import MORE_OF_LISTINGS
+from tests.fakes.defects.more_windows import MORE_OF_WINDOWS
 from tests.fakes.defects.tools import Defect, at, sentence
 from tests.fakes.model_server import ModelServer, a_model_server
 
@@ -78,6 +80,15 @@ def test_there_is_a_defect_for_every_case() -> None:
 @pytest.mark.parametrize("name", sorted(DEFECTS))
 def test_a_case_catches_what_breaks_its_rule(server: ModelServer, client: Client, name: str) -> None:
     [outcome] = tried(server, client, [name], DEFECTS[name])
+    assert outcome.verdict == FAILED, outcome
+    assert_readable(outcome)
+
+
+@pytest.mark.parametrize(("name", "defect"), [*MORE_OF_LISTINGS, *MORE_OF_WINDOWS])
+def test_a_case_catches_each_of_its_rules(
+    server: ModelServer, client: Client, name: str, defect: Defect
+) -> None:
+    [outcome] = tried(server, client, [name], defect)
     assert outcome.verdict == FAILED, outcome
     assert_readable(outcome)
 

@@ -1,7 +1,7 @@
 """The change data feed: lines, files and rows."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 import pyarrow.compute as pc
@@ -136,18 +136,28 @@ def changed_rows_tell_their_kind(view: View) -> None:
 
 @on_views(MUST, "1.8")
 def changes_add_up(view: View) -> None:
-    """The rows of a version, with the inserted and without the deleted ones, are the rows of the latest version."""
-    start, *later = view.versions_from(view.change_start)
-    if not later:
+    """The rows of each version, with those inserted and without those deleted after it, are the next version's."""
+    versions = view.versions_from(view.change_start)
+    if len(versions) < 2:
         raise NothingToTry("no range of changes has two versions")
-    changed = [action for action in whole(view).actions if action.version > start]
-    snapshots = [view.query(version=version) for version in (start, later[-1])]
-    every = [*changed, *(action for reply in snapshots for action in reply.actions)]
-    if any(action.vector for action in every) or sum(action.size_bytes for action in every) > LARGEST_BYTES:
+    snapshots = {version: view.query(version=version).actions for version in versions}
+    every = {
+        action.id: action for actions in (whole(view).actions, *snapshots.values()) for action in actions
+    }
+    size = sum(action.size_bytes for action in every.values())
+    if any(action.vector for action in every.values()) or size > LARGEST_BYTES:
         raise NothingToTry(f"{view.table.name} is too large to count, or has deletion vectors")
-    before, after = (sum(read_parquet(view, action).num_rows for action in one.actions) for one in snapshots)
-    gained = sum(_gain(view, action) for action in changed)
-    expect(before + gained == after, whole(view).where, f"{after - before} rows more than before", gained)
+    counts = {
+        one: read_parquet(view, action).num_rows for one, action in every.items() if action.kind != "cdc"
+    }
+    for earlier, version in pairwise(versions):
+        before, after = (sum(counts[action.id] for action in snapshots[at]) for at in (earlier, version))
+        changed = [action for action in whole(view).actions if earlier < action.version <= version]
+        gained = sum(_gain(view, action, counts) for action in changed)
+        where = f"{whole(view).where}, version {version}"
+        expect(
+            before + gained == after, where, f"{after - before} rows more than in version {earlier}", gained
+        )
 
 
 @on_tables(MUST, "1.8", "0.19")
@@ -171,8 +181,8 @@ def counted(actions: Iterable[Action]) -> Counter[tuple[str, tuple[str, str], in
     return Counter((action.kind, action.key, action.version) for action in actions)
 
 
-def _gain(view: View, action: Action) -> int:
-    rows = read_parquet(view, action)
+def _gain(view: View, action: Action, counts: Mapping[str, int]) -> int:
     if action.kind != "cdc":
-        return int(rows.num_rows) * (1 if action.kind == "add" else -1)
-    return sum(GAIN.get(str(kind), 0) for kind in rows.column("_change_type").to_pylist())
+        return counts[action.id] * (1 if action.kind == "add" else -1)
+    kinds = read_parquet(view, action).column("_change_type").to_pylist()
+    return sum(GAIN.get(str(kind), 0) for kind in kinds)

@@ -161,24 +161,28 @@ def removed_files_can_be_read(view: View) -> None:
 
 @on_views(MUST, "1.7")
 def a_window_adds_up(view: View) -> None:
-    """The rows of a snapshot, and those added, without those removed, are the rows of the later snapshot."""
-    start, *later = view.versions_from(view.window_start)
-    if not later:
+    """The rows of each version, and those added, without those removed after it, are the rows of the next version."""
+    versions = view.versions_from(view.window_start)
+    if len(versions) < 2:
         raise NothingToTry("no window has two versions")
     known: dict[tuple[str, str], int | None] = {}
-    for version in (start, *later):
+    for version in versions:
         known.update({action.key: action.rows for action in view.query(version=version).actions})
-    window = [action for action in _whole(view).actions if action.version > start]
-    known.update({action.key: action.rows for action in window if action.kind == "add"})
-    if any(known.get(action.key) is None for action in window) or None in known.values():
+    known.update({action.key: action.rows for action in _whole(view).actions if action.kind == "add"})
+    if None in (*known.values(), *(known.get(action.key) for action in _whole(view).actions)):
         raise NothingToTry("statistics do not tell the rows of every file")
-    rows = _rows_at(view, start)
-    for action in window:
-        rows += (known[action.key] or 0) * (1 if action.kind == "add" else -1)
-    wanted = _rows_at(view, later[-1])
-    expect(
-        rows == wanted, _whole(view).where, f"{wanted} rows at version {later[-1]}", f"{rows} by this window"
-    )
+    for earlier, version in pairwise(versions):
+        rows = _rows_at(view, earlier)
+        for action in _whole(view).actions:
+            if earlier < action.version <= version:
+                rows += (known[action.key] or 0) * (1 if action.kind == "add" else -1)
+        wanted = _rows_at(view, version)
+        expect(
+            rows == wanted,
+            _whole(view).where,
+            f"{wanted} rows at version {version}",
+            f"{rows} by this window",
+        )
 
 
 def _rows_at(view: View, version: int) -> int:
