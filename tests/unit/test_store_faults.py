@@ -85,7 +85,7 @@ def test_a_store_that_babbles_or_hangs_up_is_unavailable(call: str, answer: byte
 
 
 def test_a_listing_that_is_no_listing_is_unavailable_and_not_empty() -> None:
-    with answering_store(lambda _: said("200 OK", "<ListBucketResult><IsTruncated>tru")) as store:
+    with answering_store(lambda _: said("200 OK", "<ListBucketResult><Contents><Key>t/x")) as store:
         assert isinstance(fault("list", store.endpoint), Unavailable)
 
 
