@@ -39,7 +39,7 @@ class SnapshotAnswer:
     start: int = 0
     most: int | None = None
 
-    def parts(self, lines: SnapshotLines, sign: Sign, progress: Progress) -> Iterator[bytes]:
+    def parts(self, lines: SnapshotLines, sign: Sign, progress: Progress) -> Iterator[bytes | memoryview]:
         """The file lines in pieces."""
         for batch in self._wanted(progress):
             for start in range(0, batch.num_rows, PIECE_ROWS):

@@ -67,7 +67,9 @@ class ChangeAnswer:
         """The stores that URLs have to be signed for."""
         return sorted({root for one in self.changes for root in one.roots})
 
-    def parts(self, lines: ChangeLines, heads: HeadLines, sign: Sign, progress: Progress) -> Iterator[bytes]:
+    def parts(
+        self, lines: ChangeLines, heads: HeadLines, sign: Sign, progress: Progress
+    ) -> Iterator[bytes | memoryview]:
         """The lines in pieces, in the order of the versions; `heads` are those of the answer's first lines."""
         files = self.files
         end = files if self.most is None else self.start + self.most

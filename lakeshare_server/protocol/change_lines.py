@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from lakeshare_server.protocol.file_lines import AFTER_URL, END, vector_ends
+from lakeshare_server.protocol.file_lines import AFTER_URL, END, signed, text_of, vector_ends
 from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.protocol.signing import Sign
-from lakeshare_server.tables.byte_strings import byte_strings
 
 # By `kind` of the index: what the formats call an add, a remove, and a file of row-level changes.
 PARQUET_WORDS = ("add", "remove", "cdf")
@@ -23,42 +22,36 @@ class ChangeLines:
     ids: ResponseFormat
     expires_at_ms: int
 
-    def of(self, changes: pa.RecordBatch, times_ms: Mapping[int, int], sign: Sign) -> bytes:
+    def of(self, changes: pa.RecordBatch, times_ms: Mapping[int, int], sign: Sign) -> memoryview:
         """The lines of a batch of a segment; `times_ms` are those of its versions."""
         is_delta = self.response_format == "delta"
         kinds, versions = changes.column("kind").to_pylist(), changes.column("version").to_pylist()
-        heads = self._heads(kinds, versions, times_ms)
         before = _before_urls(self.response_format)
-        ids = byte_strings(changes.column(f"{self.ids}_id"))
-        urls = sign(changes.column("path"))
-        common = byte_strings(changes.column("common"))
-        end = END[self.response_format]
-        rest = byte_strings(changes.column("delta_rest")) if is_delta else [b""] * len(ids)
-        ends = (vector_ends(changes, sign) if is_delta else None) or [end] * len(ids)
-        return b"".join(
-            [
-                piece
-                for head, one, kind, url, said, more, last in zip(
-                    heads, ids, kinds, urls, common, rest, ends, strict=True
-                )
-                for piece in (head, one, before[kind], url, AFTER_URL, said, more, last)
-            ]
-        )
+        parts: list[str | pa.Array] = [
+            pa.array(self._heads(kinds, versions, times_ms), pa.string()),
+            changes.column(f"{self.ids}_id"),
+            pa.array([before[kind] for kind in kinds], pa.string()),
+            signed(changes.column("path"), sign),
+            AFTER_URL,
+            changes.column("common"),
+        ]
+        parts += [changes.column("delta_rest"), vector_ends(changes, sign)] if is_delta else [END["parquet"]]
+        return text_of(parts)
 
-    def _heads(self, kinds: list[int], versions: list[int], times_ms: Mapping[int, int]) -> Iterator[bytes]:
+    def _heads(self, kinds: list[int], versions: list[int], times_ms: Mapping[int, int]) -> Iterator[str]:
         """How each line begins: the same for all changes of a kind at a version."""
-        known: dict[tuple[int, int], bytes] = {}
+        known: dict[tuple[int, int], str] = {}
         for kind, version in zip(kinds, versions, strict=True):
             head = known.get((kind, version))
             if head is None:
                 wrapper = "file" if self.response_format == "delta" else PARQUET_WORDS[kind]
                 said = f'"version":{version},"timestamp":{times_ms[version]}'
-                head = f'{{"{wrapper}":{{"expirationTimestamp":{self.expires_at_ms},{said},"id":"'.encode()
+                head = f'{{"{wrapper}":{{"expirationTimestamp":{self.expires_at_ms},{said},"id":"'
                 known[kind, version] = head
             yield head
 
 
-def _before_urls(response_format: ResponseFormat) -> list[bytes]:
+def _before_urls(response_format: ResponseFormat) -> list[str]:
     if response_format == "parquet":
-        return [b'","url":"'] * len(PARQUET_WORDS)
-    return [f'","deltaSingleAction":{{"{word}":{{"path":"'.encode() for word in DELTA_WORDS]
+        return ['","url":"'] * len(PARQUET_WORDS)
+    return [f'","deltaSingleAction":{{"{word}":{{"path":"' for word in DELTA_WORDS]

@@ -1,5 +1,9 @@
-"""The line of each file of a snapshot, put together from what the index rendered, the URLs and what was asked."""
+"""The line of each file of a snapshot, put together from what the index rendered, the URLs and what was asked.
 
+Whole columns are joined at a time, outside of Python: a line is bytes only once it is on its way.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -7,15 +11,14 @@ import pyarrow.compute as pc
 
 from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.protocol.signing import Sign
-from lakeshare_server.tables.byte_strings import byte_strings
 
 # What comes between the id and the URL, and what closes the line.
-BEFORE_URL = {"parquet": b'","url":"', "delta": b'","deltaSingleAction":{"add":{"path":"'}
-AFTER_URL = b'",'
-END = {"parquet": b"}}\n", "delta": b"}}}}\n"}
-VECTOR_URL = b',"deletionVector":{"storageType":"p","pathOrInlineDv":"'
-VECTOR_ID = b'}},"deletionVectorFileId":"'
-VECTOR_END = b'"}}\n'
+BEFORE_URL = {"parquet": '","url":"', "delta": '","deltaSingleAction":{"add":{"path":"'}
+AFTER_URL = '",'
+END = {"parquet": "}}\n", "delta": "}}}}\n"}
+VECTOR_URL = ',"deletionVector":{"storageType":"p","pathOrInlineDv":"'
+VECTOR_ID = '}},"deletionVectorFileId":"'
+VECTOR_END = '"}}\n'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,50 +31,52 @@ class SnapshotLines:
     # Told to those who asked for a version or a time (protocol §2.1).
     version: int | None = None
 
-    def of(self, files: pa.RecordBatch, sign: Sign) -> bytes:
+    def of(self, files: pa.RecordBatch, sign: Sign) -> memoryview:
         """The lines of a batch of an index."""
         asked = "" if self.version is None else f'"version":{self.version},'
-        head = f'{{"file":{{"expirationTimestamp":{self.expires_at_ms},{asked}"id":"'.encode()
-        before, end = BEFORE_URL[self.response_format], END[self.response_format]
-        ids = byte_strings(files.column(f"{self.ids}_id"))
-        urls = sign(files.column("path"))
-        common = byte_strings(files.column("common"))
-        if self.response_format == "parquet":
-            return b"".join(
-                [
-                    piece
-                    for one, url, said in zip(ids, urls, common, strict=True)
-                    for piece in (head, one, before, url, AFTER_URL, said, end)
-                ]
-            )
-        rest = byte_strings(files.column("delta_rest"))
-        ends = vector_ends(files, sign) or [end] * len(rest)
-        return b"".join(
-            [
-                piece
-                for one, url, said, more, last in zip(ids, urls, common, rest, ends, strict=True)
-                for piece in (head, one, before, url, AFTER_URL, said, more, last)
-            ]
-        )
+        parts: list[str | pa.Array] = [
+            f'{{"file":{{"expirationTimestamp":{self.expires_at_ms},{asked}"id":"',
+            files.column(f"{self.ids}_id"),
+            BEFORE_URL[self.response_format],
+            signed(files.column("path"), sign),
+            AFTER_URL,
+            files.column("common"),
+        ]
+        if self.response_format == "delta":
+            parts += [files.column("delta_rest"), vector_ends(files, sign)]
+        else:
+            parts.append(END["parquet"])
+        return text_of(parts)
 
 
-def vector_ends(files: pa.RecordBatch, sign: Sign) -> list[bytes] | None:
-    """How each line ends, when some have a deletion vector in a file of its own."""
+def signed(paths: pa.StringArray, sign: Sign) -> pa.StringArray:
+    """The URLs of locations, as a column."""
+    return pa.array(sign(paths), pa.binary()).view(pa.string())
+
+
+def vector_ends(files: pa.RecordBatch, sign: Sign) -> str | pa.Array:
+    """How each line ends: the same for all, unless some have a deletion vector in a file of its own."""
     paths = files.column("dv_path")
+    plain = END["delta"]
     if paths.null_count == len(paths):
-        return None
+        return plain
     has_vector = pc.is_valid(paths)
     vectors = files.filter(has_vector)
-    urls = iter(sign(vectors.column("dv_path")))
-    said = iter(
-        zip(byte_strings(vectors.column("dv_rest")), byte_strings(vectors.column("dv_file_id")), strict=True)
+    ends = pc.binary_join_element_wise(
+        VECTOR_URL,
+        signed(vectors.column("dv_path"), sign),
+        vectors.column("dv_rest"),
+        VECTOR_ID,
+        vectors.column("dv_file_id"),
+        VECTOR_END,
+        "",
     )
-    plain = END["delta"]
-    return [
-        b"".join((VECTOR_URL, next(urls), *_around_id(*next(said)))) if one else plain
-        for one in has_vector.to_pylist()
-    ]
+    return pc.replace_with_mask(pa.repeat(plain, len(paths)), has_vector, ends)
 
 
-def _around_id(rest: bytes, file_id: bytes) -> tuple[bytes, ...]:
-    return rest, VECTOR_ID, file_id, VECTOR_END
+def text_of(parts: Sequence[str | pa.Array]) -> memoryview:
+    """The rows of joined columns, one after the other."""
+    rows = pc.binary_join_element_wise(*parts, "")
+    _, offsets, characters = rows.buffers()
+    ends = memoryview(offsets).cast("i")
+    return memoryview(characters)[ends[rows.offset] : ends[rows.offset + len(rows)]]

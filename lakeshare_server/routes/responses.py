@@ -29,7 +29,9 @@ def error_response(
     return json_response({"errorCode": code, "message": message}, status, headers)
 
 
-def ndjson(parts: Iterable[bytes], version: int, capabilities: str, extra: Mapping[str, str]) -> Response:
+def ndjson(
+    parts: Iterable[bytes | memoryview], version: int, capabilities: str, extra: Mapping[str, str]
+) -> Response:
     """Lines of a table, streamed."""
     headers = {VERSION_HEADER: str(version), HEADER: capabilities, **extra}
     return StreamingResponse(parts, headers=headers, media_type="application/x-ndjson; charset=utf-8")

@@ -88,7 +88,9 @@ def page_question(parameters: Mapping[str, Any], wants: Wants) -> dict[str, obje
     }
 
 
-def table_lines(body: Iterator[bytes], version: int, response_format: str, wants: Wants) -> Response:
+def table_lines(
+    body: Iterator[bytes | memoryview], version: int, response_format: str, wants: Wants
+) -> Response:
     """The response around lines that are streamed; a client that sent `fileidhash` insists on it."""
     extra = {} if wants.file_ids is None else {FILE_IDS_HEADER: wants.file_ids}
     return ndjson(body, version, answered(response_format, wants.capabilities), extra)
@@ -96,11 +98,11 @@ def table_lines(body: Iterator[bytes], version: int, response_format: str, wants
 
 def streamed(
     first: bytes,
-    pieces: Iterator[bytes],
+    pieces: Iterator[bytes | memoryview],
     progress: Progress,
     note: Note,
     closing: Callable[[Progress], dict[str, object]] | None,
-) -> Iterator[bytes]:
+) -> Iterator[bytes | memoryview]:
     """The lines of an answer; one that breaks off does not look whole (protocol §1.13)."""
     yield first
     try:

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def byte_strings(values: pa.StringArray) -> list[bytes]:
@@ -14,6 +15,26 @@ def byte_strings(values: pa.StringArray) -> list[bytes]:
     first = ends[0]
     text = memoryview(characters)[first : ends[-1]].tobytes()
     return [text[start - first : end - first] for start, end in pairwise(ends)]
+
+
+def is_plain(values: pa.StringArray) -> bool:
+    """Whether no text of a column has a backslash or a control character, DEL included."""
+    characters = _characters(values)
+    if not len(characters):
+        return True
+    least = pc.min(pa.UInt8Array.from_buffers(pa.uint8(), len(characters), [None, characters])).as_py()
+    text = memoryview(characters).tobytes()
+    return least >= ord(" ") and b"\\" not in text and b"\x7f" not in text
+
+
+def _characters(values: pa.StringArray) -> pa.Buffer:
+    """The UTF-8 of all texts of a column, one after the other."""
+    _, offsets, characters = values.buffers()
+    if characters is None:
+        return pa.py_buffer(b"")
+    ends = memoryview(offsets).cast("i")
+    first = ends[values.offset]
+    return characters.slice(first, ends[values.offset + len(values)] - first)
 
 
 def texts_of_width(characters: bytes, width: int) -> pa.StringArray:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.tables.byte_strings import byte_strings, texts_of_width
-from lakeshare_server.tables.json_text import NESTED, PLAIN, SPECIAL, JsonText, Part, joined, value_text
+from lakeshare_server.tables.byte_strings import byte_strings, is_plain, texts_of_width
+from lakeshare_server.tables.json_text import NESTED, PLAIN, JsonText, Part, joined, value_text
 
 # What every index has for a file's lines; those of deletion vectors are null for files without one.
 LINE_COLUMNS = ("parquet_id", "delta_id", "common", "delta_rest", "dv_path", "dv_file_id", "dv_rest")
@@ -72,7 +72,7 @@ def _logged_stats(texts: pa.Array) -> list[Part]:
 
 def _quoted(texts: pa.StringArray) -> pa.Array:
     """JSON as the content of a JSON string: with every quote escaped, and whatever else has to be."""
-    if pc.any(pc.match_substring_regex(texts, SPECIAL.replace('"', "")), min_count=0).as_py():
+    if not is_plain(texts):
         return pa.array(
             [None if one is None else PLAIN.escaped(one) for one in texts.to_pylist()], pa.string()
         )
