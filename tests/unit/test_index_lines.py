@@ -66,7 +66,7 @@ def lines_of(
     paths = pa.array([str(place) for place in range(files.num_rows)], pa.string())
     batch = pa.RecordBatch.from_arrays([paths, *columns], ["path", *LINE_COLUMNS])
     words = SnapshotLines(response_format=response_format, ids=response_format, expires_at_ms=5)
-    text = words.of(batch, lambda signed: [path.encode() for path in signed.to_pylist()])
+    text = bytes(words.of(batch, lambda signed: [path.encode() for path in signed.to_pylist()]))
     return [json.loads(line)["file"] for line in text.splitlines()]
 
 
