@@ -296,7 +296,9 @@ def test_every_way_to_keep_a_log_tells_the_same(moves: list[list[Move]], data: s
             "classic": lambda: [log.checkpoint(at, *head, *files)],
             "parts": lambda: [log.part(at, 1, 2, *head, *files[:half]), log.part(at, 2, 2, *files[half:])],
             "json": lambda: [log.v2(at, "json", *head, sidecars=[files[:half], files[half:]])],
-            "parquet": lambda: [log.v2(at, "parquet", *head, *files)],
+            "json without sidecars": lambda: [log.v2(at, "json", *head, *files)],
+            "parquet": lambda: [log.v2(at, "parquet", *head, sidecars=[files])],
+            "parquet without sidecars": lambda: [log.v2(at, "parquet", *head, *files)],
         }
         for version in range(at + 1):
             (log.folder / f"{version:020}.json").unlink()
