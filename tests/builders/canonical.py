@@ -68,7 +68,7 @@ def canonical(value: Any, kind: Kind) -> Any:
     """One value as JSON can carry it, the same for the same value of this type."""
     if not isinstance(kind, str):
         return None if value is None else _nested(value, kind)
-    if value is None or value is pd.NaT or (kind not in BROKEN and _is_nan(value)):
+    if _is_missing(value, kind):
         return None
     if kind.startswith("decimal("):
         scale = int(kind[:-1].split(",")[1])
@@ -131,8 +131,13 @@ def _nested(value: Any, kind: Mapping[str, Any]) -> Any:
     raise AssertionError(f"no type of a Delta schema: {kind}")
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float | np.floating) and math.isnan(value)
+def _is_missing(value: Any, kind: str) -> bool:
+    """None, and the values that pandas and numpy have in its place."""
+    if isinstance(value, np.datetime64):
+        return bool(np.isnat(value))
+    if isinstance(value, float | np.floating):
+        return math.isnan(value) and kind not in BROKEN
+    return value is None or value is pd.NaT
 
 
 def same_rows(found: Rows, expected: Rows, what: str = "the rows") -> None:
@@ -148,7 +153,10 @@ def same_frame(frame: pd.DataFrame, expected: Rows, what: str = "the frame") -> 
     """
     assert list(frame.columns) == expected.names, f"{what}: {list(frame.columns)}, not {expected.names}"
     kinds = [kind for _, kind in expected.columns]
-    rounded = [frame.iloc[:, at].dtype.kind == "f" and kind in WHOLE for at, kind in enumerate(kinds)]
+    rounded = [
+        isinstance(kind, str) and kind in WHOLE and frame.iloc[:, at].dtype.kind == "f"
+        for at, kind in enumerate(kinds)
+    ]
     lists = [frame.iloc[:, at].tolist() for at in range(len(kinds))]
     values = zip(*lists, strict=True) if lists else iter(())
     found = [[canonical(value, kind) for value, kind in zip(row, kinds, strict=True)] for row in values]
@@ -168,12 +176,12 @@ def _as_pandas(rows: Iterable[Sequence[Any]], kinds: Sequence[Kind], rounded: Se
 
 
 def _blurred(value: Any, kind: Kind, rounded: bool) -> Any:
-    if value is None or (kind in BROKEN and value == "nan"):
+    if value is None:
         return None
     if rounded:
         return int(float(value))
     if isinstance(kind, str):
-        return value
+        return None if kind in BROKEN and value == "nan" else value
     match kind["type"]:
         case "struct":
             inner = zip(value, kind["fields"], strict=True)

@@ -30,6 +30,10 @@ class LogState:
         return json.loads(self.metadata["schemaString"])
 
     @property
+    def columns(self) -> list[str]:
+        return [field["name"] for field in self.schema["fields"]]
+
+    @property
     def configuration(self) -> Mapping[str, str]:
         return self.metadata.get("configuration") or {}
 

@@ -63,6 +63,8 @@ class ProtocolReader:
     table: str
     """share.schema.table"""
     format: Format
+    data: httpx.Client
+    """For the URLs of files: it carries no token."""
     features: frozenset[str] = ALL_FEATURES
     fetched: dict[str, bytes] = field(default_factory=dict, repr=False)
 
@@ -85,7 +87,7 @@ class ProtocolReader:
 
     def metadata(self, **at: Any) -> Answer:
         """Protocol and metadata, of the newest version or at `version` or `timestamp`."""
-        answer = self._checked(self.client.get(f"{self.path}/metadata", params=at, headers=self._headers()))
+        answer = self._checked(self.client.get(f"{self.path}/metadata", params=at, headers=self.headers()))
         lines = answer.content.count(b"\n")
         assert lines == 2, f"§1.6: exactly two lines, not {lines}"
         return self._answer(answer, ends=False)
@@ -148,7 +150,7 @@ class ProtocolReader:
     def submitted(self, *, key_as: str = "idempotencyKey", **body: Any) -> Answer:
         """The answer to an async query, asked for until it is there; the key in either spelling (§0.9)."""
         wanted = body | {key_as: str(uuid.uuid4())}
-        headers = self._headers(asyncquery="true")
+        headers = self.headers(asyncquery="true")
         reply = self.client.post(f"{self.path}/query", json=wanted, headers=headers)
         deadline, query = time.monotonic() + ASYNC_WAIT_S, None
         while (status := _pending(reply)) is not None:
@@ -198,7 +200,7 @@ class ProtocolReader:
     def content(self, file: FileLine) -> bytes:
         """The bytes behind a URL, asked for as the clients do: whole by PY, by range by Spark."""
         if file.id not in self.fetched:
-            self.fetched[file.id] = fetch(file.url, file.size)
+            self.fetched[file.id] = fetch(self.data, file.url, file.size)
         return self.fetched[file.id]
 
     def positions(self, file: FileLine) -> np.ndarray | None:
@@ -207,7 +209,7 @@ class ProtocolReader:
             return None
         if file.vector["storageType"] == "i":
             return inline_positions(file.vector)
-        return stored_positions(file.vector, fetch(file.vector["pathOrInlineDv"]))
+        return stored_positions(file.vector, fetch(self.data, file.vector["pathOrInlineDv"]))
 
     def _commit_rows(self, shape: TableShape, files: list[FileLine]) -> Iterable[list[Any]]:
         """The changed rows of one commit. The same file twice means that only its vector changed."""
@@ -231,7 +233,7 @@ class ProtocolReader:
         return np.setdiff1d(none if theirs is None else theirs, none if mine is None else mine)
 
     def _query(self, body: Mapping[str, Any]) -> Answer:
-        reply = self._checked(self.client.post(f"{self.path}/query", json=body, headers=self._headers()))
+        reply = self._checked(self.client.post(f"{self.path}/query", json=body, headers=self.headers()))
         ends = any(
             body.get(name) for name in ("maxFiles", "pageToken", "includeRefreshToken", "refreshToken")
         )
@@ -246,10 +248,11 @@ class ProtocolReader:
     def _changes(self, given: Mapping[str, Any]) -> Answer:
         # As PY spells them: True, not true (§0.11).
         params = {name: str(value) for name, value in given.items()}
-        reply = self.client.get(f"{self.path}/changes", params=params, headers=self._headers())
+        reply = self.client.get(f"{self.path}/changes", params=params, headers=self.headers())
         return self._answer(self._checked(reply), ends="maxFiles" in given)
 
-    def _headers(self, **more: str) -> dict[str, str]:
+    def headers(self, **more: str) -> dict[str, str]:
+        """What this reader announces."""
         asked = {"responseformat": self.format} | more
         if self.format == "delta":
             asked["readerfeatures"] = ",".join(sorted(self.features))
@@ -284,14 +287,14 @@ def joined(pages: list[Answer], max_files: int | None) -> Answer:
     return Answer(first.version, Body(first.head, files, later, pages[-1].body.end), len(pages))
 
 
-def fetch(url: str, size: int | None = None) -> bytes:
+def fetch(client: httpx.Client, url: str, size: int | None = None) -> bytes:
     """The bytes of a URL, whole and by ranges, with what Spark and PY insist on."""
-    whole = httpx.get(url)
+    whole = client.get(url)
     assert whole.status_code == 200, f"§10: {whole.status_code} for {url[:200]}"
     if size is not None:
         assert len(whole.content) == size, f"§6.2: {len(whole.content)} bytes, size says {size}"
     last = len(whole.content) - 1
-    part = httpx.get(url, headers={"Range": f"bytes=1-{last}"})
+    part = client.get(url, headers={"Range": f"bytes=1-{last}"})
     assert part.status_code == 206, f"§0.6: {part.status_code} for a Range"
     assert part.headers["content-range"] == f"bytes 1-{last}/{last + 1}", part.headers["content-range"]
     assert part.content == whole.content[1:], "§10: the range has other bytes"

@@ -1,4 +1,4 @@
-"""One lake for the end-to-end tests: the demo makes it, as a user would, and the tests go on from there."""
+"""One lake for the end-to-end tests: the demo makes it, as a user would; and the hostile matrix behind a server."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,12 @@ import pytest
 from lakeshare_pipelines.demo.stage_hands import free_port, sharing_server
 from lakeshare_pipelines.nessie.server import stop_nessie
 from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
+from tests.builders.hostile.matrix import hostile_matrix
+from tests.builders.hostile.on_s3 import copied
+from tests.builders.hostile.place import HostileTable
+from tests.builders.hostile.served import Served, serving
 from tests.builders.spark_apart import Apart, process_apart
+from tests.integration.s3_server import running_s3
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -94,3 +100,30 @@ def served(demo: DemoLake) -> Iterator[Path]:
         profile.write_text(json.dumps(given | {"endpoint": f"{root}/delta-sharing"}))
         yield profile
     patch.undo()
+
+
+@pytest.fixture(scope="session")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HostileTable]:
+    """Made once for all workers of a run."""
+    base = tmp_path_factory.getbasetemp()
+    return hostile_matrix((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "hostile")
+
+
+@pytest.fixture(scope="module", params=["disk", "s3"])
+def lake(
+    request: pytest.FixtureRequest, matrix: dict[str, HostileTable], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """The matrix behind a server: on the disk, or copied to an S3 server."""
+    folder = tmp_path_factory.mktemp(request.param)
+    local = {name: Path(table.location) for name, table in matrix.items()}
+    with ExitStack() as stack:
+        if request.param == "disk":
+            yield stack.enter_context(serving("disk", matrix, local, folder))
+            return
+        s3 = stack.enter_context(running_s3(folder))
+        root = Path(next(iter(matrix.values())).judged).parents[1] / "tables"
+        tables = copied(matrix, root, s3.client())
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
+        yield stack.enter_context(serving("s3", tables, local, folder, s3_endpoint=s3.endpoint))

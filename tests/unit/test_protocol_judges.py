@@ -4,11 +4,16 @@ import copy
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
 from typing import Any
 
+import httpx
 import numpy as np
+import pandas as pd
 import pytest
 
+from tests.builders.canonical import Rows, canonical, same_frame
 from tests.builders.deletion_vector import (
     from_z85,
     inline_descriptor,
@@ -21,6 +26,7 @@ from tests.builders.deletion_vector import (
     to_z85,
 )
 from tests.builders.protocol_lines import Format, parse_body
+from tests.builders.protocol_reader import Answer, ProtocolReader, fetch, joined
 
 SOON_MS = int(time.time() * 1000) + 3_600_000
 SCHEMA = {
@@ -209,3 +215,124 @@ def test_several_vectors_share_a_file_and_damage_shows() -> None:
         stored_positions(places[0], b"P" + file[1:])
     with pytest.raises(AssertionError, match="rows are deleted"):
         stored_positions(places[0] | {"cardinality": 3}, file)
+
+
+def an_answer(*files: dict[str, Any], version: int = 3) -> Answer:
+    """A parquet answer with these file lines."""
+    lines = [PARQUET[0], PARQUET[1], *({"file": PARQUET[2]["file"] | file} for file in files), PARQUET[3]]
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    return Answer(version, parse_body(content, "parquet", frozenset()))
+
+
+def test_pages_are_one_answer_only_when_nothing_differs() -> None:
+    """Protocol §0.10 and §1.7."""
+    first, second = an_answer({"id": "a"}), an_answer({"id": "b"})
+    assert joined([first, second], 1).ids == ["a", "b"]
+    other_head = replace(second, body=replace(second.body, head=replace(second.head, raw=(b"", b""))))
+    for pages, rule in (
+        ([first, other_head], "§0.10: head"),
+        ([first, replace(second, version=4)], "§0.10: the version"),
+        ([first, first], "§1.7: files on two pages"),
+        ([an_answer({"id": "a"}, {"id": "b"})], "§1.7: 2 files"),
+    ):
+        with pytest.raises(AssertionError, match=rule):
+            joined(pages, 1)
+
+
+CONTENT = b"0123456789"
+WRONG_STORES: dict[str, Callable[[httpx.Request], httpx.Response]] = {
+    "§10: 403": lambda request: httpx.Response(403),
+    "§6.2: 10 bytes": lambda request: httpx.Response(200, content=CONTENT),
+    "§0.6: 200": lambda request: httpx.Response(200, content=CONTENT),
+}
+
+
+@pytest.mark.parametrize(("rule", "size"), [("§10: 403", 10), ("§6.2: 10 bytes", 9), ("§0.6: 200", 10)])
+def test_bytes_that_spark_would_not_take_are_refused(rule: str, size: int) -> None:
+    transport = httpx.MockTransport(WRONG_STORES[rule])
+    with httpx.Client(transport=transport) as client, pytest.raises(AssertionError, match=rule):
+        fetch(client, "http://store/file", size)
+
+
+def reader_of(*replies: httpx.Response) -> ProtocolReader:
+    """A reader whose server gives these replies, one after the other."""
+    waiting = list(replies)
+    client = httpx.Client(base_url="http://h", transport=httpx.MockTransport(lambda request: waiting.pop(0)))
+    return ProtocolReader(client, "a.b.c", "parquet", client)
+
+
+RIGHT = {
+    "Content-Type": "application/x-ndjson; charset=utf-8",
+    "delta-sharing-capabilities": "responseformat=parquet",
+    "Delta-Table-Version": "3",
+}
+WHOLE = b"".join(json.dumps(line).encode() + b"\n" for line in PARQUET[:3])
+WRONG_HEADERS = [
+    ({"Content-Type": "application/json"}, "§1.0: content type"),
+    ({"delta-sharing-capabilities": "responseformat=delta"}, "§1.11"),
+    ({"Delta-Table-Version": None}, "§0.7"),
+]
+
+
+def test_a_right_reply_is_taken() -> None:
+    assert reader_of(httpx.Response(200, headers=RIGHT, content=WHOLE)).snapshot().ids == ["a"]
+
+
+@pytest.mark.parametrize(("changed", "rule"), WRONG_HEADERS)
+def test_a_reply_with_wrong_headers_is_refused(changed: dict[str, str | None], rule: str) -> None:
+    headers = {name: value for name, value in (RIGHT | changed).items() if value is not None}
+    with pytest.raises(AssertionError, match=rule):
+        reader_of(httpx.Response(200, headers=headers, content=WHOLE)).snapshot()
+
+
+def test_an_end_that_was_not_asked_for_is_refused() -> None:
+    """Protocol §0.1."""
+    ended = WHOLE + json.dumps(PARQUET[3]).encode() + b"\n"
+    with pytest.raises(AssertionError, match=r"§0\.1"):
+        reader_of(httpx.Response(200, headers=RIGHT, content=ended)).snapshot()
+    with pytest.raises(AssertionError, match=r"§0\.1"):
+        reader_of(httpx.Response(200, headers=RIGHT, content=WHOLE)).pages(5)
+
+
+def test_totals_that_are_not_those_of_the_lines_are_refused() -> None:
+    """Protocol §2.1."""
+    short = b"".join(json.dumps(line).encode() + b"\n" for line in PARQUET[:2])
+    with pytest.raises(AssertionError, match=r"§2\.1: numFiles and size"):
+        reader_of(httpx.Response(200, headers=RIGHT, content=short)).snapshot()
+
+
+def test_a_failed_async_query_has_to_be_an_error() -> None:
+    """Protocol §0.8: a failure that is told in a line is polled for ever."""
+    failed = json.dumps({"queryStatus": {"queryId": "q", "status": "failed"}}).encode() + b"\n"
+    headers = RIGHT | {"delta-sharing-capabilities": "responseformat=parquet;asyncquery=true"}
+    with pytest.raises(AssertionError, match=r"§0\.8"):
+        reader_of(httpx.Response(200, headers=headers, content=failed)).submitted()
+
+
+KINDS: list[tuple[Any, Any, Any]] = [
+    (float("nan"), "double", "nan"),
+    (float("nan"), "long", None),
+    (float("-inf"), "float", "-inf"),
+    (0.1, "float", 0.10000000149011612),
+    ("1.5", "decimal(10,3)", "1.500"),
+    (pd.NaT, "timestamp", None),
+    (np.datetime64("NaT", "us"), "timestamp", None),
+    (pd.Timestamp("2020-01-01 01:00", tz="Europe/Berlin"), "timestamp", "2020-01-01T00:00:00.000000Z"),
+    (date(2020, 1, 1), "timestamp_ntz", "2020-01-01T00:00:00.000000"),
+    (b"a", "binary", "61"),
+    ([("b", 1), ("a", None)], {"type": "map", "keyType": "string", "valueType": "long"}, [["a", None], ["b", 1]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "kind", "told"), KINDS)
+def test_a_value_has_one_form_whoever_read_it(value: Any, kind: Any, told: Any) -> None:
+    assert canonical(value, kind) == told
+
+
+def test_a_frame_that_differs_in_one_value_is_told() -> None:
+    rows = Rows.of([("n", "long"), ("x", "double")], [[1, 0.5], [None, float("nan")]])
+    same_frame(pd.DataFrame({"n": [1, None], "x": [0.5, None]}), rows)
+    with pytest.raises(AssertionError, match="1 rows missing"):
+        same_frame(pd.DataFrame({"n": [2, None], "x": [0.5, None]}), rows)
+    with pytest.raises(AssertionError, match="not \\['n', 'x'\\]"):
+        same_frame(pd.DataFrame({"x": [0.5, None], "n": [1, None]}), rows)

@@ -36,16 +36,17 @@ def every_change(at: Place, partitioned: str) -> None:
     )
 
 
-RANGES = ((0, 10), (1, 1), (4, 5), (5, 5), (6, 9), (9, 10), (10, 10))
+ONE_SCHEMA = "the client's kernel: `Start and end version schemas are different`"
+RANGES = ((0, 10), (4, 5), (5, 5), (6, 9), (10, 10))
 
 
-@hostile(versions=(5, 10), cdf=RANGES)
+@hostile(versions=(5, 10), cdf=RANGES, client_cannot={"changes delta 0-10": ONE_SCHEMA})
 def cdf_plain(at: Place) -> None:
     """Every kind of change, without partitions."""
     every_change(at, "")
 
 
-@hostile(versions=(5, 10), cdf=RANGES)
+@hostile(versions=(5, 10), cdf=RANGES, client_cannot={"changes delta 0-10": ONE_SCHEMA})
 def cdf_partitioned(at: Place) -> None:
     """Every kind of change, in partitions: a delete of whole files has no cdc file."""
     every_change(at, "PARTITIONED BY (p)")
@@ -80,7 +81,7 @@ def cdf_table_with_partition(at: Place) -> None:
     )
 
 
-@hostile(versions=(3,))
+@hostile(versions=(5,))
 def cdf_table_with_vacuum(at: Place) -> None:
     """As the upstream suite has it: the feed lists files that VACUUM took away."""
     at.sql(
@@ -102,7 +103,11 @@ def cdf_table_missing_log(at: Place) -> None:
     at.forget(2)
 
 
-@hostile(versions=(6, 8), cdf=((0, 8), (3, 5)))
+@hostile(
+    versions=(6, 8),
+    cdf=((0, 8), (3, 5)),
+    client_cannot={"changes delta 0-8": ONE_SCHEMA, "changes delta 3-5": ONE_SCHEMA},
+)
 def add_columns_non_partitioned_cdf(at: Place) -> None:
     """As the upstream suite has it: columns are added between changes, the feed has the newest schema."""
     at.sql(
@@ -118,7 +123,7 @@ def add_columns_non_partitioned_cdf(at: Place) -> None:
     )
 
 
-@hostile(versions=(5,), cdf=((0, 5),))
+@hostile(versions=(5,), cdf=((0, 5),), client_cannot={"changes delta 0-5": ONE_SCHEMA})
 def add_columns_partitioned_cdf(at: Place) -> None:
     """As the upstream suite has it: partitions of a float and a text, null in both, columns added."""
     at.sql(

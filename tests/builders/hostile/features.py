@@ -15,7 +15,7 @@ def row_tracking(at: Place) -> None:
     )
 
 
-@hostile(versions=(1, 2))
+@hostile(versions=(1, 5))
 def row_tracking_later(at: Place) -> None:
     """Row tracking switched on after the first files: a commit gives them their ids."""
     at.sql(
@@ -67,7 +67,7 @@ def no_statistics_at_all(at: Place) -> None:
     at.sql("CREATE TABLE {t} (id INT) USING delta", "INSERT INTO {t} VALUES (1), (2)")
 
 
-@hostile(versions=(1, 2))
+@hostile(versions=(1, 3))
 def some_statistics(at: Place) -> None:
     """Named columns are indexed, one of them nested; long strings are cut; the first file knows less."""
     at.sql(
@@ -95,7 +95,7 @@ def all_deleted(at: Place) -> None:
     )
 
 
-@hostile(versions=(1, 2))
+@hostile(versions=(1, 3))
 def schema_grown(at: Place) -> None:
     """Columns added at the end, in the middle, in front and in depth: older files do not have them."""
     at.sql(

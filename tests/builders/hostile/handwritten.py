@@ -59,8 +59,9 @@ def odd_log(at: Place) -> None:
     at.commit(
         1, [remove("a.parquet"), add(at, "d.parquet", 4, "x y", stats=json.dumps(bounds), ofTheFuture={})]
     )
-    # The same file again, once removed and once of a live one: the last word counts.
-    at.commit(2, [add(at, "a.parquet", 1, "x y", stats='{"numRecords":1}'), add(at, "d.parquet", 4, "x y")])
+    # The same file again: one that was removed, and a live one that gets other statistics. The last word counts.
+    counted = {"stats": '{"numRecords":1}', "dataChange": False}
+    at.commit(2, [add(at, "a.parquet", 1, "x y"), add(at, "d.parquet", 4, "x y", **counted)])
     at.commit(3, [remove("sub/b.parquet"), {"commitInfo": {"timestamp": 1}}])
     log = at.location / "_delta_log"
     text = (log / f"{2:020}.json").read_text("utf-8")

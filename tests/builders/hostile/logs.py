@@ -21,27 +21,27 @@ def some_commits(at: Place, count: int, *properties: str) -> None:
             at.sql(f"INSERT INTO {{t}} {ROWS.format(number)}")
 
 
-@hostile(versions=(2, 5, 6))
+@hostile(versions=(3, 4))
 def v2_checkpoint_json(at: Place) -> None:
     """Checkpoints of version 2: JSON at the top, the files in sidecars; early commits are gone."""
     at.conf(checkpointV2__topLevelFileFormat="json", checkpoint__partSize="2")
-    some_commits(at, 7, "'delta.checkpointPolicy'='v2'", "'delta.checkpointInterval'='2'")
-    at.forget(0, 1)
+    some_commits(at, 5, "'delta.checkpointPolicy'='v2'", "'delta.checkpointInterval'='3'")
+    at.forget(0, 1, 2)
 
 
-@hostile(versions=(2, 5, 6))
+@hostile(versions=(3, 4))
 def v2_checkpoint_parquet(at: Place) -> None:
     """Checkpoints of version 2: parquet at the top, the files in sidecars; early commits are gone."""
     at.conf(checkpointV2__topLevelFileFormat="parquet", checkpoint__partSize="2")
-    some_commits(at, 7, "'delta.checkpointPolicy'='v2'", "'delta.checkpointInterval'='2'")
-    at.forget(0, 1)
+    some_commits(at, 5, "'delta.checkpointPolicy'='v2'", "'delta.checkpointInterval'='3'")
+    at.forget(0, 1, 2)
 
 
-@hostile(versions=(4, 6))
+@hostile(versions=(4, 5))
 def multi_part_checkpoint(at: Place) -> None:
     """A checkpoint in several files; early commits are gone."""
     at.conf(checkpoint__partSize="2")
-    some_commits(at, 7, "'delta.checkpointInterval'='4'")
+    some_commits(at, 6, "'delta.checkpointInterval'='4'")
     at.forget(0, 1, 2, 3)
 
 
@@ -65,23 +65,22 @@ def no_stats_checkpoint(at: Place) -> None:
     at.forget(0, 1, 2, 3)
 
 
-@hostile(versions=(3, 5, 6))
+@hostile(versions=(3, 4, 5))
 def log_compaction(at: Place) -> None:
     """A file that stands for commits 1 to 4, beside them; Delta reads it instead."""
-    some_commits(at, 7)
+    some_commits(at, 6)
     compact(at, 1, 4)
 
 
-@hostile(versions=(5, 6))
+@hostile(versions=(4, 5))
 def log_compaction_on_checkpoint(at: Place) -> None:
     """A checkpoint, a compaction that follows it, and commits behind; the first commits are gone."""
-    some_commits(at, 7, "'delta.checkpointInterval'='2'")
-    for later in (4, 6):
-        for path in (at.location / "_delta_log").glob(f"*{later:020}.checkpoint*"):
-            path.unlink()
+    some_commits(at, 6, "'delta.checkpointInterval'='2'")
+    for path in (at.location / "_delta_log").glob(f"*{4:020}.checkpoint*"):
+        path.unlink()
     (at.location / "_delta_log" / "_last_checkpoint").unlink()
     (at.location / "_delta_log" / "._last_checkpoint.crc").unlink(missing_ok=True)
-    compact(at, 3, 5)
+    compact(at, 3, 4)
     at.forget(0, 1)
 
 
@@ -109,12 +108,12 @@ def in_commit_timestamps(at: Place) -> None:
         "'delta.enableInCommitTimestamps'='true', 'delta.enableChangeDataFeed'='true')",
         *(f"INSERT INTO {{t}} VALUES ({number})" for number in range(4)),
     )
-    _set_commit_times(at, 5)
+    _set_commit_times(at, *range(5), began=int(time.time() * 1000) - 3 * DAY_MS)
 
 
 @hostile(versions=(2, 4), cdf=((0, 4),))
 def in_commit_timestamps_later(at: Place) -> None:
-    """Commit times in the log from version 3 on; before it the files' own times count."""
+    """Commit times in the log from version 3 on, by a clock that is ahead; before it the files' own times count."""
     at.sql(
         "CREATE TABLE {t} (id INT) USING delta TBLPROPERTIES ('delta.enableChangeDataFeed'='true')",
         "INSERT INTO {t} VALUES (1)",
@@ -122,16 +121,22 @@ def in_commit_timestamps_later(at: Place) -> None:
         "ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableInCommitTimestamps'='true')",
         "INSERT INTO {t} VALUES (3)",
     )
+    _set_commit_times(at, 3, 4, began=int(time.time() * 1000) + DAY_MS)
 
 
-def _set_commit_times(at: Place, commits: int) -> None:
-    """An hour between commits, the last of them days before the files were written."""
-    began = int(time.time() * 1000) - 3 * 86_400_000
-    for version in range(commits):
+DAY_MS = 86_400_000
+ENABLED_AT = "delta.inCommitTimestampEnablementTimestamp"
 
-        def dated(action: Action, at_ms: int = began + version * 3_600_000) -> list[Action]:
+
+def _set_commit_times(at: Place, *versions: int, began: int) -> None:
+    """An hour between commits, far from when the files were written."""
+    for hours, version in enumerate(versions):
+
+        def dated(action: Action, at_ms: int = began + hours * 3_600_000) -> list[Action]:
             if "commitInfo" in action:
                 action["commitInfo"]["inCommitTimestamp"] = at_ms
+            if ENABLED_AT in action.get("metaData", {}).get("configuration", {}):
+                action["metaData"]["configuration"][ENABLED_AT] = str(at_ms)
             return [action]
 
         at.rewrite(version, dated)
@@ -145,8 +150,7 @@ def absolute_paths(at: Place) -> None:
         "INSERT INTO {t} VALUES (1, 'a'), (2, 'b')",
         "INSERT INTO {t} VALUES (3, 'c')",
     )
-    beside = at.folder / "files of absolute_paths +%"
-    beside.mkdir()
+    beside = at.beside("files +%")
 
     def moved(action: Action) -> list[Action]:
         if "add" in action:
@@ -160,7 +164,7 @@ def absolute_paths(at: Place) -> None:
 @hostile(versions=(0, 1), needs=DELETION_VECTORS)
 def shallow_clone(at: Place) -> None:
     """A clone of another table's files and vectors, with a commit of its own on top."""
-    source = f"delta.`{at.folder / 'source of shallow_clone'}`"
+    source = f"delta.`{at.beside('source')}`"
     at.sql(
         f"CREATE TABLE {source} (id INT, p STRING) USING delta PARTITIONED BY (p) "
         "TBLPROPERTIES ('delta.enableDeletionVectors'='true')",
@@ -171,7 +175,7 @@ def shallow_clone(at: Place) -> None:
     )
 
 
-@hostile(versions=(3,))
+@hostile(versions=(5,))
 def vacuumed(at: Place) -> None:
     """Files of older versions are gone, so only the newest can be read; a feature says who may vacuum."""
     at.sql(

@@ -3,7 +3,9 @@
 Tables go to `FOLDER/tables`, what Spark read of them to `FOLDER/judged`.
 """
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from tests.builders.hostile.place import Hostile, HostileTable, Place
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+WAIT_S = 900
 AT_ONCE = 3  # half of a small commit is waiting
 CONF = {
     "spark.sql.shuffle.partitions": "1",
@@ -31,40 +34,40 @@ CONF = {
 
 
 def hostile_matrix(folder: Path) -> dict[str, HostileTable]:
-    """The matrix in a folder, made by another process unless it is there.
+    """The matrix in a folder, made by another process unless it is there; processes of tests wait for each other.
 
     HOSTILE_MATRIX names a folder to keep it in between runs, for who works on the tests.
     """
     kept = Path(os.environ.get("HOSTILE_MATRIX") or folder)
+    kept.mkdir(parents=True, exist_ok=True)
     finished = kept / "finished"
-    if not finished.exists():
-        command = [sys.executable, "-m", "tests.builders.hostile.matrix", str(kept)]
-        made = subprocess.run(command, check=False, text=True, capture_output=True, timeout=540)
-        assert made.returncode == 0, f"{made.stdout[-2000:]}\n{made.stderr[-6000:]}"
-        finished.touch()
+    with (kept / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not finished.exists():
+            command = [sys.executable, "-m", "tests.builders.hostile.matrix", str(kept)]
+            made = subprocess.run(command, check=False, text=True, capture_output=True, timeout=WAIT_S)
+            assert made.returncode == 0, f"{made.stdout[-2000:]}\n{made.stderr[-6000:]}"
+            finished.touch()
     return {path.stem: HostileTable.read(path) for path in sorted((kept / "judged").glob("*.json"))}
 
 
 def make(session: "SparkSession", folder: Path, plan: Hostile) -> HostileTable:
     """Build one table and let Spark tell its rows."""
     location = folder / "tables" / (plan.folder or plan.name)
-    plan.build(Place(folder / "tables", location, fresh(session)))
+    place = Place(location, fresh(session))
+    shutil.rmtree(location, ignore_errors=True)
+    plan.build(place)
     newest = latest_version(location)
-    judged = () if plan.refused else plan.versions or (newest,)
+    judged = () if plan.refused else plan.versions
+    assert plan.refused or judged[-1] == newest, f"{plan.name} is at {newest}, to be judged last is {judged}"
     table = HostileTable(
         name=plan.name,
-        about=plan.about,
         location=str(location),
         latest=newest,
-        versions=judged,
-        cdf=plan.cdf,
-        needs={version: plan.needs_at.get(version, plan.needs) for version in judged},
-        client_cannot=plan.client_cannot,
-        refused=plan.refused,
         judged=str(folder / "judged" / f"{plan.name}.json"),
     )
     # A session of its own: what a builder sets is not for the judge.
-    table.write(judgement(fresh(session), table))
+    table.write(judgement(fresh(session), table, judged, plan.cdf))
     return table
 
 
@@ -76,19 +79,21 @@ def fresh(session: "SparkSession") -> "SparkSession":
     return new
 
 
-def judgement(session: "SparkSession", table: HostileTable) -> dict[str, Any]:
+def judgement(
+    session: "SparkSession", table: HostileTable, versions: tuple[int, ...], cdf: tuple[tuple[int, int], ...]
+) -> dict[str, Any]:
     """What Spark reads of the versions and ranges to be judged."""
 
     def read(**options: object) -> "DataFrame":
         return session.read.format("delta").options(**options).load(table.location)
 
     at_latest = {table.latest: {}}
-    versions = {v: told(read(**at_latest.get(v, {"versionAsOf": v}))) for v in table.versions}
+    by_version = {v: told(read(**at_latest.get(v, {"versionAsOf": v}))) for v in versions}
     ranges = {
         f"{start}-{end}": told(read(readChangeFeed="true", startingVersion=start, endingVersion=end))
-        for start, end in table.cdf
+        for start, end in cdf
     }
-    return {"versions": versions, "cdf": ranges}
+    return {"versions": by_version, "cdf": ranges}
 
 
 def told(frame: "DataFrame") -> Mapping[str, Any]:
@@ -129,12 +134,14 @@ def main(folder: Path, names: list[str]) -> None:
         except Exception as error:
             failed.append(plan.name)
             print(f"{plan.name} was not made: {type(error).__name__}: {str(error)[:1500]}", flush=True)
-        print(f"{time.monotonic() - start:6.2f} s  {plan.name}", flush=True)
+        else:
+            print(f"{time.monotonic() - start:6.2f} s  {plan.name}", flush=True)
 
     with spark_session(settings) as spark, ThreadPoolExecutor(AT_ONCE) as pool:
         print(f"{time.monotonic() - began:6.2f} s  until Spark was there", flush=True)
         list(pool.map(timed, [TABLES[name] for name in names or TABLES]))
     print(f"{time.monotonic() - began:6.2f} s  in all")
+    sys.exit(f"not made: {', '.join(failed)}" if failed else 0)
 
 
 if __name__ == "__main__":

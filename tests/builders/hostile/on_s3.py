@@ -10,29 +10,37 @@ from typing import Any
 from tests.builders.hostile.place import HostileTable
 
 AT_ONCE = 8
+BUCKET = "lake"
 PREFIX = "hostile"
-LOCAL_ROOT = r"file:(?://)?{root}/"
+# Spark's spelling of the scheme, since that is what Spark writes into logs.
+THERE = f"s3a://{BUCKET}/{PREFIX}/"
 
 
-def copied(
-    tables: Mapping[str, HostileTable], folder: Path, client: Any, bucket: str
-) -> dict[str, HostileTable]:
-    """The tables of a matrix in a bucket; `folder` is where all of their files lie."""
-    root = re.compile(LOCAL_ROOT.format(root=re.escape(str(folder))))
-    # Spark's spelling of the scheme, since that is what Spark writes into logs.
-    there = f"s3a://{bucket}/{PREFIX}/"
+def relocated(text: str, root: str) -> str:
+    """A text in which the local root's URLs, with one or three slashes, are the bucket's."""
+    return re.sub(f"file:(?://)?{re.escape(root)}/", THERE, text)
+
+
+def copied(tables: Mapping[str, HostileTable], folder: Path, client: Any) -> dict[str, HostileTable]:
+    """The tables of a matrix in a new bucket; `folder` is where all of their files lie."""
+    client.create_bucket(Bucket=BUCKET)
 
     def put(path: Path) -> None:
         content = path.read_bytes()
         if path.suffix == ".json":
-            content = root.sub(there, content.decode()).encode()
-        client.put_object(Bucket=bucket, Key=f"{PREFIX}/{path.relative_to(folder)}", Body=content)
+            content = relocated(content.decode(), str(folder)).encode()
+        client.put_object(Bucket=BUCKET, Key=f"{PREFIX}/{path.relative_to(folder)}", Body=content)
 
     def put_in_turn(paths: list[Path]) -> None:
         for path in sorted(paths):
             put(path)
 
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".crc")]
+    moved = {
+        path.parent for path in files if path.suffix == ".json" and str(folder) in path.read_text("utf-8")
+    }
+    # A clone's checkpoint names files by their URLs, too; its commits say the same.
+    files = [path for path in files if path.parent not in moved or "checkpoint" not in path.name]
     logs: dict[Path, list[Path]] = {}
     for path in files:
         if path.parent.name == "_delta_log":
@@ -42,6 +50,6 @@ def copied(
         # Commit by commit: a commit's time is that of its object.
         list(pool.map(put_in_turn, logs.values()))
     return {
-        name: replace(table, location=f"s3://{bucket}/{PREFIX}/{Path(table.location).relative_to(folder)}")
+        name: replace(table, location=f"s3://{BUCKET}/{PREFIX}/{Path(table.location).relative_to(folder)}")
         for name, table in tables.items()
     }

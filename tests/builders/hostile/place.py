@@ -1,6 +1,7 @@
 """What a builder of a hostile table works with, what it promises, and what a test knows of the finished table."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.builders.canonical import Rows
 from tests.builders.delta_log import Action
+from tests.builders.protocol_lines import Format
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,10 +22,15 @@ MAPPED = ("columnMapping",)
 class Place:
     """Where a builder makes its table, and the Spark session it may use."""
 
-    folder: Path
-    """Of all tables: a table may have files beside itself."""
     location: Path
     session: "SparkSession"
+
+    def beside(self, name: str) -> Path:
+        """An empty folder outside of the table, for files that the table has elsewhere."""
+        folder = self.location.with_name(f"{name} of {self.location.name}")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        return folder
 
     def sql(self, *statements: str) -> None:
         """Run statements in which `{t}` stands for the table."""
@@ -66,33 +73,38 @@ class Hostile:
     about: str
     build: Callable[[Place], None]
     versions: tuple[int, ...] = ()
+    """Judged versions, the newest one last."""
     cdf: tuple[tuple[int, int], ...] = ()
+    """Judged ranges of the change data feed, both ends inclusive."""
     needs: tuple[str, ...] = ()
+    """Reader features, at every version but those of `needs_at`."""
     needs_at: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     client_cannot: Mapping[str, str] = field(default_factory=dict)
+    """Why it fails: under `parquet`, a version's `delta 3`, `changes delta`, a range's `changes delta 0-4`."""
     refused: str | None = None
+    """Why nobody can read its newest version."""
     folder: str | None = None
-    relocatable: bool = True
+
+    def needs_of(self, version: int) -> tuple[str, ...]:
+        """Without which reader features, or for which other reason, a version cannot be read in parquet format."""
+        return self.needs_at.get(version, self.needs)
+
+    def formats(self, *versions: int) -> tuple[Format, ...]:
+        """The response formats that can carry all of these versions."""
+        return ("delta",) if any(self.needs_of(version) for version in versions) else ("parquet", "delta")
+
+    def client_limit(self, what: str, which: int | str) -> str | None:
+        """Why the Python client cannot read this, whatever the server sends; None when it can."""
+        return self.client_cannot.get(what) or self.client_cannot.get(f"{what} {which}")
 
 
 @dataclass(frozen=True)
 class HostileTable:
-    """A finished table of the matrix."""
+    """A finished table of the matrix; what was promised of it is in `TABLES`."""
 
     name: str
-    about: str
     location: str
     latest: int
-    versions: tuple[int, ...]
-    """Those whose rows Spark told."""
-    cdf: tuple[tuple[int, int], ...]
-    """Ranges, both ends inclusive, whose changes Spark told."""
-    needs: Mapping[int, tuple[str, ...]]
-    """Of each judged version the reader features without which it cannot be read; none: in parquet format, too."""
-    client_cannot: Mapping[str, str]
-    """What the Python client is unable to read, whatever the server sends, and why."""
-    refused: str | None
-    """Why nobody can read its newest version; none of its versions is judged then."""
     judged: str
     """The file with Spark's rows."""
 
@@ -106,24 +118,12 @@ class HostileTable:
 
     def write(self, judgement: Mapping[str, Any]) -> None:
         """Keep the table's record and Spark's rows."""
-        record = asdict(self) | {
-            "needs": {str(version): list(needs) for version, needs in self.needs.items()}
-        }
-        Path(self.judged).write_text(json.dumps({"table": record, **judgement}), "utf-8")
+        Path(self.judged).write_text(json.dumps({"table": asdict(self), **judgement}), "utf-8")
 
     @classmethod
     def read(cls, path: Path) -> "HostileTable":
         """The table that was written to a file."""
-        record = json.loads(path.read_text("utf-8"))["table"]
-        return cls(
-            **record
-            | {
-                "versions": tuple(record["versions"]),
-                "cdf": tuple((start, end) for start, end in record["cdf"]),
-                "needs": {int(version): tuple(needs) for version, needs in record["needs"].items()},
-                "judged": str(path),
-            }
-        )
+        return cls(**json.loads(path.read_text("utf-8"))["table"])
 
     @property
     def _judgement(self) -> dict[str, Any]:

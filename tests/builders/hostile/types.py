@@ -20,6 +20,8 @@ EXTREMES = (
     "(1, 1, 16777217, 9007199254740993, FLOAT('1.17549435E-38'), DOUBLE('4.9E-324'), true, 'y', X'62',"
     " DATE'1582-10-15', TIMESTAMP'1582-10-15 00:00:00', 1, CAST('1E-38' AS DECIMAL(38,38)), 0.01)",
 )
+KERNEL_LISTS = "the client's kernel casts nothing inside of lists: `Cannot cast list to non-list data types`"
+UNANNOUNCED = "the client announces deletionVectors and columnMapping only, and timestampNtz for snapshots"
 INT96_REACH = (
     "pyarrow, which the client reads parquet by, wraps years that Spark's default INT96 cannot tell in ns"
 )
@@ -70,7 +72,12 @@ def zoneless(at: Place) -> None:
     )
 
 
-@hostile(versions=(1, 2), cdf=((0, 2),), needs=("timestampNtz",))
+@hostile(
+    versions=(1, 2),
+    cdf=((0, 2),),
+    needs=("timestampNtz",),
+    client_cannot={"changes delta": UNANNOUNCED},
+)
 def timestampntz_cdf_table(at: Place) -> None:
     """As the upstream suite has it: zoneless times with CDF."""
     at.sql(
@@ -89,7 +96,9 @@ WIDENED = (
 
 
 @hostile(
-    versions=(1, 14), needs_at={1: ("typeWidening", "timestampNtz"), 14: ("typeWidening", "timestampNtz")}
+    versions=(1, 14),
+    needs_at={14: ("typeWidening", "timestampNtz")},
+    client_cannot={"delta 14": UNANNOUNCED},
 )
 def widened(at: Place) -> None:
     """Every widening there is, also of nested types and of the partition: old files keep the narrow types."""
@@ -106,7 +115,7 @@ def widened(at: Place) -> None:
     )
 
 
-@hostile(versions=(1,), needs=("variantType",))
+@hostile(versions=(1,), needs=("variantType",), client_cannot={"delta": UNANNOUNCED})
 def variants(at: Place) -> None:
     """Half-structured values: objects, arrays, decimals, null in JSON and null in SQL."""
     documents = ('{"a":1,"b":[1,2.5,"x",null]}', "null", '"text"', "[]", "123456789012.5")
@@ -119,6 +128,7 @@ def variants(at: Place) -> None:
 @hostile(versions=(1,))
 def nested(at: Place) -> None:
     """Structs in arrays in maps, nulls on every level, empty collections, names that differ by case in depth."""
+    at.session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     at.sql(
         "CREATE TABLE {t} (id INT, a ARRAY<STRUCT<x: INT, `Name`: STRING>>, m MAP<STRING, ARRAY<INT>>, "
         "deep STRUCT<one: STRUCT<two: STRUCT<three: ARRAY<MAP<INT, STRING>>>>>, aa ARRAY<ARRAY<DOUBLE>>, "
@@ -131,6 +141,16 @@ def nested(at: Place) -> None:
         "array(TIMESTAMP'2020-01-01 00:00:00.000001')), "
         "(2, array(), map(), named_struct('one', NULL), array(), map(), array(), array()), "
         "(3, NULL, NULL, NULL, NULL, NULL, NULL, NULL)",
+    )
+
+
+@hostile(versions=(1,), client_cannot={"delta": KERNEL_LISTS})
+def nested_int96(at: Place) -> None:
+    """Instants inside of lists, in INT96: they are cast when they are read."""
+    at.session.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
+    at.sql(
+        "CREATE TABLE {t} (id INT, times ARRAY<TIMESTAMP>) USING delta",
+        "INSERT INTO {t} VALUES (1, array(TIMESTAMP'2020-01-01 00:00:00.000001', NULL)), (2, NULL)",
     )
 
 

@@ -19,7 +19,7 @@ def two_files(at: Place, properties: str = ON) -> None:
     )
 
 
-@hostile(versions=(2, 3, 4, 5), needs=DELETION_VECTORS)
+@hostile(versions=(2, 3, 5), needs=DELETION_VECTORS)
 def dv_relative(at: Place) -> None:
     """Vectors of type `u`, two of them in one file; one is replaced by a later one; an UPDATE on top."""
     two_files(at)
@@ -30,8 +30,7 @@ def dv_relative(at: Place) -> None:
 def dv_absolute(at: Place) -> None:
     """Vectors of type `p`: a file outside of the table, with a blank and a percent sign in its name."""
     two_files(at)
-    beside = at.folder / "vectors of dv_absolute"
-    beside.mkdir()
+    beside = at.beside("vectors")
 
     def moved(action: Action) -> list[Action]:
         vector = action.get("add", {}).get("deletionVector")
