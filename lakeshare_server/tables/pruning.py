@@ -5,7 +5,7 @@ for a row of the file. What is missing, cut or not comparable rules nothing out:
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeAlias
@@ -13,31 +13,25 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.tables.columns import Column, Columns, Path, columns_of
+from lakeshare_server.tables.columns import Columns, columns_of
 from lakeshare_server.tables.index import HEADER_KEY
+from lakeshare_server.tables.known_values import Known, KnownValues
 from lakeshare_server.tables.literals import Range, constant_range, own_kind
-from lakeshare_server.tables.predicate import (
-    And,
-    Compare,
-    Comparison,
-    Constant,
-    IsNull,
-    Not,
-    Or,
-    Predicate,
-)
+from lakeshare_server.tables.one_of import OneOf, gathered, outside_all
+from lakeshare_server.tables.predicate import And, Compare, Constant, IsNull, Not, Or, Predicate
+from lakeshare_server.tables.ruled_out import Ruled, all_of, any_of, both, comparison, either
 
 # One boolean for each file of a batch.
 Flags: TypeAlias = pa.BooleanArray
-# What is ruled out: for all files or none of them, or file by file, where null says that nothing is known.
-Ruled: TypeAlias = bool | pa.BooleanArray
+Part: TypeAlias = Predicate | OneOf
 
 
 class Maybe:
     """What a predicate may come to, for each file of a batch; each answer is worked out when it is asked for."""
 
     def __init__(self, predicate: Predicate, batch: pa.RecordBatch, columns: Columns) -> None:
-        self._predicate, self._files, self._count = predicate, _Files(batch, columns), batch.num_rows
+        self._predicate, self._count = predicate, batch.num_rows
+        self._files = _Files(KnownValues(batch, columns))
 
     @cached_property
     def true(self) -> Flags:
@@ -72,8 +66,7 @@ def evaluate(predicate: Predicate, batch: pa.RecordBatch) -> Maybe:
 
 def batch_columns(batch: pa.RecordBatch) -> Columns:
     """The columns that predicates on an index batch can speak of."""
-    metadata = batch.schema.metadata or {}
-    header = metadata.get(HEADER_KEY)
+    header = (batch.schema.metadata or {}).get(HEADER_KEY)
     return columns_of(None if header is None else _schema_string(header), batch.schema)
 
 
@@ -87,207 +80,113 @@ class _Leaf:
 
 
 class _Files:
-    def __init__(self, batch: pa.RecordBatch, columns: Columns) -> None:
-        self.batch, self.columns = batch, columns
+    def __init__(self, values: KnownValues) -> None:
+        self._values = values
         # By identity: 1 and True are equal, but not the same constant.
         self._leaves: dict[int, _Leaf] = {}
+        self._options: dict[int, tuple[Part, ...]] = {}
 
-    def never_true(self, predicate: Predicate) -> Ruled:
-        match predicate:
+    def never_true(self, part: Part) -> Ruled:
+        match part:
             case Not(operand):
                 return self.never_false(operand)
             case And(operands):
-                return _any_of(self.never_true(operand) for operand in operands)
-            case Or(operands):
-                return _all_of(self.never_true(operand) for operand in operands)
+                return any_of(map(self.never_true, operands))
+            case Or():
+                return all_of(map(self.never_true, self._options_of(part)))
             case _:
-                return self._leaf(predicate).never_true
+                return self._leaf(part).never_true
 
-    def never_false(self, predicate: Predicate) -> Ruled:
-        match predicate:
+    def never_false(self, part: Part) -> Ruled:
+        match part:
             case Not(operand):
                 return self.never_true(operand)
             case And(operands):
-                return _all_of(self.never_false(operand) for operand in operands)
-            case Or(operands):
-                return _any_of(self.never_false(operand) for operand in operands)
+                return all_of(map(self.never_false, operands))
+            case Or():
+                return any_of(map(self.never_false, self._options_of(part)))
             case _:
-                return self._leaf(predicate).never_false
+                return self._leaf(part).never_false
 
-    def never_null(self, predicate: Predicate) -> Ruled:
-        match predicate:
+    def never_null(self, part: Part) -> Ruled:
+        match part:
             case Not(operand):
                 return self.never_null(operand)
             case And(operands):
                 return self._never_null(operands, self.never_true)
-            case Or(operands):
-                return self._never_null(operands, self.never_false)
+            case Or():
+                return self._never_null(self._options_of(part), self.never_false)
             case _:
-                return self._leaf(predicate).never_null
+                return self._leaf(part).never_null
 
-    def _never_null(self, operands: Iterable[Predicate], never_open: Callable[[Predicate], Ruled]) -> Ruled:
-        """Null needs an operand that is null, and no operand that alone decides: all are null or leave it open."""
+    def _never_null(self, operands: Iterable[Part], never_open: Callable[[Part], Ruled]) -> Ruled:
+        """Null needs an operand that is null, and none that decides by itself: all others leave it open."""
         parts = [(self.never_null(operand), never_open(operand)) for operand in operands]
-        none_null = _all_of(null for null, _ in parts)
-        one_decides = _any_of(_both(null, decides) for null, decides in parts)
-        return _either(none_null, one_decides)
+        one_decides = any_of(both(null, decides) for null, decides in parts)
+        return either(all_of(null for null, _ in parts), one_decides)
 
-    def _leaf(self, predicate: Predicate) -> _Leaf:
-        if id(predicate) not in self._leaves:
-            self._leaves[id(predicate)] = self._ruled_out(predicate)
-        return self._leaves[id(predicate)]
+    def _options_of(self, part: Or) -> tuple[Part, ...]:
+        if id(part) not in self._options:
+            self._options[id(part)] = gathered(part.operands)
+        return self._options[id(part)]
 
-    def _ruled_out(self, predicate: Predicate) -> _Leaf:
-        match predicate:
+    def _leaf(self, part: Part) -> _Leaf:
+        if id(part) not in self._leaves:
+            self._leaves[id(part)] = self._ruled_out(part)
+        return self._leaves[id(part)]
+
+    def _ruled_out(self, part: Part) -> _Leaf:
+        match part:
             case Constant(value):
                 return _Leaf(never_true=not value, never_false=value, never_null=True)
             case IsNull():
-                return self._is_null(predicate)
+                return self._is_null(part)
             case Compare():
-                return self._compare(predicate)
+                return self._compare(part)
+            case OneOf(parts):
+                return self._one_of(parts)
             case _:
                 return _Leaf()
 
     def _is_null(self, part: IsNull) -> _Leaf:
-        column = self.columns.resolve(part.column)
-        if column is None:
+        known = self._values.of(part.column)
+        if known is None:
             return _Leaf(never_null=True)
-        no_nulls, all_null = self._nulls(column.path)
-        # Casts that the client folded away, of which it tells the innermost, can make nulls of values, never values
+        # Casts that the client folded away, of which it tells the innermost, can make nulls of values, but no values
         # of nulls.
-        is_own = part.kind is None or part.kind == own_kind(column.type)
-        return _Leaf(never_true=no_nulls if is_own else False, never_false=all_null, never_null=True)
+        is_own = part.kind is None or part.kind == own_kind(known.column.type)
+        return _Leaf(known.no_nulls if is_own else False, known.all_null, True)
 
     def _compare(self, part: Compare) -> _Leaf:
-        column = self.columns.resolve(part.column)
-        if column is None:
+        known = self._values.of(part.column)
+        if known is None:
             return _Leaf()
-        no_nulls, all_null = self._nulls(column.path)
-        low, high, is_exact = self._bounds(column)
-        known = low if low is not None else high
-        constant = None if known is None else constant_range(part, column, known.type, exact=is_exact)
+        [constant] = _constants([part], known)
         if constant is None:
-            return _Leaf(all_null, all_null, False)
-        never_true, never_false = _COMPARISONS[part.operator](low, high, constant)
-        if constant.hides_nan:
-            # Spark takes NaN for greater than all numbers, others say no to every comparison with it; statistics
-            # leave it out. So bounds say nothing of what is greater, and never that all rows pass.
-            never_true = False if part.operator in (">", ">=") else never_true
-            never_false = False
-        return _Leaf(_either(all_null, never_true), _either(all_null, never_false), no_nulls)
+            return _Leaf(known.all_null, known.all_null, False)
+        never_true, never_false = comparison(part.operator, known.low, known.high, constant)
+        return _Leaf(either(known.all_null, never_true), either(known.all_null, never_false), known.no_nulls)
 
-    def _nulls(self, path: Path) -> tuple[Ruled, Ruled]:
-        """Files without a null in the column, and files with nothing else."""
-        values = self._values("partition", path)
-        if values is not None:
-            return pc.is_valid(values), pc.is_null(values)
-        counts = self._values("null_count", path)
-        if counts is None or not pa.types.is_integer(counts.type):
-            return False, False
-        return pc.equal(counts, 0), pc.equal(counts, self.batch.column("rows"))
-
-    def _bounds(self, column: Column) -> tuple[pa.Array | None, pa.Array | None, bool]:
-        """Lower and upper bounds, and whether they are the values themselves."""
-        values = self._values("partition", column.path)
-        if values is not None:
-            return values, values, True
-        low, high = self._values("min", column.path), self._values("max", column.path)
-        if low is not None and high is not None and low.type != high.type:
-            return None, None, False
-        if pa.types.is_float32(column.type):
-            # A bound is written as the shortest text that is this float; read as a double it is another number.
-            low, high = _as_floats(low), _as_floats(high)
-        return low, high, False
-
-    def _values(self, struct: str, path: Path) -> pa.Array | None:
-        place = self.batch.schema.get_field_index(struct)
-        if place < 0:
-            return None
-        kind, places = self.batch.schema.field(place).type, []
-        for name in path:
-            inside = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
-            if inside < 0:
-                return None
-            places.append(inside)
-            kind = kind.field(inside).type
-        return None if pa.types.is_struct(kind) else pc.struct_field(self.batch.column(place), places)
+    def _one_of(self, parts: tuple[Compare, ...]) -> _Leaf:
+        known = self._values.of(parts[0].column)
+        if known is None:
+            return _Leaf()
+        found = _constants(parts, known)
+        constants = [constant for constant in found if constant is not None]
+        if len(constants) < len(parts):
+            return _Leaf(known.all_null, known.all_null, False)
+        outside = outside_all(known.low, known.high, constants)
+        is_inside: Ruled = False
+        if known.is_exact and not isinstance(outside, bool) and all(one.is_point for one in constants):
+            is_inside = pc.invert(outside)
+        return _Leaf(either(known.all_null, outside), either(known.all_null, is_inside), known.no_nulls)
 
 
-def _as_floats(values: pa.Array | None) -> pa.Array | None:
-    return values if values is None or not pa.types.is_float64(values.type) else values.cast(pa.float32())
-
-
-def _less(low: pa.Array | None, high: pa.Array | None, constant: Range) -> tuple[Ruled, Ruled]:
-    return _test(pc.greater_equal, low, constant.high), _test(pc.less, high, constant.low)
-
-
-def _less_equal(low: pa.Array | None, high: pa.Array | None, constant: Range) -> tuple[Ruled, Ruled]:
-    return _test(pc.greater, low, constant.high), _test(pc.less_equal, high, constant.low)
-
-
-def _greater(low: pa.Array | None, high: pa.Array | None, constant: Range) -> tuple[Ruled, Ruled]:
-    return _less_equal(low, high, constant)[::-1]
-
-
-def _greater_equal(low: pa.Array | None, high: pa.Array | None, constant: Range) -> tuple[Ruled, Ruled]:
-    return _less(low, high, constant)[::-1]
-
-
-def _equal(low: pa.Array | None, high: pa.Array | None, constant: Range) -> tuple[Ruled, Ruled]:
-    elsewhere = _either(_test(pc.greater, low, constant.high), _test(pc.less, high, constant.low))
-    if not constant.is_point:
-        return elsewhere, False
-    return elsewhere, _both(_test(pc.equal, low, constant.low), _test(pc.equal, high, constant.high))
-
-
-_COMPARISONS: dict[Comparison, Callable[[pa.Array | None, pa.Array | None, Range], tuple[Ruled, Ruled]]] = {
-    "=": _equal,
-    "<": _less,
-    "<=": _less_equal,
-    ">": _greater,
-    ">=": _greater_equal,
-}
-
-
-def _test(
-    test: Callable[[pa.Array, pa.Scalar], pa.Array], bound: pa.Array | None, constant: pa.Scalar | None
-) -> Ruled:
-    """Files whose bound passes. NaN passes nothing and a missing bound gives null: neither rules anything out."""
-    return False if bound is None or constant is None else test(bound, constant)
-
-
-def _both(one: Ruled, other: Ruled) -> Ruled:
-    if one is False or other is False:
-        return False
-    if isinstance(one, bool):
-        return other
-    return one if isinstance(other, bool) else pc.and_kleene(one, other)
-
-
-def _either(one: Ruled, other: Ruled) -> Ruled:
-    if one is True or other is True:
-        return True
-    if isinstance(one, bool):
-        return other
-    return one if isinstance(other, bool) else pc.or_kleene(one, other)
-
-
-def _all_of(parts: Iterable[Ruled]) -> Ruled:
-    found: Ruled = True
-    for part in parts:
-        found = _both(found, part)
-        if found is False:
-            break
-    return found
-
-
-def _any_of(parts: Iterable[Ruled]) -> Ruled:
-    found: Ruled = False
-    for part in parts:
-        found = _either(found, part)
-        if found is True:
-            break
-    return found
+def _constants(parts: Sequence[Compare], known: Known) -> list[Range | None]:
+    kept_as = known.bounds_type
+    if kept_as is None:
+        return [None] * len(parts)
+    return [constant_range(part, known.column, kept_as, exact=known.is_exact) for part in parts]
 
 
 @lru_cache(64)

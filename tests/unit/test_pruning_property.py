@@ -9,30 +9,42 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import pyarrow as pa
 import pytest
 
+from lakeshare_server.protocol.answer import Progress, SnapshotAnswer
+from lakeshare_server.protocol.file_lines import SnapshotLines
 from lakeshare_server.protocol.json_predicate import parse_json_predicate
 from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
-from lakeshare_server.tables import open_index, read_delta, write_index
-from lakeshare_server.tables.predicate import Predicate
+from lakeshare_server.tables import FileIndex, open_index, read_delta, write_index
+from lakeshare_server.tables.predicate import EVERYTHING, Predicate
 from lakeshare_server.tables.pruning import evaluate
 from tests.builders.pruning.questions import a_question, as_json, as_sql
 from tests.builders.pruning.tables import File, Table, a_table
-from tests.builders.pruning.truth import Client, Question, truth
+from tests.builders.pruning.truth import Client, Every, Question, truth
 
 # Twenty batches of 25 tables with 20 predicates each: 10,000 cases.
 BATCHES, TABLES, PREDICATES = 20, 25, 20
 ZONES = (0, -480, 345, 840, -720, 1080, "America/New_York")
 
 
-def index_batch(table: Table, folder: Path) -> pa.RecordBatch:
-    """The table's files as its index has them, in the order of the table."""
+def index_of(table: Table, folder: Path) -> FileIndex:
+    """The table's files as recipients get them, in the order of the table."""
     table.write(folder)
-    index = open_index(folder / "index", write_index(read_delta(str(folder)), folder / "index").digest)
-    [batch] = index.batches()
-    return batch
+    return open_index(folder / "index", write_index(read_delta(str(folder)), folder / "index").digest)
+
+
+class Answered:
+    """Takes the files of an answer instead of lines."""
+
+    def __init__(self) -> None:
+        self.files: list[int] = []
+
+    def of(self, files: pa.RecordBatch, _sign: object) -> bytes:
+        self.files += [int(path.rsplit("-")[-1].split(".")[0]) for path in files.column("path").to_pylist()]
+        return b""
 
 
 def some_client(random: Random) -> Client:
@@ -72,7 +84,7 @@ def test_no_file_with_a_match_is_left_out_and_no_row_counts_that_does_not_match(
         seed = number * TABLES + place
         random = Random(seed)
         table = a_table(random)
-        batch = index_batch(table, tmp_path / str(seed))
+        [batch] = index_of(table, tmp_path / str(seed)).batches()
         for _ in range(PREDICATES):
             one = asked(random, table)
             maybe = evaluate(one.predicate, batch)
@@ -94,3 +106,27 @@ def test_no_file_with_a_match_is_left_out_and_no_row_counts_that_does_not_match(
     # Keeping everything would be sound too. Statistics are missing in a part of the files on purpose.
     assert counts["left out"] > counts["files without a match"] * 0.25, counts
     assert counts["known to be"] > counts["files of matches only"] * 0.1, counts
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_an_answer_with_a_limit_holds_that_many_matches_or_all(number: int, tmp_path: Path) -> None:
+    """protocol §11 'limitHint using numRecords minus DV cardinality'"""
+    fewer = 0
+    for place in range(TABLES):
+        seed = 100_000 + number * TABLES + place
+        random = Random(seed)
+        table = a_table(random)
+        index = index_of(table, tmp_path / str(seed))
+        for limit in range(PREDICATES):
+            one = (
+                asked(random, table) if random.random() < 0.8 else Asked(Every(()), "everything", EVERYTHING)
+            )
+            answered = Answered()
+            answer = SnapshotAnswer(index=index, predicate=one.predicate, rows_wanted=limit)
+            list(answer.parts(cast(SnapshotLines, answered), lambda _: [], Progress()))
+            client = some_client(random)
+            found = [sum(matches(one.question, file, client)) for file in table.files]
+            enough = min(limit, sum(found))
+            assert sum(found[place] for place in answered.files) >= enough, f"seed {seed}, {limit} of {one}"
+            fewer += len(answered.files) < len(table.files)
+    assert fewer > TABLES * PREDICATES * 0.3

@@ -1,0 +1,80 @@
+"""What an index batch knows of a column's values in each file: bounds, nulls, or the very value of a partition."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeshare_server.tables.columns import Column, Columns, Path
+from lakeshare_server.tables.predicate import ColumnName
+from lakeshare_server.tables.ruled_out import Bounds, Ruled
+
+
+@dataclass(frozen=True)
+class Known:
+    """Of one column: which files have no nulls in it, and which nothing else; and the bounds of its values.
+
+    With `is_exact` both bounds are the values themselves.
+    """
+
+    column: Column
+    no_nulls: Ruled
+    all_null: Ruled
+    low: Bounds
+    high: Bounds
+    is_exact: bool
+
+    @property
+    def bounds_type(self) -> pa.DataType | None:
+        """The type in which bounds are kept; None when no file has any."""
+        known = self.low if self.low is not None else self.high
+        return None if known is None else known.type
+
+
+class KnownValues:
+    """The columns of one batch."""
+
+    def __init__(self, batch: pa.RecordBatch, columns: Columns) -> None:
+        self._batch, self._columns = batch, columns
+
+    def of(self, name: ColumnName) -> Known | None:
+        """What is known of the column that a predicate names; None when it is not certain which that is."""
+        column = self._columns.resolve(name)
+        if column is None:
+            return None
+        values = self._values("partition", column.path)
+        if values is not None:
+            return Known(column, pc.is_valid(values), pc.is_null(values), values, values, is_exact=True)
+        return Known(column, *self._nulls(column.path), *self._bounds(column), is_exact=False)
+
+    def _nulls(self, path: Path) -> tuple[Ruled, Ruled]:
+        counts = self._values("null_count", path)
+        if counts is None or not pa.types.is_integer(counts.type):
+            return False, False
+        return pc.equal(counts, 0), pc.equal(counts, self._batch.column("rows"))
+
+    def _bounds(self, column: Column) -> tuple[Bounds, Bounds]:
+        low, high = self._values("min", column.path), self._values("max", column.path)
+        if low is not None and high is not None and low.type != high.type:
+            return None, None
+        if pa.types.is_float32(column.type):
+            # A bound is written as the shortest text that is this float; read as a double it is another number.
+            return _as_floats(low), _as_floats(high)
+        return low, high
+
+    def _values(self, struct: str, path: Path) -> Bounds:
+        place = self._batch.schema.get_field_index(struct)
+        if place < 0:
+            return None
+        kind, places = self._batch.schema.field(place).type, []
+        for name in path:
+            inside = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
+            if inside < 0:
+                return None
+            places.append(inside)
+            kind = kind.field(inside).type
+        return None if pa.types.is_struct(kind) else pc.struct_field(self._batch.column(place), places)
+
+
+def _as_floats(values: Bounds) -> Bounds:
+    return values if values is None or not pa.types.is_float64(values.type) else values.cast(pa.float32())
