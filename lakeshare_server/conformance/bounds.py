@@ -35,7 +35,11 @@ def broken_bound(stats: Mapping[str, Any], rows: pa.Table, reply: Reply) -> str 
 def _outside(column: pa.ChunkedArray, low: Any, high: Any) -> str | None:
     if column.null_count == len(column) or (low is None and high is None):
         return None
-    found = pc.min_max(column).as_py()
+    try:
+        found = pc.min_max(column).as_py()
+    except (OverflowError, ValueError):
+        # Python has no dates before year 1 and after 9999.
+        return None
     if low is not None and found["min"] < low:
         return f"holds {found['min']}, minValues says {low}"
     if isinstance(high, datetime):

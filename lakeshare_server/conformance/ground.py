@@ -129,6 +129,15 @@ class Table:
     def views(self) -> list["View"]:
         return [view for format in (PARQUET, DELTA) if (view := self.view(format)) is not None]
 
+    def expect_readable(self) -> None:
+        """Go on unless the server refuses the whole table.
+
+        Raises:
+            NothingToTry: it does, and says why.
+        """
+        if not self.views and 400 <= self.version().status < 500:
+            raise NothingToTry(f"{self.name} cannot be read: {self.version().summary}")
+
     @property
     def other_views(self) -> list["View"]:
         """A view of each other table of the ground.

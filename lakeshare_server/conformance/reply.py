@@ -178,6 +178,11 @@ class Reply:
         return found if isinstance(found, dict) else {}
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether files have the columns under other names than the table has."""
+        return self.format == DELTA and self.configuration.get("delta.columnMapping.mode", "none") != "none"
+
+    @property
     def partition_columns(self) -> list[str]:
         found = self.metadata.get("partitionColumns")
         return found if isinstance(found, list) else []

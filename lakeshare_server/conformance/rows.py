@@ -1,16 +1,16 @@
 """The rows behind a reply: its files read with pyarrow, their columns by their names in the schema."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeshare_server.conformance.case import PARQUET, Broken, NothingToTry
+from lakeshare_server.conformance.case import Broken, NothingToTry
 from lakeshare_server.conformance.ground import View
 from lakeshare_server.conformance.reply import Action, Reply
-from lakeshare_server.conformance.values import to_value
+from lakeshare_server.conformance.values import FLOATS, INTEGERS, to_value
 
 LARGEST_BYTES = 64 * 1024 * 1024
 MOST_FILES = 500
@@ -41,20 +41,28 @@ def read_parquet(view: View, action: Action) -> pa.Table:
         raise Broken(answer.asked, "a Parquet file", f"{len(answer.body)} bytes ({error})") from error
 
 
+def physical_name(reply: Reply, column: str) -> str:
+    """The name of a column in files, partition values and statistics."""
+    for field in reply.fields if reply.is_mapped else ():
+        if field["name"] == column:
+            return str((field.get("metadata") or {}).get("delta.columnMapping.physicalName", column))
+    return column
+
+
 def columns_of(reply: Reply) -> dict[str, tuple[str, str]]:
     """By its name in the files: each column's own name and type; the type is empty if values cannot be compared."""
-    is_mapped = (
-        reply.format != PARQUET and reply.configuration.get("delta.columnMapping.mode", "none") != "none"
-    )
     found = {}
     for field in reply.fields:
-        stored = (field.get("metadata") or {}).get("delta.columnMapping.physicalName") if is_mapped else None
-        kind = field.get("type")
-        found[str(stored or field["name"])] = (
-            str(field["name"]),
-            kind if isinstance(kind, str) and kind in COMPARABLE else "",
-        )
+        name, kind = str(field["name"]), field.get("type")
+        is_comparable = isinstance(kind, str) and kind in COMPARABLE
+        found[physical_name(reply, name)] = (name, str(kind) if is_comparable else "")
     return found
+
+
+def reads_as(stored: pa.DataType, kind: str) -> bool:
+    """Whether a column of a file can be read as the type of the schema; types that cannot be compared can."""
+    read = _READS.get(kind)
+    return read is None or read(stored)
 
 
 def read_all(view: View, reply: Reply) -> list[FileRows]:
@@ -103,7 +111,12 @@ def _constant(text: str | None, kind: str, count: int) -> pa.Array:
 def distinct(files: Sequence[FileRows], column: str) -> Iterator[object]:
     """The values of a column in all files, in order, without nulls."""
     whole = pa.chunked_array([chunk for one in files for chunk in one.rows.column(column).chunks])
-    yield from sorted({value for value in whole.to_pylist() if value is not None})
+    try:
+        values = whole.unique().to_pylist()
+    except (OverflowError, ValueError):
+        # Python has no dates before year 1 and after 9999.
+        return
+    yield from sorted(value for value in values if value is not None)
 
 
 _TYPES = {
@@ -117,4 +130,14 @@ _TYPES = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", "UTC"),
     "boolean": pa.bool_(),
+}
+
+_READS: dict[str, Callable[[pa.DataType], bool]] = {
+    **dict.fromkeys(INTEGERS, pa.types.is_integer),
+    # A column of whole numbers may have been widened.
+    **dict.fromkeys(FLOATS, lambda stored: pa.types.is_floating(stored) or pa.types.is_integer(stored)),
+    "string": lambda stored: pa.types.is_string(stored) or pa.types.is_large_string(stored),
+    "date": pa.types.is_date,
+    "timestamp": pa.types.is_timestamp,
+    "boolean": pa.types.is_boolean,
 }

@@ -77,7 +77,7 @@ def vectors_delete_no_more_than_there_is(view: View) -> None:
 @on_views(SHOULD, "0.14", "2.5", formats=(DELTA,))
 def tables_with_features_are_paged_and_streamed(view: View) -> None:
     """Tables with deletion vectors or mapped columns are answered in pages, and in windows where history is shared."""
-    is_mapped = view.snapshot.configuration.get("delta.columnMapping.mode", "none") != "none"
+    is_mapped = view.snapshot.is_mapped
     if not is_mapped and not any(action.vector for action in view.snapshot.actions):
         raise NothingToTry("no table has deletion vectors or mapped columns")
     view.ask({"maxFiles": 1}).expect_status(200)

@@ -30,8 +30,7 @@ def urls_have_a_signature_the_python_client_knows(view: View) -> None:
 @on_views(MUST, "2.2", formats=(DELTA,))
 def mapped_columns_keep_their_mapping(view: View) -> None:
     """With column mapping every column of schemaString has its id and its physical name."""
-    mode = view.snapshot.configuration.get("delta.columnMapping.mode", "none")
-    if mode == "none":
+    if not view.snapshot.is_mapped:
         raise NothingToTry("no table maps its columns")
     for field in view.snapshot.fields:
         metadata, where = field.get("metadata") or {}, f"{view.snapshot.where}, column {field['name']}"

@@ -17,6 +17,7 @@ LONG_AGO, FAR_AHEAD = "1970-01-02T00:00:00Z", "2999-01-01T00:00:00Z"
 @on_tables(MUST, "1.5", "0.7")
 def the_version_is_a_header(table: Table) -> None:
     """The version call answers 200 with the header Delta-Table-Version, a whole number, and an empty body."""
+    table.expect_readable()
     answer = table.version().expect_status(200)
     expect(answer.version >= 0, answer.asked, "a version from 0", answer.version)
     expect(answer.body == b"", answer.asked, "an empty body", answer.summary)
@@ -25,6 +26,7 @@ def the_version_is_a_header(table: Table) -> None:
 @on_tables(OPTIONAL, "1.1", "1.5")
 def head_of_a_table_tells_its_version(table: Table) -> None:
     """HEAD of the table, which old clients send, answers the same header."""
+    table.expect_readable()
     answer = table.ask("HEAD")
     if answer.status in (404, 405, 501):
         raise NothingToTry("the server does not answer HEAD of a table")

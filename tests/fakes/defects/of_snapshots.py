@@ -228,7 +228,7 @@ DATA_FILES: Mapping[str, Defect] = {
     "a-url-that-was-altered-is-refused": at(
         DATA, answer(200), when=lambda request: "X-Amz-Signature" not in request.params
     ),
-    "files-are-parquet-with-the-columns-of-the-schema": at(QUERY, metadata(_renamed("note", "remark"))),
+    "files-are-parquet-with-the-columns-of-the-schema": at(QUERY, metadata(_renamed("long", "string"))),
     "statistics-count-the-rows": at(QUERY, files(_stats(put(numRecords=99)))),
     "statistics-hold-the-rows": at(QUERY, files(_stats(lambda stats: stats["maxValues"].update(id=1)))),
 }
