@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from typing import Any
 
 import pyarrow as pa
@@ -39,7 +38,8 @@ class Leaf:
             return pa.int64()
         if pa.types.is_floating(kind):
             return pa.float64()
-        return pa.string() if pa.types.is_date(kind) else kind
+        # Read as text, so that each is judged on its own, and a time without the zone it should have is none.
+        return pa.string() if pa.types.is_temporal(kind) else kind
 
     def low(self, values: pa.Array) -> pa.Array:
         """Lower bounds as read, in the type they are compared in."""
@@ -50,11 +50,11 @@ class Leaf:
         return self._bound(values, DOUBLE_ERROR)
 
     def _bound(self, values: pa.Array, error: float) -> pa.Array:
-        if self.type == "date":
-            return _dates(values)
         if self.type is not None and DECIMAL.fullmatch(self.type):
             return pc.add(values, pc.multiply(pc.abs(values), error))
         kind = arrow_type(self.type) if self.type is not None else None
+        if kind is not None and pa.types.is_temporal(kind):
+            return _moments(values, kind)
         if kind is not None and pa.types.is_integer(kind) and kind != values.type:
             return _narrowed(values, kind)
         return values
@@ -102,18 +102,15 @@ def _leaf(member: Mapping[str, Any]) -> Leaf:
     return Leaf(member["name"], physical_name(member), type=kind if isinstance(kind, str) else None)
 
 
-def _dates(texts: pa.Array) -> pa.Array:
+def _moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Dates or times; null for a text that is none. Bad ones are searched for by halves: there are few."""
     try:
-        return pc.cast(texts, pa.date32())
+        return pc.cast(texts, kind)
     except pa.ArrowInvalid:
-        return pa.array([_date(text) for text in texts.to_pylist()], pa.date32())
-
-
-def _date(text: str | None) -> date | None:
-    try:
-        return None if text is None else date.fromisoformat(text)
-    except ValueError:
-        return None
+        if len(texts) == 1:
+            return pa.nulls(1, kind)
+    half = len(texts) // 2
+    return pa.concat_arrays([_moments(texts.slice(0, half), kind), _moments(texts.slice(half), kind)])
 
 
 def _narrowed(values: pa.Array, kind: pa.DataType) -> pa.Array:

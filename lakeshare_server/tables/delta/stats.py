@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +19,8 @@ from lakeshare_server.tables.json_text import PLAIN, Part, joined
 BLOCK_BYTES = 1 << 22
 # A block that does not parse is halved down to this size, then read row by row.
 ROW_BY_ROW = 256
+# What does not stand behind an object, within another one or at the end of a text: something else begins there.
+BEHIND_OBJECT = r"\}\s*[^\s,}\]\"]"
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,10 @@ def _parsed(texts: pa.Array, schema: pa.Schema) -> tuple[pa.Table, pa.Array]:
 def _by_arrow(texts: pa.Array, schema: pa.Schema) -> pa.Table:
     if not len(texts):
         return schema.empty_table()
-    one_line = pc.replace_substring(pc.fill_null(texts, "{}"), "\n", " ") if _has_newline(texts) else texts
-    lines = pc.binary_join_element_wise(pc.fill_null(one_line, "{}"), "", "\n")
+    texts = pc.fill_null(texts, "{}")
+    _require_one_object_each(texts)
+    one_line = pc.replace_substring(texts, "\n", " ") if _has_newline(texts) else texts
+    lines = pc.binary_join_element_wise(one_line, "", "\n")
     table = pj.read_json(
         pa.BufferReader(_bytes_of(lines)),
         read_options=pj.ReadOptions(block_size=BLOCK_BYTES),
@@ -106,6 +109,14 @@ def _by_arrow(texts: pa.Array, schema: pa.Schema) -> pa.Table:
     if table.num_rows != len(texts):
         raise pa.ArrowInvalid("a statistics text is more or less than one JSON object")
     return table
+
+
+def _require_one_object_each(texts: pa.Array) -> None:
+    """Refuse what Arrow would read on into the next text, or crash on: it takes a bare null for an empty column."""
+    bounded = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+    one = pc.and_(bounded, pc.invert(pc.match_substring_regex(texts, BEHIND_OBJECT)))
+    if not pc.all(one, min_count=0).as_py():
+        raise pa.ArrowInvalid("a statistics text is not one JSON object")
 
 
 def _has_newline(texts: pa.Array) -> bool:
@@ -154,8 +165,6 @@ def _leaf(value: Any, kind: pa.DataType) -> Any:
         return int(value) if whole and -(1 << 63) <= value < 1 << 63 else None
     if pa.types.is_floating(kind):
         return _float(value)
-    if pa.types.is_timestamp(kind):
-        return _timestamp(value, kind)
     return value if isinstance(value, str) else None
 
 
@@ -165,11 +174,3 @@ def _float(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return None if math.isnan(number) else number
-
-
-def _timestamp(value: Any, kind: pa.TimestampType) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        return None
-    return moment if (moment.tzinfo is None) == (kind.tz is None) else None
