@@ -42,10 +42,11 @@ def _outside(column: pa.ChunkedArray, low: Any, high: Any) -> str | None:
         return None
     if low is not None and found["min"] < low:
         return f"holds {found['min']}, minValues says {low}"
-    if isinstance(high, datetime):
-        high += CUT
+    greatest = found["max"]
+    if isinstance(greatest, datetime) and greatest.year > 1:
+        greatest -= CUT
     # A long text's upper bound is cut and made larger in its last character.
-    if high is not None and found["max"] > high and not str(found["max"]).startswith(str(high)):
+    if high is not None and greatest > high and not str(greatest).startswith(str(high)):
         return f"holds {found['max']}, maxValues says {high}"
     return None
 

@@ -1,10 +1,15 @@
-"""Our own server passes the conformance suite: no case fails, and none lacks something to try it on.
+"""Our own server passes the conformance suite, and nothing of it is left untried; a naive server fails with reasons.
 
-It serves the tables that the model server has, and Iceberg tables; the suite sees it over HTTP alone.
+Ours serves the tables that the model server has, and an Iceberg table; the suite sees it over HTTP alone.
 """
 
 import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,7 +18,7 @@ import pytest
 from lakeshare_server.access.profile import write_profile
 from lakeshare_server.catalog import DeclaredShare, SharedTable, apply_shares
 from lakeshare_server.commands import main
-from tests.builders.lake_tables import IcebergTable, some_rows
+from tests.builders.lake_tables import IcebergTable, a_delta_table, some_rows
 from tests.builders.sharing import Provider, a_server
 from tests.fakes.model_on_disk import write_delta
 from tests.fakes.model_tables import the_tables
@@ -64,3 +69,61 @@ def test_our_server_keeps_every_promise_of_the_protocol(
     assert len(report["tables"]) == len(the_tables()) + 1
     assert "passed: every must that applies holds" in capsys.readouterr().out
     assert len(ET.parse(junit).getroot().findall(".//testcase")) == len(report["cases"])
+
+
+WRONG_WITH_THE_NAIVE_SERVER = {
+    "authentication.refusals-are-json": "body of the 401: expected the field errorCode",
+    "listings.names-are-read-in-any-case": "GET /shares/NAIVE/schemas/DEFAULT/tables: expected status 200, came 404",
+    "listings.a-share-is-told-as-it-is-listed": "GET /shares/naive: expected status 200, came 404",
+    "listing-pages.a-page-of-none-is-allowed": "GET /shares?maxResults=0: expected no items",
+    "versions.a-time-that-is-none-is-400": "startingTimestamp=yesterday: expected status 400, came 200",
+    "metadata.metadata-tells-size-and-number-of-files": "expected the field size, a whole number from 0",
+    "snapshots.urls-tell-when-they-end": "expected expirationTimestamp",
+    "time-travel.a-version-out-of-reach-is-400": '{"version": 1000}: expected status 400, came 500',
+    "windows.a-window-has-adds-and-removes": "expected one of ['add', 'metaData', 'remove'], came file",
+    "paging.answers-come-in-pages": '{"maxFiles": 1}: expected one file, came 3',
+    "file-ids.the-scheme-of-ids-is-echoed": "expected the header fileidhash, came none",
+    "predicates.json-that-makes-no-sense-gets-all-files": '"bad-predicates"}: expected an answer, came none',
+    "bad-requests.fields-of-other-types-are-400": '{"version": "x"}: expected status 400, came 500',
+    "data-files.a-range-is-206": "expected an answer, came none (ConnectError",
+}
+
+
+def test_the_naive_server_fails_with_sentences_that_say_why(tmp_path: Path) -> None:
+    """The server that the benchmark sets beside ours: most of what it lacks shows, each time with the request."""
+    with a_naive_server(a_delta_table(tmp_path / "table")) as url:
+        fields = {"shareCredentialsVersion": 1, "endpoint": url, "bearerToken": "naive"}
+        (tmp_path / "naive.share").write_text(json.dumps(fields))
+        command = [
+            sys.executable,
+            "-m",
+            "lakeshare_server",
+            "conformance",
+            "run",
+            str(tmp_path / "naive.share"),
+        ]
+        ended = subprocess.run(
+            [*command, "--json", str(tmp_path / "report.json")], check=False, capture_output=True
+        )
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (ended.returncode, report["failed"], report["tables"]) == (1, True, ["naive.default.table"])
+    sentences = {case["name"]: case["sentences"] for case in report["cases"] if case["verdict"] == "failed"}
+    for name, said in WRONG_WITH_THE_NAIVE_SERVER.items():
+        assert any(said in sentence for sentence in sentences[name]), sentences[name]
+    assert not any("can be judged" in sentence for found in sentences.values() for sentence in found)
+    assert report["counts"]["must"]["passed"] > 30
+
+
+@contextmanager
+def a_naive_server(location: Path) -> Iterator[str]:
+    """The benchmark's naive server; the URLs it signs lead to a port of this host where nobody is."""
+    command = [sys.executable, "-m", "bench.naive_server", "--port", "0", "--table", str(location)]
+    environment = {**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[1]
+        finally:
+            process.terminate()
