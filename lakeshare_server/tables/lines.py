@@ -108,7 +108,7 @@ def _struct(values: pa.StructArray, text: JsonText) -> list[Part]:
 def _delta_rest(files: pa.Table) -> pa.Array:
     parts: list[Part] = [
         ',"modificationTime":',
-        pc.cast(_column(files, "modification_time"), pa.string()),
+        pc.cast(pc.fill_null(_column(files, "modification_time"), 0), pa.string()),
         ',"dataChange":true',
     ]
     parts += _optional(files, "base_row_id", lambda ids: [',"baseRowId":', pc.cast(ids, pa.string())])

@@ -225,6 +225,13 @@ def test_deletion_vectors_are_sent_where_clients_find_them(tmp_path: Path) -> No
     assert "deletionVector" not in plain["deltaSingleAction"]["add"]
 
 
+def test_a_file_whose_log_has_no_time_has_a_line_all_the_same(tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table", some_rows(days=1))
+    rewrite_adds(location, [{"modificationTime": None}])
+    [add] = deltas(location)
+    assert add["modificationTime"] == 0
+
+
 def deltas(location: Path) -> list[dict[str, Any]]:
     snapshot = read_delta(str(location))
     found = lines_of(snapshot.files.combine_chunks(), snapshot.partition_columns, "delta")
