@@ -114,3 +114,17 @@ def _dates(at: Place, mode: str) -> None:
         "INSERT INTO {t} VALUES (DATE'2021-04-28', TIMESTAMP'2021-04-28 06:32:22.421'),"
         "(DATE'2021-04-28', TIMESTAMP'2021-04-28 06:32:02.07'), (NULL, NULL)",
     )
+
+
+@hostile(versions=(2,), needs=MAPPED)
+def iceberg_compat(at: Place) -> None:
+    """Made to be read by Iceberg, too: mapped by name, with ids inside of lists and maps, and without UniForm."""
+    at.sql(
+        "CREATE TABLE {t} (id INT, a ARRAY<STRUCT<x: INT>>, m MAP<STRING, ARRAY<TIMESTAMP>>, p DATE) USING delta "
+        f"PARTITIONED BY (p) TBLPROPERTIES ('delta.enableIcebergCompatV2'='true', {BY_NAME},"
+        "'delta.enableDeletionVectors'='false')",
+        "INSERT INTO {t} VALUES "
+        "(1, array(named_struct('x', 1)), map('k', array(TIMESTAMP'2020-01-01')), DATE'2020-01-01'), "
+        "(3, array(), NULL, DATE'2020-01-01')",
+        "INSERT INTO {t} VALUES (2, NULL, map(), NULL)",
+    )

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
+from tests.builders.delta_log import read_state
 from tests.builders.hostile.place import DELETION_VECTORS, Place, hostile
 
 
@@ -95,3 +96,23 @@ def _12k_rows(at: Place) -> None:
         columns = [list(ids), [f"str_{n}" for n in ids], times, [n**0.5 for n in ids]]
         write_deltalake(at.location, pa.table(columns, schema=schema), mode="append")
         first += count
+
+
+@hostile(versions=(2,))
+def table4(at: Place) -> None:
+    """Columns in another order than in the file."""
+    at.sql(
+        "CREATE TABLE {t} (date DATE, eventTime TIMESTAMP, type STRING) USING delta PARTITIONED BY (date)",
+        "INSERT INTO {t} VALUES (DATE'2021-04-28', TIMESTAMP'2021-04-28 23:35:53.156', NULL)",
+        "ALTER TABLE {t} ALTER COLUMN type FIRST",
+    )
+
+
+@hostile(versions=(1, 3))
+def streaming_null_to_notnull(at: Place) -> None:
+    """A column may not be null from version 2 on; no engine writes that, the upstream suite has it."""
+    at.sql("CREATE TABLE {t} (name STRING) USING delta", "INSERT INTO {t} VALUES ('1')")
+    metadata = read_state(at.location).metadata
+    strict = metadata["schemaString"].replace('"nullable":true', '"nullable":false')
+    at.commit(2, [{"metaData": metadata | {"schemaString": strict}}])
+    at.sql("INSERT INTO {t} VALUES ('2')")

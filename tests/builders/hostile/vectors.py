@@ -1,7 +1,5 @@
 """Tables with deletion vectors: relative, absolute, inline, many in one file, every container of a bitmap, with CDF."""
 
-from pathlib import Path
-
 from tests.builders.deletion_vector import inline_descriptor, relative_path
 from tests.builders.delta_log import Action, read_state
 from tests.builders.hostile.place import DELETION_VECTORS, Place, hostile
@@ -106,6 +104,14 @@ def dv_changes(at: Place) -> None:
     )
 
 
-def vector_files(table: Path) -> list[Path]:
-    """The files of vectors below a table."""
-    return sorted(table.rglob("*.bin"))
+@hostile(versions=(2, 4), cdf=((0, 4),), needs=DELETION_VECTORS)
+def dv_row_tracking(at: Place) -> None:
+    """Vectors and row ids together: a file that lost rows keeps its base id, an updated row its own."""
+    at.sql(
+        f"CREATE TABLE {{t}} (id INT, s STRING) USING delta TBLPROPERTIES ({ON}, 'delta.enableRowTracking'='true',"
+        "'delta.enableChangeDataFeed'='true')",
+        "INSERT INTO {t} SELECT id, concat('row ', id) FROM range(8)",
+        "DELETE FROM {t} WHERE id < 2",
+        "UPDATE {t} SET s = 'updated' WHERE id = 3",
+        "OPTIMIZE {t}",
+    )
