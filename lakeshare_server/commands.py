@@ -1,4 +1,7 @@
-"""The server's commands: serve, recipients, shares, tables, conformance. The `lakeshare` command mounts them too."""
+"""The server's commands: serve, explain, recipients, shares, tables, conformance.
+
+The `lakeshare` command mounts them too.
+"""
 
 import sys
 from datetime import UTC, datetime, timedelta
@@ -35,6 +38,7 @@ def add_commands(app: typer.Typer) -> None:
     """Mount the server's commands on another application."""
     app.command()(serve)
     app.command()(publications)
+    app.command()(explain)
     app.add_typer(recipient_app, name="recipient")
     app.add_typer(share_app, name="share")
     app.add_typer(table_app, name="table")
@@ -136,6 +140,49 @@ def publications(
         typer.echo(
             f"{one.version}\t{when}\t{one.rows}\t{one.files}\t{one.partition}\t{one.run_id}\t{', '.join(remarks)}"
         )
+
+
+def explain(
+    table: Annotated[
+        str, typer.Argument(metavar="PROFILE#SHARE.SCHEMA.TABLE", help="A table as clients write it.")
+    ],
+    where: Annotated[
+        str | None, typer.Option("--where", help="A predicate in SQL, like \"day >= '2024-03-01'\".")
+    ] = None,
+    json_predicate: Annotated[
+        str | None,
+        typer.Option("--json-predicate", help="A predicate as clients send it: jsonPredicateHints."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Rows the client wants: limitHint.")] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="The version; the latest by default.")] = None,
+    files: Annotated[
+        bool, typer.Option("--files", help="Tell of each file why it is kept or dropped.")
+    ] = False,
+) -> None:
+    """Tell which files of a table a predicate leaves out for a recipient, and why.
+
+    Example: lakeshare explain bob.share#sales.lake.orders --where "day >= '2024-03-01' AND amount > 100"
+    """
+    from lakeshare_server.access.explain import asked_table, explained
+    from lakeshare_server.access.view import Views
+    from lakeshare_server.settings import ServerSettings
+    from lakeshare_server.stores import Stores
+    from lakeshare_server.versions import Versions
+
+    asked = asked_table(table)
+    settings, catalog = ServerSettings(), _catalog()
+    views = Views(catalog, Versions(catalog, settings, Stores(settings)))
+    fields = {
+        "predicateHints": where and [where],
+        "jsonPredicateHints": json_predicate,
+        "limitHint": limit,
+        "version": version,
+    }
+    found = explained(catalog, views, asked, fields)
+    for line in found.lines():
+        typer.echo(line)
+    for line in found.file_lines() if files else ():
+        typer.echo(line)
 
 
 @share_app.command("list")

@@ -31,7 +31,7 @@ class Maybe:
 
     def __init__(self, predicate: Predicate, batch: pa.RecordBatch, columns: Columns) -> None:
         self._predicate, self._count = predicate, batch.num_rows
-        self._files = _Files(KnownValues(batch, columns))
+        self._files = Answers(KnownValues(batch, columns))
 
     @cached_property
     def true(self) -> Flags:
@@ -64,6 +64,14 @@ def evaluate(predicate: Predicate, batch: pa.RecordBatch) -> Maybe:
     return Maybe(predicate, batch, batch_columns(batch))
 
 
+def live_rows(batch: pa.RecordBatch) -> pa.Array:
+    """Rows that readers see in each file, 0 where that is not known."""
+    rows = batch.column("rows")
+    if "dv_cardinality" in batch.schema.names:
+        rows = pc.max_element_wise(pc.subtract(rows, batch.column("dv_cardinality")), 0, skip_nulls=False)
+    return pc.fill_null(rows, 0)
+
+
 def batch_columns(batch: pa.RecordBatch) -> Columns:
     """The columns that predicates on an index batch can speak of."""
     header = (batch.schema.metadata or {}).get(HEADER_KEY)
@@ -79,7 +87,9 @@ class _Leaf:
     never_null: Ruled = False
 
 
-class _Files:
+class Answers:
+    """What is ruled out in each file of a batch, for a predicate and for each of its parts."""
+
     def __init__(self, values: KnownValues) -> None:
         self._values = values
         # By identity: 1 and True are equal, but not the same constant.
@@ -87,6 +97,7 @@ class _Files:
         self._options: dict[int, tuple[Part, ...]] = {}
 
     def never_true(self, part: Part) -> Ruled:
+        """Files in which it is true for no row."""
         match part:
             case Not(operand):
                 return self.never_false(operand)
@@ -98,6 +109,7 @@ class _Files:
                 return self._leaf(part).never_true
 
     def never_false(self, part: Part) -> Ruled:
+        """Files in which it is false for no row."""
         match part:
             case Not(operand):
                 return self.never_true(operand)
@@ -109,6 +121,7 @@ class _Files:
                 return self._leaf(part).never_false
 
     def never_null(self, part: Part) -> Ruled:
+        """Files in which it is null for no row."""
         match part:
             case Not(operand):
                 return self.never_null(operand)

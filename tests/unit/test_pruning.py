@@ -363,3 +363,23 @@ def test_files_without_statistics_stay(tmp_path: Path) -> None:
     assert kept(sql("x = 9"), batch) == [0, 2]
     assert kept(sql("x = 0"), batch) == [0, 1]
     assert sure(sql("x > -1"), batch) == [2]
+
+
+@pytest.mark.parametrize("kind", ["integer", "string", "date", "double"])
+def test_a_long_list_leaves_out_what_lies_between_its_constants(tmp_path: Path, kind: str) -> None:
+    def value(number: int) -> Any:
+        day = f"2020-01-{number:02}"
+        return {"integer": number, "string": f"{number:02}", "date": day, "double": float(number)}[kind]
+
+    pairs = [(2, 3), (3, 3), (3, 4), (4, 5), (1, 1), (29, 30), (30, 31), (31, 31)]
+    files = [a_file(x=(value(low), value(high))) for low, high in pairs]
+    # Every second day: 2, 4, …, 30.
+    listed = [value(number) for number in (*range(2, 31, 2), 30, 2)]
+    texts = ", ".join(f"'{one}'" if isinstance(one, str) else repr(one) for one in listed)
+    batch = a_batch(tmp_path, {"x": kind}, files)
+    assert kept(sql(f"x IN ({texts})"), batch) == [0, 2, 3, 5, 6]
+    some = [{**a_file(), "partitionValues": {"x": str(value(number))}} for number in (1, 2, 3, 30, 31)]
+    some.append({**a_file(), "partitionValues": {"x": None}})
+    batch = a_batch(tmp_path / "partitioned", {"x": kind, "y": "integer"}, some, ["x"])
+    assert kept(sql(f"x IN ({texts})"), batch) == sure(sql(f"x IN ({texts})"), batch) == [1, 3]
+    assert kept(sql(f"x NOT IN ({texts})"), batch) == [0, 2, 4]
