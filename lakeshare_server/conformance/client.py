@@ -1,6 +1,7 @@
 """Requests as clients send them, and answers as the cases judge them. What breaks on the way is a broken promise."""
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,8 @@ from lakeshare_server.conformance.shapes import NAME, TEXT, expect_fields
 CAPABILITIES = "delta-sharing-capabilities"
 VERSION = "delta-table-version"
 TIMEOUT_S, CONNECT_TIMEOUT_S = 60, 10
+TOO_MANY_REQUESTS = 429
+PAUSES_S, LONGEST_PAUSE_S = (0.5, 1, 2, 4, 8, 16), 60
 LONGEST_PARAMETER_SHOWN = 40
 LONGEST_HEADER_SHOWN = 40
 OF_PROFILE = "the profile's token"
@@ -195,10 +198,17 @@ class Client:
             self._http.request, method, url, headers=headers, content=content, follow_redirects=follows
         )
         try:
-            return send()
+            answer = send()
         except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             # The server may have closed the connection after an earlier answer: not this one's fault.
-            return send()
+            answer = send()
+        for pause_s in PAUSES_S:
+            if answer.status_code != TOO_MANY_REQUESTS:
+                break
+            told = answer.headers.get("retry-after", "")
+            time.sleep(min(int(told), LONGEST_PAUSE_S) if told.isdigit() else pause_s)
+            answer = send()
+        return answer
 
 
 def _described(

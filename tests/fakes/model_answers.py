@@ -6,18 +6,29 @@ It shares no line with our own server: it is what the conformance suite is held 
 import json
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from tests.fakes.model_lines import Sign, Wording, kept, line, wording
+from tests.fakes.model_replies import (
+    JSON,
+    NDJSON,
+    decoded,
+    first_at,
+    json_reply,
+    last_at,
+    lines_reply,
+    missing,
+    needs_history,
+    page_end,
+    share_item,
+    table_item,
+)
 from tests.fakes.model_requests import Ask, Refused, Reply, Request, number, read_ask, text, time_ms
 from tests.fakes.model_tables import ModelTable, the_tables
 
 TOKEN = "model-token"
 FEATURES_OF_PARQUET = "Unsupported Delta Table Properties: the client announced no"
-NDJSON, JSON = "application/x-ndjson; charset=utf-8", "application/json; charset=utf-8"
 
 
 @dataclass(frozen=True)
@@ -50,19 +61,21 @@ class Model:
     def _routed(self, request: Request) -> Reply:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             raise Refused(401, "Send the profile's token.", "UNAUTHENTICATED")
-        parts = [_decoded(part) for part in request.path.split("/")[1:]]
+        parts = [decoded(part) for part in request.path.split("/")[1:]]
         match (request.method, *parts):
             case ("GET", "shares"):
-                return self._listing(request, [_share(name) for name in self._shares()])
+                return self._listing(request, [share_item(name) for name in self._shares()])
             case ("GET", "shares", share):
-                return _json({"share": _share(self._share(share))})
+                return json_reply({"share": share_item(self._share(share))})
             case ("GET", "shares", share, "schemas"):
                 name = self._share(share)
                 schemas = sorted({table.schema for table in self.tables if table.share == name})
                 return self._listing(request, [{"name": schema, "share": name} for schema in schemas])
             case ("GET", "shares", share, "all-tables"):
                 name = self._share(share)
-                return self._listing(request, [_item(table) for table in self.tables if table.share == name])
+                return self._listing(
+                    request, [table_item(table) for table in self.tables if table.share == name]
+                )
             case ("GET", "shares", share, "schemas", schema, "tables"):
                 tables = [
                     table
@@ -70,8 +83,8 @@ class Model:
                     if (table.share, table.schema.lower()) == (self._share(share), schema.lower())
                 ]
                 if not tables:
-                    raise _missing(schema)
-                return self._listing(request, [_item(table) for table in tables])
+                    raise missing(schema)
+                return self._listing(request, [table_item(table) for table in tables])
             case (method, "shares", share, "schemas", schema, "tables", name, *below):
                 return self._table_call(request, self._table(share, schema, name), method, below)
         raise Refused(404, "That is not part of the protocol.", "RESOURCE_DOES_NOT_EXIST")
@@ -79,7 +92,7 @@ class Model:
     def _table_call(self, request: Request, table: ModelTable, method: str, below: list[str]) -> Reply:
         match (method, *below):
             case ("GET",):
-                return _json(_item(table) | {"format": "delta"})
+                return json_reply(table_item(table) | {"format": "delta"})
             case ("HEAD",) | ("GET", "version"):
                 return self._version(request, table)
             case ("GET", "metadata"):
@@ -103,7 +116,7 @@ class Model:
         for share in self._shares():
             if share.lower() == name.lower():
                 return share
-        raise _missing(name)
+        raise missing(name)
 
     def _table(self, *names: str) -> ModelTable:
         for table in self.tables:
@@ -112,7 +125,7 @@ class Model:
                 for one, other in zip((table.share, table.schema, table.name), names, strict=True)
             ):
                 return table
-        raise _missing("/".join(names))
+        raise missing("/".join(names))
 
     def _listing(self, request: Request, items: list[dict[str, Any]]) -> Reply:
         size = number(request.params, "maxResults", high=2**31 - 1)
@@ -125,7 +138,7 @@ class Model:
         page: dict[str, Any] = {"items": items[start:end]}
         if end < len(items):
             page["nextPageToken"] = self._new_token("listing", request.path.lower(), end)
-        return _json(page)
+        return json_reply(page)
 
     # One table
 
@@ -133,7 +146,7 @@ class Model:
         since = time_ms(request.params, "startingTimestamp")
         version = table.latest
         if since is not None:
-            _needs_history(table)
+            needs_history(table)
             later = [number for number in range(table.latest + 1) if table.timestamp_ms(number) >= since]
             if not later:
                 raise Refused(400, "The provided timestamp is after the latest available version")
@@ -147,7 +160,7 @@ class Model:
         words = self._words(request, table)
         version = self._at(table, asked)
         told = version if request.params else None
-        return _lines(words.head(table, version, told, None), version, words, request)
+        return lines_reply(words.head(table, version, told, None), version, words, request)
 
     def _query(self, request: Request, table: ModelTable, ask: Ask) -> Reply:
         words = self._words(request, table)
@@ -204,9 +217,9 @@ class Model:
         since, until = time_ms(given, "startingTimestamp"), time_ms(given, "endingTimestamp")
         ask = read_ask({key: value for key, value in given.items() if not key.endswith("Timestamp")})
         if since is not None:
-            ask = replace(ask, start=_first_at(table, since))
+            ask = replace(ask, start=first_at(table, since))
         if until is not None:
-            ask = replace(ask, end=_last_at(table, until))
+            ask = replace(ask, end=last_at(table, until))
         if ask.start is None:
             raise Refused(400, "No startingVersion or startingTimestamp provided for CDF read")
         if ask.end is not None and ask.end < ask.start:
@@ -246,7 +259,7 @@ class Model:
                 raise Refused(400, "Query parameter mismatch detected for the next page query")
         closing: dict[str, Any] = {"minUrlExpirationTimestamp": words.expires_ms}
         if ask.max_files is not None:
-            end = _page_end(plan.lines, start, ask.max_files)
+            end = page_end(plan.lines, start, ask.max_files)
             if end < len(plan.lines):
                 closing["nextPageToken"] = self._new_token("page", *fingerprint, end)
         if ask.wants_refresh:
@@ -255,7 +268,7 @@ class Model:
         lines = [*plan.head, *(one for _, one in plan.lines[start:end])]
         if asked or ask.max_files is not None or ask.wants_refresh:
             lines.append(line("endStreamAction", closing))
-        return _lines(lines, plan.version, words, request, echoes=asked)
+        return lines_reply(lines, plan.version, words, request, echoes=asked)
 
     def _new_token(self, *content: Any) -> str:
         token = uuid.uuid4().hex
@@ -289,7 +302,7 @@ class Model:
     def _poll(self, request: Request, table: ModelTable, query_id: str) -> Reply:
         query = self.queries.get(query_id)
         if query is None or query["table"] != table.name:
-            raise _missing(query_id)
+            raise missing(query_id)
         if query["left"] > 0:
             query["left"] -= 1
             return self._pending(table, query_id)
@@ -305,28 +318,28 @@ class Model:
             raise Refused(400, f"Unsupported fileidhash: '{scheme}'")
         asked = request.capabilities.get("responseformat", {"parquet"}) & {"parquet", "delta"} or {"parquet"}
         format = "parquet" if table.is_simple and "parquet" in asked else "delta"
-        missing = {name.lower() for name in table.protocol.get("readerFeatures", [])}
-        missing -= request.capabilities.get("readerfeatures", set())
-        if format not in asked or (format == "delta" and missing):
-            raise Refused(400, f"{FEATURES_OF_PARQUET} {sorted(missing)}", "UNSUPPORTED_OPERATION")
+        lacking = {name.lower() for name in table.protocol.get("readerFeatures", [])}
+        lacking -= request.capabilities.get("readerfeatures", set())
+        if format not in asked or (format == "delta" and lacking):
+            raise Refused(400, f"{FEATURES_OF_PARQUET} {sorted(lacking)}", "UNSUPPORTED_OPERATION")
         return wording(format, scheme and scheme.lower(), self.sign)
 
     def _at(self, table: ModelTable, ask: Ask) -> int:
         if ask.version is None and ask.at_ms is None:
             return table.latest
         if ask.refresh_token is None:
-            _needs_history(table)
+            needs_history(table)
         if ask.at_ms is not None:
             if ask.at_ms > table.timestamp_ms(table.latest):
                 raise Refused(400, "The provided timestamp (…) is after the latest available version")
-            return _last_at(table, ask.at_ms)
+            return last_at(table, ask.at_ms)
         assert ask.version is not None
         if ask.version > table.latest:
             raise Refused(400, f"There is no version {ask.version}")
         return ask.version
 
     def _range(self, table: ModelTable, ask: Ask) -> tuple[int, int]:
-        _needs_history(table)
+        needs_history(table)
         start, end = ask.start or 0, table.latest if ask.end is None else ask.end
         if start > end and ask.end is not None:
             message = f"startingVersion({start}) must be smaller than or equal to endingVersion({end})"
@@ -346,80 +359,4 @@ class Model:
         keys = dict.fromkeys(("accessKeyId", "secretAccessKey", "sessionToken"), "secret")
         ends = int(time.time() * 1000) + 3_600_000
         given = {"location": f"s3://model/{table.name}", "awsTempCredentials": keys, "expirationTime": ends}
-        return _json({"credentials": given})
-
-
-def _lines(
-    lines: list[bytes], version: int, words: Wording, request: Request, *, echoes: bool = False
-) -> Reply:
-    told = f"responseformat={words.format}" + (";includeendstreamaction=true" if echoes else "")
-    headers = {
-        "Content-Type": NDJSON,
-        "Delta-Table-Version": str(version),
-        "delta-sharing-capabilities": told,
-    }
-    if "fileidhash" in request.headers:
-        headers["fileidhash"] = words.scheme
-    return Reply(200, headers, b"\n".join(lines) + b"\n")
-
-
-def _json(content: Mapping[str, Any]) -> Reply:
-    return Reply(200, {"Content-Type": JSON}, json.dumps(content).encode())
-
-
-def _share(name: str) -> dict[str, Any]:
-    return {"name": name, "id": f"id-of-{name}", "comment": "of the model", "properties": {"a": "b"}}
-
-
-def _item(table: ModelTable) -> dict[str, Any]:
-    names = {"name": table.name, "schema": table.schema, "share": table.share}
-    item = {**names, "shareId": f"id-of-{table.share}", "id": table.id}
-    return item | (
-        {"accessModes": ["url", "dir"], "location": f"s3://model/{table.name}"} if table.credentials else {}
-    )
-
-
-def _missing(name: str) -> Refused:
-    message = f"'{name[:100]}' does not exist, please contact your share provider for further information."
-    return Refused(404, message, "RESOURCE_DOES_NOT_EXIST")
-
-
-def _needs_history(table: ModelTable) -> None:
-    if not table.has_history:
-        name = f"{table.share}.{table.schema}.{table.name}"
-        raise Refused(
-            400,
-            "Reading table by version or timestamp is not supported because history sharing is not enabled "
-            f"on table: {name}",
-        )
-
-
-def _first_at(table: ModelTable, at_ms: int) -> int:
-    for version in range(table.latest + 1):
-        if table.timestamp_ms(version) >= at_ms:
-            return version
-    raise Refused(400, "Please use a timestamp less than or equal to the latest")
-
-
-def _last_at(table: ModelTable, at_ms: int) -> int:
-    for version in range(table.latest, -1, -1):
-        if table.timestamp_ms(version) <= at_ms:
-            return version
-    raise Refused(400, "The provided timestamp (…) is before the earliest available version")
-
-
-def _page_end(lines: list[tuple[bool, bytes]], start: int, max_files: int) -> int:
-    files = 0
-    for place in range(start, len(lines)):
-        files += lines[place][0]
-        if files > max_files:
-            return place
-    return len(lines)
-
-
-def _decoded(part: str) -> str:
-    try:
-        name = unquote_to_bytes(part).decode()
-    except UnicodeDecodeError:
-        raise Refused(400, "The name is not UTF-8.") from None
-    return name
+        return json_reply({"credentials": given})

@@ -17,6 +17,7 @@ from lakeshare_server.conformance.runner import NOT_APPLICABLE, run
 from lakeshare_server.conformance.suite import chosen_cases, every_case
 from lakeshare_server.errors import BadRequest, Unavailable
 from tests.fakes.defects.tools import METADATA, QUERY, TABLE, VERSION, Defect, answer, asked, at, header
+from tests.fakes.model_requests import Reply, Request
 from tests.fakes.model_server import ModelServer, a_model_server
 
 Command = Callable[..., tuple[object, str, str]]
@@ -163,6 +164,19 @@ def test_what_a_server_does_not_offer_is_not_applicable(
     lacking = [outcome for outcome in outcomes if outcome.verdict == NOT_APPLICABLE]
     assert len(lacking) >= len(outcomes) - 2
     assert all(outcome.reason and outcome.tried == 0 for outcome in lacking)
+
+
+def test_a_server_that_wants_fewer_requests_gets_its_pause(server: ModelServer) -> None:
+    refusals = iter([answer(429), answer(429)])
+
+    def busy(_: Request, reply: Reply) -> None:
+        next(refusals, lambda _: None)(reply)
+        reply.headers["Retry-After"] = "0"
+
+    server.defect = busy
+    with Client(server.profile) as client:
+        assert client.ask("GET", "/shares").status == 200
+    assert next(refusals, None) is None
 
 
 def test_a_run_that_takes_a_while_tells_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
