@@ -2,10 +2,13 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from lakeshare_server.conformance.command import conformance_app
 from lakeshare_server.conformance.reference import with_tables
 from lakeshare_server.conformance.sections import SECTIONS
 from lakeshare_server.conformance.suite import chosen_cases, every_case, group_titles
@@ -63,5 +66,12 @@ def test_the_suite_knows_nothing_of_our_server(path: Path) -> None:
         names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
         for name in names:
             is_own = name.startswith("lakeshare_server.conformance")
-            is_standard = name.partition(".")[0] in __import__("sys").stdlib_module_names
+            is_standard = name.partition(".")[0] in sys.stdlib_module_names
             assert is_own or is_standard or name in allowed or name.startswith("pyarrow."), name
+
+
+def test_the_reference_names_every_option() -> None:
+    group = typer.main.get_command(conformance_app)
+    for parameter in group.commands["run"].params:  # type: ignore[attr-defined]
+        for name in parameter.opts if parameter.name != "profile" else ["PROFILE"]:
+            assert f"`{name}`" in PAGE.read_text()
