@@ -55,12 +55,14 @@ class FollowedVersions:
     def at(self, number: int) -> Version | None:
         """The version with this number, None when the log cannot tell it."""
         self._log.refresh(self._publish)
-        return self._version(number) if self._first() <= number <= self._log.latest else None
+        is_told = self._first() <= number <= self._log.latest and self._log.has(number)
+        return self._version(number) if is_told else None
 
     def at_or_below(self, number: int) -> Version | None:
         """The last version with this number or a lower one."""
         numbers = self._numbers()
-        return self._version(min(number, numbers.stop - 1)) if number >= numbers.start else None
+        place = bisect_right(numbers, number)
+        return self._version(numbers[place - 1]) if place else None
 
     def at_or_before(self, timestamp_ms: int) -> Version | None:
         """The last version of that time or earlier."""
@@ -86,9 +88,9 @@ class FollowedVersions:
         )
         return [one if one.tells_time else one.at(log.timestamp_ms(one.version)) for one in changes]
 
-    def _numbers(self) -> range:
+    def _numbers(self) -> list[int]:
         self._log.refresh(self._publish)
-        return range(self._first(), self._log.latest + 1)
+        return self._log.numbers(self._first())
 
     def _first(self) -> int:
         return max(self._followed.start_version, self._log.oldest)

@@ -34,6 +34,15 @@ class FollowedLog:
             raise TableFilesMissing(self.root, "its log was never read")
         return self._published[0]
 
+    def numbers(self, first: int) -> list[int]:
+        """The versions from `first` on whose commit or checkpoint is there: a log may have lost some in between."""
+        known = {*self.listing.commits, *self.listing.checkpoints}
+        return sorted(number for number in known if first <= number <= self.latest)
+
+    def has(self, version: int) -> bool:
+        """Whether the version's commit or checkpoint is there."""
+        return version in self.listing.commits or version in self.listing.checkpoints
+
     @property
     def oldest(self) -> int:
         """The oldest version that the log can still tell."""
