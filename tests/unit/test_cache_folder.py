@@ -1,0 +1,208 @@
+"""The folder of what is built on demand: built once, by anybody; bounded; and whole, whatever happens to its files."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lakeshare_server.errors import Unavailable, Unserveable
+from lakeshare_server.tables import read_delta
+from lakeshare_server.tables.cache_folder import OPEN_FILES, CacheFolder
+from lakeshare_server.tables.index_cache import IndexCache
+from tests.builders.lake_tables import a_delta_table
+
+
+class Texts:
+    """A folder of texts, with a note of what was written and opened."""
+
+    def __init__(self, folder: Path, max_bytes: int = 10**6) -> None:
+        self.written: list[str] = []
+        self.opened: list[str] = []
+        self.folder = CacheFolder(folder, max_bytes, self._open)
+
+    def get(self, name: str, text: str | None = None) -> str:
+        def write(path: Path) -> None:
+            self.written.append(name)
+            path.write_text(name if text is None else text)
+
+        return self.folder.get((name,), write)
+
+    def _open(self, path: Path) -> str:
+        text = path.read_text()
+        self.opened.append(text)
+        if text.startswith("damaged"):
+            raise ValueError("damaged")
+        return text
+
+
+def kept(folder: Path) -> set[str]:
+    return {file.read_text() for file in folder.glob("*.arrow")}
+
+
+def test_what_was_built_is_not_built_again(tmp_path: Path) -> None:
+    texts = Texts(tmp_path)
+    assert [texts.get("a"), texts.get("a"), texts.get("b"), texts.get("a")] == ["a", "a", "b", "a"]
+    assert texts.written == texts.opened == ["a", "b"]
+    again = Texts(tmp_path)
+    assert again.get("a") == "a"
+    assert again.written == []
+
+
+def test_only_what_is_there_is_found(tmp_path: Path) -> None:
+    texts = Texts(tmp_path)
+    assert texts.folder.found(("a",)) is None
+    texts.get("a")
+    assert texts.folder.found(("a",)) == "a"
+    assert texts.written == ["a"]
+
+
+def test_keys_are_told_apart_by_every_part(tmp_path: Path) -> None:
+    texts = Texts(tmp_path)
+    keys: list[tuple[object, ...]] = [("a", 1), ("a", "1"), ("a1",), ("a",), ("a", 1, None), ("a", None, 1)]
+    for place, key in enumerate(keys):
+        texts.folder.get(key, lambda path, place=place: path.write_text(str(place)) and None)
+    assert [texts.folder.found(key) for key in keys] == [str(place) for place in range(len(keys))]
+
+
+def test_many_threads_build_once(tmp_path: Path) -> None:
+    built: list[int] = []
+    folder = CacheFolder(tmp_path, 10**6, Path.read_text)
+
+    def write(path: Path) -> None:
+        built.append(1)
+        time.sleep(0.1)
+        path.write_text("x")
+
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(folder.get(("k",), write))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["x"] * 8
+    assert len(built) == 1
+
+
+BUILD = """
+import sys, time
+from pathlib import Path
+from lakeshare_server.tables.cache_folder import CacheFolder
+
+def write(path):
+    print("built")
+    time.sleep(0.3)
+    path.write_text("x")
+
+assert CacheFolder(Path(sys.argv[1]), 10**6, Path.read_text).get(("k",), write) == "x"
+"""
+
+
+def test_many_processes_build_once(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", BUILD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert sorted(said) == ["", "", "built\n"]
+
+
+def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+    texts = Texts(tmp_path, max_bytes=3)
+    for name in "abc":
+        texts.get(name)
+        _pass_time(tmp_path)
+    Texts(tmp_path).get("a")
+    texts.get("d")
+    assert kept(tmp_path) == {"a", "c", "d"}
+    assert Texts(tmp_path).folder.found(("b",)) is None
+
+
+def _pass_time(folder: Path) -> None:
+    """Make all that is there a second older."""
+    for file in folder.glob("*.arrow"):
+        before = file.stat()
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns - 10**9))
+
+
+def test_what_is_larger_than_the_folder_is_kept_alone(tmp_path: Path) -> None:
+    texts = Texts(tmp_path, max_bytes=3)
+    texts.get("a")
+    _pass_time(tmp_path)
+    assert texts.get("b", "much larger") == "much larger"
+    assert kept(tmp_path) == {"much larger"}
+
+
+def test_what_was_removed_or_damaged_is_built_again(tmp_path: Path) -> None:
+    Texts(tmp_path).get("a")
+    [file] = tmp_path.glob("*.arrow")
+    file.unlink()
+    texts = Texts(tmp_path)
+    assert texts.get("a") == "a"
+    file.write_text("damaged")
+    texts = Texts(tmp_path)
+    assert texts.get("a") == "a"
+    assert texts.written == ["a"]
+
+
+def test_what_is_no_good_any_more_is_built_again(tmp_path: Path) -> None:
+    texts = Texts(tmp_path)
+    texts.get("a", "old")
+    found = texts.folder.get(("a",), lambda path: path.write_text("new") and None, lambda text: text == "new")
+    assert found == "new"
+    assert texts.get("a") == "new"
+
+
+def test_a_build_that_fails_leaves_nothing_and_the_next_one_may_succeed(tmp_path: Path) -> None:
+    texts = Texts(tmp_path)
+
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise Unserveable("no", "no")
+
+    with pytest.raises(Unserveable):
+        texts.folder.get(("a",), fail)
+    assert kept(tmp_path) == set()
+    assert [file for file in tmp_path.iterdir() if file.name.startswith(".writing")] == []
+    assert texts.get("a") == "a"
+
+
+def test_a_folder_that_cannot_be_written_is_said_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(Unavailable, match=r"cannot be written to .*LAKESHARE_STATE_DIR"):
+        Texts(tmp_path / "taken").get("a")
+
+    def no_room(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(Unavailable, match="No space left on device"):
+        Texts(tmp_path).folder.get(("a",), no_room)
+
+
+def test_no_more_files_are_kept_open_than_said(tmp_path: Path) -> None:
+    texts = Texts(tmp_path)
+    for number in range(OPEN_FILES + 1):
+        texts.get(f"k{number}")
+    texts.get("k1")
+    assert len(texts.opened) == OPEN_FILES + 1
+    texts.get("k0")
+    assert texts.opened[-1] == "k0"
+    assert len(texts.opened) == OPEN_FILES + 2
+
+
+def test_an_open_index_stays_readable_when_its_file_makes_room(tmp_path: Path) -> None:
+    snapshot = read_delta(str(a_delta_table(tmp_path / "table")))
+    cache = IndexCache(tmp_path / "cache", max_bytes=1)
+    first = cache.get(("first",), lambda: snapshot)
+    before = [batch.to_pylist() for batch in first.batches()]
+    cache.get(("second",), lambda: snapshot)
+    [left] = (tmp_path / "cache").glob("*.arrow")
+    assert [batch.to_pylist() for batch in first.batches()] == before
+    assert len(before[0]) == 3
+    digest = hashlib.sha256(left.read_bytes()).hexdigest()
+    assert digest != left.stem, "these are named by what they stand for, not by their content"
