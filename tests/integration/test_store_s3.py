@@ -4,6 +4,7 @@ import http.client
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,11 +15,14 @@ import pytest
 from botocore.exceptions import ClientError
 from deltalake import DeltaTable, write_deltalake
 
+from lakeshare_server.catalog import SharedTable
+from lakeshare_server.catalog.hand_shares import allow_directory_access, share_table
 from lakeshare_server.errors import StoreDenied, StoreMissing, Unavailable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers, TemporaryCredentials
 from lakeshare_server.stores import Stores
 from tests.builders.keys import AWKWARD_KEYS
+from tests.builders.sharing import a_provider, a_server
 from tests.integration.s3_server import REGION, S3Server, S3User, running_s3
 
 # SeaweedFS takes no such keys, or makes others of them; so do many, S3 itself does not.
@@ -322,6 +326,50 @@ def test_a_delta_table_is_read_with_vended_keys(server: S3Server, bucket: str) -
     ):
         with pytest.raises(Exception, match=r"403|AccessDenied|permission"):
             forbidden()
+
+
+@pytest.mark.usefixtures("act_as")
+def test_a_folder_is_handed_out_where_the_operator_says_so_and_its_history_is_shared(
+    server: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    """Directory access over HTTP (protocol §1.4, §1.10): never by itself, never with a hidden history."""
+    common = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": REGION}
+    admin = {"AWS_ACCESS_KEY_ID": server.admin.access_key, "AWS_SECRET_ACCESS_KEY": server.admin.secret_key}
+    rows = pa.table({"n": [1, 2, 3]})
+    location = f"s3://{bucket}/mine"
+    write_deltalake(location, rows, storage_options=common | admin)
+    provider = a_provider(
+        tmp_path, s3_endpoint=server.endpoint, s3_region=REGION, s3_role_arn=server.role_arn
+    )
+    for name, history in (("open", True), ("closed", True), ("hidden", False)):
+        provider.follow(f"lake.{name}", location)
+        shared = SharedTable("lake", name, f"lake.{name}", history=history)
+        share_table(provider.catalog, "s", shared)
+        allow_directory_access(provider.catalog, "s", "lake", name, allowed=name != "closed")
+    with a_server(provider) as running, running.client(provider.recipient(shares=("s",))) as client:
+        tables = {table["name"]: table for table in client.get("/shares/s/all-tables").json()["items"]}
+        assert tables["open"]["location"] == location
+        assert tables["open"]["accessModes"] == ["url", "dir"]
+        for name, reason in (("closed", "never published"), ("hidden", "history is not shared")):
+            assert not {"location", "accessModes"} & set(tables[name])
+            refusal = client.post(f"/shares/s/schemas/lake/tables/{name}/temporary-table-credentials")
+            assert (refusal.status_code, reason in refusal.json()["message"]) == (400, True)
+        answer = client.post("/shares/s/schemas/lake/tables/open/temporary-table-credentials")
+        elsewhere = client.post(
+            "/shares/s/schemas/lake/tables/open/temporary-table-credentials",
+            json={"location": f"s3://{bucket}/other"},
+        )
+        assert elsewhere.status_code == 400
+    granted = answer.json()["credentials"]
+    assert granted["location"] == location
+    assert granted["expirationTime"] > time.time() * 1000
+    keys = granted["awsTempCredentials"]
+    theirs = common | {
+        "AWS_ACCESS_KEY_ID": keys["accessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": keys["secretAccessKey"],
+        "AWS_SESSION_TOKEN": keys["sessionToken"],
+    }
+    assert DeltaTable(location, storage_options=theirs).to_pyarrow_table().equals(rows)
 
 
 def test_keys_with_a_session_token_read_and_sign(
