@@ -356,6 +356,29 @@ def test_a_list_of_several_types_is_compared_in_one_of_them(tmp_path: Path) -> N
     assert kept(sql("x NOT IN (1, 2)"), batch) == []
 
 
+def test_a_text_is_a_number_only_when_it_is_written_like_one(tmp_path: Path) -> None:
+    """In lists some clients compare numbers with texts as texts."""
+    batch = a_batch(
+        tmp_path, {"x": "integer", "y": "integer"}, [{**a_file(), "partitionValues": {"x": "5"}}], ["x"]
+    )
+    assert kept(sql("x NOT IN ('5')"), batch) == kept(sql("x = '6'"), batch) == []
+    for text in ("05", "+5", " 5", "5.0", "5e0", "-0"):
+        assert kept(sql(f"x NOT IN ('{text}')"), batch) == kept(sql(f"x = '{text}'"), batch) == [0]
+
+
+def test_floats_in_sql_are_compared_as_floats_or_as_doubles(tmp_path: Path) -> None:
+    files = [
+        {**a_file(), "partitionValues": {"x": "0.1"}},
+        {**a_file(), "partitionValues": {"x": "16777216"}},
+    ]
+    batch = a_batch(tmp_path, {"x": "float", "y": "integer"}, files, ["x"])
+    assert kept(sql("x = 0.1"), batch) == kept(sql("x = 0.1F"), batch) == [0]
+    assert kept(sql("x = 0.1D"), batch) == []
+    # As a float this number is the one before it.
+    assert kept(sql("x = 16777217"), batch) == [1]
+    assert kept(sql("NOT (x = 0.1)"), batch) == [0, 1]
+
+
 def test_files_without_statistics_stay(tmp_path: Path) -> None:
     batch = a_batch(
         tmp_path, {"x": "integer"}, [{**a_file(), "stats": None}, a_file(x=(None, 5)), a_file(x=(1, None))]

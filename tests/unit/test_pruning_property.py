@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -130,3 +130,58 @@ def test_an_answer_with_a_limit_holds_that_many_matches_or_all(number: int, tmp_
             assert sum(found[place] for place in answered.files) >= enough, f"seed {seed}, {limit} of {one}"
             fewer += len(answered.files) < len(table.files)
     assert fewer > TABLES * PREDICATES * 0.3
+
+
+DAMAGE = [
+    None,
+    True,
+    0,
+    -1,
+    1e308,
+    10**30,
+    "",
+    "NaN",
+    "null",
+    "\ud800",
+    "9" * 400,
+    "2020-13-45",
+    [],
+    {},
+    "int",
+    "x" * 5000,
+]
+
+
+def damaged(node: Any, random: Random) -> Any:
+    """The same tree with some of its values, types and children exchanged for others."""
+    if random.random() < 0.06:
+        return random.choice(DAMAGE)
+    if isinstance(node, list):
+        children = [damaged(child, random) for child in node]
+        return children if random.random() < 0.9 else children * 2
+    if not isinstance(node, dict):
+        return node
+    kept = {key: damaged(value, random) for key, value in node.items() if random.random() < 0.98}
+    if "valueType" in kept and random.random() < 0.2:
+        kept["valueType"] = random.choice(
+            ["bool", "int", "long", "float", "double", "string", "date", "timestamp"]
+        )
+    return kept
+
+
+def test_damaged_predicates_are_evaluated_without_an_error(tmp_path: Path) -> None:
+    """protocol §1.7: any problem of a predicate leaves files in, it is never an error"""
+    random = Random(7)
+    table = a_table(random)
+    [batch] = index_of(table, tmp_path).batches()
+    dropping = 0
+    for _ in range(1500):
+        node = as_json(a_question(random, table, is_json=True), random)
+        parsed = parse_json_predicate(json.dumps(damaged(node, random)))
+        text = as_sql(a_question(random, table, is_json=False), random)
+        cut = text[: random.randint(0, len(text))] + random.choice(["", ")", "'", " = 5", " AND x"])
+        for predicate in (parsed, parse_sql_predicates([cut])):
+            maybe = evaluate(predicate, batch)
+            assert len(maybe.true) == len(maybe.surely_all) == len(table.files)
+            dropping += maybe.true.false_count > 0
+    assert dropping > 300
