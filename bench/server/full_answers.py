@@ -8,7 +8,7 @@ from bench.server.load import Ask, Seen
 from bench.server.ours import ON_S3
 from bench.server.processes import Running, run
 from bench.server.stage import Stage
-from bench.server.turns import by_turns, milliseconds, number, ratio, say
+from bench.server.turns import by_turns, clients_said, milliseconds, number, ratio, say
 
 HEAD_LINES = 2
 ANSWERS = 3
@@ -27,22 +27,24 @@ def _measure_throughput(stage: Stage, report: Report, where: str, place: str) ->
     medians: dict[str, list[float]] = {"ours": [], "limit": [], "naive": []}
     says, goals = [], []
     for count in clients:
-        say(f"full query of {files:,} files {place}, {count} clients: ours, the limit and naive by turns")
+        say(
+            f"full query of {files:,} files {place}, {clients_said(count)}: ours, the limit and naive by turns"
+        )
         rates = _rates(stage, files, where, count)
         for who, figures in medians.items():
             figures.append(median(rates[who]))
         of_limit, of_naive = (ratio(rates["ours"], rates[who]) for who in ("limit", "naive"))
         ours, limit, naive = (number(figures[-1]) for figures in medians.values())
         says.append(
-            f"{count} clients: {ours} files/s, limit {limit} (x {of_limit:.2f}), naive {naive} (x {of_naive:.0f})"
+            f"{clients_said(count)}: {ours} files/s, limit {limit} (x {of_limit:.2f}), naive {naive} (x {of_naive:.0f})"
         )
-        goals.append(Goal(text=f"≥ 0.5 x limit ({count} clients)", measured=of_limit, at_least=0.5))
-        goals.append(Goal(text=f"≥ 20 x naive ({count} clients)", measured=of_naive, at_least=20))
+        goals.append(Goal(text=f"≥ 0.5 x limit ({clients_said(count)})", measured=of_limit, at_least=0.5))
+        goals.append(Goal(text=f"≥ 20 x naive ({clients_said(count)})", measured=of_naive, at_least=20))
     report.rows.append(Row(f"warm full query, {files:,} files {place}", "; ".join(says), tuple(goals)))
     report.pictures.append(
         Picture(
             f"Files a second, {files:,} files {place}",
-            tuple(f"{count} clients" for count in clients),
+            tuple(clients_said(count) for count in clients),
             tuple(
                 Series(name, tuple(figures))
                 for name, figures in zip(("lakeshare", "limit", "naive"), medians.values(), strict=True)

@@ -7,7 +7,7 @@ from bench.server.goals import Goal, Report, Row
 from bench.server.load import Ask, Seen
 from bench.server.processes import Clients, run
 from bench.server.stage import Stage
-from bench.server.turns import by_turns, milliseconds, number, ratio, say
+from bench.server.turns import by_turns, clients_said, milliseconds, number, ratio, say
 
 STREAMS = 4
 # Polls come with pauses: a client that never waits would be a load of its own.
@@ -19,7 +19,7 @@ def measure_polls(stage: Stage, report: Report) -> None:
     """Version polls a second, by one client and by many."""
     says, goals = [], []
     for count in stage.plan.clients:
-        say(f"version polls, {count} clients: ours and an empty route by turns")
+        say(f"version polls, {clients_said(count)}: ours and an empty route by turns")
         asks = {"ours": stage.table(stage.plan.middle, "version"), "empty": stage.empty()}
         rates = by_turns(
             stage.plan.turns,
@@ -32,10 +32,12 @@ def measure_polls(stage: Stage, report: Report) -> None:
         )
         of_empty = ratio(rates["ours"], rates["empty"])
         says.append(
-            f"{count} clients: {number(median(rates['ours']))}/s, empty route "
+            f"{clients_said(count)}: {number(median(rates['ours']))}/s, empty route "
             f"{number(median(rates['empty']))}/s (x {of_empty:.2f})"
         )
-        goals.append(Goal(text=f"≥ 0.5 x an empty route ({count} clients)", measured=of_empty, at_least=0.5))
+        goals.append(
+            Goal(text=f"≥ 0.5 x an empty route ({clients_said(count)})", measured=of_empty, at_least=0.5)
+        )
     report.rows.append(Row("version poll, requests/s", "; ".join(says), tuple(goals)))
 
 

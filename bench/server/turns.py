@@ -39,3 +39,8 @@ def number(value: float) -> str:
 def milliseconds(seconds: float) -> str:
     """A time as a person reads it."""
     return f"{number(seconds * 1000)} ms" if seconds < 1 else f"{number(seconds)} s"
+
+
+def clients_said(count: int) -> str:
+    """So many clients."""
+    return "1 client" if count == 1 else f"{count} clients"
