@@ -379,6 +379,29 @@ def test_floats_in_sql_are_compared_as_floats_or_as_doubles(tmp_path: Path) -> N
     assert kept(sql("NOT (x = 0.1)"), batch) == [0, 1]
 
 
+def test_decimals_are_compared_with_doubles_as_doubles(tmp_path: Path) -> None:
+    files = [
+        {**a_file(), "partitionValues": {"x": text}}
+        for text in ("0.100000000000000000", "0.100000000000001000")
+    ]
+    batch = a_batch(tmp_path, {"x": "decimal(20,18)", "y": "integer"}, files, ["x"])
+    # The double of this text is a little more than the decimal.
+    assert kept(sql("x = 0.1D"), batch) == kept(sql("x = 0.1"), batch) == [0]
+
+
+def test_a_name_that_two_structs_share_means_neither(tmp_path: Path) -> None:
+    def struct(inner: str) -> dict[str, Any]:
+        fields = [{"name": inner, "type": "integer", "nullable": True, "metadata": {}}]
+        return {"type": {"type": "struct", "fields": fields}}
+
+    stated = a_file(
+        nulls={"a": {"b.c": 0}, "a.b": {"c": 0}}, a=({"b.c": 1}, {"b.c": 1}), **{"a.b": ({"c": 2}, {"c": 2})}
+    )
+    batch = a_batch(tmp_path, {"a": struct("b.c"), "a.b": struct("c")}, [stated])
+    assert kept(json_of(compared("a.b.c", "=", "9", "int")), batch) == [0]
+    assert kept(sql("`a.b`.c = 9"), batch) == kept(sql("a.`b.c` = 9"), batch) == []
+
+
 def test_files_without_statistics_stay(tmp_path: Path) -> None:
     batch = a_batch(
         tmp_path, {"x": "integer"}, [{**a_file(), "stats": None}, a_file(x=(None, 5)), a_file(x=(1, None))]
@@ -401,6 +424,7 @@ def test_a_long_list_leaves_out_what_lies_between_its_constants(tmp_path: Path, 
     texts = ", ".join(f"'{one}'" if isinstance(one, str) else repr(one) for one in listed)
     batch = a_batch(tmp_path, {"x": kind}, files)
     assert kept(sql(f"x IN ({texts})"), batch) == [0, 2, 3, 5, 6]
+    assert sure(sql(f"x IN ({texts})"), batch) == []
     some = [{**a_file(), "partitionValues": {"x": str(value(number))}} for number in (1, 2, 3, 30, 31)]
     some.append({**a_file(), "partitionValues": {"x": None}})
     batch = a_batch(tmp_path / "partitioned", {"x": kind, "y": "integer"}, some, ["x"])
