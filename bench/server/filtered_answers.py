@@ -8,6 +8,7 @@ from statistics import median
 from bench.server.full_answers import HEAD_LINES
 from bench.server.goals import Goal, Report, Row
 from bench.server.load import Ask
+from bench.server.ours import ON_S3
 from bench.server.processes import run
 from bench.server.stage import Stage
 from bench.server.tables import PARTITIONS, distances, first_partition
@@ -16,22 +17,30 @@ from bench.server.turns import by_turns, milliseconds, ratio, say
 ANSWERS = 30
 NAIVE_ANSWERS = 1
 LISTINGS = 100
-PARTITION, STATISTICS = "by partition", "by statistics"
 
 
 def measure_filters(stage: Stage, report: Report) -> None:
     """The latency of a filter on a partition column, and of one that only statistics can answer."""
     files = stage.plan.middle
-    bodies = {PARTITION: one_partition(), STATISTICS: distance_range(files)}
     asks: dict[str, Ask] = {"listing": replace(stage.listing(), answers=LISTINGS, warm=1)}
-    for name, body in bodies.items():
-        asks[name] = replace(stage.table(files, "query", body), answers=ANSWERS, warm=1)
+    for name, (body, where) in _questions(files).items():
+        asks[name] = replace(stage.table(files, "query", body, where=where), answers=ANSWERS, warm=1)
         _require_hundredth(asks[name], files)
         asks[f"naive {name}"] = replace(stage.naive(files, body), answers=NAIVE_ANSWERS)
     say("queries for one file in a hundred: ours, naive and a listing by turns")
     works = {name: lambda ask=ask: median(run(ask).whole_s) for name, ask in asks.items()}
     times = by_turns(stage.plan.turns, works)
-    report.rows.append(Row(f"warm 1 % filter, {files:,} files", _said(times), _goals(times)))
+    names = list(_questions(files))
+    report.rows.append(Row(f"warm 1 % filter, {files:,} files", _said(times, names), _goals(times, names)))
+
+
+def _questions(files: int) -> Mapping[str, tuple[Mapping[str, str], str]]:
+    """Bodies, and where the table's files are."""
+    return {
+        "by partition": (one_partition(), ""),
+        "by statistics": (distance_range(files), ""),
+        "by statistics, on S3": (distance_range(files), ON_S3),
+    }
 
 
 def one_partition() -> Mapping[str, str]:
@@ -64,17 +73,17 @@ def _require_hundredth(ask: Ask, files: int) -> None:
         raise RuntimeError(f"a filter that wants {files // PARTITIONS} files was answered with {lines}")
 
 
-def _said(times: dict[str, list[float]]) -> str:
+def _said(times: dict[str, list[float]], names: list[str]) -> str:
     parts = [
-        f"{name} {milliseconds(median(times[name]))}, naive {milliseconds(median(times[f'naive {name}']))}"
-        for name in (PARTITION, STATISTICS)
+        f"{name}: {milliseconds(median(times[name]))}, naive {milliseconds(median(times[f'naive {name}']))}"
+        for name in names
     ]
     return "; ".join([*parts, f"a listing {milliseconds(median(times['listing']))}"])
 
 
-def _goals(times: dict[str, list[float]]) -> tuple[Goal, ...]:
+def _goals(times: dict[str, list[float]], names: list[str]) -> tuple[Goal, ...]:
     goals = []
-    for name in (PARTITION, STATISTICS):
+    for name in names:
         of_naive = ratio(times[name], times[f"naive {name}"])
         of_listing = ratio(times[name], times["listing"])
         goals.append(Goal(text=f"≤ 1/20 of naive ({name})", measured=of_naive, at_most=1 / 20))
