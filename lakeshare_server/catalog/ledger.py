@@ -24,10 +24,10 @@ FIRST, LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
 
 class Ledger:
-    """Publications of the catalog's tables."""
+    """Publications of the catalog's tables; `audited_only` leaves out what was found while a table was followed."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self.catalog = catalog
+    def __init__(self, catalog: Catalog, *, audited_only: bool = False) -> None:
+        self.catalog, self._audited_only = catalog, audited_only
 
     def append(self, pubs: Sequence[NewPublication], lease: Lease | None = None) -> list[Publication]:
         """Number and record the publications of one run: all tables or none.
@@ -54,38 +54,38 @@ class Ledger:
 
     def latest(self, table: str) -> Publication | None:
         """The publication that recipients read now."""
-        return self._one(_newest_first(table).limit(1))
+        return self._one(self._newest_first(table).limit(1))
 
     def at(self, table: str, version: int) -> Publication | None:
         """The publication with this number."""
-        return self._one(_newest_first(table).where(PublicationRow.version == _number(version)))
+        return self._one(self._newest_first(table).where(PublicationRow.version == _number(version)))
 
     def history(self, table: str, limit: int | None = None) -> list[Publication]:
         """Publications of the table, newest first."""
-        return self._all(_newest_first(table).limit(limit))
+        return self._all(self._newest_first(table).limit(limit))
 
     def oldest(self, table: str) -> Publication | None:
         """The first publication."""
-        return self._one(_oldest_first(table).limit(1))
+        return self._one(self._oldest_first(table).limit(1))
 
     def at_or_below(self, table: str, version: int) -> Publication | None:
         """The last publication with this number or a lower one."""
-        return self._one(_newest_first(table).where(PublicationRow.version <= _number(version)).limit(1))
+        return self._one(self._newest_first(table).where(PublicationRow.version <= _number(version)).limit(1))
 
     def at_or_before(self, table: str, timestamp_ms: int) -> Publication | None:
         """The last publication of that time or earlier."""
         since = PublicationRow.published_at <= _moment(timestamp_ms)
-        return self._one(_newest_first(table).where(since).limit(1))
+        return self._one(self._newest_first(table).where(since).limit(1))
 
     def at_or_after(self, table: str, timestamp_ms: int) -> Publication | None:
         """The first publication of that time or later."""
         until = PublicationRow.published_at >= _moment(timestamp_ms)
-        return self._one(_oldest_first(table).where(until).limit(1))
+        return self._one(self._oldest_first(table).where(until).limit(1))
 
     def between(self, table: str, first: int, last: int) -> list[Publication]:
         """The publications with numbers from `first` to `last`, in order."""
         return self._all(
-            _oldest_first(table).where(PublicationRow.version.between(_number(first), _number(last)))
+            self._oldest_first(table).where(PublicationRow.version.between(_number(first), _number(last)))
         )
 
     def by_run(self, run_id: str) -> list[Publication]:
@@ -105,6 +105,12 @@ class Ledger:
             names = select(PublicationRow.table_name).distinct().order_by(PublicationRow.table_name)
             return list(session.scalars(names))
 
+    def _newest_first(self, table: str) -> Select[PublicationRow]:
+        return _rows(table, self._audited_only).order_by(PublicationRow.version.desc())
+
+    def _oldest_first(self, table: str) -> Select[PublicationRow]:
+        return _rows(table, self._audited_only).order_by(PublicationRow.version)
+
     def _one(self, rows: Select[PublicationRow]) -> Publication | None:
         found = self._all(rows)
         return found[0] if found else None
@@ -114,14 +120,9 @@ class Ledger:
             return [_publication(row) for row in session.scalars(rows)]
 
 
-def _newest_first(table: str) -> Select[PublicationRow]:
+def _rows(table: str, audited_only: bool) -> Select[PublicationRow]:
     rows = select(PublicationRow).where(PublicationRow.table_name == table)
-    return rows.order_by(PublicationRow.version.desc())
-
-
-def _oldest_first(table: str) -> Select[PublicationRow]:
-    rows = select(PublicationRow).where(PublicationRow.table_name == table)
-    return rows.order_by(PublicationRow.version)
+    return rows.where(PublicationRow.audited) if audited_only else rows
 
 
 def _number(version: int) -> int:
@@ -142,7 +143,8 @@ def _append(session: Session, new: NewPublication) -> Publication:
     there = session.scalars(same_run).one_or_none()
     if there is not None:
         return _publication(there)
-    latest = session.scalars(_newest_first(new.table).limit(1)).one_or_none()
+    rows = _rows(new.table, audited_only=False).order_by(PublicationRow.version.desc())
+    latest = session.scalars(rows.limit(1)).one_or_none()
     if latest is None and new.audited:
         # What is found in storage comes unaudited; what pipelines publish must not mix with it.
         require_not_followed(session, new.table)

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.seals import Seals
@@ -27,14 +27,26 @@ class Asker:
 
 
 @dataclass(frozen=True)
+class Pin:
+    """A version of the table with this id of its own: another may take its place, and its numbers."""
+
+    version: int
+    of: str
+
+
+@dataclass(frozen=True)
 class Page:
-    """Where a page begins: versions pinned by page one, the file's place in the answer, rows still wanted."""
+    """Where a page begins: versions pinned by page one, the file's place in the answer, rows still wanted.
+
+    `of` is the id of the table itself, as a `Pin` has it.
+    """
 
     first: int
     last: int
     start: int
     rows_wanted: int | None = None
     latest: int = 0  # of a change data feed: the version whose metadata its first lines tell
+    of: str = ""
 
 
 class TableTokens:
@@ -63,34 +75,47 @@ class TableTokens:
             )
         return Page(**said["page"])
 
-    def refresh_token(self, asker: Asker, version: int) -> str:
+    def refresh_token(self, asker: Asker, pin: Pin) -> str:
         """A token that asks for the files of a version again."""
-        return self._refreshes.sealed({**_stamp(asker, self._refresh_life_s), "version": version})
+        return self._refreshes.sealed({**_stamp(asker, self._refresh_life_s), "pin": asdict(pin)})
 
-    def refreshed_version(self, asker: Asker, token: str) -> int:
-        """The version that a refresh token pins.
+    def refreshed(self, asker: Asker, token: str) -> Pin:
+        """What a refresh token pins.
 
         Raises:
             BadRequest: not one of ours, expired, or of another table or recipient.
         """
-        return int(_opened(self._refreshes, "refreshToken", token, asker, "refresh", REFRESH_HINT)["version"])
+        return Pin(**_opened(self._refreshes, "refreshToken", token, asker, "refresh", REFRESH_HINT)["pin"])
+
+
+def require_same_table(kind: Literal["page", "refresh"], of: str, table_id: str) -> None:
+    """Refuse a token of a table that stood where this one stands now.
+
+    Raises:
+        BadRequest: it is another table.
+    """
+    if of != table_id:
+        raise _mismatch(kind, of)
 
 
 def _stamp(asker: Asker, life_s: int) -> dict[str, Any]:
     return {"recipient": asker.recipient_id, "table": asker.table_id, "until": int(time.time()) + life_s}
 
 
-def _opened(seals: Seals, field: str, token: str, asker: Asker, kind: str, hint: str) -> dict[str, Any]:
+def _mismatch(kind: Literal["page", "refresh"], told: str) -> BadRequest:
+    words = f"The table specified in the {kind} token does not match the table being queried."
+    return BadRequest(f"{kind}Token", told, f"{words} {PAGE_HINT if kind == 'page' else REFRESH_HINT}")
+
+
+def _opened(
+    seals: Seals, field: str, token: str, asker: Asker, kind: Literal["page", "refresh"], hint: str
+) -> dict[str, Any]:
     said = seals.opened(token)
     article = "the " if kind == "page" else ""
     if said is None or said["recipient"] != asker.recipient_id:
         raise BadRequest(field, token, f"Error decoding {article}{kind} token. {hint}")
     if said["table"] != asker.table_id:
-        raise BadRequest(
-            field,
-            token,
-            f"The table specified in the {kind} token does not match the table being queried. {hint}",
-        )
+        raise _mismatch(kind, token)
     if said["until"] < time.time():
         raise BadRequest(field, token, f"The {kind} token has expired. {hint}")
     return said

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fastapi import Response
 
 from lakeshare_server.protocol.requests import QueryRequest
-from lakeshare_server.protocol.table_tokens import Page
+from lakeshare_server.protocol.table_tokens import Page, require_same_table
 from lakeshare_server.routes.context import AskedTable
 from lakeshare_server.routes.snapshots import answer_snapshot, page_question
 from lakeshare_server.routes.windows import answer_window
@@ -20,8 +20,9 @@ def answer_query(by: AskedTable, asked: QueryRequest) -> Response:
     if page is not None:
         version = view.pinned(page.first)
     elif asked.refresh_token is not None:
-        tokens = by.parts.tokens
-        version = view.pinned(tokens.refreshed_version(by.asker, asked.refresh_token))
+        pin = by.parts.tokens.refreshed(by.asker, asked.refresh_token)
+        version = view.pinned(pin.version)
+        require_same_table("refresh", pin.of, view.index(version).header.head.table_id)
     else:
         version = view.asked(asked)
     return answer_snapshot(by, asked, version, page)

@@ -13,7 +13,7 @@ from lakeshare_server.protocol.file_lines import SnapshotLines
 from lakeshare_server.protocol.heads import HeadLines, end_stream_action
 from lakeshare_server.protocol.negotiation import announced_protocol, negotiated
 from lakeshare_server.protocol.requests import Paging, QueryRequest
-from lakeshare_server.protocol.table_tokens import Page
+from lakeshare_server.protocol.table_tokens import Page, Pin, require_same_table
 from lakeshare_server.routes.context import FILE_IDS_HEADER, AskedTable, Note, Wants
 from lakeshare_server.routes.responses import ndjson
 from lakeshare_server.settings import ServerSettings
@@ -27,6 +27,9 @@ def answer_snapshot(by: AskedTable, asked: QueryRequest, version: Version, page:
     parts, wants, note = by.parts, by.wants, by.note
     index = by.view.index(version)
     header = index.header
+    table_id = header.head.table_id
+    if page is not None:
+        require_same_table("page", page.of, table_id)
     response_format = negotiated(wants.capabilities, header.head, by.view.entry.path)
     note.version, note.files = version.number, 0
     session = parts.signers.session(header.roots, by.reader.name, parts.settings.url_life_s)
@@ -59,12 +62,14 @@ def answer_snapshot(by: AskedTable, asked: QueryRequest, version: Version, page:
             {"minUrlExpirationTimestamp": session.expires_at_ms} if progress.files else {}
         )
         if progress.next_place is not None:
-            following = Page(version.number, version.number, progress.next_place, progress.rows_wanted)
+            following = Page(
+                version.number, version.number, progress.next_place, progress.rows_wanted, of=table_id
+            )
             said["nextPageToken"] = parts.tokens.page_token(
                 by.asker, page_question(asked.parameters, wants), following
             )
         if asked.include_refresh_token or asked.refresh_token is not None:
-            said["refreshToken"] = parts.tokens.refresh_token(by.asker, version.number)
+            said["refreshToken"] = parts.tokens.refresh_token(by.asker, Pin(version.number, table_id))
         return said
 
     progress = Progress()

@@ -12,7 +12,7 @@ from lakeshare_server.protocol.changes_request import parse_changes
 from lakeshare_server.protocol.heads import HeadLines
 from lakeshare_server.protocol.negotiation import announced_protocol, negotiated
 from lakeshare_server.protocol.requests import Paging, QueryRequest
-from lakeshare_server.protocol.table_tokens import Page
+from lakeshare_server.protocol.table_tokens import Page, require_same_table
 from lakeshare_server.routes.context import AskedTable, TableDep
 from lakeshare_server.routes.snapshots import page_question, page_size, streamed, table_lines
 from lakeshare_server.tables.delta.changes import VersionChanges
@@ -109,6 +109,9 @@ def _latest_head(by: AskedTable, changes: Sequence[VersionChanges], last: int, l
 
 def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:
     parts, wants, note = by.parts, by.wants, by.note
+    table_id = window.head.table_id
+    if window.page is not None:
+        require_same_table("page", window.page.of, table_id)
     capabilities = wants.capabilities
     response_format = negotiated(capabilities, window.hindered_head, by.view.entry.path)
     version = window.changes[0].version if window.changes else window.first
@@ -144,7 +147,8 @@ def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:
             {"minUrlExpirationTimestamp": session.expires_at_ms} if progress.files else {}
         )
         if progress.next_place is not None:
-            page = Page(window.first, window.last, progress.next_place, latest=window.head_version)
+            place, latest = progress.next_place, window.head_version
+            page = Page(window.first, window.last, place, latest=latest, of=table_id)
             said["nextPageToken"] = parts.tokens.page_token(by.asker, window.question, page)
         return said
 

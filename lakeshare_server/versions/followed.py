@@ -93,7 +93,8 @@ class FollowedVersions:
         return self._log.numbers(self._first())
 
     def _first(self) -> int:
-        return max(self._followed.start_version, self._log.oldest)
+        # The newest one is there however late the operator lets the table begin.
+        return min(max(self._followed.start_version, self._log.oldest), self._log.latest)
 
     def _version(self, number: int) -> Version:
         return Version(number, self._log.timestamp_ms(number))

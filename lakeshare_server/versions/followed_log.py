@@ -88,7 +88,9 @@ class FollowedLog:
     def _look(self, publish: Callable[[int], int | None]) -> None:
         before = self._published
         if before is None or not self._grew_only(before):
-            self.listing, self._times, self._commit_times = list_log(self.stores, self.root), {}, {}
+            listing = list_log(self.stores, self.root)
+            listing.latest  # noqa: B018  what is known is not given up for a log that is gone, maybe for a moment
+            self.listing, self._times, self._commit_times = listing, {}, {}
             before = None
         newest = self.listing.latest
         if before is None or newest != before[0]:

@@ -15,7 +15,7 @@ import pytest
 
 from lakeshare_server.catalog import SharedTable, share_table
 from lakeshare_server.protocol.requests import parse_query
-from lakeshare_server.protocol.table_tokens import Asker, Page, TableTokens
+from lakeshare_server.protocol.table_tokens import Asker, Page, Pin, TableTokens
 from lakeshare_server.protocol.timestamps import iso
 from lakeshare_server.signing import load_key
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
@@ -181,7 +181,9 @@ def test_expired_tokens_are_refused_in_the_expected_words(world: World) -> None:
         if item["name"] == "flights"
     ]
     asker = Asker(recipient_id(world), table["id"])
-    refused(world.ask({"refreshToken": tokens.refresh_token(asker, 2)}), "The refresh token has expired")
+    refused(
+        world.ask({"refreshToken": tokens.refresh_token(asker, Pin(2, ""))}), "The refresh token has expired"
+    )
     refused(
         world.ask({"pageToken": tokens.page_token(asker, {}, Page(2, 2, 0))}), "The page token has expired"
     )

@@ -13,12 +13,13 @@ from lakeshare_server.protocol.changes_request import parse_changes
 from lakeshare_server.protocol.paging import Pager, PageRequest
 from lakeshare_server.protocol.requests import query_of
 from lakeshare_server.protocol.seals import Seals
-from lakeshare_server.protocol.table_tokens import Asker, Page, TableTokens
+from lakeshare_server.protocol.table_tokens import Asker, Page, Pin, TableTokens, require_same_table
 
 KEY = b"k" * 32
 BOB = Asker("bob", "flights")
 QUESTION: dict[str, Any] = {"predicateHints": ["day > 1"], "limitHint": 10, "formats": ["parquet"]}
-PAGE = Page(first=3, last=5, start=20_000, rows_wanted=7, latest=6)
+PAGE = Page(first=3, last=5, start=20_000, rows_wanted=7, latest=6, of="id")
+PIN = Pin(3, "id")
 TOKENS = TableTokens(KEY, 60, 60)
 WORDS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=", max_size=60)
 
@@ -28,22 +29,22 @@ def a_page_token(tokens: TableTokens = TOKENS, asker: Asker = BOB) -> str:
 
 
 def a_refresh_token(tokens: TableTokens = TOKENS, asker: Asker = BOB) -> str:
-    return tokens.refresh_token(asker, 3)
+    return tokens.refresh_token(asker, PIN)
 
 
 def page_of(token: str, asker: Asker = BOB) -> Page:
     return TOKENS.page(asker, QUESTION, token)
 
 
-def version_of(token: str, asker: Asker = BOB) -> int:
-    return TOKENS.refreshed_version(asker, token)
+def pin_of(token: str, asker: Asker = BOB) -> Pin:
+    return TOKENS.refreshed(asker, token)
 
 
 # How a token of the kind is made, how it is read, and how the protocol begins the refusal.
 Kind = tuple[Callable[..., str], Callable[..., object], str]
 KINDS: dict[str, Kind] = {
     "pageToken": (a_page_token, page_of, "Error decoding the page token"),
-    "refreshToken": (a_refresh_token, version_of, "Error decoding refresh token"),
+    "refreshToken": (a_refresh_token, pin_of, "Error decoding refresh token"),
 }
 
 
@@ -55,6 +56,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @given(
     st.builds(
         Page,
+        of=st.text(),
         first=st.integers(0, 2**63 - 1),
         last=st.integers(0, 2**63 - 1),
         start=st.integers(0, 2**40),
@@ -67,10 +69,10 @@ def test_a_page_comes_back_as_it_was(page: Page) -> None:
     assert TOKENS.page(BOB, QUESTION, TOKENS.page_token(BOB, QUESTION, page)) == page
 
 
-@given(st.integers(0, 2**63 - 1))
-def test_a_refresh_token_pins_its_version(version: int) -> None:
+@given(st.builds(Pin, version=st.integers(0, 2**63 - 1), of=st.text()))
+def test_a_refresh_token_pins_its_version(pin: Pin) -> None:
     """protocol §0.16, §1.13: the version inside is the one that is read again."""
-    assert TOKENS.refreshed_version(BOB, TOKENS.refresh_token(BOB, version)) == version
+    assert TOKENS.refreshed(BOB, TOKENS.refresh_token(BOB, pin)) == pin
 
 
 def test_tokens_go_into_urls_as_they_are(kind: Kind) -> None:
@@ -110,7 +112,7 @@ def test_the_seal_of_one_kind_opens_no_other() -> None:
     assert listing
     for text in (listing, a_page_token()):
         with pytest.raises(BadRequest, match="Error decoding refresh token"):
-            version_of(text)
+            pin_of(text)
     for text in (listing, a_refresh_token()):
         with pytest.raises(BadRequest, match="Error decoding the page token"):
             page_of(text)
@@ -131,7 +133,7 @@ def test_a_server_with_another_key_opens_nothing(kind: Kind) -> None:
 def test_another_process_of_the_same_key_opens_it() -> None:
     again = TableTokens(KEY, 1, 1)
     assert again.page(BOB, QUESTION, a_page_token()) == PAGE
-    assert again.refreshed_version(BOB, a_refresh_token()) == 3
+    assert again.refreshed(BOB, a_refresh_token()) == PIN
 
 
 def test_an_expired_token_is_refused_as_such(kind: Kind) -> None:
@@ -143,7 +145,7 @@ def test_an_expired_token_is_refused_as_such(kind: Kind) -> None:
 
 def test_each_kind_has_its_own_life() -> None:
     tokens = TableTokens(KEY, -1, 60)
-    assert version_of(a_refresh_token(tokens)) == 3
+    assert pin_of(a_refresh_token(tokens)) == PIN
     with pytest.raises(BadRequest, match="expired"):
         page_of(a_page_token(tokens))
 
@@ -154,6 +156,16 @@ def test_a_token_of_another_table_is_refused_as_such(kind: Kind) -> None:
     words = r"The table specified in the (page|refresh) token does not match the table being queried"
     with pytest.raises(BadRequest, match=words):
         read(make(TOKENS, Asker("bob", "trains")))
+
+
+def test_a_token_of_the_table_that_stood_there_before_is_refused_as_such() -> None:
+    """protocol §1.7: a followed table may be made anew at its place, with numbers of its own."""
+    for kind in ("page", "refresh"):
+        require_same_table(kind, "id", "id")
+        with pytest.raises(
+            BadRequest, match=f"The table specified in the {kind} token does not match the table"
+        ):
+            require_same_table(kind, "id", "another")
 
 
 def test_a_token_of_another_recipient_does_not_open_at_all(kind: Kind) -> None:

@@ -1,0 +1,266 @@
+"""A followed table is what its log says, at any time and whatever happens to it; test_followed_versions.py has more."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import httpx
+import pytest
+
+from lakeshare_server.catalog import FollowedTables, Ledger
+from lakeshare_server.protocol.timestamps import iso
+from tests.builders.lake_tables import a_delta_table
+from tests.builders.log_files import PROTOCOL, WrittenLog, add, metadata, remove
+from tests.builders.sharing import FLIGHTS, Provider, a_provider, a_server, files, lines
+
+NAME = "lake.flights"
+BEGIN_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> Provider:
+    provider = a_provider(tmp_path)
+    provider.share(NAME)
+    return provider
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> WrittenLog:
+    return WrittenLog(tmp_path / "table")
+
+
+@contextmanager
+def a_client(provider: Provider) -> Iterator[httpx.Client]:
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        yield client
+
+
+def dated(path: Path, at_ms: int) -> None:
+    os.utime(path, ns=(at_ms * 10**6, at_ms * 10**6))
+
+
+def some_commits(log: WrittenLog, count: int) -> None:
+    """Versions a second apart, version n of n+1 files."""
+    dated(log.first(add("0")), BEGIN_MS)
+    for version in range(1, count):
+        dated(log.commit(version, add(str(version))), BEGIN_MS + 1000 * version)
+
+
+def version_of(client: httpx.Client) -> int:
+    return int(client.get(f"{FLIGHTS}/version").headers["delta-table-version"])
+
+
+def count_of(client: httpx.Client, **body: Any) -> int:
+    return len(files(client.post(f"{FLIGHTS}/query", json=body)))
+
+
+def refused(answer: httpx.Response, *fragments: str) -> None:
+    assert answer.status_code == 400, answer.text
+    for fragment in fragments:
+        assert fragment in answer.json()["message"]
+
+
+def test_the_ledger_knows_a_version_before_any_recipient(provider: Provider, log: WrittenLog) -> None:
+    some_commits(log, 1)
+    provider.follow(NAME, log.root)
+    ledger = Ledger(provider.catalog)
+    with a_client(provider) as client:
+        assert ledger.latest(NAME) is None
+        assert version_of(client) == 0
+        entered = ledger.latest(NAME)
+        assert entered is not None
+        assert (entered.version, entered.files, entered.audited) == (0, 1, False)
+        log.commit(1, add("1", stats='{"numRecords":5}'))
+        log.commit(2, remove("0"))
+        assert version_of(client) == 2
+    assert [(one.version, one.files, one.rows) for one in ledger.history(NAME)] == [(2, 1, 5), (0, 1, 0)]
+
+
+def test_times_are_those_of_the_commits(provider: Provider, log: WrittenLog) -> None:
+    """protocol §1.5, §1.7: at or before for snapshots, at or after for the version."""
+    some_commits(log, 3)
+    provider.follow(NAME, log.root)
+    with a_client(provider) as client:
+        for version in range(3):
+            exactly, before = iso(BEGIN_MS + 1000 * version), iso(BEGIN_MS + 1000 * version - 1)
+            assert count_of(client, timestamp=exactly) == version + 1
+            assert started(client, exactly) == started(client, before) == version
+            if version:
+                assert count_of(client, timestamp=before) == version
+        refused(client.post(f"{FLIGHTS}/query", json={"timestamp": iso(BEGIN_MS - 1)}), "before the earliest")
+        refused(client.post(f"{FLIGHTS}/query", json={"timestamp": iso(BEGIN_MS + 2001)}), "after the latest")
+
+
+def started(client: httpx.Client, timestamp: str) -> int:
+    answer = client.get(f"{FLIGHTS}/version", params={"startingTimestamp": timestamp})
+    assert answer.status_code == 200, answer.text
+    return int(answer.headers["delta-table-version"])
+
+
+def test_times_grow_with_the_versions_whatever_the_files_say(provider: Provider, log: WrittenLog) -> None:
+    """protocol §1.7: commit times made strictly increasing; copies give all files of a log one time."""
+    for path in (log.first(add("0")), *(log.commit(version, add(str(version))) for version in range(1, 4))):
+        dated(path, BEGIN_MS)
+    dated(log.folder / f"{2:020}.json", BEGIN_MS - 5000)
+    provider.follow(NAME, log.root)
+    with a_client(provider) as client:
+        assert [count_of(client, timestamp=iso(BEGIN_MS + later)) for later in range(4)] == [1, 2, 3, 4]
+
+
+def test_times_in_the_commits_count_from_when_they_are_there(provider: Provider, log: WrittenLog) -> None:
+    """Delta's in-commit timestamps: the files' own times say when they were copied."""
+    dated(log.first(add("0")), BEGIN_MS)
+    enabled = {"delta.enableInCommitTimestamps": "true", "delta.inCommitTimestampEnablementVersion": "1"}
+    for version in (1, 2):
+        info = {"commitInfo": {"inCommitTimestamp": BEGIN_MS + version * 1000}}
+        more = [metadata(configuration=enabled)] if version == 1 else []
+        dated(log.commit(version, info, *more, add(str(version))), BEGIN_MS + 10**9)
+    provider.follow(NAME, log.root)
+    with a_client(provider) as client:
+        found = [count_of(client, timestamp=iso(BEGIN_MS + later)) for later in (0, 999, 1000, 1999, 2000)]
+    assert found == [1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("start", "oldest"), [(0, 0), (2, 2), (3, 3), (9, 3)])
+def test_versions_below_the_start_are_not_shown(
+    provider: Provider, log: WrittenLog, start: int, oldest: int
+) -> None:
+    """protocol §1.7: `You can only query table data since version N`; the newest is always there."""
+    some_commits(log, 4)
+    provider.follow(NAME, log.root, start_version=start)
+    with a_client(provider) as client:
+        assert count_of(client) == 4
+        for version in range(4):
+            answer = client.post(f"{FLIGHTS}/query", json={"version": version})
+            if version < oldest:
+                refused(answer, f"You can only query table data since version {oldest}")
+            else:
+                assert len(files(answer)) == version + 1
+        early = client.post(f"{FLIGHTS}/query", json={"timestamp": iso(BEGIN_MS - 1)})
+        refused(early, "before the earliest available version", f"version {oldest}")
+
+
+def test_versions_whose_log_is_cleaned_up_are_not_there_any_more(provider: Provider, log: WrittenLog) -> None:
+    some_commits(log, 6)
+    dated(log.checkpoint(3, PROTOCOL, metadata(), *map(add, "0123")), BEGIN_MS + 3000)
+    for version in range(3):
+        (log.folder / f"{version:020}.json").unlink()
+    provider.follow(NAME, log.root)
+    with a_client(provider) as client:
+        assert [count_of(client, version=version) for version in (3, 4, 5)] == [4, 5, 6]
+        refused(client.post(f"{FLIGHTS}/query", json={"version": 2}), "since version 3")
+        assert started(client, iso(BEGIN_MS)) == 3
+
+
+@pytest.mark.parametrize(("left", "there"), [([0], {0}), ([0, 1], {0, 1}), ([1], set()), ([0, 2], {0})])
+def test_of_what_lies_before_a_gap_only_whole_versions_are_there(
+    provider: Provider, log: WrittenLog, left: list[int], there: set[int]
+) -> None:
+    some_commits(log, 6)
+    dated(log.checkpoint(3, PROTOCOL, metadata(), *map(add, "0123")), BEGIN_MS + 3000)
+    for version in {0, 1, 2} - set(left):
+        (log.folder / f"{version:020}.json").unlink()
+    provider.follow(NAME, log.root)
+    with a_client(provider) as client:
+        for version in range(6):
+            answer = client.post(f"{FLIGHTS}/query", json={"version": version})
+            if version in there or version > 2:
+                assert len(files(answer)) == version + 1
+            else:
+                refused(answer, "")
+        assert started(client, iso(BEGIN_MS)) == min(there, default=3)
+        assert count_of(client, timestamp=iso(BEGIN_MS + 3000)) == 4
+
+
+def test_a_page_goes_not_on_in_another_table(provider: Provider, tmp_path: Path) -> None:
+    """protocol §0.10, §1.7: all pages are of one snapshot, also when the table is replaced at its place meanwhile."""
+    location = a_delta_table(tmp_path / "table")
+    provider.follow(NAME, location)
+    with a_client(provider) as client:
+        first = client.post(f"{FLIGHTS}/query", json={"maxFiles": 1, "includeRefreshToken": True})
+        said = lines(first)[-1]["endStreamAction"]
+        rmtree(location)
+        a_delta_table(location)
+        following = client.post(f"{FLIGHTS}/query", json={"maxFiles": 1, "pageToken": said["nextPageToken"]})
+        refused(following, "The table specified in the page token does not match the table being queried")
+        again = client.post(f"{FLIGHTS}/query", json={"refreshToken": said["refreshToken"]})
+        refused(again, "The table specified in the refresh token does not match the table being queried")
+        assert count_of(client) == 3
+
+
+def test_a_table_that_is_gone_is_said_and_found_again(provider: Provider, tmp_path: Path) -> None:
+    """protocol §0.19: a lasting fault is a 4xx."""
+    location = a_delta_table(tmp_path / "table")
+    provider.follow(NAME, location)
+    with a_client(provider) as client:
+        assert count_of(client) == 3
+        aside = location.rename(tmp_path / "aside")
+        for answer in (
+            client.get(f"{FLIGHTS}/version"),
+            client.get(f"{FLIGHTS}/metadata"),
+            client.post(f"{FLIGHTS}/query"),
+            client.post(f"{FLIGHTS}/query", json={"version": 0}),
+        ):
+            refused(answer, "table files missing")
+        aside.rename(location)
+        assert count_of(client) == 3
+
+
+def test_a_version_that_cannot_be_served_is_not_passed_over(provider: Provider, log: WrittenLog) -> None:
+    """An older version would be taken for the newest one."""
+    some_commits(log, 2)
+    provider.follow(NAME, log.root)
+    with a_client(provider) as client:
+        assert count_of(client) == 2
+        features = {"readerFeatures": ["tomorrow"], "writerFeatures": ["tomorrow"]}
+        broken = log.commit(2, {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}})
+        for answer in (client.get(f"{FLIGHTS}/version"), client.post(f"{FLIGHTS}/query")):
+            refused(answer, "needs the reader features tomorrow")
+        broken.write_text('{"add":')
+        refused(client.post(f"{FLIGHTS}/query"), "table files missing")
+        broken.unlink()
+        log.commit(2, add("2"))
+        assert (version_of(client), count_of(client)) == (2, 3)
+
+
+def test_versions_come_and_go_while_many_ask(provider: Provider, log: WrittenLog) -> None:
+    """Whoever asks gets one version, whole: as many files as its number says."""
+    some_commits(log, 1)
+    provider.follow(NAME, log.root)
+    stop = threading.Event()
+    wrong: list[object] = []
+
+    def ask(client: httpx.Client) -> None:
+        while not stop.is_set():
+            answer = client.post(f"{FLIGHTS}/query")
+            expected = int(answer.headers.get("delta-table-version", -2)) + 1
+            if answer.status_code != 200 or len(files(answer)) != expected:
+                wrong.append((answer.status_code, answer.text[:500]))
+
+    with a_client(provider) as client, ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(ask, client)
+        for version in range(1, 25):
+            written = log.folder / f".{version}.tmp"
+            written.write_text(json.dumps(add(str(version))) + "\n")
+            written.rename(log.folder / f"{version:020}.json")
+            count_of(client)
+        stop.set()
+    assert wrong == []
+
+
+def test_a_table_that_is_followed_no_more_is_not_found(provider: Provider, log: WrittenLog) -> None:
+    some_commits(log, 1)
+    provider.follow(NAME, log.root)
+    with a_client(provider) as client:
+        assert count_of(client) == 1
+        FollowedTables(provider.catalog).remove(NAME)
+        assert client.get("/shares/flights/all-tables").json()["items"] != []
+        for answer in (client.get(f"{FLIGHTS}/version"), client.post(f"{FLIGHTS}/query")):
+            assert answer.status_code == 404
