@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from lakeshare_server.protocol.file_lines import SnapshotLines
 from lakeshare_server.protocol.signing import Sign
 from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.lines import LINE_COLUMNS
 from lakeshare_server.tables.predicate import EVERYTHING, Predicate
-from lakeshare_server.tables.pruning import evaluate
+from lakeshare_server.tables.pruning import evaluate, live_rows
 
 # Signed and sent at once: enough for the signer to be quick, little enough for the first byte to be.
 PIECE_ROWS = 2000
@@ -76,13 +77,14 @@ class SnapshotAnswer:
     def _kept(self, begin: int, batch: pa.RecordBatch) -> "_Kept":
         places = pa.array(range(begin, begin + batch.num_rows), pa.int64()) if self.most is not None else None
         if self.predicate == EVERYTHING:
-            return _Kept(batch, places, _live_rows(batch) if self.rows_wanted is not None else None)
+            return _Kept(batch, places, live_rows(batch) if self.rows_wanted is not None else None)
         maybe = evaluate(self.predicate, batch)
         rows = None
         if self.rows_wanted is not None:
             # Only rows that surely pass the predicate fill the limit.
-            rows = pc.if_else(maybe.surely_all, _live_rows(batch), 0).filter(maybe.true)
-        return _Kept(batch.filter(maybe.true), None if places is None else places.filter(maybe.true), rows)
+            rows = pc.if_else(maybe.surely_all, live_rows(batch), 0).filter(maybe.true)
+        lines = batch.select(["path", *LINE_COLUMNS])
+        return _Kept(lines.filter(maybe.true), None if places is None else places.filter(maybe.true), rows)
 
 
 @dataclass(frozen=True)
@@ -118,11 +120,3 @@ class _Kept:
         """The files up to the one that fills a limit."""
         before = pc.subtract(pc.cumulative_sum(self.surely), self.surely)
         return self.first(pc.sum(pc.less(before, rows), min_count=0).as_py())
-
-
-def _live_rows(batch: pa.RecordBatch) -> pa.Array:
-    """Rows that readers see, 0 where that is not known."""
-    rows = batch.column("rows")
-    if "dv_cardinality" in batch.schema.names:
-        rows = pc.subtract(rows, batch.column("dv_cardinality"))
-    return pc.fill_null(rows, 0)

@@ -12,7 +12,7 @@ from lakeshare_server.protocol.bodies import json_object
 from lakeshare_server.protocol.json_predicate import parse_json_predicate
 from lakeshare_server.protocol.parameters import MAX_INT, optional_number, optional_text, optional_truth
 from lakeshare_server.protocol.timestamps import milliseconds
-from lakeshare_server.tables.predicate import EVERYTHING, Predicate, all_of, parts_of
+from lakeshare_server.tables.predicate import EVERYTHING, Predicate, affordable, all_of
 
 MAX_HINTS = 1000
 MAX_PARTS = 2000
@@ -174,9 +174,8 @@ def _predicate(fields: Mapping[str, Any]) -> Predicate:
         if not isinstance(json_hints, str):
             raise BadRequest("jsonPredicateHints", json_hints, "Give the predicate as JSON inside a string.")
         predicates.append(parse_json_predicate(json_hints))
-    predicate = all_of(predicates)
     # A predicate may cost no more than reading the files it could leave out.
-    return predicate if parts_of(predicate) <= MAX_PARTS else EVERYTHING
+    return affordable(all_of(predicates), MAX_PARTS)
 
 
 def _texts(hints: Any) -> list[str]:

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 
 from lakeshare_server.catalog import SharedTable, share_table
-from lakeshare_server.protocol.requests import parse_query
+from lakeshare_server.protocol.requests import parse_query, query_of
 from lakeshare_server.protocol.table_tokens import Asker, Page, Pin, TableTokens
 from lakeshare_server.protocol.timestamps import iso
 from lakeshare_server.signing import load_key
+from lakeshare_server.tables.pruning import evaluate
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files, lines
 
@@ -366,3 +368,14 @@ def test_undocumented_fields_say_nothing() -> None:
     """protocol §1.7: unknown fields are ignored, so are those that REF knows and does not use."""
     body = {"requested_columns": ["a"], "queryDeltaLog": True, "other": {"x": [1]}}
     assert parse_query(json.dumps(body).encode()) == parse_query(b"")
+
+
+def test_a_predicate_too_long_to_be_looked_at_fills_no_limit() -> None:
+    """What is left out may be false for any row (protocol §1.7, limitHint): no row is sure to be wanted."""
+    column = {"op": "column", "name": "n", "valueType": "int"}
+    constants = [{"op": "literal", "value": str(number), "valueType": "int"} for number in range(5000)]
+    options = [{"op": "equal", "children": [column, constant]} for constant in constants]
+    asked = query_of({"jsonPredicateHints": json.dumps({"op": "or", "children": options}), "limitHint": 1})
+    batch = pa.RecordBatch.from_pydict({"rows": pa.array([10], pa.int64())})
+    assert evaluate(asked.predicate, batch).true.to_pylist() == [True]
+    assert evaluate(asked.predicate, batch).surely_all.to_pylist() == [False]
