@@ -102,7 +102,7 @@ def a_provider_of_flights(folder: Path, **settings: Any) -> Provider:
 
 
 def share_long_table(provider: Provider) -> None:
-    """Share a table beside the flights whose answer takes two batches: `LONG` to clients."""
+    """Share a table beside the flights whose answer is signed in two pieces: `LONG` to clients."""
     location = provider.settings.state_dir.with_name("long")
     many_files_table(location, LONG_FILES)
     provider.publish_delta("lake.long", location)
@@ -110,7 +110,7 @@ def share_long_table(provider: Provider) -> None:
 
 
 def hold_second_batch(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Let the signer wait in front of its second batch until the event is set."""
+    """Let the signer wait in front of its second piece until the event is set."""
     go_on = threading.Event()
     sign = SigningSession.sign
     signed: list[int] = []

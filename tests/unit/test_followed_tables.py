@@ -264,3 +264,16 @@ def test_a_table_that_is_followed_no_more_is_not_found(provider: Provider, log: 
         assert client.get("/shares/flights/all-tables").json()["items"] != []
         for answer in (client.get(f"{FLIGHTS}/version"), client.post(f"{FLIGHTS}/query")):
             assert answer.status_code == 404
+
+
+def test_what_was_followed_is_not_passed_off_as_published(provider: Provider, tmp_path: Path) -> None:
+    location = a_delta_table(tmp_path / "table")
+    provider.follow(NAME, location)
+    with a_client(provider) as client:
+        assert version_of(client) == 0
+        FollowedTables(provider.catalog).remove(NAME)
+        append_delta(location, some_rows(days=1))
+        provider.publish_delta(NAME, location)
+        assert (version_of(client), count_of(client)) == (1, 4)
+        refused(client.post(f"{FLIGHTS}/query", json={"version": 0}), "since version 1")
+        assert started(client, "2000-01-01T00:00:00Z") == 1

@@ -211,7 +211,7 @@ def test_several_workers_share_one_address_and_end_together(provider: Provider) 
 
 @pytest.fixture
 def failing_signer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second batch of an answer cannot be signed."""
+    """The second piece of an answer cannot be signed."""
     sign = SigningSession.sign
     calls: list[int] = []
 
