@@ -15,7 +15,7 @@ import pytest
 
 from lakeshare_server.catalog import FollowedTables, Ledger
 from lakeshare_server.protocol.timestamps import iso
-from tests.builders.lake_tables import a_delta_table
+from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.log_files import PROTOCOL, WrittenLog, add, metadata, remove
 from tests.builders.sharing import FLIGHTS, Provider, a_provider, a_server, files, lines
 
