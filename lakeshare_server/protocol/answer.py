@@ -3,6 +3,7 @@
 Files come from the index of one version. Memory is bounded by the batch, not by the table.
 """
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from lakeshare_server.tables.predicate import EVERYTHING, Predicate
 from lakeshare_server.tables.pruning import evaluate, live_rows
 
 # Signed and sent at once: enough for the signer to be quick, little enough for the first byte to be.
-PIECE_ROWS = 2000
+PIECE_ROWS = 1000
 
 
 @dataclass
@@ -75,7 +76,7 @@ class SnapshotAnswer:
             begin += batch.num_rows
 
     def _kept(self, begin: int, batch: pa.RecordBatch) -> "_Kept":
-        places = pa.array(range(begin, begin + batch.num_rows), pa.int64()) if self.most is not None else None
+        places = _numbers(begin, batch.num_rows) if self.most is not None else None
         if self.predicate == EVERYTHING:
             return _Kept(batch, places, live_rows(batch) if self.rows_wanted is not None else None)
         maybe = evaluate(self.predicate, batch)
@@ -120,3 +121,9 @@ class _Kept:
         """The files up to the one that fills a limit."""
         before = pc.subtract(pc.cumulative_sum(self.surely), self.surely)
         return self.first(pc.sum(pc.less(before, rows), min_count=0).as_py())
+
+
+def _numbers(first: int, count: int) -> pa.Array:
+    return pa.Int64Array.from_buffers(
+        pa.int64(), count, [None, pa.py_buffer(array("q", range(first, first + count)))]
+    )

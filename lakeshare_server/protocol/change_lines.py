@@ -8,6 +8,7 @@ import pyarrow as pa
 from lakeshare_server.protocol.file_lines import AFTER_URL, END, signed, text_of, vector_ends
 from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.protocol.signing import Sign
+from lakeshare_server.tables.byte_strings import texts
 
 # By `kind` of the index: what the formats call an add, a remove, and a file of row-level changes.
 PARQUET_WORDS = ("add", "remove", "cdf")
@@ -28,9 +29,9 @@ class ChangeLines:
         kinds, versions = changes.column("kind").to_pylist(), changes.column("version").to_pylist()
         before = _before_urls(self.response_format)
         parts: list[str | pa.Array] = [
-            pa.array(self._heads(kinds, versions, times_ms), pa.string()),
+            texts(list(self._heads(kinds, versions, times_ms))),
             changes.column(f"{self.ids}_id"),
-            pa.array([before[kind] for kind in kinds], pa.string()),
+            texts([before[kind] for kind in kinds]),
             signed(changes.column("path"), sign),
             AFTER_URL,
             changes.column("common"),
@@ -38,20 +39,20 @@ class ChangeLines:
         parts += [changes.column("delta_rest"), vector_ends(changes, sign)] if is_delta else [END["parquet"]]
         return text_of(parts)
 
-    def _heads(self, kinds: list[int], versions: list[int], times_ms: Mapping[int, int]) -> Iterator[str]:
+    def _heads(self, kinds: list[int], versions: list[int], times_ms: Mapping[int, int]) -> Iterator[bytes]:
         """How each line begins: the same for all changes of a kind at a version."""
-        known: dict[tuple[int, int], str] = {}
+        known: dict[tuple[int, int], bytes] = {}
         for kind, version in zip(kinds, versions, strict=True):
             head = known.get((kind, version))
             if head is None:
                 wrapper = "file" if self.response_format == "delta" else PARQUET_WORDS[kind]
                 said = f'"version":{version},"timestamp":{times_ms[version]}'
-                head = f'{{"{wrapper}":{{"expirationTimestamp":{self.expires_at_ms},{said},"id":"'
+                head = f'{{"{wrapper}":{{"expirationTimestamp":{self.expires_at_ms},{said},"id":"'.encode()
                 known[kind, version] = head
             yield head
 
 
-def _before_urls(response_format: ResponseFormat) -> list[str]:
+def _before_urls(response_format: ResponseFormat) -> list[bytes]:
     if response_format == "parquet":
-        return ['","url":"'] * len(PARQUET_WORDS)
-    return [f'","deltaSingleAction":{{"{word}":{{"path":"' for word in DELTA_WORDS]
+        return [b'","url":"'] * len(PARQUET_WORDS)
+    return [f'","deltaSingleAction":{{"{word}":{{"path":"'.encode() for word in DELTA_WORDS]

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.protocol.signing import Sign
+from lakeshare_server.tables.byte_strings import texts
 
 # What comes between the id and the URL, and what closes the line.
 BEFORE_URL = {"parquet": '","url":"', "delta": '","deltaSingleAction":{"add":{"path":"'}
@@ -51,7 +52,7 @@ class SnapshotLines:
 
 def signed(paths: pa.StringArray, sign: Sign) -> pa.StringArray:
     """The URLs of locations, as a column."""
-    return pa.array(sign(paths), pa.binary()).view(pa.string())
+    return texts(sign(paths))
 
 
 def vector_ends(files: pa.RecordBatch, sign: Sign) -> str | pa.Array:

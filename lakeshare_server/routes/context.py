@@ -122,8 +122,8 @@ async def asked(request: Request) -> Asked:
         Unauthenticated: there is none.
     """
     parts, note = await parts_of(request), await note_of(request)
-    # The route's name and object are noted first: a refusal is to say what it was that was refused.
-    note.action = request.scope["route"].name
+    # The action and its object are noted first: a refusal is to say what it was that was refused.
+    note.action = request.scope["endpoint"].__name__
     names = [
         request.path_params[name] for name in ("share", "schema", "table") if name in request.path_params
     ]

@@ -1,13 +1,13 @@
 """Responses in the protocol's spelling: JSON with its charset, NDJSON with the table's version, errors as objects."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import Response
-from fastapi.responses import StreamingResponse
 
 from lakeshare_server.protocol.capabilities import HEADER
+from lakeshare_server.routes.lines_response import LinesResponse, Piece
 
 VERSION_HEADER = "Delta-Table-Version"
 
@@ -30,8 +30,13 @@ def error_response(
 
 
 def ndjson(
-    parts: Iterable[bytes | memoryview], version: int, capabilities: str, extra: Mapping[str, str]
+    pieces: Iterator[Piece],
+    version: int,
+    capabilities: str,
+    extra: Mapping[str, str],
+    *,
+    is_quick: bool = True,
 ) -> Response:
-    """Lines of a table, streamed."""
+    """Lines of a table, streamed; not `is_quick` when making them takes more than the processor."""
     headers = {VERSION_HEADER: str(version), HEADER: capabilities, **extra}
-    return StreamingResponse(parts, headers=headers, media_type="application/x-ndjson; charset=utf-8")
+    return LinesResponse(pieces, headers, is_quick=is_quick)

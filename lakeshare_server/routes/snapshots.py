@@ -80,7 +80,7 @@ def answer_snapshot(by: AskedTable, asked: QueryRequest, version: Version, page:
         note,
         closing if wants.capabilities.wants_end_stream_action or asked.wants_end_stream_action else None,
     )
-    return table_lines(body, version.number, response_format, wants)
+    return table_lines(body, version.number, response_format, wants, is_quick=session.is_quick)
 
 
 def page_question(parameters: Mapping[str, Any], wants: Wants) -> dict[str, object]:
@@ -94,11 +94,16 @@ def page_question(parameters: Mapping[str, Any], wants: Wants) -> dict[str, obje
 
 
 def table_lines(
-    body: Iterator[bytes | memoryview], version: int, response_format: str, wants: Wants
+    body: Iterator[bytes | memoryview],
+    version: int,
+    response_format: str,
+    wants: Wants,
+    *,
+    is_quick: bool = True,
 ) -> Response:
     """The response around lines that are streamed; a client that sent `fileidhash` insists on it."""
     extra = {} if wants.file_ids is None else {FILE_IDS_HEADER: wants.file_ids}
-    return ndjson(body, version, answered(response_format, wants.capabilities), extra)
+    return ndjson(body, version, answered(response_format, wants.capabilities), extra, is_quick=is_quick)
 
 
 def streamed(
@@ -112,9 +117,10 @@ def streamed(
     yield first
     try:
         for piece in pieces:
-            note.files = progress.files
             if piece:
                 yield piece
+            # Only what was taken counts: a client may leave while the next piece is made.
+            note.files = progress.files
         if closing is not None:
             yield end_stream_action(closing(progress))
     except Exception as error:

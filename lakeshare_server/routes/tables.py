@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from starlette.routing import Route
 
 from lakeshare_server.access.directory import access_of
 from lakeshare_server.access.view import TableView
@@ -15,7 +16,7 @@ from lakeshare_server.protocol.parameters import optional_number
 from lakeshare_server.protocol.requests import TimePoint, query_of
 from lakeshare_server.protocol.timestamps import milliseconds
 from lakeshare_server.routes.async_queries import submit
-from lakeshare_server.routes.context import BodyDep, TableDep
+from lakeshare_server.routes.context import BodyDep, TableDep, asked_table
 from lakeshare_server.routes.listings import table_item
 from lakeshare_server.routes.queries import answer_query
 from lakeshare_server.routes.responses import VERSION_HEADER, json_response
@@ -32,10 +33,18 @@ def get_table(by: TableDep) -> Response:
     return json_response({**table_item(by, by.view.entry), "format": header.table_format})
 
 
-@router.head("", name="table_version")
-@router.api_route("/version", methods=["GET", "HEAD"], name="table_version")
-async def table_version(by: TableDep) -> Response:
-    # Streaming clients poll this: what is known is answered without leaving the event loop.
+def polls(prefix: str) -> list[Route]:
+    """The routes of the table version, which streaming clients poll."""
+    paths = (f"{prefix}{router.prefix}/version", f"{prefix}{router.prefix}")
+    return [
+        Route(path, table_version, methods=methods, name="table_version")
+        for path, methods in zip(paths, (["GET", "HEAD"], ["HEAD"]), strict=True)
+    ]
+
+
+async def table_version(request: Request) -> Response:
+    by = await asked_table(request)
+    # What is known is answered without leaving the event loop.
     text = by.request.query_params.get("startingTimestamp")
     version = by.view.versions.latest_now() if text is None else None
     if version is None:

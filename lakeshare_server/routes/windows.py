@@ -160,4 +160,4 @@ def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:
         note,
         closing if capabilities.wants_end_stream_action or wants_end else None,
     )
-    return table_lines(body, version, response_format, wants)
+    return table_lines(body, version, response_format, wants, is_quick=session.is_quick)

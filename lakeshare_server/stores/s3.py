@@ -66,6 +66,7 @@ class S3Access:
         self._settings = settings
         self._lock = Lock()
         self._regions: dict[str, str] = {}
+        self._endpoints: dict[str, str] = {}
 
     def open(self, place: Place) -> RemoteStore:
         """A bucket, ready for reading.
@@ -125,7 +126,11 @@ class S3Access:
     def _endpoint(self, region: str) -> str:
         if self._settings.s3_endpoint:
             return self._settings.s3_endpoint
-        return str(self.client("s3", region).meta.endpoint_url)
+        # Making a client takes milliseconds, and every answer asks.
+        known = self._endpoints.get(region)
+        if known is None:
+            known = self._endpoints[region] = str(self.client("s3", region).meta.endpoint_url)
+        return known
 
     def _region_of(self, bucket: str) -> str:
         """AWS tells everybody where a bucket is; other stores are taken to have one region."""

@@ -1,6 +1,8 @@
 """Between Arrow's text columns and Python's bytes, several times faster than a scalar for each value."""
 
-from itertools import pairwise
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,7 +39,13 @@ def _characters(values: pa.StringArray) -> pa.Buffer:
     return characters.slice(first, ends[values.offset + len(values)] - first)
 
 
+def texts(values: Sequence[bytes]) -> pa.StringArray:
+    """UTF-8 texts as a column. `pa.array` would import pandas to ask whether a list is one of its own."""
+    ends = array("i", accumulate(map(len, values), initial=0))
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), pa.py_buffer(b"".join(values)))
+
+
 def texts_of_width(characters: bytes, width: int) -> pa.StringArray:
     """A column of ASCII texts that are all `width` characters long and stand one after the other."""
-    ends = pa.array(range(0, len(characters) + 1, width), pa.int32())
-    return pa.StringArray.from_buffers(len(ends) - 1, ends.buffers()[1], pa.py_buffer(characters))
+    ends = array("i", range(0, len(characters) + 1, width))
+    return pa.StringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(characters))

@@ -4,6 +4,7 @@ Written once, when a table is published, and memory-mapped by every server proce
 """
 
 import json
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from lakeshare_server.tables.head import TableHead
 # Grows whenever columns or rendering change; an index of another layout is not opened.
 LAYOUT = 2
 HEADER_KEY = b"lakeshare"
+# Indexes up to this size stay in memory between requests.
+KEPT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -39,21 +42,36 @@ class IndexHeader:
 
 
 class FileIndex:
-    """An open index. Batches are views into the mapped file."""
+    """An open index. Batches are views into the mapped file, made once."""
 
-    def __init__(self, source: pa.MemoryMappedFile) -> None:
-        self._reader = pa.ipc.open_file(source)
-        self.header = _header(self._reader.schema)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns of the batches: path, size, rows, dv_cardinality, the structs there are, and those of lines."""
-        return self._reader.schema
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        buffer = pa.py_buffer(self._mapped)
+        self._begin = buffer.address
+        reader = pa.ipc.open_file(pa.BufferReader(buffer))
+        self.schema: pa.Schema = reader.schema
+        self.header = _header(self.schema)
+        self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The files in batches of a few thousand, in the order of their paths."""
-        for number in range(self._reader.num_record_batches):
-            yield self._reader.get_batch(number)
+        """The files in batches of some thousand, in the order of their paths.
+
+        What was read of a large index is given back behind the reader: memory is that of batches, not of tables.
+        """
+        gives_back = len(self._mapped) > KEPT_BYTES
+        for batch in self._batches:
+            yield batch
+            if gives_back:
+                self._give_back(batch)
+
+    def _give_back(self, batch: pa.RecordBatch) -> None:
+        buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
+        start = min(buffer.address for buffer in buffers) - self._begin
+        end = max(buffer.address + buffer.size for buffer in buffers) - self._begin
+        start -= start % mmap.PAGESIZE
+        # The pages stay in the system's cache: whoever reads them next has them back at once.
+        self._mapped.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def open_index(index_dir: Path, digest: str) -> FileIndex:
@@ -64,7 +82,7 @@ def open_index(index_dir: Path, digest: str) -> FileIndex:
     """
     path = index_path(index_dir, digest)
     try:
-        index = FileIndex(pa.memory_map(str(path)))
+        index = FileIndex(path)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise Unavailable(
             f"the file index {digest} cannot be opened in {index_dir}: {error}",

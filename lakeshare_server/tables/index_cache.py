@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pyarrow as pa
-
 from lakeshare_server.tables.cache_folder import CacheFolder
 from lakeshare_server.tables.index import LAYOUT, FileIndex
 from lakeshare_server.tables.index_writing import write_index_file
@@ -16,7 +14,7 @@ class IndexCache:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
-        self._files = CacheFolder(folder, max_bytes, lambda path: FileIndex(pa.memory_map(str(path))))
+        self._files = CacheFolder(folder, max_bytes, FileIndex)
 
     def get(self, identity: Sequence[object], build: Callable[[], TableSnapshot]) -> FileIndex:
         """The index of what the identity says, built from its snapshot when nobody has done so yet.

@@ -1,0 +1,51 @@
+"""Streaming lines: pieces are made in one thread for all answers, and sent as fast as each client takes them.
+
+Making a piece is work for the processor: several threads at it would only fight for the interpreter, and keep the
+event loop, which answers polls meanwhile, from getting its turn.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+Piece = bytes | memoryview
+
+# A signer that has to ask its store, or to compute for long, is not to hold up the others.
+MAKERS = {True: ThreadPoolExecutor(1, "lines"), False: ThreadPoolExecutor(8, "slow-lines")}
+
+
+class LinesResponse(Response):
+    """NDJSON of any length. An answer whose pieces raise is cut off, one whose client has left is ended."""
+
+    def __init__(self, pieces: Iterator[Piece], headers: Mapping[str, str], *, is_quick: bool = True) -> None:
+        super().__init__(None, 200, headers, "application/x-ndjson; charset=utf-8")
+        # The length is not known before the end.
+        del self.headers["content-length"]
+        self._pieces, self._maker = pieces, MAKERS[is_quick]
+        self._has_left = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        watch = loop.create_task(self._watch(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while not self._has_left:
+                piece = await loop.run_in_executor(self._maker, self._next)
+                if piece is None:
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    return
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        finally:
+            watch.cancel()
+
+    def _next(self) -> Piece | None:
+        return next(self._pieces, None)
+
+    async def _watch(self, receive: Receive) -> None:
+        """Sending says nothing of a client that has left: without this its answer would be made to the end."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._has_left = True
