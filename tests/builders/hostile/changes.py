@@ -55,7 +55,7 @@ def cdf_partitioned(at: Place) -> None:
 PEOPLE = ", ".join(f"('{n}', {n}, DATE'2020-01-0{n}')" for n in (1, 2, 3))
 
 
-@hostile(versions=(1, 3, 5), cdf=((0, 3), (2, 3), (5, 5)))
+@hostile(versions=(3, 5), cdf=((0, 3), (2, 3), (5, 5)))
 def cdf_table_cdf_enabled(at: Place) -> None:
     """As the upstream suite has it: three inserts, a delete, an update; CDF off at version 4, on again at 5."""
     at.sql(
@@ -140,7 +140,7 @@ def add_columns_partitioned_cdf(at: Place) -> None:
 COMMITS = 60
 
 
-@hostile(versions=(10, 35, COMMITS), cdf=((0, COMMITS), (17, 42)))
+@hostile(versions=(35, COMMITS), cdf=((0, COMMITS), (17, 42)))
 def many_commits(at: Place) -> None:
     """Sixty small commits by deltalake, with its own cdc files and a checkpoint in between."""
     from deltalake import DeltaTable, Schema, write_deltalake

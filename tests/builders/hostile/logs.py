@@ -65,7 +65,7 @@ def no_stats_checkpoint(at: Place) -> None:
     at.forget(0, 1, 2, 3)
 
 
-@hostile(versions=(3, 4, 5))
+@hostile(versions=(3, 5))
 def log_compaction(at: Place) -> None:
     """A file that stands for commits 1 to 4, beside them; Delta reads it instead."""
     some_commits(at, 6)

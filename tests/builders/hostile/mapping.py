@@ -24,19 +24,19 @@ def evolve(at: Place, mode: str) -> None:
     )
 
 
-@hostile(versions=(1, 6, 8), needs=MAPPED)
+@hostile(versions=(1, 8), needs=MAPPED)
 def cm_name(at: Place) -> None:
     """By name: columns renamed (also the partition's, also a nested one), dropped, added under old names."""
     evolve(at, BY_NAME)
 
 
-@hostile(versions=(1, 6, 8), needs=MAPPED)
+@hostile(versions=(6, 8), needs=MAPPED)
 def cm_id(at: Place) -> None:
     """By id: the same changes; files are read by their field ids."""
     evolve(at, BY_ID)
 
 
-@hostile(versions=(1, 2, 4, 5), needs_at={2: MAPPED, 4: MAPPED, 5: MAPPED})
+@hostile(versions=(1, 2, 5), needs_at={2: MAPPED, 5: MAPPED})
 def cm_upgraded(at: Place) -> None:
     """Mapping switched on later: older files and partition folders have logical names for ever."""
     at.sql(
@@ -77,7 +77,7 @@ def cm_odd_names(at: Place) -> None:
 
 
 @hostile(
-    versions=(2, 4, 6),
+    versions=(2, 6),
     cdf=((0, 3), (5, 6)),
     needs=(*DELETION_VECTORS, *MAPPED),
 )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WAIT_S = 900
 AT_ONCE = 3  # half of a small commit is waiting
 CONF = {
+    "spark.sql.ui.explainMode": "simple",
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.databricks.delta.snapshotPartitions": "1",
@@ -123,7 +124,9 @@ def main(folder: Path, names: list[str]) -> None:
 
     for part in ("tables", "judged"):
         (folder / part).mkdir(parents=True, exist_ok=True)
-    settings = LakeSettings(_env_file=None, state_dir=folder / "state")
+    # Nearly all of what such small work makes is garbage at once.
+    options = f"{os.environ['LAKESHARE_SPARK_DRIVER_OPTIONS']} -Xmn700m"
+    settings = LakeSettings(_env_file=None, state_dir=folder / "state", spark_driver_options=options)
     began = time.monotonic()
     failed: list[str] = []
 

@@ -30,7 +30,7 @@ def table3(at: Place) -> None:
     )
 
 
-@hostile(versions=(3, 4, 6))
+@hostile(versions=(3, 6))
 def streaming_table_with_optimize(at: Place) -> None:
     """Three inserts, an OPTIMIZE that a stream never sees, a delete and an update."""
     at.sql(

@@ -17,7 +17,7 @@ def two_files(at: Place, properties: str = ON) -> None:
     )
 
 
-@hostile(versions=(2, 3, 5), needs=DELETION_VECTORS)
+@hostile(versions=(2, 5), needs=DELETION_VECTORS)
 def dv_relative(at: Place) -> None:
     """Vectors of type `u`, two of them in one file; one is replaced by a later one; an UPDATE on top."""
     two_files(at)
@@ -90,7 +90,7 @@ def dv_every_container(at: Place) -> None:
     )
 
 
-@hostile(versions=(2, 4, 5), cdf=((0, 5), (3, 4)), needs=DELETION_VECTORS)
+@hostile(versions=(2, 5), cdf=((0, 5), (3, 4)), needs=DELETION_VECTORS)
 def dv_changes(at: Place) -> None:
     """Changes without cdc files: RESTORE swaps a vector, so the changed rows are the difference of two vectors."""
     at.sql(
