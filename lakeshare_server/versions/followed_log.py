@@ -118,6 +118,7 @@ class FollowedLog:
             if commit is None:
                 return self.listing.checkpoints[version][0].parts[0].modified_ms
             [read] = read_commits(self.stores, self.root, [(version, version, commit)])
-            known = int(read.info.get("inCommitTimestamp", commit.modified_ms))
+            told = read.info.get("inCommitTimestamp")
+            known = told if isinstance(told, int) else commit.modified_ms
             self._commit_times[version] = known
         return known

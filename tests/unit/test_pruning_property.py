@@ -21,9 +21,10 @@ from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
 from lakeshare_server.tables import FileIndex, open_index, read_delta, write_index
 from lakeshare_server.tables.predicate import EVERYTHING, Predicate
 from lakeshare_server.tables.pruning import evaluate
+from tests.builders.pruning.casts import Client
 from tests.builders.pruning.questions import a_question, as_json, as_sql
 from tests.builders.pruning.tables import File, Table, a_table
-from tests.builders.pruning.truth import Client, Every, Question, truth
+from tests.builders.pruning.truth import Every, Question, truth
 
 # Twenty batches of 25 tables with 20 predicates each: 10,000 cases.
 BATCHES, TABLES, PREDICATES = 20, 25, 20

@@ -20,8 +20,8 @@ from lakeshare_server.tables.predicate import (
     affordable,
     parts_of,
 )
+from tests.builders.pruning.casts import float32
 from tests.builders.pruning.stated import compared, json_of, null_test, sql
-from tests.builders.pruning.truth import float32
 
 COLUMN = {"op": "column", "name": "x", "valueType": "int"}
 FIVE = {"op": "literal", "value": "5", "valueType": "int"}

@@ -6,9 +6,9 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from tests.builders.pruning.casts import BITS, date_text, time_text
 from tests.builders.pruning.tables import LONG_TEXTS, POOLS, TEXTS, Table, number_text
 from tests.builders.pruning.truth import (
-    BITS,
     Begins,
     Cast,
     Column,
@@ -24,9 +24,7 @@ from tests.builders.pruning.truth import (
     Same,
     Some,
     Term,
-    date_text,
     is_meant,
-    time_text,
 )
 
 HOUR_US = 3_600_000_000

@@ -14,7 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.builders.pruning.truth import DAY_US, Column, Row, date_text, float32, time_text
+from tests.builders.pruning.casts import DAY_US, date_text, float32, time_text
+from tests.builders.pruning.truth import Column, Row
 
 NAN, INFINITE = float("nan"), float("inf")
 FIRST_DAY, LAST_DAY = -719162, 2932896  # 0001-01-01 and 9999-12-31
