@@ -121,6 +121,10 @@ class ServerSettings(StateSettings):
         ge=1,
         description="Most bytes of indexes built on demand, for old and followed versions.",
     )
+    files_also_in: str = Field(
+        "",
+        description="Stores, by spaces, that tables may name files in beside their own, like s3://bucket.",
+    )
     max_body_bytes: int = Field(2_097_152, ge=1024, description="Largest request body accepted, in bytes.")
 
     def base_url(self) -> str:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from lakeshare_server.access.elsewhere import is_our_own
 from lakeshare_server.errors import Denied, NotFound
 from lakeshare_server.protocol.byte_range import ByteRange, parse_range
 from lakeshare_server.routes.context import NoteDep, PartsDep
@@ -55,6 +56,8 @@ def read_file(path: str, request: Request, parts: PartsDep, note: NoteDep) -> Re
     claim = _claim("/" + path, request)
     parts.local_signer.verify(claim, request.query_params.get(SIGNATURE, ""))
     note.recipient, note.object_name = claim.recipient, claim.path
+    if is_our_own(claim.path, parts.settings):
+        raise NotFound("File", Path(claim.path).name)
     file = _open(claim.path)
     asked = request.headers.get("range")
     if request.headers.get("if-range", file.etag) != file.etag:

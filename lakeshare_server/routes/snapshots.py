@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Response
 
 from lakeshare_server.access.directory import access_of
+from lakeshare_server.access.elsewhere import require_own_stores
 from lakeshare_server.protocol.answer import Progress, SnapshotAnswer
 from lakeshare_server.protocol.capabilities import answered
 from lakeshare_server.protocol.file_lines import SnapshotLines
@@ -32,6 +33,7 @@ def answer_snapshot(by: AskedTable, asked: QueryRequest, version: Version, page:
         require_same_table("page", page.of, table_id)
     response_format = negotiated(wants.capabilities, header.head, by.view.entry.path)
     note.version, note.files = version.number, 0
+    require_own_stores(by.view.entry.path, header.location, header.roots, parts.settings)
     session = parts.signers.session(header.roots, by.reader.name, parts.settings.url_life_s)
     told = version.number if asked.version is not None or asked.timestamp is not None else None
     head = HeadLines(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Response
 
+from lakeshare_server.access.elsewhere import require_own_stores
 from lakeshare_server.protocol.answer import Progress
 from lakeshare_server.protocol.change_answer import ChangeAnswer, require_recorded
 from lakeshare_server.protocol.change_lines import ChangeLines
@@ -117,6 +118,7 @@ def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:
     version = window.changes[0].version if window.changes else window.first
     note.version, note.files = version, 0
     roots = sorted({root for one in window.changes for root in one.roots})
+    require_own_stores(by.view.entry.path, by.view.versions.location(), roots, parts.settings)
     session = parts.signers.session(roots, by.reader.name, parts.settings.url_life_s)
     answer = ChangeAnswer(
         changes=window.changes,

@@ -32,6 +32,10 @@ class FollowedVersions:
         self._ledger, self._followed, self._log = ledger, followed, log
         self._cache, self._segments = cache, segments
 
+    def location(self) -> str:
+        """The table's folder."""
+        return self._log.root
+
     def latest(self) -> Version:
         """The newest version in storage, as of a look that is not older than the table's interval.
 

@@ -34,6 +34,14 @@ class PublishedVersions:
         self._seen: dict[int, Publication] = {}
         self._latest: Version | None = None
 
+    def location(self) -> str:
+        """Where the newest publication is.
+
+        Raises:
+            NotFound: nothing was published yet.
+        """
+        return self._newest().location
+
     def latest(self) -> Version:
         """The newest publication.
 

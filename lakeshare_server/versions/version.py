@@ -19,6 +19,10 @@ class Version:
 class TableVersions(Protocol):
     """The readable versions of one table, in order; timestamps grow with the numbers."""
 
+    def location(self) -> str:
+        """Where the table is."""
+        ...
+
     def latest(self) -> Version:
         """The version that is read when none is asked for."""
         ...

@@ -60,8 +60,8 @@ def changes_data(action: Action) -> bool:
     return action.get("dataChange") is not False
 
 
-def change_table(root: str, changes: Sequence[FileChange]) -> pa.Table:
-    """The rows of the changes.
+def change_table(root: str, changes: Sequence[FileChange], partition_columns: Sequence[str]) -> pa.Table:
+    """The rows of the changes; `partition_columns` are the names the log uses for them.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError, TableFilesMissing: an action is not what the specification
@@ -79,7 +79,7 @@ def change_table(root: str, changes: Sequence[FileChange]) -> pa.Table:
         pa.array([change.action["size"] for change in changes], pa.int64()),
         file_ids(names, hashlib.md5),
         file_ids(names, hashlib.sha256),
-        pa.array([_common(change) for change in changes], pa.string()),
+        pa.array([_common(change, partition_columns) for change in changes], pa.string()),
         pa.array([_rest(change) for change in changes], pa.string()),
         _vector_paths(root, vectors),
         pa.array([_vector_id(vector) for vector in vectors], pa.string()),
@@ -104,11 +104,13 @@ def _is_merge_of_nothing(commit: Commit) -> bool:
     return commit.info.get("operation") == "MERGE" and all(metrics.get(name) == "0" for name in MERGE_COUNTS)
 
 
-def _common(change: FileChange) -> str:
+def _common(change: FileChange, partition_columns: Sequence[str]) -> str:
     """`partitionValues`, `size` and `stats`: what both formats say in the same words."""
     action = change.action
-    # The empty text and null are the same by the specification; clients take null for sure.
-    values = {column: value or None for column, value in (action.get("partitionValues") or {}).items()}
+    # The empty text and null are the same by the specification, and Spark leaves nulls out of some actions: clients
+    # take a null that is there for sure.
+    logged = action.get("partitionValues") or {}
+    values = {column: logged.get(column) or None for column in partition_columns}
     fields: Action = {"partitionValues": values, "size": action["size"]}
     stats = action.get("stats")
     if change.kind == ADD and stats and _counts_rows(stats):

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lakeshare_server.tables.delta.change_segment import SegmentFile, SegmentNot
 from lakeshare_server.tables.delta.commits import Commit, read_commits
 from lakeshare_server.tables.delta.heads import head_actions
 from lakeshare_server.tables.delta.log import LogListing
+from lakeshare_server.tables.delta.mapping import physical_partition_columns
 from lakeshare_server.tables.delta.removed import RemovedFiles
 
 Action = dict[str, Any]
@@ -30,13 +32,15 @@ class HeadTexts:
     protocol: str
     metadata: str
 
-    @property
-    def is_partitioned(self) -> bool:
-        """Whether files have partition values."""
-        return bool(orjson.loads(self.metadata).get("partitionColumns"))
+    @cached_property
+    def partition_columns(self) -> list[str]:
+        """The names the log uses for the partition columns."""
+        return physical_partition_columns(orjson.loads(self.metadata))
 
     def after(self, commit: Commit) -> "HeadTexts":
         """What is in force when a commit was made."""
+        if commit.protocol is None and commit.metadata is None:
+            return self
         return HeadTexts(
             self.protocol if commit.protocol is None else _text(commit.protocol),
             self.metadata if commit.metadata is None else _text(commit.metadata),
@@ -135,13 +139,13 @@ class SegmentWriter:
             fault, changes = error.what, []
         self._versions[commit.last] = _described(commit, heads, changes, self._rows, fault)
         if changes:
-            table = change_table(self._root, changes)
+            table = change_table(self._root, changes, heads.partition_columns)
             self._rows += table.num_rows
             self._roots |= roots_of(self._root, table)
             file.add(table)
 
     def _changes(self, commit: Commit, heads: HeadTexts) -> list[FileChange]:
-        return list(file_changes(commit, self._removed.of(commit, heads.is_partitioned)))
+        return list(file_changes(commit, self._removed.of(commit, bool(heads.partition_columns))))
 
 
 def _missing_commit(listing: LogListing, version: int) -> TableFilesMissing:

@@ -22,7 +22,7 @@ from lakeshare_server.tables.delta.log import LogListing, list_log
 from lakeshare_server.tables.head import TableHead
 
 # Grows whenever columns, notes or rendering change; segments of another layout are not found.
-LAYOUT = 1
+LAYOUT = 2
 LENGTHS = (100, 10)
 HEADS_KEPT = 256
 
