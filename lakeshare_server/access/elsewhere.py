@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.tables.locations import root_of
+from lakeshare_server.stores import place_of
 
 # What of the state folder is nobody's business; tables may lie there, too.
 OUR_OWN = ("signing.key", "lakeshare.db", "lakeshare.db-wal", "lakeshare.db-shm", "index", "logs", "nessie", "runs")
@@ -21,9 +21,10 @@ def require_own_stores(table: str, location: str, roots: Collection[str], settin
     Raises:
         Unserveable: names the store, and how the operator allows it.
     """
-    allowed = {root_of(location), *(root_of(place) for place in settings.files_also_in.split())}
-    for root in roots:
-        if root not in allowed or (not root and root_of(location)):
+    own = place_of(location).root
+    allowed = {own, *(place_of(place).root for place in settings.files_also_in.split())}
+    for root in sorted({place_of(root or "/").root for root in roots}):
+        if root not in allowed or (own and not root):
             where = root or "the server's own disk"
             raise Unserveable(
                 f"{table} names files in {where}, which is not the store it is in itself.",
