@@ -12,7 +12,16 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.stores import place_of
 
 # What of the state folder is nobody's business; tables may lie there, too.
-OUR_OWN = ("signing.key", "lakeshare.db", "lakeshare.db-wal", "lakeshare.db-shm", "index", "logs", "nessie", "runs")
+OUR_OWN = (
+    "signing.key",
+    "lakeshare.db",
+    "lakeshare.db-wal",
+    "lakeshare.db-shm",
+    "index",
+    "logs",
+    "nessie",
+    "runs",
+)
 
 
 def require_own_stores(table: str, location: str, roots: Collection[str], settings: ServerSettings) -> None:
