@@ -19,14 +19,14 @@ def byte_strings(values: pa.StringArray) -> list[bytes]:
     return [text[start - first : end - first] for start, end in pairwise(ends)]
 
 
-def is_plain(values: pa.StringArray) -> bool:
-    """Whether no text of a column has a backslash or a control character, DEL included."""
+def is_plain(values: pa.StringArray, *, without: bytes = b"") -> bool:
+    """Whether no text of a column has a backslash, a control character, DEL included, or the character `without`."""
     characters = _characters(values)
     if not len(characters):
         return True
     least = pc.min(pa.UInt8Array.from_buffers(pa.uint8(), len(characters), [None, characters])).as_py()
     text = memoryview(characters).tobytes()
-    return least >= ord(" ") and b"\\" not in text and b"\x7f" not in text
+    return least >= ord(" ") and all(found not in text for found in (b"\\", b"\x7f", without) if found)
 
 
 def _characters(values: pa.StringArray) -> pa.Buffer:

@@ -11,8 +11,8 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# What may not stand in a JSON string as it is; DEL may, but not every reader takes it.
-SPECIAL = r'["\\\x00-\x1f\x7f]'
+from lakeshare_server.tables.byte_strings import is_plain
+
 # The years 1 to 9999, in the units Arrow counts them in.
 DAYS = (-719_162, 2_932_896)
 MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
@@ -29,7 +29,7 @@ class JsonText:
 
     def string(self, values: pa.Array) -> list[Part]:
         """Each string as a JSON string."""
-        if pc.any(pc.match_substring_regex(values, SPECIAL), min_count=0).as_py():
+        if not is_plain(values, without=b'"'):
             different = pc.drop_null(pc.unique(values))
             escaped = pa.array([self.escaped(value) for value in different.to_pylist()], pa.string())
             values = pc.take(escaped, pc.index_in(values, different))
