@@ -71,6 +71,12 @@ def test_no_file_is_longer_than_a_reader_bears():
     } == {}
 
 
+def test_no_two_test_files_have_one_name():
+    # pytest imports them by their names alone: the second of two would not be run.
+    names = [path.name for path in SOURCES if path.name.startswith("test_")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_no_file_is_named_for_nothing():
     nothing = {"utils.py", "util.py", "helpers.py", "common.py", "manager.py", "misc.py"}
     assert [path for path in SOURCES if path.name in nothing] == []
