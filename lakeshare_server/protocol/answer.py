@@ -43,7 +43,7 @@ class SnapshotAnswer:
 
     def parts(self, lines: SnapshotLines, sign: Sign, progress: Progress) -> Iterator[bytes | memoryview]:
         """The file lines in pieces."""
-        for batch in self._wanted(progress):
+        for batch in _gathered(self._wanted(progress)):
             for start in range(0, batch.num_rows, PIECE_ROWS):
                 piece = batch.slice(start, PIECE_ROWS)
                 progress.files += piece.num_rows
@@ -121,6 +121,26 @@ class _Kept:
         """The files up to the one that fills a limit."""
         before = pc.subtract(pc.cumulative_sum(self.surely), self.surely)
         return self.first(pc.sum(pc.less(before, rows), min_count=0).as_py())
+
+
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The files with small batches put together: what a predicate leaves of each is not worth a piece of its own."""
+    small: list[pa.RecordBatch] = []
+    for batch in batches:
+        if not small and batch.num_rows >= PIECE_ROWS:
+            yield batch
+            continue
+        small.append(batch)
+        if sum(one.num_rows for one in small) >= PIECE_ROWS:
+            yield _together(small)
+            small = []
+    if small:
+        yield _together(small)
+
+
+def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    whole = pa.Table.from_batches(batches).combine_chunks()
+    return next(iter(whole.to_batches()), batches[0])
 
 
 def _numbers(first: int, count: int) -> pa.Array:
