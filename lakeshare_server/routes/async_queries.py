@@ -10,13 +10,13 @@ from lakeshare_server.access.async_worker import Submission
 from lakeshare_server.catalog import AsyncQuery
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.bodies import json_object
-from lakeshare_server.protocol.capabilities import answered
 from lakeshare_server.protocol.heads import line
 from lakeshare_server.protocol.requests import QueryRequest, paging_of
-from lakeshare_server.routes.context import FILE_IDS_HEADER, AskedTable, BodyDep, TableDep
+from lakeshare_server.routes.context import AskedTable, BodyDep, TableDep
 from lakeshare_server.routes.errors import STATUS_OF
 from lakeshare_server.routes.queries import answer_pinned
-from lakeshare_server.routes.responses import error_response, ndjson
+from lakeshare_server.routes.responses import error_response
+from lakeshare_server.routes.streams import table_lines
 
 router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
 
@@ -68,7 +68,4 @@ def _pending(by: AskedTable, query: AsyncQuery) -> Response:
     latest = by.view.versions.latest_now()
     version = latest.number if latest is not None else 0
     said = line({"queryStatus": {"queryId": query.id, "status": "pending"}})
-    extra = {} if by.wants.file_ids is None else {FILE_IDS_HEADER: by.wants.file_ids}
-    capabilities = replace(by.wants.capabilities, wants_end_stream_action=False)
-    header = answered(response_format, capabilities, is_pending=True)
-    return ndjson(iter([said]), version, header, extra)
+    return table_lines(iter([said]), version, response_format, by.wants.without_end(), is_pending=True)

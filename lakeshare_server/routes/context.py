@@ -1,6 +1,7 @@
 """What routes are given: the app's parts, the recipient behind the token, and the note for the audit log."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -73,7 +74,7 @@ class Asked:
     reader: Reader
     generation: int
 
-    @property
+    @cached_property
     def wants(self) -> Wants:
         """What its headers say.
 

@@ -7,7 +7,8 @@ from fastapi import Response
 from lakeshare_server.protocol.requests import QueryRequest
 from lakeshare_server.protocol.table_tokens import Page, require_same_table
 from lakeshare_server.routes.context import AskedTable
-from lakeshare_server.routes.snapshots import answer_snapshot, page_question
+from lakeshare_server.routes.snapshots import answer_snapshot
+from lakeshare_server.routes.streams import page_question
 from lakeshare_server.routes.windows import answer_window
 
 

@@ -20,7 +20,7 @@ from lakeshare_server.routes.context import BodyDep, TableDep, asked_table
 from lakeshare_server.routes.listings import table_item
 from lakeshare_server.routes.queries import answer_query
 from lakeshare_server.routes.responses import VERSION_HEADER, json_response
-from lakeshare_server.routes.snapshots import table_lines
+from lakeshare_server.routes.streams import table_lines
 from lakeshare_server.versions import Version
 
 router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")

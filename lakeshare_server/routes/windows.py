@@ -5,17 +5,15 @@ from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Response
 
-from lakeshare_server.access.elsewhere import require_own_stores
 from lakeshare_server.protocol.answer import Progress
 from lakeshare_server.protocol.change_answer import ChangeAnswer, require_recorded
 from lakeshare_server.protocol.change_lines import ChangeLines
 from lakeshare_server.protocol.changes_request import parse_changes
-from lakeshare_server.protocol.heads import HeadLines
-from lakeshare_server.protocol.negotiation import announced_protocol, negotiated
+from lakeshare_server.protocol.negotiation import announced_protocol
 from lakeshare_server.protocol.requests import Paging, QueryRequest
 from lakeshare_server.protocol.table_tokens import Page, require_same_table
 from lakeshare_server.routes.context import AskedTable, TableDep
-from lakeshare_server.routes.snapshots import page_question, page_size, streamed, table_lines
+from lakeshare_server.routes.streams import Closing, opened, page_question, page_size
 from lakeshare_server.tables.delta.changes import VersionChanges
 from lakeshare_server.tables.head import TableHead
 
@@ -45,11 +43,16 @@ class Window:
         hindrances = dict.fromkeys((*self.head.hindrances, *others))
         return replace(self.head, hindrances=tuple(hindrances))
 
+    def page_after(self, so_far: Progress, table_id: str) -> Page:
+        """The page that begins where an answer has come to."""
+        return Page(self.first, self.last, so_far.next_place or 0, latest=self.head_version, of=table_id)
+
 
 def answer_window(by: AskedTable, asked: QueryRequest, page: Page | None) -> Response:
     """The data changes of the versions from `startingVersion` on, or one page of them."""
+    # Asked again for each page: who may read history may have changed since page one.
     if page is not None:
-        first, last = page.first, page.last
+        first, last = page.first, by.view.window(page.first, page.last)
     else:
         first = asked.starting_version or 0
         last = by.view.window(first, asked.ending_version)
@@ -78,7 +81,7 @@ def table_changes(by: TableDep) -> Response:
     page = None
     if asked.paging.page_token is not None:
         page = by.parts.tokens.page(by.asker, question, asked.paging.page_token)
-        first, last, latest = page.first, page.last, page.latest
+        first, last, latest = page.first, by.view.window(page.first, page.last), page.latest
     else:
         first, last = by.view.changes_range(asked)
         latest = by.view.latest().number
@@ -109,57 +112,39 @@ def _latest_head(by: AskedTable, changes: Sequence[VersionChanges], last: int, l
 
 
 def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:
-    parts, wants, note = by.parts, by.wants, by.note
     table_id = window.head.table_id
     if window.page is not None:
         require_same_table("page", window.page.of, table_id)
-    capabilities = wants.capabilities
-    response_format = negotiated(capabilities, window.hindered_head, by.view.entry.path)
-    version = window.changes[0].version if window.changes else window.first
-    note.version, note.files = version, 0
-    roots = sorted({root for one in window.changes for root in one.roots})
-    require_own_stores(by.view.entry.path, by.view.versions.location(), roots, parts.settings)
-    session = parts.signers.session(roots, by.reader.name, parts.settings.url_life_s)
+    roots = {root for one in window.changes for root in one.roots}
+    opening = opened(by, window.hindered_head, by.view.versions.location(), roots)
+    capabilities = by.wants.capabilities
     answer = ChangeAnswer(
         changes=window.changes,
         feed=window.feed,
         historical_metadata=window.historical_metadata,
-        historical_protocol=window.historical_protocol and response_format == "delta",
+        historical_protocol=window.historical_protocol and opening.response_format == "delta",
         announced=lambda head: announced_protocol(capabilities, head),
         start=0 if window.page is None else window.page.start,
-        most=page_size(parts.settings, window.paging),
+        most=page_size(by.parts.settings, window.paging),
     )
-    head = HeadLines(
-        response_format=response_format,
-        protocol=announced_protocol(capabilities, window.head),
+    head = opening.head_lines(
+        window.head,
         version=window.head_version,
         size_bytes=answer.size_bytes,
         files=answer.files,
-        shares_changes=by.view.entry.history,
         protocol_version=window.head_version if answer.historical_protocol else None,
     )
     lines = ChangeLines(
-        response_format=response_format,
-        ids=wants.file_ids or response_format,
-        expires_at_ms=session.expires_at_ms,
+        response_format=opening.response_format,
+        ids=opening.ids,
+        expires_at_ms=opening.session.expires_at_ms,
     )
-
-    def closing(progress: Progress) -> dict[str, object]:
-        said: dict[str, object] = (
-            {"minUrlExpirationTimestamp": session.expires_at_ms} if progress.files else {}
-        )
-        if progress.next_place is not None:
-            place, latest = progress.next_place, window.head_version
-            page = Page(window.first, window.last, place, latest=latest, of=table_id)
-            said["nextPageToken"] = parts.tokens.page_token(by.asker, window.question, page)
-        return said
-
+    closing = Closing(
+        wanted=wants_end,
+        question=window.question,
+        following=lambda so_far: window.page_after(so_far, table_id),
+    )
     progress = Progress()
-    body = streamed(
-        head.of(window.head),
-        answer.parts(lines, head, session.sign, progress),
-        progress,
-        note,
-        closing if capabilities.wants_end_stream_action or wants_end else None,
-    )
-    return table_lines(body, version, response_format, wants, is_quick=session.is_quick)
+    pieces = answer.parts(lines, head, opening.session.sign, progress)
+    version = window.changes[0].version if window.changes else window.first
+    return opening.sent(version, head.of(window.head), pieces, progress, closing)
