@@ -4,7 +4,7 @@ Files come from the index of one version. Memory is bounded by the batch, not by
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,12 +13,14 @@ import pyarrow.compute as pc
 from lakeshare_server.protocol.file_lines import SnapshotLines
 from lakeshare_server.protocol.signing import Sign
 from lakeshare_server.tables.index import FileIndex
-from lakeshare_server.tables.lines import LINE_COLUMNS
+from lakeshare_server.tables.known_values import ZERO
 from lakeshare_server.tables.predicate import EVERYTHING, Predicate
 from lakeshare_server.tables.pruning import evaluate, live_rows
 
 # Signed and sent at once: enough for the signer to be quick, little enough for the first byte to be.
 PIECE_ROWS = 1000
+# Of a batch of which less than one file in so many is wanted, little was read.
+PARTS = 8
 
 
 @dataclass
@@ -43,18 +45,18 @@ class SnapshotAnswer:
 
     def parts(self, lines: SnapshotLines, sign: Sign, progress: Progress) -> Iterator[bytes | memoryview]:
         """The file lines in pieces."""
-        for batch in _gathered(self._wanted(progress)):
+        for batch in _gathered(self._wanted(lines.columns, progress)):
             for start in range(0, batch.num_rows, PIECE_ROWS):
                 piece = batch.slice(start, PIECE_ROWS)
                 progress.files += piece.num_rows
                 yield lines.of(piece, sign)
 
-    def _wanted(self, progress: Progress) -> Iterator[pa.RecordBatch]:
+    def _wanted(self, columns: Sequence[str], progress: Progress) -> Iterator[pa.RecordBatch]:
         room, wanted = self.most, self.rows_wanted
         for begin, batch in self._from_start():
             if wanted is not None and wanted <= 0:
                 return
-            kept = self._kept(begin, batch)
+            kept = self._kept(begin, batch, columns)
             if wanted is not None:
                 kept = kept.filling(wanted)
             if room is not None and kept.files > room:
@@ -64,6 +66,8 @@ class SnapshotAnswer:
                 yield kept.batch
                 return
             yield kept.batch
+            if kept.files * PARTS > batch.num_rows:
+                self.index.give_back(batch)
             room = None if room is None else room - kept.files
             wanted = None if wanted is None else wanted - kept.rows
 
@@ -75,7 +79,7 @@ class SnapshotAnswer:
                 yield begin + skipped, batch.slice(skipped)
             begin += batch.num_rows
 
-    def _kept(self, begin: int, batch: pa.RecordBatch) -> "_Kept":
+    def _kept(self, begin: int, batch: pa.RecordBatch, columns: Sequence[str]) -> "_Kept":
         places = _numbers(begin, batch.num_rows) if self.most is not None else None
         if self.predicate == EVERYTHING:
             return _Kept(batch, places, live_rows(batch) if self.rows_wanted is not None else None)
@@ -83,9 +87,12 @@ class SnapshotAnswer:
         rows = None
         if self.rows_wanted is not None:
             # Only rows that surely pass the predicate fill the limit.
-            rows = pc.if_else(maybe.surely_all, live_rows(batch), 0).filter(maybe.true)
-        lines = batch.select(["path", *LINE_COLUMNS])
-        return _Kept(lines.filter(maybe.true), None if places is None else places.filter(maybe.true), rows)
+            rows = pc.if_else(maybe.surely_all, live_rows(batch), ZERO).filter(maybe.true)
+        return _Kept(
+            batch.select(list(columns)).filter(maybe.true),
+            None if places is None else places.filter(maybe.true),
+            rows,
+        )
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,12 @@ class SnapshotLines:
     # Told to those who asked for a version or a time (protocol §2.1).
     version: int | None = None
 
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of an index that its lines are made of."""
+        ends = ["delta_rest", "dv_path", "dv_rest", "dv_file_id"] if self.response_format == "delta" else []
+        return [f"{self.ids}_id", "path", "common", *ends]
+
     def of(self, files: pa.RecordBatch, sign: Sign) -> memoryview:
         """The lines of a batch of an index."""
         asked = "" if self.version is None else f'"version":{self.version},'

@@ -68,4 +68,4 @@ def _pending(by: AskedTable, query: AsyncQuery) -> Response:
     latest = by.view.versions.latest_now()
     version = latest.number if latest is not None else 0
     said = line({"queryStatus": {"queryId": query.id, "status": "pending"}})
-    return table_lines(iter([said]), version, response_format, by.wants.without_end(), is_pending=True)
+    return table_lines(said, None, version, response_format, by.wants.without_end(), is_pending=True)

@@ -1,8 +1,8 @@
 """An audit row for every request, whatever becomes of it: around the whole application, streamed bodies included."""
 
 import asyncio
+import random
 import time
-import uuid
 from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,7 +27,7 @@ class AuditMiddleware:
         if scope["type"] != "http" or scope["path"] in WATCHED_PATHS:
             await self.app(scope, receive, send)
             return
-        note = Note(uuid.uuid4().hex)
+        note = Note(f"{random.getrandbits(128):032x}")
         scope.setdefault("state", {})["note"] = note
         status, is_whole = NO_RESPONSE, False
         began, at = time.monotonic(), datetime.now(UTC)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+NDJSON = "application/x-ndjson; charset=utf-8"
 Piece = bytes | memoryview
 
 # A signer that has to ask its store, or to compute for long, is not to hold up the others.
@@ -18,13 +19,18 @@ MAKERS = {True: ThreadPoolExecutor(1, "lines"), False: ThreadPoolExecutor(8, "sl
 
 
 class LinesResponse(Response):
-    """NDJSON of any length. An answer whose pieces raise is cut off, one whose client has left is ended."""
+    """NDJSON of any length: first what is there already, then pieces as they are made.
 
-    def __init__(self, pieces: Iterator[Piece], headers: Mapping[str, str], *, is_quick: bool = True) -> None:
-        super().__init__(None, 200, headers, "application/x-ndjson; charset=utf-8")
+    An answer whose pieces raise is cut off, one whose client has left is ended.
+    """
+
+    def __init__(
+        self, first: bytes, pieces: Iterator[Piece], headers: Mapping[str, str], *, is_quick: bool = True
+    ) -> None:
+        super().__init__(None, 200, headers, NDJSON)
         # The length is not known before the end.
         del self.headers["content-length"]
-        self._pieces, self._maker = pieces, MAKERS[is_quick]
+        self._first, self._pieces, self._maker = first, pieces, MAKERS[is_quick]
         self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,6 +38,7 @@ class LinesResponse(Response):
         watch = loop.create_task(self._watch(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
             while not self._has_left:
                 piece = await loop.run_in_executor(self._maker, self._next)
                 if piece is None:

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Response
 
 from lakeshare_server.protocol.capabilities import HEADER
-from lakeshare_server.routes.lines_response import LinesResponse, Piece
+from lakeshare_server.routes.lines_response import NDJSON, LinesResponse, Piece
 
 VERSION_HEADER = "Delta-Table-Version"
 
@@ -30,13 +30,16 @@ def error_response(
 
 
 def ndjson(
-    pieces: Iterator[Piece],
+    first: bytes,
+    pieces: Iterator[Piece] | None,
     version: int,
     capabilities: str,
     extra: Mapping[str, str],
     *,
     is_quick: bool = True,
 ) -> Response:
-    """Lines of a table, streamed; not `is_quick` when making them takes more than the processor."""
+    """Lines of a table; `pieces` are streamed, and not `is_quick` when making them takes more than the processor."""
     headers = {VERSION_HEADER: str(version), HEADER: capabilities, **extra}
-    return LinesResponse(pieces, headers, is_quick=is_quick)
+    if pieces is None:
+        return Response(first, 200, headers, media_type=NDJSON)
+    return LinesResponse(first, pieces, headers, is_quick=is_quick)

@@ -68,8 +68,10 @@ class Opening:
         note.version, note.files = version, 0
         wants_end = closing.wanted or self.by.wants.capabilities.wants_end_stream_action
         last = (lambda: self._closing(closing, progress)) if wants_end else None
-        body = _streamed(first, pieces, progress, note, last)
-        return table_lines(body, version, self.response_format, self.by.wants, is_quick=self.session.is_quick)
+        files = _streamed(pieces, progress, note, last)
+        return table_lines(
+            first, files, version, self.response_format, self.by.wants, is_quick=self.session.is_quick
+        )
 
     def _closing(self, closing: Closing, progress: Progress) -> dict[str, object]:
         said: dict[str, object] = {}
@@ -116,7 +118,8 @@ def page_size(settings: ServerSettings, paging: Paging) -> int | None:
 
 
 def table_lines(
-    body: Iterator[bytes | memoryview],
+    first: bytes,
+    pieces: Iterator[bytes | memoryview] | None,
     version: int,
     response_format: str,
     wants: Wants,
@@ -124,21 +127,19 @@ def table_lines(
     is_quick: bool = True,
     is_pending: bool = False,
 ) -> Response:
-    """The response around lines that are streamed; a client that sent `fileidhash` insists on it."""
+    """The response around lines, those in `pieces` streamed; a client that sent `fileidhash` insists on it."""
     extra = {} if wants.file_ids is None else {FILE_IDS_HEADER: wants.file_ids}
     header = answered(response_format, wants.capabilities, is_pending=is_pending)
-    return ndjson(body, version, header, extra, is_quick=is_quick)
+    return ndjson(first, pieces, version, header, extra, is_quick=is_quick)
 
 
 def _streamed(
-    first: bytes,
     pieces: Iterator[bytes | memoryview],
     progress: Progress,
     note: Note,
     closing: Callable[[], dict[str, object]] | None,
 ) -> Iterator[bytes | memoryview]:
-    """The lines of an answer; one that breaks off does not look whole (protocol §1.13)."""
-    yield first
+    """The lines of files; an answer that breaks off does not look whole (protocol §1.13)."""
     try:
         for piece in pieces:
             if piece:

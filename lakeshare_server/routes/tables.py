@@ -70,7 +70,8 @@ def table_metadata(by: TableDep) -> Response:
         access=access_of(view, by.parts.signers),
     )
     # Spark takes exactly two lines here (protocol §1.6): the closing action is not offered, so not announced either.
-    return table_lines(iter([lines.of(header.head)]), version.number, response_format, wants.without_end())
+    first = lines.of(header.head)
+    return table_lines(first, None, version.number, response_format, wants.without_end())
 
 
 @router.post("/query", name="query_table")

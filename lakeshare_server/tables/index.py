@@ -55,17 +55,13 @@ class FileIndex:
         self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The files in batches of some thousand, in the order of their paths.
+        """The files in batches of some thousand, in the order of their paths."""
+        return iter(self._batches)
 
-        What was read of a large index is given back behind the reader: memory is that of batches, not of tables.
-        """
-        gives_back = len(self._mapped) > KEPT_BYTES
-        for batch in self._batches:
-            yield batch
-            if gives_back:
-                self._give_back(batch)
-
-    def _give_back(self, batch: pa.RecordBatch) -> None:
+    def give_back(self, batch: pa.RecordBatch) -> None:
+        """Say that a batch was read for now: of a large index no more is to stay in memory than what is being read."""
+        if len(self._mapped) <= KEPT_BYTES:
+            return
         buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
         start = min(buffer.address for buffer in buffers) - self._begin
         end = max(buffer.address + buffer.size for buffer in buffers) - self._begin

@@ -1,6 +1,7 @@
 """What an index batch knows of a column's values in each file: bounds, nulls, or the very value of a partition."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,20 +10,36 @@ from lakeshare_server.tables.columns import Column, Columns, Path
 from lakeshare_server.tables.predicate import ColumnName
 from lakeshare_server.tables.ruled_out import Bounds, Ruled
 
+ZERO = pa.scalar(0, pa.int64())
+
 
 @dataclass(frozen=True)
 class Known:
-    """Of one column: which files have no nulls in it, and which nothing else; and the bounds of its values.
+    """Of one column: the bounds of its values, and how many of them are null; None where nobody noted it.
 
     With `is_exact` both bounds are the values themselves.
     """
 
     column: Column
-    no_nulls: Ruled
-    all_null: Ruled
     low: Bounds
     high: Bounds
     is_exact: bool
+    null_counts: pa.Array | None = None
+    rows: pa.Array | None = None
+
+    @cached_property
+    def no_nulls(self) -> Ruled:
+        """Files that have no nulls in it."""
+        if self.is_exact:
+            return pc.is_valid(self.low)
+        return False if self.null_counts is None else pc.equal(self.null_counts, ZERO)
+
+    @cached_property
+    def all_null(self) -> Ruled:
+        """Files that have nothing else in it."""
+        if self.is_exact:
+            return pc.is_null(self.low)
+        return False if self.null_counts is None else pc.equal(self.null_counts, self.rows)
 
     @property
     def bounds_type(self) -> pa.DataType | None:
@@ -32,26 +49,29 @@ class Known:
 
 
 class KnownValues:
-    """The columns of one batch."""
+    """The columns of one batch; each is looked up once."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Columns) -> None:
         self._batch, self._columns = batch, columns
+        self._known: dict[Path, Known] = {}
 
     def of(self, name: ColumnName) -> Known | None:
         """What is known of the column that a predicate names; None when it is not certain which that is."""
         column = self._columns.resolve(name)
         if column is None:
             return None
+        if column.path not in self._known:
+            self._known[column.path] = self._looked_up(column)
+        return self._known[column.path]
+
+    def _looked_up(self, column: Column) -> Known:
         values = self._values("partition", column.path)
         if values is not None:
-            return Known(column, pc.is_valid(values), pc.is_null(values), values, values, is_exact=True)
-        return Known(column, *self._nulls(column.path), *self._bounds(column), is_exact=False)
-
-    def _nulls(self, path: Path) -> tuple[Ruled, Ruled]:
-        counts = self._values("null_count", path)
-        if counts is None or not pa.types.is_integer(counts.type):
-            return False, False
-        return pc.equal(counts, 0), pc.equal(counts, self._batch.column("rows"))
+            return Known(column, values, values, is_exact=True)
+        counts = self._values("null_count", column.path)
+        if counts is not None and not pa.types.is_integer(counts.type):
+            counts = None
+        return Known(column, *self._bounds(column), False, counts, self._batch.column("rows"))
 
     def _bounds(self, column: Column) -> tuple[Bounds, Bounds]:
         low, high = self._values("min", column.path), self._values("max", column.path)

@@ -15,11 +15,13 @@ import pyarrow.compute as pc
 
 from lakeshare_server.tables.columns import Columns, columns_of
 from lakeshare_server.tables.index import HEADER_KEY
-from lakeshare_server.tables.known_values import Known, KnownValues
+from lakeshare_server.tables.known_values import ZERO, Known, KnownValues
 from lakeshare_server.tables.literals import Range, constant_range, own_kind
 from lakeshare_server.tables.one_of import OneOf, gathered, outside_all
 from lakeshare_server.tables.predicate import And, Compare, Constant, IsNull, Not, Or, Predicate
-from lakeshare_server.tables.ruled_out import Ruled, all_of, any_of, both, comparison, either
+from lakeshare_server.tables.ruled_out import Ruled, all_of, any_of, both, either, never_false, never_true
+
+FALSE = pa.scalar(False)
 
 # One boolean for each file of a batch.
 Flags: TypeAlias = pa.BooleanArray
@@ -56,7 +58,7 @@ class Maybe:
     def _other_than(self, ruled_out: Ruled) -> Flags:
         if isinstance(ruled_out, bool):
             return pa.repeat(pa.scalar(not ruled_out), self._count)
-        return pc.invert(pc.fill_null(ruled_out, False))
+        return pc.invert(pc.fill_null(ruled_out, FALSE))
 
 
 def evaluate(predicate: Predicate, batch: pa.RecordBatch) -> Maybe:
@@ -68,8 +70,8 @@ def live_rows(batch: pa.RecordBatch) -> pa.Array:
     """Rows that readers see in each file, 0 where that is not known."""
     rows = batch.column("rows")
     if "dv_cardinality" in batch.schema.names:
-        rows = pc.max_element_wise(pc.subtract(rows, batch.column("dv_cardinality")), 0, skip_nulls=False)
-    return pc.fill_null(rows, 0)
+        rows = pc.max_element_wise(pc.subtract(rows, batch.column("dv_cardinality")), ZERO, skip_nulls=False)
+    return pc.fill_null(rows, ZERO)
 
 
 def batch_columns(batch: pa.RecordBatch) -> Columns:
@@ -78,13 +80,17 @@ def batch_columns(batch: pa.RecordBatch) -> Columns:
     return columns_of(None if header is None else _schema_string(header), batch.schema)
 
 
+def _nowhere() -> Ruled:
+    return False
+
+
 @dataclass(frozen=True)
 class _Leaf:
-    """What is ruled out for a part without parts."""
+    """What is ruled out for a part without parts; only what is asked for is worked out."""
 
-    never_true: Ruled = False
-    never_false: Ruled = False
-    never_null: Ruled = False
+    never_true: Callable[[], Ruled] = _nowhere
+    never_false: Callable[[], Ruled] = _nowhere
+    never_null: Callable[[], Ruled] = _nowhere
 
 
 class Answers:
@@ -106,7 +112,7 @@ class Answers:
             case Or():
                 return all_of(map(self.never_true, self._options_of(part)))
             case _:
-                return self._leaf(part).never_true
+                return self._leaf(part).never_true()
 
     def never_false(self, part: Part) -> Ruled:
         """Files in which it is false for no row."""
@@ -118,7 +124,7 @@ class Answers:
             case Or():
                 return any_of(map(self.never_false, self._options_of(part)))
             case _:
-                return self._leaf(part).never_false
+                return self._leaf(part).never_false()
 
     def never_null(self, part: Part) -> Ruled:
         """Files in which it is null for no row."""
@@ -130,7 +136,7 @@ class Answers:
             case Or():
                 return self._never_null(self._options_of(part), self.never_false)
             case _:
-                return self._leaf(part).never_null
+                return self._leaf(part).never_null()
 
     def _never_null(self, operands: Iterable[Part], never_open: Callable[[Part], Ruled]) -> Ruled:
         """Null needs an operand that is null, and none that decides by itself: all others leave it open."""
@@ -151,7 +157,7 @@ class Answers:
     def _ruled_out(self, part: Part) -> _Leaf:
         match part:
             case Constant(value):
-                return _Leaf(never_true=not value, never_false=value, never_null=True)
+                return _Leaf(lambda: not value, lambda: value, lambda: True)
             case IsNull():
                 return self._is_null(part)
             case Compare():
@@ -164,11 +170,11 @@ class Answers:
     def _is_null(self, part: IsNull) -> _Leaf:
         known = self._values.of(part.column)
         if known is None:
-            return _Leaf(never_null=True)
+            return _Leaf(never_null=lambda: True)
         # Casts that the client folded away, of which it tells the innermost, can make nulls of values, but no values
         # of nulls.
         is_own = part.kind is None or part.kind == own_kind(known.column.type)
-        return _Leaf(known.no_nulls if is_own else False, known.all_null, True)
+        return _Leaf(lambda: known.no_nulls if is_own else False, lambda: known.all_null, lambda: True)
 
     def _compare(self, part: Compare) -> _Leaf:
         known = self._values.of(part.column)
@@ -176,9 +182,13 @@ class Answers:
             return _Leaf()
         [constant] = _constants([part], known)
         if constant is None:
-            return _Leaf(known.all_null, known.all_null, False)
-        never_true, never_false = comparison(part.operator, known.low, known.high, constant)
-        return _Leaf(either(known.all_null, never_true), either(known.all_null, never_false), known.no_nulls)
+            return _Leaf(lambda: known.all_null, lambda: known.all_null)
+        bounds = part.operator, known.low, known.high, constant
+        return _Leaf(
+            lambda: either(known.all_null, never_true(*bounds)),
+            lambda: either(known.all_null, never_false(*bounds)),
+            lambda: known.no_nulls,
+        )
 
     def _one_of(self, parts: tuple[Compare, ...]) -> _Leaf:
         known = self._values.of(parts[0].column)
@@ -187,12 +197,16 @@ class Answers:
         found = _constants(parts, known)
         constants = [constant for constant in found if constant is not None]
         if len(constants) < len(parts):
-            return _Leaf(known.all_null, known.all_null, False)
+            return _Leaf(lambda: known.all_null, lambda: known.all_null)
         outside = outside_all(known.low, known.high, constants)
         is_inside: Ruled = False
         if known.is_exact and not isinstance(outside, bool) and all(one.is_point for one in constants):
             is_inside = pc.invert(outside)
-        return _Leaf(either(known.all_null, outside), either(known.all_null, is_inside), known.no_nulls)
+        return _Leaf(
+            lambda: either(known.all_null, outside),
+            lambda: either(known.all_null, is_inside),
+            lambda: known.no_nulls,
+        )
 
 
 def _constants(parts: Sequence[Compare], known: Known) -> list[Range | None]:

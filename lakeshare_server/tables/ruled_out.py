@@ -14,14 +14,24 @@ Ruled: TypeAlias = bool | pa.BooleanArray
 Bounds: TypeAlias = pa.Array | None
 
 
-def comparison(operator: Comparison, low: Bounds, high: Bounds, constant: Range) -> tuple[Ruled, Ruled]:
-    """Where it is never true, and where it is never false, of values between these bounds."""
-    never_true, never_false = _COMPARISONS[operator](low, high, constant)
-    if not constant.hides_nan:
-        return never_true, never_false
-    # Spark takes NaN for greater than all numbers, others say no to every comparison with it; statistics leave it
-    # out. So bounds say nothing of what is greater, and never that all rows pass.
-    return (False if operator in (">", ">=") else never_true), False
+def never_true(operator: Comparison, low: Bounds, high: Bounds, constant: Range) -> Ruled:
+    """Where the comparison is true for none of the values between these bounds."""
+    # Spark takes NaN for greater than all numbers, others say no to every comparison with it, and statistics leave
+    # it out: bounds say nothing of what is greater.
+    if constant.hides_nan and operator in (">", ">="):
+        return False
+    return _NEVER[operator](low, high, constant)
+
+
+def never_false(operator: Comparison, low: Bounds, high: Bounds, constant: Range) -> Ruled:
+    """Where the comparison is false for none of the values between these bounds."""
+    if constant.hides_nan:
+        return False
+    if operator != "=":
+        return _NEVER[_OPPOSITE[operator]](low, high, constant)
+    if not constant.is_point:
+        return False
+    return both(_test(pc.equal, low, constant.low), _test(pc.equal, high, constant.high))
 
 
 def both(one: Ruled, other: Ruled) -> Ruled:
@@ -62,40 +72,22 @@ def any_of(parts: Iterable[Ruled]) -> Ruled:
     return found
 
 
-def _less(low: Bounds, high: Bounds, constant: Range) -> tuple[Ruled, Ruled]:
-    return _test(pc.greater_equal, low, constant.high), _test(pc.less, high, constant.low)
-
-
-def _less_equal(low: Bounds, high: Bounds, constant: Range) -> tuple[Ruled, Ruled]:
-    return _test(pc.greater, low, constant.high), _test(pc.less_equal, high, constant.low)
-
-
-def _greater(low: Bounds, high: Bounds, constant: Range) -> tuple[Ruled, Ruled]:
-    return _less_equal(low, high, constant)[::-1]
-
-
-def _greater_equal(low: Bounds, high: Bounds, constant: Range) -> tuple[Ruled, Ruled]:
-    return _less(low, high, constant)[::-1]
-
-
-def _equal(low: Bounds, high: Bounds, constant: Range) -> tuple[Ruled, Ruled]:
-    elsewhere = either(_test(pc.greater, low, constant.high), _test(pc.less, high, constant.low))
-    if not constant.is_point:
-        return elsewhere, False
-    return elsewhere, both(_test(pc.equal, low, constant.low), _test(pc.equal, high, constant.high))
-
-
-_COMPARISONS: dict[Comparison, Callable[[Bounds, Bounds, Range], tuple[Ruled, Ruled]]] = {
-    "=": _equal,
-    "<": _less,
-    "<=": _less_equal,
-    ">": _greater,
-    ">=": _greater_equal,
-}
-
-
 def _test(
     test: Callable[[pa.Array, pa.Scalar], pa.Array], bound: Bounds, constant: pa.Scalar | None
 ) -> Ruled:
     """Files whose bound passes. NaN passes nothing and a missing bound gives null: neither rules anything out."""
     return False if bound is None or constant is None else test(bound, constant)
+
+
+def _never_equal(low: Bounds, high: Bounds, constant: Range) -> Ruled:
+    return either(_test(pc.greater, low, constant.high), _test(pc.less, high, constant.low))
+
+
+_NEVER: dict[Comparison, Callable[[Bounds, Bounds, Range], Ruled]] = {
+    "=": _never_equal,
+    "<": lambda low, high, constant: _test(pc.greater_equal, low, constant.high),
+    "<=": lambda low, high, constant: _test(pc.greater, low, constant.high),
+    ">": lambda low, high, constant: _test(pc.less_equal, high, constant.low),
+    ">=": lambda low, high, constant: _test(pc.less, high, constant.low),
+}
+_OPPOSITE: dict[Comparison, Comparison] = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}

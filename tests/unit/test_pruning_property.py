@@ -40,6 +40,8 @@ def index_of(table: Table, folder: Path) -> FileIndex:
 class Answered:
     """Takes the files of an answer instead of lines."""
 
+    columns = ("path",)
+
     def __init__(self) -> None:
         self.files: list[int] = []
 
