@@ -21,7 +21,7 @@ demo-clean: $(READY) ## Stop and remove everything the demo made
 
 # Two at a time: each worker has a Spark and a Nessie of its own, and half of the time is waiting for processes.
 test: $(READY) ## Run every test, nothing skipped (ARGS=tests/unit runs a part)
-	$(RUN)pytest -n 2 --dist loadfile $(ARGS)
+	$(RUN)pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY) ## Lint, format, types, import law, dependencies, spelling
 	$(RUN)ruff check .
