@@ -160,6 +160,15 @@ def test_a_compaction_reaches_not_below_the_checkpoint(log: WrittenLog) -> None:
     assert live(log) == ["1", "2", "3", "4"]
 
 
+def test_a_compaction_that_is_only_commits_put_together_is_passed_over(log: WrittenLog) -> None:
+    """Which of two actions of a file is the newer one, such a file does not tell."""
+    log.first(add("0"))
+    log.commit(1, add("1"))
+    log.commit(2, remove("1"), add("2"))
+    log.compacted(0, 2, PROTOCOL, metadata(), remove("1"), add("2"), add("1"), add("0"))
+    assert live(log) == ["0", "2"]
+
+
 def test_a_broken_compaction_leaves_the_commits_it_stands_for(log: WrittenLog) -> None:
     five_commits(log)
     log.compacted(1, 3, *map(add, "123")).write_text('{"add":')

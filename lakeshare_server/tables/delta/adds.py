@@ -78,6 +78,11 @@ def keys_of(adds: pa.Table) -> list[tuple[str, str | None]]:
     return list(zip(paths, vector_ids(adds).to_pylist(), strict=True))
 
 
+def key_of(action: Action) -> tuple[str, str | None]:
+    """The same, for an action of a commit."""
+    return file_name(action["path"]), vector_id(action.get("deletionVector"))
+
+
 def file_name(path: str) -> str:
     """A path as the log has it, in one spelling: absolute ones are written in several ways."""
     return local_path(unquote(path)) if path.startswith(("/", "file:")) else path

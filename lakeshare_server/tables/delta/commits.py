@@ -9,6 +9,7 @@ import orjson
 
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
 from lakeshare_server.stores import StoredObject, Stores
+from lakeshare_server.tables.delta.adds import key_of
 
 # A store far away answers many at once as quickly as one.
 READERS = 16
@@ -53,9 +54,18 @@ def _read(stores: Stores, root: str, file: tuple[int, int, StoredObject]) -> Com
     if not body.strip():
         raise TableFilesMissing(root, f"{name} of its log is empty")
     try:
-        return parse_commit(body, first, last, stored.modified_ms)
-    except (orjson.JSONDecodeError, AttributeError, TypeError) as error:
+        commit = parse_commit(body, first, last, stored.modified_ms)
+        if first < last and not _is_reconciled(commit):
+            raise TableFilesMissing(root, f"{name} of its log has several actions of one file")
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise TableFilesMissing(root, f"{name} of its log is not whole") from error
+    return commit
+
+
+def _is_reconciled(compaction: Commit) -> bool:
+    """Whether it tells one thing of each file, as it has to: which of several is the newest, it does not say."""
+    keys = [key_of(action) for action in (*compaction.adds, *compaction.removes)]
+    return len(set(keys)) == len(keys)
 
 
 def parse_commit(body: bytes, first: int, last: int, modified_ms: int) -> Commit:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.stores import Stores
-from lakeshare_server.tables.delta.adds import file_name, from_actions, from_checkpoint, keys_of, vector_id
+from lakeshare_server.tables.delta.adds import from_actions, from_checkpoint, key_of, keys_of
 from lakeshare_server.tables.delta.checkpoint import CheckpointState, read_checkpoint
 from lakeshare_server.tables.delta.commits import Commit, read_commits
 from lakeshare_server.tables.delta.log import LogListing, Segment, last_checkpoint
@@ -114,22 +114,18 @@ def _live(
     parts: list[pa.Table] = []
     for commit in commits:
         # By key: a commit that adds a file twice adds one.
-        added = {_key(add): add for add in commit.adds}
+        added = {key_of(add): add for add in commit.adds}
         new = [add for key, add in added.items() if key not in seen]
-        seen.update(added, (_key(remove) for remove in commit.removes))
+        seen.update(added, (key_of(remove) for remove in commit.removes))
         if new:
             parts.append(from_actions(new, partition_columns))
     if checkpoint is not None:
-        left = [add for add in checkpoint.json_adds if _key(add) not in seen]
+        left = [add for add in checkpoint.json_adds if key_of(add) not in seen]
         parts += [from_actions(left, partition_columns)] if left else []
         for adds in checkpoint.adds:
             table = from_checkpoint(adds, partition_columns)
             parts.append(_unseen(table.set_column(*_stats_of(table, adds)), seen))
     return pa.concat_tables(parts) if parts else from_actions([], partition_columns)
-
-
-def _key(action: Action) -> Key:
-    return file_name(action["path"]), vector_id(action.get("deletionVector"))
 
 
 def _stats_of(table: pa.Table, adds: pa.StructArray) -> tuple[int, str, pa.Array]:
