@@ -39,6 +39,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     """The application over the catalog of the settings; its shutdown writes the last audit rows.
 
     Raises:
+        BadRequest: the signing key that is given is too short, or the catalog's URL is none.
         Unavailable: the catalog or the signing key cannot be used.
     """
     catalog = open_catalog(settings.catalog_url)
@@ -108,6 +109,7 @@ def make_server(
     """A server and the socket it will listen on; `on_ready` is called with the protocol's root URL.
 
     Raises:
+        BadRequest: the signing key that is given is too short, or the catalog's URL is none.
         Unavailable: the address is taken, or the catalog or the signing key cannot be used.
     """
     listening = _bind(settings)

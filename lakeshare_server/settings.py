@@ -21,11 +21,16 @@ Endpoint = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#
 class StoreSettings(BaseSettings):
     """Where object stores are and who pays; keys come from each vendor's own default chain.
 
-    Every field is read from the environment variable `LAKESHARE_<FIELD>` or from `.env`.
+    Every field is read from the environment variable `LAKESHARE_<FIELD>` or from `.env`; an empty one is not set.
     """
 
+    # Whoever takes the `#` off a line of .env.example, or passes an unset variable on, has set nothing.
     model_config = SettingsConfigDict(
-        env_prefix="LAKESHARE_", env_file=".env", extra="ignore", validate_default=True
+        env_prefix="LAKESHARE_",
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        validate_default=True,
     )
 
     s3_endpoint: Endpoint | None = Field(
@@ -108,7 +113,8 @@ class ServerSettings(StateSettings):
     )
     url_life_s: int = Field(3600, ge=60, le=604800, description="Life of a signed file URL, in seconds.")
     signing_key: SecretStr | None = Field(
-        None, description="Key that signs local file URLs; made and kept in the state folder by default."
+        None,
+        description="Key that signs local file URLs, 32 bytes or more; made and kept in the state folder by default.",
     )
     page_size: int = Field(500, ge=1, le=500, description="Most items in one page of a listing.")
     page_files: int = Field(

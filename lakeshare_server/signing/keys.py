@@ -5,7 +5,7 @@ import secrets
 import tempfile
 from pathlib import Path
 
-from lakeshare_server.errors import Unavailable
+from lakeshare_server.errors import BadRequest, Unavailable
 from lakeshare_server.settings import ServerSettings
 
 KEY_BYTES = 32
@@ -16,10 +16,11 @@ def load_key(settings: ServerSettings) -> bytes:
     """The signing key in force.
 
     Raises:
+        BadRequest: the key that is given is too short.
         Unavailable: the key's file cannot be made or read, or others may read it.
     """
     if settings.signing_key is not None:
-        return settings.signing_key.get_secret_value().encode()
+        return _given(settings.signing_key.get_secret_value().encode())
     path = settings.state_dir / KEY_FILE
     try:
         if not path.exists():
@@ -34,6 +35,18 @@ def load_key(settings: ServerSettings) -> bytes:
         raise Unavailable(
             f"the signing key {path} is too short or has mode {mode:o}",
             "Remove it, a new one is made; signed URLs that are out stop working.",
+        )
+    return key
+
+
+def _given(key: bytes) -> bytes:
+    # Whoever guesses the key reads every file that the server can.
+    if len(key) < KEY_BYTES:
+        raise BadRequest(
+            "LAKESHARE_SIGNING_KEY",
+            f"{len(key)} bytes",
+            f"Give {KEY_BYTES} bytes or more (openssl rand -hex {KEY_BYTES}), or unset it: a key is made in the "
+            "state folder.",
         )
     return key
 

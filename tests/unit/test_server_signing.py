@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakeshare_server.errors import Denied, Unavailable
+from lakeshare_server.errors import BadRequest, Denied, Unavailable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, load_key
 from lakeshare_server.signing.local import SIGNATURE, Claim
@@ -121,5 +121,25 @@ def test_a_key_others_may_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_given_key_is_used_and_none_is_made(tmp_path: Path) -> None:
-    assert load_key(ServerSettings(state_dir=tmp_path, signing_key="given")) == b"given"
+    assert load_key(ServerSettings(state_dir=tmp_path, signing_key="given" * 7)) == b"given" * 7
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["", "x", "k" * 31])
+def test_a_given_key_that_could_be_guessed_is_refused_with_the_remedy(tmp_path: Path, key: str) -> None:
+    with pytest.raises(BadRequest, match=rf"LAKESHARE_SIGNING_KEY: '{len(key)} bytes'.* 32 bytes or more"):
+        load_key(ServerSettings(state_dir=tmp_path, signing_key=key))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_variable_that_is_set_to_nothing_is_not_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_text("LAKESHARE_SIGNING_KEY=\nLAKESHARE_S3_REGION=\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
+    for variable in ("LAKESHARE_SIGNING_KEY", "LAKESHARE_DATABASE_URL", "LAKESHARE_PORT"):
+        monkeypatch.setenv(variable, "")
+    made = ServerSettings()
+    assert (made.signing_key, made.s3_region, made.port) == (None, None, 8765)
+    assert load_key(made) == (tmp_path / "state" / "signing.key").read_bytes()
