@@ -129,7 +129,8 @@ class ServerSettings(StateSettings):
     )
     files_also_in: str = Field(
         "",
-        description="Stores, by spaces, that tables may name files in beside their own, like s3://bucket.",
+        description="Stores and local folders, by spaces, that tables may name files in beside their own, like "
+        "s3://bucket /srv/lake.",
     )
     max_body_bytes: int = Field(2_097_152, ge=1024, description="Largest request body accepted, in bytes.")
 

@@ -141,6 +141,18 @@ def open_catalog(url: str) -> Catalog:
     return catalog
 
 
+def database_file(url: str) -> Path | None:
+    """The file of the catalog at an SQLAlchemy URL, None when it is in no file of ours.
+
+    Raises:
+        BadRequest: the URL cannot be used.
+    """
+    parsed = _parsed(url)
+    if parsed.get_backend_name() != "sqlite" or not parsed.database:
+        return None
+    return Path(parsed.database.removeprefix("file:") if "uri" in parsed.query else parsed.database)
+
+
 def _parsed(url: str) -> URL:
     try:
         return make_url(url)

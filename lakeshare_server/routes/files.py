@@ -16,6 +16,7 @@ from lakeshare_server.errors import Denied, NotFound
 from lakeshare_server.protocol.byte_range import ByteRange, parse_range
 from lakeshare_server.routes.context import NoteDep, PartsDep
 from lakeshare_server.routes.responses import error_response
+from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing.local import SIGNATURE, Claim
 
 PREFIX = "/files"
@@ -56,9 +57,7 @@ def read_file(path: str, request: Request, parts: PartsDep, note: NoteDep) -> Re
     claim = _claim("/" + path, request)
     parts.local_signer.verify(claim, request.query_params.get(SIGNATURE, ""))
     note.recipient, note.object_name = claim.recipient, claim.path
-    if is_our_own(claim.path, parts.settings):
-        raise NotFound("File", Path(claim.path).name)
-    file = _open(claim.path)
+    file = _open(claim.path, parts.settings)
     asked = request.headers.get("range")
     if request.headers.get("if-range", file.etag) != file.etag:
         asked = None
@@ -81,10 +80,14 @@ def _claim(path: str, request: Request) -> Claim:
     return Claim(path, request.query_params.get("recipient", ""), int(expires))
 
 
-def _open(path: str) -> OpenFile:
+def _open(path: str, settings: ServerSettings) -> OpenFile:
     missing = NotFound("File", Path(path).name)
     try:
-        stream = open(path, "rb", opener=_opened_at_once)  # noqa: SIM115  # the response closes it
+        # What is judged is what is opened: the file at the end of all links.
+        place = Path(os.path.realpath(path))
+        if is_our_own(place, settings):
+            raise missing
+        stream = open(place, "rb", opener=_opened_at_once)  # noqa: SIM115  # the response closes it
     except (OSError, ValueError) as error:
         raise missing from error
     status = os.fstat(stream.fileno())
@@ -95,8 +98,8 @@ def _open(path: str) -> OpenFile:
 
 
 def _opened_at_once(path: str, flags: int) -> int:
-    # Without NONBLOCK opening a pipe would wait for a writer.
-    return os.open(path, flags | os.O_NONBLOCK)
+    # Without NONBLOCK opening a pipe would wait for a writer. A link that is there by now was not judged.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def _response(file: OpenFile, wanted: ByteRange, *, head_only: bool) -> Response:

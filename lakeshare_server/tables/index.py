@@ -15,7 +15,7 @@ from lakeshare_server.errors import Unavailable
 from lakeshare_server.tables.head import TableHead
 
 # Grows whenever columns or rendering change; an index of another layout is not opened.
-LAYOUT = 2
+LAYOUT = 3
 HEADER_KEY = b"lakeshare"
 # Indexes up to this size stay in memory between requests.
 KEPT_BYTES = 64 << 20
@@ -26,7 +26,8 @@ class IndexHeader:
     """What is true for all files of an index.
 
     `parquet_schema_string` is what recipients of the parquet format may see of the schema; `roots` are the stores
-    that files and deletion vectors are in, `elsewhere` the number of those outside of the table's own location.
+    that files and deletion vectors are in, or the folders of local ones outside of the table's own location, and
+    `elsewhere` is the number of all those outside of it.
     """
 
     layout: int

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from lakeshare_server.tables.delta_schema import parquet_format_schema
 from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, IndexHeader, index_path
 from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
-from lakeshare_server.tables.locations import root_of
+from lakeshare_server.tables.locations import elsewhere, roots_of
 from lakeshare_server.tables.snapshot import TableSnapshot
 
 BATCH_ROWS = 16_000
@@ -65,15 +65,15 @@ def write_index_file(snapshot: TableSnapshot, path: Path) -> None:
 
 
 def _header_of(snapshot: TableSnapshot, files: pa.Table) -> IndexHeader:
-    elsewhere = _elsewhere(snapshot.location, files)
+    others = elsewhere(snapshot.location, files)
     return IndexHeader(
         layout=LAYOUT,
         table_format=snapshot.format,
         location=snapshot.location,
         head=snapshot.head,
         parquet_schema_string=parquet_format_schema(snapshot.schema_string),
-        roots=tuple(sorted({root_of(place) for place in (snapshot.location, *elsewhere)})),
-        elsewhere=len(elsewhere),
+        roots=tuple(sorted(roots_of(snapshot.location, others))),
+        elsewhere=len(others),
         rows=pc.sum(files.column("rows"), min_count=0).as_py(),
         files=files.num_rows,
         size_bytes=pc.sum(files.column("size"), min_count=0).as_py(),
@@ -114,17 +114,6 @@ def _rendered(
                 yield done, lines.result()
         for done, lines in ahead:
             yield done, lines.result()
-
-
-def _elsewhere(location: str, files: pa.Table) -> list[str]:
-    """The files and deletion vectors outside of the table's own location; nearly always there are none."""
-    found: list[str] = []
-    for name in ("path", "dv_path"):
-        if name in files.column_names:
-            paths = files.column(name)
-            outside = paths.filter(pc.invert(pc.starts_with(paths, location.rstrip("/") + "/")))
-            found += [path for path in outside.to_pylist() if path is not None]
-    return found
 
 
 class _Digesting(io.RawIOBase):

@@ -1,6 +1,7 @@
 """Where files are: local ones as absolute paths, others as the URI of their store."""
 
 import posixpath
+from collections.abc import Iterable
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -33,6 +34,27 @@ def root_of(location: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+def elsewhere(location: str, files: pa.Table) -> list[str]:
+    """The files and deletion vectors outside of the table's own location; nearly always there are none."""
+    found: list[str] = []
+    for name in ("path", "dv_path"):
+        if name in files.column_names:
+            paths = files.column(name)
+            inside = pc.starts_with(paths, location.rstrip("/") + "/")
+            if location.startswith("/"):
+                inside = pc.and_not(inside, pc.match_substring(paths, "/../"))
+            found += [path for path in paths.filter(pc.invert(inside)).to_pylist() if path is not None]
+    return found
+
+
+def roots_of(location: str, others: Iterable[str]) -> set[str]:
+    """The stores that a table and its files elsewhere are in; of those on the server's own disk, the folders."""
+    return {
+        root_of(location),
+        *(_folder_of(path) if path.startswith("/") else root_of(path) for path in others),
+    }
+
+
 def is_absolute(name: str) -> bool:
     """Whether a file's name says where it is without knowing the table's root."""
     return name.startswith("/") or bool(urlsplit(name).scheme)
@@ -45,6 +67,14 @@ def resolve_names(root: str, names: pa.Array) -> pa.Array:
         return pc.binary_join_element_wise(root, names, "")
     resolved = [None if name is None else _resolve(root, name) for name in names.to_pylist()]
     return pa.array(resolved, pa.string())
+
+
+def _folder_of(path: str) -> str:
+    """The folder that a local file is in, without those of its partitions: of these a table may have thousands."""
+    folder = posixpath.dirname(posixpath.normpath(path))
+    while "=" in posixpath.basename(folder):
+        folder = posixpath.dirname(folder)
+    return folder
 
 
 def _resolve(root: str, name: str) -> str:

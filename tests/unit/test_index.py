@@ -16,6 +16,7 @@ from lakeshare_server.tables import TableHead, TableProtocol, open_index, read_d
 from lakeshare_server.tables.head import Hindrance
 from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, index_path
 from lakeshare_server.tables.index_writing import BATCH_ROWS
+from lakeshare_server.tables.locations import elsewhere, roots_of
 from lakeshare_server.tables.snapshot import TableSnapshot
 from tests.builders.lake_tables import a_delta_table, some_rows
 
@@ -126,6 +127,29 @@ def test_the_stores_of_all_files_and_vectors_are_named(tmp_path: Path) -> None:
     index = open_index(tmp_path, write_index(a_snapshot(3, content), tmp_path).digest)
     assert index.header.roots == ("", "gs://bucket", "s3://elsewhere")
     assert open_index(tmp_path, write_index(a_snapshot(3), tmp_path).digest).header.roots == ("",)
+
+
+def test_files_on_the_disk_elsewhere_are_named_by_folder_without_those_of_partitions() -> None:
+    paths = [
+        "/lake/t/a",
+        "/lake/t/p=1/b",
+        "/lake/s/c",
+        "/lake/s/p=1/q=2/d",
+        "/p=1/s/e",
+        "/lake/t/../../x/f",
+        "//y/g",
+    ]
+    files = pa.table({"path": paths, "dv_path": [None, "/lake/v/h.bin", *[None] * 5]})
+    assert elsewhere("/lake/t/", files) == [*paths[2:], "/lake/v/h.bin"]
+    assert roots_of("/lake/t", elsewhere("/lake/t", files)) == {
+        "",
+        "/lake/s",
+        "/p=1/s",
+        "/x",
+        "//y",
+        "/lake/v",
+    }
+    assert roots_of("s3://lake/t", ["/a/b", "s3://lake/u/c"]) == {"s3://lake", "/a"}
 
 
 def test_totals_are_those_of_the_files(tmp_path: Path) -> None:

@@ -11,13 +11,12 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lakeshare_server.tables.delta.adds import vector_id
 from lakeshare_server.tables.delta.commits import Commit
 from lakeshare_server.tables.delta.vectors import vector_paths
 from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids
-from lakeshare_server.tables.locations import resolve_names, root_of
+from lakeshare_server.tables.locations import resolve_names
 
 Action = dict[str, Any]
 ADD, REMOVE, CDC = 0, 1, 2
@@ -86,16 +85,6 @@ def change_table(root: str, changes: Sequence[FileChange], partition_columns: Se
         pa.array([_vector_rest(vector) for vector in vectors], pa.string()),
     ]
     return pa.Table.from_arrays(columns, schema=pa.schema(list(COLUMNS)))
-
-
-def roots_of(root: str, changes: pa.Table) -> set[str]:
-    """The stores that the files and the deletion vectors of changes are in."""
-    roots = {root_of(root)}
-    for name in ("path", "dv_path"):
-        paths = changes.column(name)
-        elsewhere = paths.filter(pc.invert(pc.starts_with(paths, root.rstrip("/") + "/")))
-        roots.update(root_of(path) for path in elsewhere.to_pylist() if path is not None)
-    return roots
 
 
 def _is_merge_of_nothing(commit: Commit) -> bool:

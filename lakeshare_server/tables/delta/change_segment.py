@@ -49,7 +49,7 @@ class SegmentVersion:
 
 @dataclass(frozen=True)
 class SegmentNote:
-    """The versions of a segment, as far as the log has them, and the stores their files are in."""
+    """The versions of a segment, as far as the log has them, and what `tables.locations` calls their roots."""
 
     versions: dict[int, SegmentVersion] = field(default_factory=dict)
     roots: tuple[str, ...] = ()

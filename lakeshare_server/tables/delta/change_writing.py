@@ -11,13 +11,14 @@ import pyarrow as pa
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.stores import StoredObject, Stores
-from lakeshare_server.tables.delta.change_rows import CDC, FileChange, change_table, file_changes, roots_of
+from lakeshare_server.tables.delta.change_rows import CDC, FileChange, change_table, file_changes
 from lakeshare_server.tables.delta.change_segment import SegmentFile, SegmentNote, SegmentVersion
 from lakeshare_server.tables.delta.commits import Commit, read_commits
 from lakeshare_server.tables.delta.heads import head_actions
 from lakeshare_server.tables.delta.log import LogListing
 from lakeshare_server.tables.delta.mapping import physical_partition_columns
 from lakeshare_server.tables.delta.removed import RemovedFiles
+from lakeshare_server.tables.locations import elsewhere, roots_of
 
 Action = dict[str, Any]
 # Commits of one version each may be of any size: so many bytes of them are parsed at once.
@@ -141,7 +142,7 @@ class SegmentWriter:
         if changes:
             table = change_table(self._root, changes, heads.partition_columns)
             self._rows += table.num_rows
-            self._roots |= roots_of(self._root, table)
+            self._roots |= roots_of(self._root, elsewhere(self._root, table))
             file.add(table)
 
     def _changes(self, commit: Commit, heads: HeadTexts) -> list[FileChange]:

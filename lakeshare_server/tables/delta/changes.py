@@ -22,7 +22,7 @@ from lakeshare_server.tables.delta.log import LogListing, list_log
 from lakeshare_server.tables.head import TableHead
 
 # Grows whenever columns, notes or rendering change; segments of another layout are not found.
-LAYOUT = 2
+LAYOUT = 3
 LENGTHS = (100, 10)
 HEADS_KEPT = 256
 
@@ -63,7 +63,7 @@ class VersionChanges:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The stores that its files are in, and maybe others."""
+        """The stores that its files are in, and maybe others; of local files elsewhere, the folders."""
         return self.segment.note.roots
 
     def at(self, timestamp_ms: int) -> "VersionChanges":
