@@ -90,7 +90,11 @@ class S3Access:
         return RemoteStore(place.root, store, in_key_order=AWS.fullmatch(bucket.endpoint) is not None)
 
     def bucket(self, name: str, public: bool = False) -> Bucket:
-        """How the server addresses a bucket or, if `public`, how recipients do."""
+        """How the server addresses a bucket or, if `public`, how recipients do.
+
+        Raises:
+            Unavailable: AWS does not tell now where the bucket is, or boto3 is not installed.
+        """
         region = self._settings.s3_region or self._region_of(name)
         endpoint = (self._settings.s3_public_endpoint if public else None) or self._endpoint(region)
         by_path = self._settings.s3_path_style
@@ -137,7 +141,10 @@ class S3Access:
         known = self._regions.get(bucket)
         if known is None:
             usual = self._session.region_name or DEFAULT_REGION
-            known = told_region(self._endpoint(usual), bucket) or usual
+            endpoint = self._endpoint(usual)
+            known = told_region(endpoint, bucket) if AWS.fullmatch(endpoint) else usual
+            if known is None:  # a bucket that is not there yet, say: the next answer may tell
+                return str(usual)
             self._regions[bucket] = known
         return known
 
@@ -178,15 +185,26 @@ class S3Access:
 
 
 def told_region(endpoint: str, bucket: str) -> str | None:
-    """The region that an endpoint of AWS names in its answer about a bucket, whatever the answer is."""
-    if not AWS.fullmatch(endpoint):
-        return None
+    """The region that an endpoint of AWS names in its answer about a bucket, whatever the answer is.
+
+    Raises:
+        Unavailable: it does not answer, or cannot now.
+    """
     try:
         answer = httpx.head(f"{endpoint}/{bucket}", timeout=CONNECT_S)
-    except httpx.HTTPError:
-        return None
+    except httpx.HTTPError as error:
+        raise _no_region(bucket, type(error).__name__) from None
     region: str | None = answer.headers.get("x-amz-bucket-region")
+    if region is None and answer.status_code >= 500:
+        raise _no_region(bucket, f"status {answer.status_code}")
     return region
+
+
+def _no_region(bucket: str, why: str) -> Unavailable:
+    return Unavailable(
+        f"AWS does not tell the region of the bucket {bucket} ({why})",
+        "Try again later, or set LAKESHARE_S3_REGION.",
+    )
 
 
 def _no_keys(why: str) -> Unavailable:

@@ -1,6 +1,7 @@
 """A store that fails is told from one that refuses, in bounded time, and its own words reach nobody."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ import pytest
 
 from lakeshare_server.errors import LakeshareError, StoreDenied, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores, remote
+from lakeshare_server.stores import Stores, remote, s3
 from tests.builders.answering_store import answering_store, said, said_of_object
 
 SECRETS = ("AKHUSH", "hush-secret", "hush-token")
@@ -191,6 +192,26 @@ def test_aws_is_addressed_by_host_and_others_by_path(monkeypatch: pytest.MonkeyP
     assert url("lake", s3_public_endpoint="https://s3.example.org", **ours) == "https://s3.example.org/lake"
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://elsewhere:1")
     assert url("lake", **aws) == "http://elsewhere:1/lake"
+
+
+def test_a_region_that_was_not_told_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = said("403 Forbidden", "", "x-amz-bucket-region: eu-central-1")
+    answers = [said("503 Slow Down"), b"", said("404 Not Found"), there]
+    with answering_store(lambda _: answers.pop(0)) as store:
+        monkeypatch.setattr(s3, "AWS", re.compile(re.escape(store.endpoint)))
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.endpoint)
+        access = Stores(ServerSettings(_env_file=None)).s3
+        for why in ("status 503", "RemoteProtocolError"):
+            with pytest.raises(
+                Unavailable, match=rf"region of the bucket lake \({why}\).*LAKESHARE_S3_REGION"
+            ):
+                access.bucket("lake")
+        assert [access.bucket("lake").region for _ in range(3)] == [
+            "us-east-1",
+            "eu-central-1",
+            "eu-central-1",
+        ]
+        assert len(store.requests) == 4
 
 
 @pytest.mark.parametrize(
