@@ -11,7 +11,7 @@ from lakeshare_server.errors import Unavailable
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.stores.extras import not_installed
 from lakeshare_server.stores.locations import Place
-from lakeshare_server.stores.remote import RemoteStore, client_options, retries
+from lakeshare_server.stores.remote import CONNECT_S, RemoteStore, client_options, retries
 
 if TYPE_CHECKING:
     from obstore.store import GCSCredential
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 GOOGLE = "https://storage.googleapis.com"
 # Signing by IAM and narrowing a token both need it; what may be done is up to the account's roles.
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+# To connect, and between two pieces of an answer; Google's own library would wait for two minutes.
+PATIENCE_S = (CONNECT_S, 15)
 
 
 class GcsAccess:
@@ -105,7 +107,13 @@ class GcsAccess:
             from google.auth.transport.requests import Request
         except ImportError:
             raise not_installed("requests", "gcs") from None
-        return Request()
+
+        class PatientRequest(Request):
+            def __call__(self, url: str, *request: Any, **options: Any) -> Any:
+                untyped: Any = super().__call__
+                return untyped(url, *request, **{"timeout": PATIENCE_S, **options})
+
+        return PatientRequest()
 
     def _token_for_obstore(self) -> "GCSCredential":
         token, ends = self.token()

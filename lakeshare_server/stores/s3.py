@@ -120,12 +120,9 @@ class S3Access:
 
     def client(self, service: str, region: str, endpoint: str | None = None) -> Any:
         """A client of boto3 with our credentials, which gives up soon."""
-        from botocore.config import Config
-
-        patience = Config(connect_timeout=CONNECT_S, read_timeout=ANSWER_S, retries={"total_max_attempts": 2})
         session = self._session
         with self._lock:  # a session makes one client at a time
-            return session.client(service, region_name=region, endpoint_url=endpoint, config=patience)
+            return session.client(service, region_name=region, endpoint_url=endpoint)
 
     def _endpoint(self, region: str) -> str:
         if self._settings.s3_endpoint:
@@ -165,10 +162,16 @@ class S3Access:
             import boto3
         except ImportError:
             raise not_installed("boto3", "s3") from None
+        from botocore.config import Config
         from botocore.exceptions import BotoCoreError
+        from botocore.session import get_session
 
+        patience = Config(connect_timeout=CONNECT_S, read_timeout=ANSWER_S, retries={"total_max_attempts": 2})
+        # The chain of credentials makes clients of its own, of STS and SSO, which would wait for minutes.
+        below = get_session()
+        below.set_default_client_config(patience)
         try:
-            return boto3.Session()
+            return boto3.Session(botocore_session=below)
         except BotoCoreError as error:  # a profile that is not there
             raise _no_keys(str(error)) from None
 

@@ -26,7 +26,8 @@ class Stores:
         self.azure = AzureAccess(settings)
         self._azure_account = settings.azure_account
         self._opened: dict[str, Store] = {"": LocalStore()}
-        self._opening = Lock()
+        # One for each root: a vendor whose credentials take long keeps nobody from the others.
+        self._opening: dict[str, Lock] = {}
 
     def read(self, location: str) -> bytes:
         """The whole object."""
@@ -58,7 +59,7 @@ class Stores:
     def _store(self, place: Place) -> Store:
         opened = self._opened.get(place.root)
         if opened is None:
-            with self._opening:
+            with self._opening.setdefault(place.root, Lock()):
                 opened = self._opened.get(place.root) or self._open(place)
                 self._opened[place.root] = opened
         return opened

@@ -2,15 +2,19 @@
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from lakeshare_server.errors import LakeshareError, StoreDenied, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores, remote, s3
+from lakeshare_server.stores import Stores, gcs, remote, s3
 from tests.builders.answering_store import answering_store, said, said_of_object
+from tests.builders.google_account import account_file
 
 SECRETS = ("AKHUSH", "hush-secret", "hush-token")
 REFUSAL = (
@@ -176,6 +180,65 @@ def test_credentials_that_are_not_there_are_named_with_the_remedy(monkeypatch: p
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(Unavailable, match=r"no credentials for S3.*nobody"):
         stores_at("http://127.0.0.1:9").read("s3://lake/x")
+
+
+def test_an_sts_of_the_chain_of_credentials_that_says_nothing_is_unavailable_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    (tmp_path / "token").write_text("hush-token")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::000000000000:role/reader")
+    monkeypatch.setattr(s3, "ANSWER_S", 0.2)
+    with answering_store(lambda _: None) as sts:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.endpoint)
+        started = time.monotonic()
+        with pytest.raises(Unavailable, match="no credentials for S3"):
+            stores_at("http://127.0.0.1:9").read("s3://lake/x")
+        assert time.monotonic() - started < 10
+        assert len(sts.requests) == 2
+
+
+def test_a_token_service_of_google_that_says_nothing_is_unavailable_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs, "PATIENCE_S", (1, 0.2))
+    with answering_store(lambda _: None) as google:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account_file(tmp_path, google.endpoint)))
+        started = time.monotonic()
+        with pytest.raises(Unavailable, match="no credentials for Google"):
+            stores_at("http://127.0.0.1:9").read("gs://lake/x")
+        assert time.monotonic() - started < 10
+        assert google.requests
+
+
+def test_a_vendor_that_takes_long_keeps_nobody_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slowly(_: str) -> bytes:
+        asked.set()
+        assert go_on.wait(30)
+        return b""
+
+    with (
+        answering_store(slowly) as google,
+        answering_store(lambda head: said_of_object(b"x", head)) as store,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account_file(tmp_path, google.endpoint)))
+        stores = stores_at(store.endpoint)
+        waiting = pool.submit(stores.read, "gs://lake/t/x")
+        assert asked.wait(30)
+        try:
+            assert pool.submit(stores.read, "s3://lake/t/x").result(30) == b"x"
+            assert not waiting.done()
+        finally:
+            go_on.set()
+        with pytest.raises(Unavailable):
+            waiting.result(30)
 
 
 def test_aws_is_addressed_by_host_and_others_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
