@@ -130,12 +130,16 @@ def directory_access(
 
 def _directory_refusal(settings: "ServerSettings", entry: "TableEntry", header: "IndexHeader") -> str | None:
     from lakeshare_server.access.directory import directory_refusal
+    from lakeshare_server.errors import Unavailable
     from lakeshare_server.signing import LocalSigner, Signers
     from lakeshare_server.stores import Stores
 
     # Only stores are asked; nothing is signed with this key.
     signers = Signers(settings, LocalSigner(b"", settings.base_url()), Stores(settings))
-    return directory_refusal(entry, header, signers)
+    try:
+        return directory_refusal(entry, header, signers)
+    except Unavailable as error:
+        return str(error)
 
 
 def _parquet(hindrances: tuple[object, ...]) -> str:

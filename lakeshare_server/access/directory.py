@@ -13,7 +13,11 @@ from lakeshare_server.tables.index import IndexHeader
 
 
 def directory_refusal(entry: TableEntry, header: IndexHeader, signers: Signers) -> str | None:
-    """Why the table's folder is not handed out; None when it is."""
+    """Why the table's folder is not handed out; None when it is.
+
+    Raises:
+        Unavailable: what tells is not there now.
+    """
     if not entry.history:
         return "its history is not shared, and the folder holds all of it"
     if entry.start_version:
@@ -34,10 +38,11 @@ def access_of(view: TableView, signers: Signers) -> Access:
         return URLS_ONLY
     try:
         header = view.index(view.latest()).header
+        refusal = directory_refusal(view.entry, header, signers)
     except LakeshareError:
-        # A listing is not to fail for one table that cannot be read: whoever asks for that table is told.
+        # A listing is not to fail for one table, or for credentials that nobody asked for: whoever does is told.
         return URLS_ONLY
-    return URLS_ONLY if directory_refusal(view.entry, header, signers) else Access(header.location)
+    return URLS_ONLY if refusal else Access(header.location)
 
 
 def require_directory_access(view: TableView, signers: Signers) -> str:
@@ -45,6 +50,7 @@ def require_directory_access(view: TableView, signers: Signers) -> str:
 
     Raises:
         Unserveable: says why it does not.
+        Unavailable: that cannot be told now.
     """
     header = view.index(view.latest()).header
     refusal = directory_refusal(view.entry, header, signers)

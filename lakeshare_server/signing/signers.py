@@ -10,7 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.errors import LakeshareError, Unserveable
+from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.signing.azure import AzureUrls
 from lakeshare_server.signing.gcs import GcsUrls
@@ -114,13 +114,17 @@ class Signers:
         return SigningSession(signers, self._stores, is_quick=is_quick)
 
     def can_vend(self, location: str) -> str | None:
-        """Why no temporary credentials can be had for a table's location; None when they can."""
+        """Why no temporary credentials can be had for a table's location; None when they can.
+
+        Raises:
+            Unavailable: what tells is not there now.
+        """
         place = self._stores.place(location)
         if place.kind == LOCAL:
             return LOCAL_REFUSAL
         try:
             return self._vendors[place.kind].refusal(place)
-        except LakeshareError as error:
+        except Unserveable as error:
             return str(error)
 
     def vend(self, location: str, life_s: int) -> TemporaryCredentials:

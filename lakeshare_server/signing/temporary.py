@@ -21,7 +21,11 @@ class Vendor(Protocol):
     """Issues temporary credentials of one kind of store."""
 
     def refusal(self, place: Place) -> str | None:
-        """Why none can be issued for this folder, as far as can be told without asking the store."""
+        """Why none can be issued for this folder, as far as can be told without asking for some.
+
+        Raises:
+            Unavailable: what tells is not there now.
+        """
         ...
 
     def vend(self, place: Place, life_s: int, now_s: int) -> TemporaryCredentials:

@@ -1,9 +1,10 @@
 """Temporary credentials of Azure: a shared access signature of one directory, for reading and listing it."""
 
 from datetime import UTC, datetime
+from math import inf
+from time import monotonic
 from typing import Any
 
-from lakeshare_server.errors import LakeshareError
 from lakeshare_server.signing.azure import AzureUrls, DelegationKey
 from lakeshare_server.signing.life import life_left
 from lakeshare_server.signing.temporary import TemporaryCredentials
@@ -14,6 +15,8 @@ from lakeshare_server.stores.locations import azure_host
 
 KIND = "azureUserDelegationSas"
 READ_AND_LIST = "rl"
+# An account that does not tell what it is, for want of a permission, say, is asked again after so long.
+NOT_TOLD_S = 300
 
 
 class AzureVendor:
@@ -22,7 +25,8 @@ class AzureVendor:
     def __init__(self, access: AzureAccess, urls: AzureUrls) -> None:
         self._access = access
         self._urls = urls
-        self._has_folders: dict[str, bool] = {}
+        # What an account told, and until when that is believed.
+        self._has_folders: dict[str, tuple[bool, float]] = {}
 
     def refusal(self, place: Place) -> str | None:
         account, _ = azure_host(place)
@@ -42,22 +46,32 @@ class AzureVendor:
         return TemporaryCredentials(place.location, KIND, {"sasToken": token}, (now_s + life_s) * 1000)
 
     def _keeps_folders(self, place: Place) -> bool:
-        """Asked once of each account; one that does not tell is taken to keep them."""
+        """Asked once of each account; one that does not tell is taken to keep them, and asked again some time later."""
         account, _ = azure_host(place)
-        if account not in self._has_folders:
+        keeps, until = self._has_folders.get(account, (True, -inf))
+        if until <= monotonic():
+            told = self._told(place)
+            keeps, until = told is not False, inf if told is not None else monotonic() + NOT_TOLD_S
+            self._has_folders[account] = keeps, until
+        return keeps
+
+    def _told(self, place: Place) -> bool | None:
+        """Whether the account says that it keeps folders; None when it does not say."""
+        try:
             from azure.core.credentials import AzureNamedKeyCredential
             from azure.core.exceptions import AzureError
             from azure.storage.blob import BlobServiceClient
-
-            key = self._access.account_key(account)
-            credential = AzureNamedKeyCredential(account, key) if key else self._access.identity
-            try:
-                with BlobServiceClient(self._access.endpoint(place), credential, **PATIENCE) as service:
-                    told = service.get_account_information().get("is_hns_enabled")
-            except (AzureError, LakeshareError):
-                return True
-            self._has_folders[account] = str(told).lower() != "false"
-        return self._has_folders[account]
+        except ImportError:
+            raise not_installed("azure-storage-blob", "azure") from None
+        account, _ = azure_host(place)
+        key = self._access.account_key(account)
+        credential = AzureNamedKeyCredential(account, key) if key else self._access.identity
+        try:
+            with BlobServiceClient(self._access.endpoint(place), credential, **PATIENCE) as service:
+                told = service.get_account_information().get("is_hns_enabled")
+        except (AzureError, ValueError):
+            return None
+        return str(told).lower() != "false"
 
 
 # An account key as text, or a UserDelegationKey of azure.storage.blob.
@@ -75,8 +89,10 @@ def directory_signature(place: Place, key: Any, ends: datetime) -> str:
 
 
 def _as_azure_holds_it(lent: DelegationKey) -> Any:
-    from azure.storage.filedatalake import UserDelegationKey
-
+    try:
+        from azure.storage.filedatalake import UserDelegationKey
+    except ImportError:
+        raise not_installed("azure-storage-file-datalake", "azure") from None
     key: Any = UserDelegationKey.__new__(UserDelegationKey)
     names = ("signed_oid", "signed_tid", "signed_start", "signed_expiry", "signed_service", "signed_version")
     for name, value in zip(names, lent.fields, strict=True):

@@ -46,12 +46,12 @@ class Provider:
 
     def publish_delta(self, table: str, location: Path, version: int | None = None) -> Publication:
         """Publish a Delta table as it is, or was at a version."""
-        return self._publish(table, read_delta(str(location), version))
+        return self.publish(table, read_delta(str(location), version))
 
     def publish_iceberg(self, table: str, state: IcebergState) -> Publication:
         """Publish an Iceberg table at a snapshot."""
         snapshot = read_iceberg(state.metadata_location, state.snapshot_id)
-        return self._publish(table, snapshot, metadata_location=state.metadata_location)
+        return self.publish(table, snapshot, metadata_location=state.metadata_location)
 
     def follow(
         self, table: str, location: Path | str, check_every_s: float = 0.0, start_version: int = 0
@@ -68,7 +68,8 @@ class Provider:
         """Add a recipient; returns the token."""
         return Recipients(self.catalog).add(name, shares, **options)[1]
 
-    def _publish(self, table: str, snapshot: TableSnapshot, **pins: Any) -> Publication:
+    def publish(self, table: str, snapshot: TableSnapshot, **pins: Any) -> Publication:
+        """Publish what was read of a table."""
         index = write_index(snapshot, self.settings.index_dir)
         new = a_publication(
             table=table,

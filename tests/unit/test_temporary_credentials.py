@@ -1,24 +1,32 @@
 """Temporary credentials are asked for one folder and for reading, and what a token service says stays with us."""
 
 import json
+import sys
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from urllib.parse import parse_qs, unquote_plus
 
 import pytest
 from azure.storage.filedatalake import generate_directory_sas
 from google.auth import downscoped
 
+from lakeshare_server.catalog import SharedTable
+from lakeshare_server.catalog.hand_shares import allow_directory_access, share_table
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, Signers
+from lakeshare_server.signing import LocalSigner, Signers, temporary_azure
 from lakeshare_server.signing.temporary_gcs import condition
 from lakeshare_server.signing.temporary_s3 import session_policy
 from lakeshare_server.stores import place_of
+from lakeshare_server.tables import read_delta
 from tests.builders.answering_store import AnsweringStore, answering_store, said
 from tests.builders.google_account import account_file, token_answer
+from tests.builders.lake_tables import a_delta_table
+from tests.builders.sharing import a_provider, a_server
 
 TABLE = "s3://lake/sales/orders"
 ROLE = "arn:aws:iam::000000000000:role/reader"
@@ -131,9 +139,27 @@ def test_an_sts_that_is_not_there_is_unavailable() -> None:
         signers(s3_endpoint="http://127.0.0.1:9", s3_region="x", s3_role_arn=ROLE).vend(TABLE, 900)
 
 
-def test_credentials_that_cannot_be_had_are_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    assert "no credentials for S3" in str(signers(s3_region="x").can_vend(TABLE))
+def test_keys_that_cannot_be_had_now_fail_no_listing_and_are_no_lasting_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = a_provider(tmp_path, s3_endpoint="http://127.0.0.1:9", s3_region="x")
+    snapshot = read_delta(str(a_delta_table(tmp_path / "orders")))
+    provider.publish("sales.orders", replace(snapshot, location=TABLE, files=snapshot.files.slice(0, 0)))
+    share_table(provider.catalog, "lake", SharedTable("sales", "orders", "sales.orders"))
+    allow_directory_access(provider.catalog, "lake", "sales", "orders", allowed=True)
+    token = provider.recipient(shares=("lake",))
+    orders = "/shares/lake/schemas/sales/tables/orders"
+    with a_server(provider) as server, server.client(token) as client:
+        monkeypatch.setenv("AWS_PROFILE", "nobody")
+        [listed] = client.get("/shares/lake/all-tables").json()["items"]
+        assert "accessModes" not in listed
+        assert client.get(f"{orders}/metadata").status_code == 200
+        refused = client.post(f"{orders}/temporary-table-credentials", json={})
+        assert (refused.status_code, refused.json()["errorCode"]) == (503, "TEMPORARILY_UNAVAILABLE")
+        assert "no credentials for S3" in refused.json()["message"]
+        monkeypatch.delenv("AWS_PROFILE")
+        [listed] = client.get("/shares/lake/all-tables").json()["items"]
+        assert listed["accessModes"] == ["url", "dir"]
 
 
 @pytest.fixture
@@ -220,6 +246,32 @@ def test_an_account_without_folders_limits_nothing_to_one() -> None:
         assert made.can_vend("abfss://lake@acct.dfs.core.windows.net/") is None
         vended = made.vend("abfss://lake@acct.dfs.core.windows.net/", 900)
         assert "sr=c&" in vended.fields["sasToken"]
+
+
+def test_an_account_that_does_not_tell_is_asked_again_minutes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [said("403 Forbidden"), account_with("false")("")]
+    with answering_store(lambda _: answers.pop(0)) as store:
+        made = azure(store)
+        assert [made.can_vend(FOLDER) for _ in range(3)] == [None] * 3
+        assert len(store.requests) == 1
+        monkeypatch.setattr(temporary_azure, "monotonic", lambda: monotonic() + temporary_azure.NOT_TOLD_S)
+        assert "no hierarchical namespace" in str(made.can_vend(FOLDER))
+
+
+@pytest.mark.parametrize(
+    ("library", "package"),
+    [
+        ("azure.storage.blob", "azure-storage-blob"),
+        ("azure.storage.filedatalake", "azure-storage-file-datalake"),
+    ],
+)
+def test_a_library_of_azure_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, library: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    missing = pytest.raises(Unavailable, match=rf"{package} is not installed.*lakeshare\[azure\]")
+    with answering_store(account_with("true")) as store, missing:
+        azure(store).vend(FOLDER, 900)
 
 
 def test_a_signature_of_somebody_else_issues_no_other() -> None:
