@@ -110,11 +110,9 @@ class S3Access:
         """
         credentials = self._credentials
         try:
-            now = credentials.get_frozen_credentials()
+            now, ends = _taken(credentials)
         except Exception as error:  # each provider of the chain has errors of its own, none for other ears
             raise _no_keys(type(error).__name__) from None
-        # Only keys that are refreshed say when they end, and they say it here alone.
-        ends: datetime | None = getattr(credentials, "_expiry_time", None)
         ends_ms = int(ends.timestamp() * 1000) if ends else None
         return AwsKeys(now.access_key, now.secret_key, now.token, ends_ms)
 
@@ -185,6 +183,23 @@ class S3Access:
         if found is None:
             raise _no_keys("none was found")
         return found
+
+
+# Credentials of botocore come without types.
+def _taken(credentials: Any) -> tuple[Any, datetime | None]:
+    """Keys of one moment and when they end; another thread may refresh them at any time."""
+    before = _end_of(credentials)
+    while True:
+        keys, after = credentials.get_frozen_credentials(), _end_of(credentials)
+        if after == before:
+            return keys, after
+        before = after
+
+
+def _end_of(credentials: Any) -> datetime | None:
+    # Only keys that are refreshed say when they end, and they say it here alone.
+    ends: datetime | None = getattr(credentials, "_expiry_time", None)
+    return ends
 
 
 def told_region(endpoint: str, bucket: str) -> str | None:

@@ -11,14 +11,15 @@ import pytest
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
-from botocore.credentials import Credentials
+from botocore.credentials import Credentials, RefreshableCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing.quoting import FEW, quoted
 from lakeshare_server.signing.s3 import s3_signer
-from lakeshare_server.stores.s3 import AwsKeys, Bucket
+from lakeshare_server.stores.s3 import AwsKeys, Bucket, S3Access
 from tests.builders.keys import AWKWARD_KEYS
 
 NOW_S = int(dt.datetime(2026, 11, 21, 14, 34, 41, tzinfo=dt.UTC).timestamp())
@@ -117,6 +118,26 @@ def test_a_url_never_lives_longer_than_the_keys_that_signed_it() -> None:
     assert s3_signer(BUCKETS[0], LONG_LASTING, 10**9, now_s=NOW_S).expires_at_ms == (NOW_S + 604_800) * 1000
     with pytest.raises(Unavailable, match="credentials that sign URLs have ended"):
         s3_signer(BUCKETS[0], ending, 3600, now_s=NOW_S + 90)
+
+
+class Overtaken(RefreshableCredentials):
+    """Keys that another thread refreshes while we take them."""
+
+    def get_frozen_credentials(self) -> Any:
+        taken = self._frozen_credentials
+        super().get_frozen_credentials()
+        return taken
+
+
+def test_keys_that_are_refreshed_meanwhile_come_with_their_own_end() -> None:
+    now = dt.datetime.now(dt.UTC)
+    soon, later = now + dt.timedelta(minutes=12), now + dt.timedelta(hours=6)
+    fresh = {"access_key": "NEW", "secret_key": "s", "token": "t", "expiry_time": later.isoformat()}
+    access = S3Access(ServerSettings(_env_file=None))
+    access.__dict__["_credentials"] = Overtaken("OLD", "s", "t", soon, lambda: fresh, "a role")
+    for _ in range(2):
+        keys = access.keys()
+        assert (keys.access_key, keys.expires_at_ms) == ("NEW", int(later.timestamp() * 1000))
 
 
 def test_nothing_to_sign_is_nothing() -> None:
