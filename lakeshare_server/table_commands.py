@@ -52,8 +52,10 @@ def follow(
     FollowedTables(catalog).add(name, place, check_every, start_version)
     latest = _versions(settings, catalog, name).latest()
     shared = SharedTable(schema, table, name, history=history)
+    open_before = _open_folders(catalog)
     entry = share_table(catalog, share, shared, start_version=start_version or None)
     typer.echo(f"{entry.path} follows {place}, now at version {latest.number} (unaudited)")
+    _tell_closed(catalog, open_before)
     typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")
 
 
@@ -63,7 +65,9 @@ def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.
     from lakeshare_server.catalog import FollowedTables
 
     _, catalog = _state()
+    open_before = _open_folders(catalog)
     typer.echo(f"{FollowedTables(catalog).remove(name).table} is followed no more")
+    _tell_closed(catalog, open_before)
 
 
 @table_app.command("list")
@@ -126,6 +130,20 @@ def directory_access(
     versions = _versions(settings, catalog, entry.lake_table)
     refusal = _directory_refusal(settings, entry, versions.index(versions.latest()).header)
     typer.echo(f"{entry.path}: directory access {'no, ' + refusal if refusal else 'yes'}")
+
+
+def _open_folders(catalog: "Catalog") -> dict[str, str]:
+    """The shared tables with directory access, path by id."""
+    from lakeshare_server.catalog.listings import all_shared_tables
+
+    return {entry.id: entry.path for entry in all_shared_tables(catalog) if entry.directory_access}
+
+
+def _tell_closed(catalog: "Catalog", open_before: dict[str, str]) -> None:
+    still_open = _open_folders(catalog)
+    for path in sorted(path for id_, path in open_before.items() if id_ not in still_open):
+        again = f"lakeshare table directory-access {path} --allow"
+        typer.echo(f"{path}: directory access has ended with the table it was allowed for; again: {again}")
 
 
 def _directory_refusal(settings: "ServerSettings", entry: "TableEntry", header: "IndexHeader") -> str | None:

@@ -30,6 +30,7 @@ def share_catalog(contracts: Sequence[SetContract]) -> dg.AssetsDefinition:
                 "lakeshare/added": list(difference.added),
                 "lakeshare/removed": list(difference.removed),
                 "lakeshare/changed": list(difference.changed),
+                "lakeshare/directory_access_ended": list(difference.closed),
                 "lakeshare/unchanged": len(difference.unchanged),
             }
         )

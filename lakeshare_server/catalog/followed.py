@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.models import MAX_LONG, FollowedTableRow, PublicationRow
+from lakeshare_server.catalog.models import MAX_LONG, FollowedTableRow, PublicationRow, SharedTableRow
 from lakeshare_server.catalog.shares import NAME
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
@@ -69,6 +69,8 @@ class FollowedTables:
     def remove(self, table: str) -> FollowedTable:
         """Follow a table no more; what shares it stays and answers like a table that was never published.
 
+        Directory access to it ends: the next table of this name may lie in another folder.
+
         Raises:
             NotFound: no table is followed under this name.
         """
@@ -77,6 +79,8 @@ class FollowedTables:
             if row is None:
                 raise NotFound("Followed table", table)
             session.delete(row)
+            shared = update(SharedTableRow).where(SharedTableRow.lake_table == table)
+            session.execute(shared.values(directory_access=False))
             return _followed(row)
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.listings import TableEntry, share_entry, table_entry
 from lakeshare_server.catalog.models import MAX_LONG, SchemaRow, SharedTableRow, ShareRow
-from lakeshare_server.catalog.shares import NAME, SharedTable, schema_row, table_row
+from lakeshare_server.catalog.shares import NAME, SharedTable, point_at, schema_row, table_row
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
 
@@ -22,6 +22,8 @@ def share_table(
     catalog: Catalog, share: str, table: SharedTable, *, start_version: int | None = None
 ) -> TableEntry:
     """Share a table by hand; again under the same name changes it and keeps its id.
+
+    Directory access ends when the name stands for another table of the lake from now on.
 
     Raises:
         BadRequest: a name the protocol cannot carry, or a start version that no table has.
@@ -42,7 +44,8 @@ def share_table(
                 f"{parent.name}.{schema.name}.{row.name} is declared by a contract",
                 "Share the table under another name, or change the contract.",
             )
-        row.name, row.lake_table, row.comment = table.name, table.table, table.comment
+        point_at(row, table.table)
+        row.name, row.comment = table.name, table.comment
         row.history, row.start_version = table.history, start_version
         session.flush()
         return table_entry(row, schema.name, share_entry(parent))

@@ -48,6 +48,7 @@ class ShareDiff:
     removed: tuple[str, ...]
     changed: tuple[str, ...]
     unchanged: tuple[str, ...]
+    closed: tuple[str, ...] = ()  # those of the changed whose directory access has ended
 
 
 @dataclass
@@ -56,9 +57,11 @@ class _Changes:
     removed: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
 
     def diff(self) -> ShareDiff:
-        return ShareDiff(tuple(self.added), tuple(self.removed), tuple(self.changed), tuple(self.unchanged))
+        lists = self.added, self.removed, self.changed, self.unchanged, self.closed
+        return ShareDiff(*(tuple(names) for names in lists))
 
 
 def apply_shares(catalog: Catalog, declared: Sequence[DeclaredShare]) -> ShareDiff:
@@ -138,6 +141,16 @@ def table_row(session: Session, schema: SchemaRow, name: str) -> SharedTableRow 
     return session.scalars(same).one_or_none()
 
 
+def point_at(row: SharedTableRow, lake_table: str) -> bool:
+    """Let a shared table stand for a table of the lake; says whether directory access to another one ends with it."""
+    # Whoever allowed it looked at what lies in the folder of the table it stood for.
+    ends = bool(row.directory_access) and row.lake_table != lake_table
+    if ends:
+        row.directory_access = False
+    row.lake_table = lake_table
+    return ends
+
+
 def _apply_table(session: Session, share: ShareRow, table: SharedTable, changes: _Changes) -> int:
     schema = schema_row(session, share, table.schema, declared=True)
     path = f"{share.name}.{schema.name}.{table.name}"
@@ -152,8 +165,9 @@ def _apply_table(session: Session, share: ShareRow, table: SharedTable, changes:
         report = changes.unchanged
     else:
         report = changes.changed
-    row.name, row.lake_table, row.comment, row.history = _told(table)
-    row.declared = True
+    if point_at(row, table.table):
+        changes.closed.append(path)
+    row.name, row.comment, row.history, row.declared = table.name, table.comment, table.history, True
     session.flush()
     report.append(path)
     return row.key

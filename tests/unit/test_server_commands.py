@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 import typer
 
-from lakeshare_server.catalog import Ledger, Reader, Recipients
+from lakeshare_server.catalog import (
+    Ledger,
+    Reader,
+    Recipients,
+    SharedTable,
+    allow_directory_access,
+    share_table,
+)
 from lakeshare_server.commands import add_commands, main
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.publications import a_publication
@@ -124,6 +131,29 @@ def test_shares_are_listed_with_what_recipients_read(provider: Provider, run: Ru
         "flights.lake.flights\tlake.flights\tpublication 0",
         "flights.lake.planned\tlake.planned\tnot published yet",
     ]
+
+
+def test_whoever_ends_the_following_of_a_table_is_told_that_directory_access_ended(
+    provider: Provider, run: Runner, tmp_path: Path
+) -> None:
+    run("table", "follow", str(tmp_path / "table"), "--as", "sales.orders", "--share", "partners")
+    allow_directory_access(provider.catalog, "partners", "sales", "orders", allowed=True)
+    said = run("table", "unfollow", "sales.orders")
+    assert "partners.sales.orders: directory access has ended" in said
+    assert "lakeshare table directory-access partners.sales.orders --allow" in said
+    other = a_delta_table(tmp_path / "other")
+    again = run("table", "follow", str(other), "--as", "sales.orders", "--share", "partners")
+    assert "directory access" not in again
+    assert "directory access\tno" in run("table", "show", "partners.sales.orders")
+
+
+def test_whoever_gives_a_name_to_another_table_is_told_that_directory_access_ended(
+    provider: Provider, run: Runner, tmp_path: Path
+) -> None:
+    share_table(provider.catalog, "partners", SharedTable("sales", "orders", "lake.flights"))
+    allow_directory_access(provider.catalog, "partners", "sales", "orders", allowed=True)
+    said = run("table", "follow", str(tmp_path / "table"), "--as", "sales.orders", "--share", "partners")
+    assert "partners.sales.orders: directory access has ended" in said
 
 
 @pytest.mark.parametrize(

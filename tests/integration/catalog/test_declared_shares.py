@@ -10,6 +10,7 @@ from lakeshare_server.catalog import (
     Recipients,
     ShareDiff,
     SharedTable,
+    allow_directory_access,
     apply_shares,
 )
 from lakeshare_server.catalog.listings import all_shared_tables
@@ -55,6 +56,17 @@ def test_a_changed_table_keeps_its_id(catalog: Catalog) -> None:
     assert ids(catalog) == before
     [entry] = all_shared_tables(catalog)
     assert (entry.lake_table, entry.comment, entry.history) == ("lake.other", "c", False)
+
+
+def test_directory_access_ends_when_the_name_stands_for_another_table_and_is_reported(
+    catalog: Catalog,
+) -> None:
+    apply_shares(catalog, [a_share("s", "a.x", "a.y")])
+    for name in ("x", "y"):
+        allow_directory_access(catalog, "s", "a", name, allowed=True)
+    diff = apply_shares(catalog, [a_share("s", "a.x=hr.salaries", "a.y", comment="c")])
+    assert (diff.changed, diff.closed) == (("s.a.x", "s.a.y"), ("s.a.x",))
+    assert [entry.directory_access for entry in all_shared_tables(catalog)] == [False, True]
 
 
 def test_a_share_that_somebody_was_granted_is_emptied_but_stays(catalog: Catalog) -> None:

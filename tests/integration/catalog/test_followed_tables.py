@@ -2,7 +2,15 @@
 
 import pytest
 
-from lakeshare_server.catalog import Catalog, FollowedTables, Ledger
+from lakeshare_server.catalog import (
+    Catalog,
+    FollowedTables,
+    Ledger,
+    SharedTable,
+    allow_directory_access,
+    share_table,
+)
+from lakeshare_server.catalog.listings import all_shared_tables
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 from tests.builders.publications import a_publication
 
@@ -61,6 +69,20 @@ def test_a_removed_table_is_followed_no_more(followed: FollowedTables) -> None:
     assert followed.list() == []
     with pytest.raises(NotFound, match=r"sales\.orders"):
         followed.remove("sales.orders")
+
+
+def test_directory_access_ends_with_the_table_it_was_allowed_for(
+    catalog: Catalog, followed: FollowedTables
+) -> None:
+    followed.add("sales.orders", "/data", 2)
+    followed.add("sales.other", "/other", 2)
+    for name in ("orders", "other"):
+        share_table(catalog, "s", SharedTable("sales", name, f"sales.{name}"))
+        allow_directory_access(catalog, "s", "sales", name, allowed=True)
+    followed.remove("sales.orders")
+    followed.add("sales.orders", "/elsewhere", 2)
+    share_table(catalog, "s", SharedTable("sales", "orders", "sales.orders"))
+    assert [entry.directory_access for entry in all_shared_tables(catalog)] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,14 @@ def test_directory_access_is_said_per_table_and_outlives_the_application_of_cont
         allow_directory_access(catalog, "s", "sales", "nothing", allowed=True)
 
 
+def test_directory_access_ends_when_the_name_stands_for_another_table(catalog: Catalog) -> None:
+    share_table(catalog, "s", ORDERS)
+    allow_directory_access(catalog, "s", "sales", "orders", allowed=True)
+    assert share_table(catalog, "s", SharedTable("sales", "Orders", "sales.orders")).directory_access
+    assert not share_table(catalog, "s", SharedTable("sales", "orders", "hr.salaries")).directory_access
+    assert not share_table(catalog, "s", ORDERS).directory_access
+
+
 def test_a_share_tells_its_display_name_and_properties(catalog: Catalog) -> None:
     share_table(catalog, "s", ORDERS)
     bob, _ = Recipients(catalog).add("bob", ["s"])
