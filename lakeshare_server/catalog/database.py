@@ -3,6 +3,7 @@
 Several processes may open the same catalog at once; one of them migrates, the others wait for it.
 """
 
+import logging
 import sqlite3
 import time
 import weakref
@@ -13,7 +14,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, DataError, DBAPIError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DataError,
+    DBAPIError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
@@ -34,6 +42,11 @@ NOTICE_LOSS = {
 LOOKS = {"postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}}
 # Any number, as long as no other program takes the same advisory lock in this database.
 MIGRATION_LOCK = 7_161_433
+USABLE_URL = (
+    "Give an SQLAlchemy URL of an installed driver, like sqlite:////folder/file.db or postgresql+psycopg://…."
+)
+
+_log = logging.getLogger(__name__)
 
 
 class Catalog:
@@ -93,9 +106,16 @@ class Catalog:
             raise self._unavailable(error) from error
 
     def revision(self) -> str | None:
-        """The migration the database is at, or None when it is empty."""
-        with self.engine.connect() as connection:
-            return _revision(connection)
+        """The migration the database is at, or None when it is empty.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
+        try:
+            with self.engine.connect() as connection:
+                return _revision(connection)
+        except SQLAlchemyError as error:
+            raise self._unavailable(error) from error
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
@@ -108,10 +128,9 @@ class Catalog:
             raise BadRequest("a value for the catalog", str(error.orig).splitlines()[0], hint) from error
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        return Unavailable(
-            f"the catalog at {self.engine.url!r} does not answer: {getattr(error, 'orig', error)}",
-            "Check the database; a lock or a full disk passes, then try again.",
-        )
+        # Whoever asks is told nothing of the database: some do without a token.
+        _log.error("the catalog at %s does not answer: %s", *_told(self.engine.url, error))
+        return Unavailable("the catalog does not answer", "Try again; the server's log says why.")
 
     def close(self) -> None:
         """Give the connections back."""
@@ -127,15 +146,18 @@ def open_catalog(url: str) -> Catalog:
         CatalogConflict: a newer lakeshare has migrated the database.
         Unavailable: the database cannot be reached or written.
     """
-    engine = _engine(_parsed(url))
+    engine = _engine_at(url)
     catalog = Catalog(engine)
     try:
-        if catalog.revision() != HEAD:
+        with engine.connect() as connection:
+            is_old = _revision(connection) != HEAD
+        if is_old:
             _migrate(catalog)
     except DatabaseError as error:
         engine.dispose()
+        place, cause = _told(engine.url, error)
         raise Unavailable(
-            f"the catalog at {engine.url!r} cannot be opened: {error.orig}",
+            f"the catalog at {place} cannot be opened: {cause}",
             "Check that the database is there and writable (LAKESHARE_DATABASE_URL, LAKESHARE_STATE_DIR).",
         ) from error
     return catalog
@@ -147,19 +169,35 @@ def database_file(url: str) -> Path | None:
     Raises:
         BadRequest: the URL cannot be used.
     """
-    parsed = _parsed(url)
+    with _usable(url):
+        parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or not parsed.database:
         return None
     return Path(parsed.database.removeprefix("file:") if "uri" in parsed.query else parsed.database)
 
 
-def _parsed(url: str) -> URL:
+def _told(url: URL, error: Exception) -> tuple[str, str]:
+    """Where the database is and what it said, without the password and the query, which can hold others."""
+    cause = str(getattr(error, "orig", None) or error)
+    options = (value for values in url.normalized_query.values() for value in values)
+    for secret in sorted(filter(None, (url.password, *options)), key=len, reverse=True):
+        cause = cause.replace(secret, "…")
+    return url.set(query={}).render_as_string(hide_password=True), cause
+
+
+def _engine_at(url: str) -> Engine:
+    with _usable(url):
+        return _engine(make_url(url))
+
+
+@contextmanager
+def _usable(url: str) -> Iterator[None]:
     try:
-        return make_url(url)
-    except ArgumentError as error:
-        raise BadRequest(
-            "LAKESHARE_DATABASE_URL", url, "Give an SQLAlchemy URL, like sqlite:///file.db."
-        ) from error
+        yield
+    except (ArgumentError, ValueError, TypeError, ImportError):
+        # Their words, and all of the URL behind its scheme, may hold the password.
+        scheme, colon, _ = url.partition(":")
+        raise BadRequest("LAKESHARE_DATABASE_URL", f"{scheme}:…" if colon else "…", USABLE_URL) from None
 
 
 def _engine(url: URL) -> Engine:

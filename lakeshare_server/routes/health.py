@@ -3,9 +3,9 @@
 import os
 
 from fastapi import APIRouter, Response
-from sqlalchemy.exc import SQLAlchemyError
 
 from lakeshare_server.catalog.database import HEAD
+from lakeshare_server.errors import Unavailable
 from lakeshare_server.routes.context import Parts, PartsDep
 from lakeshare_server.routes.responses import json_response
 
@@ -31,8 +31,8 @@ def _problems(parts: Parts) -> list[str]:
         revision = parts.catalog.revision()
         if revision != HEAD:
             problems.append(f"the catalog is at revision {revision}, this server needs {HEAD}: restart it")
-    except SQLAlchemyError as error:
-        problems.append(f"the catalog does not answer: {error}")
+    except Unavailable as error:
+        problems.append(str(error))
     folder = parts.settings.index_dir
     if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
         problems.append(f"the file indexes in {folder} cannot be read: check the folder's mode")

@@ -96,4 +96,5 @@ def _root(kind: str, root: str, location: str, azure_account: str | None) -> str
 
 def _shown(location: str) -> str:
     """The location without what may be a password or a signature in it."""
-    return re.sub(r"//[^/@]*:[^/@]*@", "//…@", re.sub(r"(?s)^(https?:.*?)\?.*", r"\1", location))
+    # Keys of AWS hold slashes, and whoever copies a signed URL may change its scheme.
+    return re.sub(r"(?s)//[^@]*:.*@", "//…@", re.sub(r"(?s)\?.*", "?…", location))

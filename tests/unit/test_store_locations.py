@@ -47,7 +47,14 @@ def test_what_names_no_object_is_refused_with_the_spellings(spelt: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spelt", ["s3://me:hush@bucket/k", "https://a.blob.core.windows.net/c/k?sv=1&sig=hush"]
+    "spelt",
+    [
+        "s3://me:hush@bucket/k",
+        "s3://me:a/hush/b@bucket/k",
+        "s3://me:a@hush@bucket/k",
+        "https://a.blob.core.windows.net/c/k?sv=1&sig=hush",
+        "az://container/k?sv=1&sig=hush",
+    ],
 )
 def test_a_secret_inside_a_refused_location_is_not_repeated(spelt: str) -> None:
     with pytest.raises(BadRequest) as caught:

@@ -3,14 +3,19 @@
 import socket
 import threading
 import time
+import traceback
 from contextlib import ExitStack
+from pathlib import Path
 
+import httpx
 import pytest
 from sqlalchemy import text
 
 from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, database, open_catalog
 from lakeshare_server.errors import BadRequest, Unavailable
 from tests.builders.publications import a_publication
+from tests.builders.sharing import a_provider, a_server
+from tests.integration.postgres_server import PostgresServer
 
 
 def test_a_writer_that_another_one_holds_up_for_too_long_says_so(
@@ -20,7 +25,7 @@ def test_a_writer_that_another_one_holds_up_for_too_long_says_so(
     waiting = open_catalog(catalog_url)
     with catalog.writing():
         began = time.monotonic()
-        with pytest.raises(Unavailable, match="a lock or a full disk passes"):
+        with pytest.raises(Unavailable, match="Try again"):
             FollowedTables(waiting).add("a.b", "/data", 1)
         assert 0.2 < time.monotonic() - began < 10
     assert FollowedTables(waiting).add("a.b", "/data", 1).table == "a.b"
@@ -55,14 +60,54 @@ def test_a_server_whose_connections_are_all_taken_is_unavailable(
     assert Ledger(catalog).tables() == []
 
 
-def test_a_database_that_is_not_there_is_named_without_its_password() -> None:
+@pytest.mark.parametrize("query", ["", "?sslpassword=hush", "?connect_timeout=hush"])
+def test_a_database_that_is_not_there_is_named_without_its_secrets(query: str) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
         with pytest.raises(Unavailable, match="LAKESHARE_DATABASE_URL") as refused:
-            open_catalog(f"postgresql+psycopg://lake:hush@127.0.0.1:{port}/lakeshare")
+            open_catalog(f"postgresql+psycopg://lake:hush@127.0.0.1:{port}/lakeshare{query}")
     assert "hush" not in str(refused.value)
     assert str(port) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nonsense", "…"),
+        ("postgresql:/lake:hush@host/lake", "postgresql:…"),
+        ("postgresql+psycopg://lake:hush@host:port/lake", "postgresql+psycopg:…"),
+        ("oracle://lake:hush@host/lake", "oracle:…"),
+        ("tablecloth://lake:hush@host/lake", "tablecloth:…"),
+        ("sqlite:///lake.db?timeout=hush", "sqlite:…"),
+        ("sqlite://", "sqlite:…"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_without_its_secrets(url: str, shown: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        open_catalog(url)
+    assert (refused.value.field, refused.value.value) == ("LAKESHARE_DATABASE_URL", shown)
+    assert "hush" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_callers_learn_nothing_of_a_database_that_does_not_answer(
+    postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = postgres.new_database()
+    url = plain.replace("lakeshare@", "lakeshare:hush@") + "?application_name=hush"
+    provider = a_provider(tmp_path, database_url=url)
+    with a_server(provider) as server, server.client(None) as stranger:
+        postgres.drop_database(plain)
+        asked = stranger.get("/shares")
+        ready = httpx.get(f"{server.url.removesuffix('/delta-sharing')}/readyz")
+    told = "the catalog does not answer. Try again; the server's log says why."
+    assert (asked.status_code, asked.json()["message"]) == (503, told)
+    assert (ready.status_code, ready.json()["reasons"]) == (503, [told])
+    name = plain.rpartition("/")[2]
+    assert f"/{name} does not answer: " in caplog.text
+    assert f'database "{name}" does not exist' in caplog.text
+    assert "hush" not in caplog.text
+    provider.catalog.close()
 
 
 def test_a_database_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
