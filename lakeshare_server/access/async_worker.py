@@ -88,16 +88,27 @@ class AsyncWorker:
         while not self._stopping.is_set():
             looks += 1
             try:
-                claim = self._queries.claim()
-                if looks % PURGE_EVERY == 0:
-                    self._queries.purge()
-            except LakeshareError as error:
-                _log.warning("async queries cannot be looked for: %s", error)
-                claim = None
-            if claim is not None:
-                self._do(claim)
-            elif self._wake.wait(IDLE_S):
-                self._wake.clear()
+                found = self._turn(looks)
+            # The process has no other worker: whatever ends one turn, the next is tried.
+            except Exception as error:
+                is_foreseen = isinstance(error, LakeshareError)
+                _log.warning("async queries wait, a turn failed: %s", error, exc_info=not is_foreseen)
+                self._stopping.wait(IDLE_S)
+            else:
+                if not found and self._wake.wait(IDLE_S):
+                    self._wake.clear()
+
+    def _turn(self, look: int) -> bool:
+        """Work on one query; says whether there was one.
+
+        A query whose end cannot be noted is taken over later, like that of a dead worker.
+        """
+        if look % PURGE_EVERY == 0:
+            self._queries.purge()
+        claim = self._queries.claim()
+        if claim is not None:
+            self._do(claim)
+        return claim is not None
 
     def _do(self, claim: Claim) -> None:
         try:

@@ -102,8 +102,11 @@ class AuditLog:
         try:
             with self.catalog.writing(seen=False) as session:
                 session.execute(insert(AuditRow), [_values(entry) for entry in batch])
-        except (SQLAlchemyError, Unavailable) as error:
-            _log.warning("audit log: %d rows wait, the database refused them: %s", len(batch), error)
+        # There is no other writer: whatever ends one attempt, the next is made.
+        except Exception as error:
+            is_foreseen = isinstance(error, SQLAlchemyError | Unavailable)
+            refused = "audit log: %d rows wait, the database refused them: %s"
+            _log.warning(refused, len(batch), error, exc_info=not is_foreseen)
             return False
         with self._changed:
             del self._unwritten[: len(batch)]

@@ -1,0 +1,90 @@
+"""The threads beside the requests outlive a database that fails: what they could not write then, they write later."""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from lakeshare_server.access import async_worker
+from lakeshare_server.access.async_worker import AsyncWorker, Submission
+from lakeshare_server.access.view import Views
+from lakeshare_server.catalog import AsyncQueries, AuditEntry, AuditLog, Catalog, Reader, audit, open_catalog
+from lakeshare_server.routes.errors import code_of
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.stores import Stores
+from lakeshare_server.versions import Versions
+
+PATIENCE_S = 30
+ASKED = Submission(Reader("r", "bob"), ("no", "such", "table"), {}).as_json()
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def change(catalog: Catalog, statement: str) -> None:
+    with catalog.writing() as session:
+        session.execute(text(statement))
+
+
+def an_entry() -> AuditEntry:
+    told: dict[str, Any] = dict.fromkeys(("recipient", "object_name", "error_code", "version", "files", "ip"))
+    return AuditEntry(
+        at=datetime.now(UTC),
+        action="query_table",
+        status=200,
+        request_id="r",
+        user_agent=None,
+        elapsed_ms=1,
+        **told,
+    )
+
+
+def test_the_worker_goes_on_when_it_could_not_note_a_failure(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(async_worker, "IDLE_S", 0.05)
+    settings = ServerSettings(state_dir=tmp_path)
+    queries = AsyncQueries(catalog, dead_after_s=0.2)
+    views = Views(catalog, Versions(catalog, settings, Stores(settings)))
+    look, gone = views.table, threading.Event()
+
+    def look_without_a_queue(*names: Any) -> Any:
+        if not gone.is_set():
+            change(catalog, "ALTER TABLE async_queries RENAME TO elsewhere")
+            gone.set()
+        return look(*names)
+
+    monkeypatch.setattr(views, "table", look_without_a_queue)
+    worker = AsyncWorker(queries, views, code_of)
+    query = queries.submit("r", "t", kind="query", request=ASKED, idempotency_key="1")
+    worker.start()
+    wait_until(lambda: "async queries" in caplog.text)
+    change(catalog, "ALTER TABLE elsewhere RENAME TO async_queries")
+    wait_until(lambda: queries.get(query.id, "r", "t").state == "failed")
+    worker.stop()
+    assert queries.get(query.id, "r", "t").error_code == "RESOURCE_DOES_NOT_EXIST"
+
+
+def test_the_audit_log_goes_on_when_the_database_cannot_hold_a_row(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a migration by hand; SQLite never minds how long a text is."""
+    monkeypatch.setattr(audit, "RETRY_S", 0.05)
+    catalog = open_catalog(postgres_url)
+    change(catalog, "ALTER TABLE audit_log ALTER COLUMN action TYPE VARCHAR(1)")
+    log = AuditLog(catalog)
+    log.record(an_entry())
+    wait_until(lambda: "audit log: 1 rows wait" in caplog.text)
+    change(catalog, "ALTER TABLE audit_log ALTER COLUMN action TYPE VARCHAR(255)")
+    wait_until(lambda: len(log.newest(10)) == 1)
+    log.close()
+    catalog.close()
