@@ -8,10 +8,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from lakeshare_server.catalog import FollowedTable, Ledger, NewPublication
+from lakeshare_server.errors import CatalogConflict
 from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, VersionChanges, read_changes
 from lakeshare_server.tables.delta.replay import replay
 from lakeshare_server.tables.delta.snapshot import snapshot_of
-from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.index import FileIndex, IndexHeader
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.tables.snapshot import TableSnapshot
 from lakeshare_server.versions.followed_log import FollowedLog
@@ -48,8 +49,8 @@ class FollowedVersions:
         return self._version(self._log.latest)
 
     def latest_now(self) -> Version | None:
-        """The newest version, if somebody looked within the table's interval."""
-        return self._version(self._log.latest) if self._log.is_fresh() else None
+        """The newest version, if somebody looked within the table's interval; reads nothing."""
+        return self._log.newest if self._log.is_fresh() else None
 
     def oldest(self) -> Version:
         """The oldest version that the log can still tell, and the operator shows."""
@@ -112,30 +113,36 @@ class FollowedVersions:
     def _publish(self, number: int) -> int | None:
         """Enter a version that was found into the ledger; returns from when on commits tell their own time."""
         header = self._index(number).header
-        known = self._ledger.latest(self._followed.table)
-        if known is not None and known.version >= number:
-            # Seen before, or the table was made anew: the ledger's numbers only grow.
-            return header.head.commit_times_since
-        self._ledger.append(
-            [
-                NewPublication(
-                    table=self._followed.table,
-                    set_name="",
-                    format="delta",
-                    location=header.location,
-                    table_id=header.head.table_id,
-                    delta_version=number,
-                    schema_string=header.head.schema_string,
-                    rows=header.rows,
-                    files=header.files,
-                    size_bytes=header.size_bytes,
-                    index_digest="",
-                    contract_digest="",
-                    verdicts={},
-                    run_id=f"follow-{header.head.table_id}-{number}",
-                    partition="",
-                    audited=False,
-                )
-            ]
-        )
+        if not self._is_entered(number):
+            try:
+                self._ledger.append([self._found(number, header)])
+            except CatalogConflict:
+                # Another worker may have entered a later one since.
+                if not self._is_entered(number):
+                    raise
         return header.head.commit_times_since
+
+    def _is_entered(self, number: int) -> bool:
+        """Whether the version was seen before, or the table made anew: the ledger's numbers only grow."""
+        known = self._ledger.latest(self._followed.table)
+        return known is not None and known.version >= number
+
+    def _found(self, number: int, header: IndexHeader) -> NewPublication:
+        return NewPublication(
+            table=self._followed.table,
+            set_name="",
+            format="delta",
+            location=header.location,
+            table_id=header.head.table_id,
+            delta_version=number,
+            schema_string=header.head.schema_string,
+            rows=header.rows,
+            files=header.files,
+            size_bytes=header.size_bytes,
+            index_digest="",
+            contract_digest="",
+            verdicts={},
+            run_id=f"follow-{header.head.table_id}-{number}",
+            partition="",
+            audited=False,
+        )

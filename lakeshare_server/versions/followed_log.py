@@ -1,13 +1,15 @@
 """What this process knows of a followed table's log: looked at once per interval, by one thread for all."""
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
 from threading import Lock
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.stores import StoredObject, Stores
 from lakeshare_server.tables.delta.commits import read_commits
 from lakeshare_server.tables.delta.log import LOG, LogListing, list_log
+from lakeshare_server.versions.version import Version
 
 
 class FollowedLog:
@@ -16,11 +18,13 @@ class FollowedLog:
     def __init__(self, stores: Stores, root: str, check_every_s: float) -> None:
         self.stores, self.root, self.check_every_s = stores, root.rstrip("/"), check_every_s
         self.listing = LogListing(self.root)
+        self.newest: Version | None = None
         self._looking = Lock()
         self._looked_at = float("-inf")
         self._published: tuple[int, StoredObject | None] | None = None
         self._commit_times_since: int | None = None
-        self._times: dict[int, int] = {}
+        self._numbers: list[int] = []
+        self._times: Mapping[int, int] = {}
         self._commit_times: dict[int, int] = {}
 
     def is_fresh(self) -> bool:
@@ -36,8 +40,8 @@ class FollowedLog:
 
     def numbers(self, first: int) -> list[int]:
         """The versions from `first` on whose commit or checkpoint is there: a log may have lost some in between."""
-        known = {*self.listing.commits, *self.listing.checkpoints}
-        return sorted(number for number in known if first <= number <= self.latest)
+        numbers = self._numbers
+        return numbers[bisect_left(numbers, first) : bisect_right(numbers, self.latest)]
 
     def has(self, version: int) -> bool:
         """Whether the version's commit or checkpoint is there."""
@@ -68,17 +72,7 @@ class FollowedLog:
         if self._commit_times_since is not None and version >= self._commit_times_since:
             return self._in_commit_time(version)
         known = self._times.get(version)
-        if known is not None:
-            return known
-        last = None
-        for number in sorted(self.listing.commits):
-            time_ms = self.listing.commits[number].modified_ms
-            last = time_ms if last is None else max(time_ms, last + 1)
-            self._times[number] = last
-        if version not in self._times:
-            checkpoint = self.listing.checkpoints[version][0]
-            self._times[version] = checkpoint.parts[0].modified_ms
-        return self._times[version]
+        return self._file_of(version).modified_ms if known is None else known
 
     def identity(self, version: int) -> tuple[object, ...]:
         """What an index of the version is kept under: a table made anew at the same place is another one."""
@@ -90,12 +84,15 @@ class FollowedLog:
         if before is None or not self._grew_only(before):
             listing = list_log(self.stores, self.root)
             listing.latest  # noqa: B018  what is known is not given up for a log that is gone, maybe for a moment
-            self.listing, self._times, self._commit_times = listing, {}, {}
+            self.listing, self._commit_times = listing, {}
+            self._sort()
             before = None
         newest = self.listing.latest
         if before is None or newest != before[0]:
             self._commit_times_since = publish(newest)
             self._published = (newest, self.listing.commits.get(newest))
+        # The commit may have to be read for its time: polls are answered where nobody may wait for that.
+        self.newest = Version(newest, self.timestamp_ms(newest))
 
     def _grew_only(self, published: tuple[int, StoredObject | None]) -> bool:
         """Whether the published version is still what it was; takes over what was added since."""
@@ -104,8 +101,20 @@ class FollowedLog:
             return False
         if self.stores.head(f"{self.root}/{LOG}/{version + 1:020d}.json") is not None:
             self.listing.add(list_log(self.stores, self.root, version + 1))
-            self._times = {}
+            self._sort()
         return True
+
+    def _sort(self) -> None:
+        """Put the log's versions and their times in order, once for all requests until the next look."""
+        self._numbers = sorted({*self.listing.commits, *self.listing.checkpoints})
+        times: dict[int, int] = {}
+        last = None
+        for number in self._numbers:
+            commit = self.listing.commits.get(number)
+            if commit is not None:
+                last = commit.modified_ms if last is None else max(commit.modified_ms, last + 1)
+                times[number] = last
+        self._times = times
 
     def _file_of(self, version: int) -> StoredObject:
         commit = self.listing.commits.get(version)

@@ -13,10 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from lakeshare_server.catalog import FollowedTables, Ledger
+from lakeshare_server.catalog import FollowedTables, Ledger, open_catalog
+from lakeshare_server.errors import CatalogConflict
 from lakeshare_server.protocol.timestamps import iso
+from lakeshare_server.stores import Stores
+from lakeshare_server.versions import Versions
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.log_files import PROTOCOL, WrittenLog, add, metadata, remove
+from tests.builders.publications import a_publication
 from tests.builders.sharing import FLIGHTS, Provider, a_provider, a_server, files, lines
 
 NAME = "lake.flights"
@@ -82,6 +86,40 @@ def test_the_ledger_knows_a_version_before_any_recipient(provider: Provider, log
     assert [(one.version, one.files, one.rows) for one in ledger.history(NAME)] == [(2, 1, 5), (0, 1, 0)]
 
 
+def test_whoever_finds_a_version_after_another_worker_found_the_next_one_serves_it(
+    provider: Provider, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger's numbers only grow: what it has no place for any more is no fault of the reader's."""
+    some_commits(log, 1)
+    provider.follow(NAME, log.root)
+    settings = provider.settings
+    mine, others = (
+        Versions(open_catalog(settings.catalog_url), settings, Stores(settings)).of(NAME) for _ in range(2)
+    )
+    assert mine.latest().number == 0
+    log.commit(1, add("1"))
+    append = Ledger.append
+
+    def append_late(self: Ledger, publications: Any) -> Any:
+        monkeypatch.undo()
+        log.commit(2, add("2"))
+        assert others.latest().number == 2
+        return append(self, publications)
+
+    monkeypatch.setattr(Ledger, "append", append_late)
+    assert mine.latest().number == 1
+    assert mine.latest().number == 2
+    assert [one.version for one in Ledger(provider.catalog).history(NAME)] == [2, 0]
+
+
+def test_a_conflict_that_is_no_other_workers_doing_is_told(provider: Provider, log: WrittenLog) -> None:
+    Ledger(provider.catalog).append([a_publication(table=NAME, format="iceberg", audited=False)])
+    some_commits(log, 2)
+    provider.follow(NAME, log.root)
+    with pytest.raises(CatalogConflict, match="published as iceberg"):
+        Versions(provider.catalog, provider.settings, Stores(provider.settings)).of(NAME).latest()
+
+
 def test_times_are_those_of_the_commits(provider: Provider, log: WrittenLog) -> None:
     """protocol §1.5, §1.7: at or before for snapshots, at or after for the version."""
     some_commits(log, 3)
@@ -125,6 +163,22 @@ def test_times_in_the_commits_count_from_when_they_are_there(provider: Provider,
     with a_client(provider) as client:
         found = [count_of(client, timestamp=iso(BEGIN_MS + later)) for later in (0, 999, 1000, 1999, 2000)]
     assert found == [1, 1, 2, 2, 3]
+
+
+def test_a_poll_within_the_interval_reads_nothing(
+    provider: Provider, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is answered on the event loop, also when nobody has asked for the latest version's own time before."""
+    log.first(add("0"))
+    enabled = {"delta.enableInCommitTimestamps": "true", "delta.inCommitTimestampEnablementVersion": "1"}
+    info = {"commitInfo": {"inCommitTimestamp": BEGIN_MS}}
+    log.commit(1, info, metadata(configuration=enabled), add("1"))
+    provider.follow(NAME, log.root, check_every_s=3600)
+    with a_client(provider) as client:
+        assert count_of(client, version=0) == 1
+        for reads in ("read", "open", "head", "list"):
+            monkeypatch.setattr(Stores, reads, lambda *_: pytest.fail("a poll looked into the store"))
+        assert version_of(client) == 1
 
 
 @pytest.mark.parametrize(("start", "oldest"), [(0, 0), (2, 2), (3, 3), (9, 3)])
