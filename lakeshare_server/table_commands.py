@@ -39,21 +39,29 @@ def follow(
     """
     from lakeshare_server.catalog import FollowedTables, SharedTable
     from lakeshare_server.catalog.hand_shares import share_table
-    from lakeshare_server.errors import BadRequest
+    from lakeshare_server.errors import BadRequest, LakeshareError
     from lakeshare_server.stores import normalised
 
     schema, dot, table = name.partition(".")
     if not dot or "." in table:
         raise BadRequest("--as", name, "Give schema.table, like sales.orders.")
     settings, catalog = _state()
-    place = normalised(location if "://" in location else str(Path(location).expanduser().absolute()))
+    location = location if "://" in location else str(Path(location).expanduser().absolute())
+    place = normalised(location, settings.azure_account)
     typer.echo(f"reading the log of {place} …", err=True)
     _require_readable(settings, catalog, place)
-    FollowedTables(catalog).add(name, place, check_every, start_version)
-    latest = _versions(settings, catalog, name).latest()
-    shared = SharedTable(schema, table, name, history=history)
-    open_before = _open_folders(catalog)
-    entry = share_table(catalog, share, shared, start_version=start_version or None)
+    followed, open_before = FollowedTables(catalog), _open_folders(catalog)
+    is_new = followed.get(name) is None
+    followed.add(name, place, check_every, start_version)
+    try:
+        latest = _versions(settings, catalog, name).latest()
+        shared = SharedTable(schema, table, name, history=history)
+        entry = share_table(catalog, share, shared, start_version=start_version or None)
+    except LakeshareError:
+        # Its name would be taken, and nobody could read it.
+        if is_new:
+            followed.remove(name)
+        raise
     typer.echo(f"{entry.path} follows {place}, now at version {latest.number} (unaudited)")
     _tell_closed(catalog, open_before)
     typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")

@@ -30,7 +30,8 @@ def require_own_stores(table: str, location: str, roots: Collection[str], settin
         Unserveable: names the store or the folder, and how the operator allows it.
     """
     own = place_of(location)
-    allowed = [_store_of(own), *(place_of(place) for place in settings.files_also_in.split())]
+    also = (place_of(place, settings.azure_account) for place in settings.files_also_in.split())
+    allowed = [_store_of(own), *also]
     for root in sorted(roots):
         place = place_of(root or (location if own.kind == LOCAL else "/"))
         on_our_disk = place.kind == LOCAL and own.kind != LOCAL

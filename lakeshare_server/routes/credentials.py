@@ -17,7 +17,8 @@ router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
 def table_credentials(by: TableDep, body: BodyDep) -> Response:
     asked = optional_text(json_object(body), "location")
     location = require_directory_access(by.view, by.parts.signers)
-    if asked is not None and normalised(asked).rstrip("/") != location:
+    account = by.parts.settings.azure_account
+    if asked is not None and normalised(asked, account).rstrip("/") != location:
         raise BadRequest("location", asked, f"It is not a location of {by.view.entry.path}. Leave it out.")
     granted = by.parts.signers.vend(location, by.parts.settings.url_life_s)
     said = {

@@ -15,13 +15,18 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 from azure.storage.blob import BlobServiceClient, generate_container_sas
+from typer.testing import CliRunner
 
+from lakeshare_server.catalog import allow_directory_access
+from lakeshare_server.commands import commands
 from lakeshare_server.errors import StoreDenied, StoreMissing, Unavailable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers
 from lakeshare_server.stores import Stores
 from tests.builders.answering_store import answering_store, said
 from tests.builders.keys import AWKWARD_KEYS
+from tests.builders.lake_tables import a_delta_table
+from tests.builders.sharing import a_provider, a_server
 from tests.integration.azurite import ACCOUNT, ACCOUNT_KEY, Azurite, identity_token, running_azurite
 
 ROOT = f"abfss://lake@{ACCOUNT}.dfs.core.windows.net"
@@ -122,6 +127,29 @@ def test_a_url_opens_its_blob_whole_and_by_range(settings: ServerSettings, azuri
         body = f"body of {key}".encode()
         assert asked(azurite, url) == (200, body), key
         assert asked(azurite, url, Range="bytes=2-5") == (206, body[2:6]), key
+
+
+def test_a_container_of_the_servers_account_is_named_without_the_account(
+    azurite: Azurite, trusting: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = a_delta_table(tmp_path / "orders")
+    with BlobServiceClient(azurite.endpoint, ACCOUNT_KEY, connection_verify=str(azurite.trusted)) as service:
+        container = service.create_container("orders")
+        for file in table.rglob("*.*"):
+            container.upload_blob(str(file.relative_to(table)), file.read_bytes())
+    given = {"azure_account": ACCOUNT, "azure_endpoint": azurite.endpoint, "azure_account_key": ACCOUNT_KEY}
+    provider = a_provider(tmp_path, **given)
+    for name, value in {**given, "state_dir": provider.settings.state_dir}.items():
+        monkeypatch.setenv(f"LAKESHARE_{name.upper()}", str(value))
+    typed = ["table", "follow", "az://orders", "--as", "sales.orders"]
+    said = CliRunner().invoke(commands, typed, catch_exceptions=False)
+    assert "follows abfss://orders@devstoreaccount1.dfs.core.windows.net, now at version 0" in said.output
+    allow_directory_access(provider.catalog, "lake", "sales", "orders", allowed=True)
+    with a_server(provider) as server, server.client(provider.recipient(shares=("lake",))) as client:
+        url = "/shares/lake/schemas/sales/tables/orders/temporary-table-credentials"
+        granted = client.post(url, json={"location": "az://orders/"})
+        assert granted.status_code == 200, granted.text
+        assert client.post(url, json={"location": "az://lake/"}).status_code == 400
 
 
 def test_a_url_that_was_changed_or_has_ended_is_refused(settings: ServerSettings, azurite: Azurite) -> None:

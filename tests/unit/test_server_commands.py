@@ -133,6 +133,18 @@ def test_shares_are_listed_with_what_recipients_read(provider: Provider, run: Ru
     ]
 
 
+def test_a_table_that_cannot_be_shared_is_not_followed_either(
+    provider: Provider, run: Runner, tmp_path: Path
+) -> None:
+    table = str(tmp_path / "table")
+    ended = run.ended("table", "follow", table, "--as", "lake.planned", "--share", "flights")
+    assert (ended.code, "declared by a contract" in ended.errors) == (1, True)
+    assert run("table", "list") == ""
+    run("table", "follow", table, "--as", "lake.planned", "--share", "partners")
+    assert run.ended("table", "follow", table, "--as", "lake.planned", "--share", "flights").code == 1
+    assert run("table", "list").startswith("lake.planned\t")
+
+
 def test_whoever_ends_the_following_of_a_table_is_told_that_directory_access_ended(
     provider: Provider, run: Runner, tmp_path: Path
 ) -> None:

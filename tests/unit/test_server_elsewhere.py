@@ -125,6 +125,12 @@ def test_stores_that_are_not_the_tables_are_refused_by_name(location: str, root:
         require_own_stores("lake.sales.orders", location, {root}, settings())
 
 
+def test_the_operator_names_a_container_as_with_the_command() -> None:
+    roots = ["abfss://other@acme.dfs.core.windows.net"]
+    allowed = settings(files_also_in="az://other", azure_account="acme")
+    require_own_stores("orders", "s3://lake/orders", roots, allowed)
+
+
 def test_the_operator_allows_further_stores_but_never_the_disk_to_a_table_elsewhere() -> None:
     allowing = settings(files_also_in="s3://other gs://more/prefix /srv")
     require_own_stores("t", "s3://lake/t", {"s3://lake", "s3://other", "gs://more"}, allowing)
