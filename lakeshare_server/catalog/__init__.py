@@ -10,7 +10,6 @@ from lakeshare_server.catalog.database import Catalog, open_catalog
 from lakeshare_server.catalog.followed import FollowedTable, FollowedTables
 from lakeshare_server.catalog.hand_shares import (
     allow_directory_access,
-    describe_share,
     share_table,
     unshare_table,
 )
@@ -46,7 +45,6 @@ __all__ = [
     "TableEntry",
     "allow_directory_access",
     "apply_shares",
-    "describe_share",
     "open_catalog",
     "set_lock",
     "share_table",

@@ -1,12 +1,10 @@
-"""What a person shares by hand, beside the shares that contracts declare: tables, and what a share says of itself.
+"""The tables that a person shares by hand, beside those that contracts declare.
 
 Declared tables stay as their contract says; what is made here stays when contracts are applied.
 """
 
 import uuid
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -85,24 +83,6 @@ def allow_directory_access(
         row.directory_access = allowed
         session.flush()
         return table_entry(row, parent.name, share_entry(grandparent))
-
-
-def describe_share(
-    catalog: Catalog, share: str, *, display_name: str | None, properties: Mapping[str, Any] | None
-) -> None:
-    """Set the display name and the properties that listings tell of a share.
-
-    Raises:
-        NotFound: there is no such share.
-        BadRequest: the display name is too long.
-    """
-    if display_name is not None and len(display_name) > 255:
-        raise BadRequest("display_name", display_name, "Use at most 255 characters.")
-    with catalog.writing() as session:
-        row = session.scalars(select(ShareRow).where(ShareRow.name_key == share.lower())).one_or_none()
-        if row is None:
-            raise NotFound("Share", share)
-        row.display_name, row.properties = display_name, None if properties is None else dict(properties)
 
 
 def _require_usable(share: str, table: SharedTable, start_version: int | None) -> None:

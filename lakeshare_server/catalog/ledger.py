@@ -94,11 +94,6 @@ class Ledger:
             select(PublicationRow).where(PublicationRow.run_id == run_id).order_by(PublicationRow.key)
         )
 
-    def by_hash(self, nessie_hash: str) -> list[Publication]:
-        """What one commit on Nessie's main published."""
-        rows = select(PublicationRow).where(PublicationRow.nessie_hash == nessie_hash)
-        return self._all(rows.order_by(PublicationRow.key))
-
     def tables(self) -> list[str]:
         """Names of all tables that were ever published."""
         with self.catalog.reading() as session:

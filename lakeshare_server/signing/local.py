@@ -10,12 +10,9 @@ import time
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-import pyarrow as pa
-
 from lakeshare_server.errors import Denied
 from lakeshare_server.signing.prepared_hmac import prepared_hmac
 from lakeshare_server.signing.quoting import quoted
-from lakeshare_server.tables.byte_strings import byte_strings
 
 SIGNATURE = "X-Amz-Signature"
 PURPOSE = b"lakeshare file url v1"
@@ -39,12 +36,8 @@ class LocalSigner:
         # A key of its own for this purpose: no other signature of ours can be passed off as one.
         self._key = hmac.digest(key, PURPOSE, hashlib.sha256)
 
-    def sign(self, paths: pa.StringArray, recipient: str, expires_at_ms: int) -> list[bytes]:
-        """One URL for each path, in order."""
-        return self.sign_all(byte_strings(paths), recipient, expires_at_ms)
-
     def sign_all(self, paths: list[bytes], recipient: str, expires_at_ms: int) -> list[bytes]:
-        """The same, for paths as they are in UTF-8."""
+        """One URL for each path, in order; paths as they are in UTF-8."""
         query = urlencode({"recipient": recipient, "expires": expires_at_ms})
         ends = f"?{query}&{SIGNATURE}=".encode()
         root = self.base_url.encode()

@@ -30,7 +30,7 @@ LOCAL_REFUSAL = "the table is on the server's own disk, which only the server ha
 
 
 class RootSigner(Protocol):
-    """Signs keys below one root."""
+    """Signs keys below one root; those of the local disk, whose root is empty, are whole paths."""
 
     @property
     def expires_at_ms(self) -> int:
@@ -64,7 +64,8 @@ class SigningSession:
         if len(self._signers) == 1:
             root, signer = next(iter(self._signers.items()))
             if pc.all(pc.starts_with(paths, f"{root}/"), min_count=0).as_py():
-                return signer.sign(_below(root, byte_strings(paths)))
+                locations = byte_strings(paths)
+                return signer.sign(_below(root, locations) if root else locations)
         return self._sign_scattered(paths)
 
     def _sign_scattered(self, paths: pa.StringArray) -> list[bytes]:
@@ -79,7 +80,7 @@ class SigningSession:
                     f"{places[numbers[0]].location} lies in a store that this table is not known to use.",
                     "Follow the table anew.",
                 )
-            keys = [places[number].key.removeprefix("/" if not root else "").encode() for number in numbers]
+            keys = [places[number].key.encode() for number in numbers]
             for number, url in zip(numbers, self._signers[root].sign(keys), strict=True):
                 urls[number] = url
         return urls
@@ -171,7 +172,7 @@ class _OwnFiles:
         self.expires_at_ms = expires_at_ms
 
     def sign(self, keys: list[bytes]) -> list[bytes]:
-        return self._local.sign_all([b"/" + key for key in keys], self._recipient, self.expires_at_ms)
+        return self._local.sign_all(keys, self._recipient, self.expires_at_ms)
 
 
 def _below(root: str, locations: list[bytes]) -> list[bytes]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import pyarrow as pa
 import pytest
 
 from lakeshare_server.signing import LocalSigner, load_key
@@ -43,7 +42,7 @@ def url(provider: Provider, server: Running, folder: Path) -> str:
 
 def signed(provider: Provider, server: Running, path: Path, life_s: float = 60) -> str:
     signer = LocalSigner(load_key(provider.settings), server.url + "/files")
-    [url] = signer.sign(pa.array([str(path)]), "bob", int((time.time() + life_s) * 1000))
+    [url] = signer.sign_all([str(path).encode()], "bob", int((time.time() + life_s) * 1000))
     return url.decode()
 
 

@@ -56,6 +56,8 @@ def test_files_of_one_store_and_of_several_are_signed_in_order() -> None:
     first, second = one.sign(pa.array(["s3://lake/b c", "s3://lake/a"]))
     assert first.startswith(b"https://lake.s3.eu-north-1.amazonaws.com/b%20c?X-Amz-Algorithm=")
     assert second.startswith(b"https://lake.s3.eu-north-1.amazonaws.com/a?")
+    [local] = signers().session(["/"], "bob", 60).sign(pa.array(["/a b"]))
+    assert local.startswith(b"http://host/files/a%20b?")
     many = signers().session(["/", "s3://lake", "s3://lake2"], "bob", 60)
     urls = many.sign(pa.array(["s3://lake2/x", "/a b", "s3a://lake/y", "file:///c", "s3://lake/z"]))
     assert [url.partition(b"?")[0] for url in urls] == [

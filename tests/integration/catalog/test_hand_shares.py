@@ -1,6 +1,7 @@
 """What is shared by hand is listed like the rest, outlives the contracts' application, and leaves theirs alone."""
 
 import pytest
+from sqlalchemy import update
 
 from lakeshare_server.catalog import (
     Catalog,
@@ -10,11 +11,11 @@ from lakeshare_server.catalog import (
     SharedTable,
     allow_directory_access,
     apply_shares,
-    describe_share,
     share_table,
     unshare_table,
 )
 from lakeshare_server.catalog.listings import all_shared_tables
+from lakeshare_server.catalog.models import ShareRow
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
 ORDERS = SharedTable("sales", "orders", "sales.orders")
@@ -107,16 +108,11 @@ def test_a_share_tells_its_display_name_and_properties(catalog: Catalog) -> None
     bob, _ = Recipients(catalog).add("bob", ["s"])
     listings = Listings(catalog, bob.id)
     assert (listings.share("s").display_name, listings.share("s").properties) == (None, None)
-    describe_share(catalog, "S", display_name="Sales, ü", properties={"owner": {"team": "x"}})
+    with catalog.writing() as session:
+        session.execute(update(ShareRow).values(display_name="Sales, ü", properties={"owner": {"team": "x"}}))
     told = listings.share("s")
     assert (told.display_name, told.properties) == ("Sales, ü", {"owner": {"team": "x"}})
     assert listings.table("s", "sales", "orders").share == told
-    describe_share(catalog, "s", display_name=None, properties=None)
-    assert listings.share("s").properties is None
-    with pytest.raises(NotFound, match="'t'"):
-        describe_share(catalog, "t", display_name=None, properties=None)
-    with pytest.raises(BadRequest, match="display_name"):
-        describe_share(catalog, "s", display_name="x" * 256, properties=None)
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,10 @@ def test_a_table_that_was_missed_is_added_to_the_run(ledger: Ledger) -> None:
     assert [found.table for found in ledger.by_run("r")] == ["a.x", "a.y"]
 
 
-def test_publications_are_found_by_run_by_hash_and_by_table(ledger: Ledger) -> None:
-    ledger.append([a_publication(table=table, run_id="r1", nessie_hash="h1") for table in ("b.x", "a.y")])
-    ledger.append([a_publication(table="b.x", run_id="r2", nessie_hash="h2")])
-    assert [(found.table, found.version) for found in ledger.by_hash("h2")] == [("b.x", 1)]
+def test_publications_are_found_by_run_and_by_table(ledger: Ledger) -> None:
+    ledger.append([a_publication(table=table, run_id="r1") for table in ("b.x", "a.y")])
+    ledger.append([a_publication(table="b.x", run_id="r2")])
+    assert [(found.table, found.version) for found in ledger.by_run("r2")] == [("b.x", 1)]
     assert {found.table for found in ledger.by_run("r1")} == {"b.x", "a.y"}
     assert ledger.tables() == ["a.y", "b.x"]
     assert ledger.latest("b.x") == ledger.at("b.x", 1)
@@ -99,7 +99,7 @@ def test_publications_are_found_by_run_by_hash_and_by_table(ledger: Ledger) -> N
 def test_what_is_not_there_is_none_or_empty(ledger: Ledger) -> None:
     assert ledger.latest("no.table") is None
     assert ledger.at("no.table", 0) is None
-    assert ledger.history("no.table") == ledger.by_run("no") == ledger.by_hash("no") == ledger.tables() == []
+    assert ledger.history("no.table") == ledger.by_run("no") == ledger.tables() == []
 
 
 def test_publication_times_grow_with_the_numbers(ledger: Ledger) -> None:
