@@ -19,7 +19,7 @@ from lakeshare_server.catalog import (
     open_catalog,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.tables import TableSnapshot, read_delta, write_index
+from lakeshare_server.tables import TableSnapshot, described, read_delta, write_index
 
 SHARE = SCHEMA = RECIPIENT = "bench"
 ON_S3 = "_s3"
@@ -91,13 +91,8 @@ def _publication(settings: ServerSettings, name: str, snapshot: TableSnapshot) -
         table=f"{SCHEMA}.{name}",
         set_name=SCHEMA,
         format="delta",
-        location=snapshot.location,
-        table_id=snapshot.table_id,
         delta_version=snapshot.version,
-        schema_string=snapshot.schema_string,
-        rows=index.rows,
-        files=index.files,
-        size_bytes=index.size_bytes,
+        **described(snapshot, index),
         index_digest=index.digest,
         contract_digest="",
         verdicts={},

@@ -7,7 +7,7 @@ from lakeshare_pipelines.errors import NessieError
 from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_server.catalog import NewPublication
-from lakeshare_server.tables import read_delta, read_iceberg, write_index
+from lakeshare_server.tables import described, read_delta, read_iceberg, write_index
 
 
 def pinned(
@@ -39,16 +39,11 @@ def pinned(
         table=table.name,
         set_name=set_name,
         format=table.format,
-        location=snapshot.location,
-        table_id=snapshot.table_id,
         metadata_location=metadata_location,
         snapshot_id=snapshot_id,
         delta_version=delta_version,
         nessie_hash=nessie_hash,
-        schema_string=snapshot.schema_string,
-        rows=index.rows,
-        files=index.files,
-        size_bytes=index.size_bytes,
+        **described(snapshot, index),
         index_digest=index.digest,
         contract_digest=contract_digest,
         verdicts=verdicts,

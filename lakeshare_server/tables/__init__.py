@@ -4,6 +4,7 @@ Delta logs and Iceberg metadata are read when something is published; requests o
 """
 
 from lakeshare_server.tables.delta import read_delta
+from lakeshare_server.tables.description import described
 from lakeshare_server.tables.head import TableHead, TableProtocol
 from lakeshare_server.tables.iceberg import read_iceberg
 from lakeshare_server.tables.index import FileIndex, open_index
@@ -16,6 +17,7 @@ __all__ = [
     "TableHead",
     "TableProtocol",
     "TableSnapshot",
+    "described",
     "open_index",
     "read_delta",
     "read_iceberg",

@@ -12,6 +12,7 @@ from lakeshare_server.errors import CatalogConflict
 from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, VersionChanges, read_changes
 from lakeshare_server.tables.delta.replay import replay
 from lakeshare_server.tables.delta.snapshot import snapshot_of
+from lakeshare_server.tables.description import described
 from lakeshare_server.tables.index import FileIndex, IndexHeader
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.tables.snapshot import TableSnapshot
@@ -132,13 +133,8 @@ class FollowedVersions:
             table=self._followed.table,
             set_name="",
             format="delta",
-            location=header.location,
-            table_id=header.head.table_id,
             delta_version=number,
-            schema_string=header.head.schema_string,
-            rows=header.rows,
-            files=header.files,
-            size_bytes=header.size_bytes,
+            **described(header, header),
             index_digest="",
             contract_digest="",
             verdicts={},

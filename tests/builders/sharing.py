@@ -28,7 +28,7 @@ from lakeshare_server.catalog import (
 )
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import SigningSession
-from lakeshare_server.tables import TableSnapshot, read_delta, read_iceberg, write_index
+from lakeshare_server.tables import TableSnapshot, described, read_delta, read_iceberg, write_index
 from tests.builders.lake_tables import IcebergState, a_delta_table
 from tests.builders.publications import a_publication
 
@@ -74,14 +74,9 @@ class Provider:
         new = a_publication(
             table=table,
             format=snapshot.format,
-            location=snapshot.location,
-            table_id=snapshot.table_id,
             snapshot_id=snapshot.snapshot_id,
             delta_version=snapshot.version,
-            schema_string=snapshot.schema_string,
-            rows=index.rows,
-            files=index.files,
-            size_bytes=index.size_bytes,
+            **described(snapshot, index),
             index_digest=index.digest,
             **pins,
         )
