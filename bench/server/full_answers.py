@@ -82,12 +82,17 @@ def measure_growth(stage: Stage, report: Report) -> None:
 
 def require_whole(stage: Stage, files: int, where: str = "") -> None:
     """Nothing is worth measuring unless all of ours answer with every file."""
-    _require_lines(stage.table(files, "query", {}, where=where), files)
-    _require_lines(stage.limit(files, where), files)
+    run_whole(replace(stage.table(files, "query", {}, where=where), answers=1), files)
+    run_whole(replace(stage.limit(files, where), answers=1), files)
 
 
-def _require_lines(ask: Ask, files: int) -> None:
-    lines = run(replace(ask, answers=1)).lines_of_one
+def run_whole(ask: Ask, files: int) -> None:
+    """Let clients do what was asked, and see that answers have that many files.
+
+    Raises:
+        RuntimeError: an answer had more or fewer.
+    """
+    lines = run(ask).lines_of_one
     if lines != files + HEAD_LINES:
         raise RuntimeError(f"{ask.path} answered {lines} lines instead of {files + HEAD_LINES}")
 

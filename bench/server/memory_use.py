@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from bench.server.full_answers import run_whole
 from bench.server.goals import Goal, Report, Row
 from bench.server.processes import Memory, PeakMemory, run
 from bench.server.stage import Stage
@@ -38,7 +39,7 @@ def measure_memory(stage: Stage, report: Report) -> None:
 def _ours(stage: Stage, files: int) -> Memory:
     say(f"peak memory with {CLIENTS} clients of {files:,} files")
     with stage.another() as server, PeakMemory(server) as peak:
-        run(replace(stage.table(files, "query", {}, server), clients=CLIENTS, answers=CLIENTS))
+        run_whole(replace(stage.table(files, "query", {}, server), clients=CLIENTS, answers=CLIENTS), files)
     return peak
 
 
