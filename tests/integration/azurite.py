@@ -4,22 +4,20 @@ It checks shared keys, shared access signatures and their ends, and takes the to
 knows neither directories nor roles.
 """
 
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jwt
 
 from tests.builders.certificates import Certificates, certificates
-from tests.integration.s3_server import free_ports
+from tests.integration.processes import connect, free_ports, running
 
 INSTALL = Path(__file__).parents[2] / "deploy" / "azurite.sh"
-START_S = 60
-STOP_S = 20
 # The one account that every Azurite has; it is in its documentation.
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -41,20 +39,9 @@ def running_azurite(folder: Path) -> Iterator[Azurite]:
     ).stdout.split("\n")[:2]
     (port,) = free_ports(1)
     tls = certificates(folder)
-    with (folder / "azurite.log").open("wb") as log:
-        process = subprocess.Popen(
-            [node, script, *_options(port, tls)], cwd=folder, stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        _wait_until_ready(port, process, folder / "azurite.log")
+    command = [node, script, *_options(port, tls)]
+    with running(command, folder / "azurite.log", partial(connect, port), cwd=folder):
         yield Azurite(f"https://127.0.0.1:{port}/{ACCOUNT}", tls.authority)
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def identity_token(life_s: int = 3600) -> tuple[str, int]:
@@ -85,16 +72,3 @@ def _options(port: int, tls: Certificates) -> list[str]:
         f"--cert={tls.own}",
         f"--key={tls.key}",
     ]
-
-
-def _wait_until_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"Azurite did not start: {log.read_text()[-2000:]}") from error
-            time.sleep(0.1)
-        else:
-            return

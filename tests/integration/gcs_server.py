@@ -1,17 +1,14 @@
 """fake-gcs-server on a free loopback port: a stand-in for Google Cloud Storage that knows no credentials."""
 
 import os
-import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.integration.s3_server import free_ports
-
-START_S = 30
+from tests.integration.processes import free_ports, running
 
 
 @contextmanager
@@ -21,14 +18,8 @@ def running_gcs(folder: Path) -> Iterator[str]:
     endpoint = f"http://127.0.0.1:{port}"
     options = ["-scheme=http", "-host=127.0.0.1", f"-port={port}", "-backend=memory", "-log-level=warn"]
     reached = [f"-external-url={endpoint}", f"-public-host=127.0.0.1:{port}"]
-    with (folder / "gcs.log").open("wb") as log:
-        process = subprocess.Popen([_binary(), *options, *reached], stdout=log, stderr=subprocess.STDOUT)
-    try:
-        _wait_until_ready(endpoint, process, folder / "gcs.log")
+    with running([_binary(), *options, *reached], folder / "gcs.log", partial(_list_buckets, endpoint)):
         yield endpoint
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def _binary() -> str:
@@ -42,14 +33,5 @@ def _binary() -> str:
     return str(binary)
 
 
-def _wait_until_ready(endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            urllib.request.urlopen(f"{endpoint}/storage/v1/b?project=lake", timeout=2).close()
-        except OSError as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"fake-gcs-server did not start: {log.read_text()[-2000:]}") from error
-            time.sleep(0.1)
-        else:
-            return
+def _list_buckets(endpoint: str) -> None:
+    urllib.request.urlopen(f"{endpoint}/storage/v1/b?project=lake", timeout=2).close()

@@ -1,20 +1,19 @@
 """MiniStack on a free loopback port: an S3 server that takes every key and checks every signature but its owner's."""
 
 import os
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import boto3
 
-from tests.integration.s3_server import REGION, S3User, free_ports
+from tests.integration.processes import connect, free_ports, running
+from tests.integration.s3_server import REGION, S3User
 
 INSTALL = Path(__file__).parents[2] / "deploy" / "ministack.sh"
-START_S = 60
 OWNER = S3User("AKOWNEROWNEROWNER", "secret-of-owner")
 EVERYTHING = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"s3:*","Resource":"*"}]}'
 
@@ -41,17 +40,10 @@ def running_ministack(folder: Path) -> Iterator[MiniStack]:
         "AWS_ACCESS_KEY_ID": OWNER.access_key,
         "AWS_SECRET_ACCESS_KEY": OWNER.secret_key,
     }
-    with (folder / "ministack.log").open("wb") as log:
-        process = subprocess.Popen(
-            [install.stdout.strip()], cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        _wait_until_ready(port, process, folder / "ministack.log")
+    command, log = [install.stdout.strip()], folder / "ministack.log"
+    with running(command, log, partial(connect, port), cwd=folder, env=environment):
         endpoint = f"http://127.0.0.1:{port}"
         yield MiniStack(endpoint, _a_user(endpoint))
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def _a_user(endpoint: str) -> S3User:
@@ -66,16 +58,3 @@ def _a_user(endpoint: str) -> S3User:
     owner.put_user_policy(UserName="user", PolicyName="everything", PolicyDocument=EVERYTHING)
     key = owner.create_access_key(UserName="user")["AccessKey"]
     return S3User(key["AccessKeyId"], key["SecretAccessKey"])
-
-
-def _wait_until_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"MiniStack did not start: {log.read_text()[-2000:]}") from error
-            time.sleep(0.1)
-        else:
-            return

@@ -8,10 +8,8 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +19,10 @@ from typing import Any
 
 import psycopg
 
-START_S = 60
-STOP_S = 30
+from tests.integration.processes import free_ports, running
+
+# Its fast shutdown, in which connections are cut and nothing is waited for, and the one without any order.
+ENDINGS = (signal.SIGINT, signal.SIGQUIT)
 # Nothing here outlives the tests, so nothing waits for the disk.
 SETTINGS = {
     "fsync": "off",
@@ -53,6 +53,14 @@ class PostgresServer:
         with self._connected() as connection:
             connection.execute(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
 
+    def connect(self) -> None:
+        """See that it takes connections.
+
+        Raises:
+            OperationalError: it does not.
+        """
+        self._connected().close()
+
     def _connected(self) -> psycopg.Connection[Any]:
         return psycopg.connect(
             f"host=127.0.0.1 port={self.port} user=lakeshare dbname=postgres connect_timeout=5",
@@ -72,18 +80,11 @@ def running_postgres() -> Iterator[PostgresServer]:
         subprocess.run(
             [binaries / "initdb", "--pgdata", cluster, *initdb], check=True, capture_output=True, **user
         )
-        server = PostgresServer(_free_port())
+        server = PostgresServer(*free_ports(1))
         settings = [f"--{key}={value}" for key, value in {**SETTINGS, "port": server.port}.items()]
-        log = folder / "log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [binaries / "postgres", "-D", cluster, *settings], stdout=output, stderr=output, **user
-            )
-        try:
-            _wait_until_ready(server, process, log)
+        command, not_yet = [f"{binaries}/postgres", "-D", f"{cluster}", *settings], psycopg.OperationalError
+        with running(command, folder / "log", server.connect, not_yet=not_yet, endings=ENDINGS, **user):
             yield server
-        finally:
-            _stop(process)
 
 
 def _binaries(folder: Path) -> Path:
@@ -105,32 +106,3 @@ def _unprivileged(folder: Path) -> dict[str, Any]:
     nobody = pwd.getpwnam("nobody")
     os.chown(folder, nobody.pw_uid, nobody.pw_gid)
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": [], "cwd": folder}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_until_ready(server: PostgresServer, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
-        assert process.poll() is None, log.read_text()
-        try:
-            server._connected().close()
-        except psycopg.OperationalError:
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
-        else:
-            return
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    # SIGINT is PostgreSQL's fast shutdown: connections are cut, nothing is waited for.
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGQUIT)
-        process.wait(STOP_S)

@@ -7,12 +7,9 @@ assume `role_arn`, which may everything that the session's own policy allows.
 import base64
 import json
 import secrets
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +18,9 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from tests.integration.processes import free_ports, running
+
 REGION = "us-east-1"
-START_S = 60
-STOP_S = 30  # it needs up to twelve seconds to let go of its ports
 
 
 @dataclass(frozen=True)
@@ -66,20 +63,11 @@ def running_s3(folder: Path) -> Iterator[S3Server]:
     """SeaweedFS with its data in `folder`, until the end of the block."""
     ports = dict(zip(PORT_FLAGS, free_ports(len(PORT_FLAGS)), strict=True))
     server = S3Server(f"http://localhost:{ports['s3.port']}")
-    with (folder / "weed.log").open("wb") as log:
-        process = subprocess.Popen(
-            _command(folder, server, ports), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
+    command, not_yet = _command(folder, server, ports), (BotoCoreError, ClientError)
     try:
-        _wait_until_ready(server, process, folder / "weed.log")
-        yield server
+        with running(command, folder / "weed.log", _takes_objects(server), not_yet=not_yet):
+            yield server
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
         for port in ports.values():
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink()
@@ -97,15 +85,6 @@ PORT_FLAGS = (
     "admin.port",
     "admin.port.grpc",
 )
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _command(folder: Path, server: S3Server, ports: dict[str, int]) -> list[str]:
@@ -183,21 +162,17 @@ def _roles(folder: Path, server: S3Server) -> Path:
     return config
 
 
-def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until it takes objects: the port opens about a second earlier."""
+def _takes_objects(server: S3Server) -> Callable[[], None]:
+    """What can be done once it takes objects: the port opens about a second earlier."""
     client = server.client()
-    deadline = time.monotonic() + START_S
     steps = [
         lambda: client.create_bucket(Bucket="readiness"),
         lambda: client.put_object(Bucket="readiness", Key="probe", Body=b""),
     ]
-    while steps:
-        try:
+
+    def go_on() -> None:
+        while steps:
             steps[0]()
             steps.pop(0)
-        except (BotoCoreError, ClientError) as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(
-                    f"SeaweedFS did not start: {error}\n{log.read_text()[-2000:]}"
-                ) from error
-            time.sleep(0.1)
+
+    return go_on

@@ -18,7 +18,8 @@ from lakeshare_pipelines.file_lock import locked
 from lakeshare_pipelines.ingest import find_deliveries, find_delivery
 from lakeshare_pipelines.ingest.s3_landing import fetch_deliveries
 from lakeshare_pipelines.settings import LakeSettings
-from tests.integration.s3_server import S3Server, S3User, a_client, free_ports, running_s3
+from tests.integration.processes import free_ports
+from tests.integration.s3_server import S3Server, S3User, a_client, running_s3
 
 FLIGHTS, REFERENCE = load_contracts()
 DAY = "2013-01-01"

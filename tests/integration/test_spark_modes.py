@@ -1,17 +1,14 @@
 """Spark where the setting says: behind Spark Connect the same set is staged, audited and published."""
 
 import os
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import pyspark
 import pytest
 
-from lakeshare_pipelines.demo.stage_hands import free_port
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.java import find_java
@@ -20,6 +17,7 @@ from lakeshare_pipelines.spark.shim import spark_home_for
 from tests.builders.killed_run import start_run
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders
+from tests.integration.processes import connect, free_ports, running
 
 DAY = "2024-01-01"
 READY_S = 120
@@ -29,7 +27,7 @@ CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 @pytest.fixture(scope="module")
 def connect_server(settings: LakeSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Spark Connect server with the pinned jars; yields its sc:// address."""
-    port, log = free_port(0), tmp_path_factory.mktemp("connect") / "connect.log"
+    (port,), log = free_ports(1), tmp_path_factory.mktemp("connect") / "connect.log"
     conf = session_conf(settings) | {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
@@ -37,26 +35,11 @@ def connect_server(settings: LakeSettings, tmp_path_factory: pytest.TempPathFact
     command = [f"{Path(pyspark.__file__).parent}/bin/spark-submit", "--class", CLASS]
     for name, value in conf.items():
         command += ["--conf", f"{name}={value}"]
+    command += ["spark-internal"]
     home = spark_home_for(find_java("spark", settings), settings)
-    with log.open("wb") as out:
-        server = subprocess.Popen(
-            [*command, "spark-internal"], env={**os.environ, "JAVA_HOME": str(home)}, stdout=out, stderr=out
-        )
-    try:
-        deadline = time.monotonic() + READY_S
-        while not listens(port):
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
+    environment = {**os.environ, "JAVA_HOME": str(home)}
+    with running(command, log, partial(connect, port), start_s=READY_S, env=environment):
         yield f"sc://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(timeout=60)
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_set_is_published_through_spark_connect(lake, ledger, contract, connect_server, tmp_path):
