@@ -11,10 +11,16 @@ from lakeshare_server.conformance.client import Client
 from lakeshare_server.conformance.ground import survey
 from lakeshare_server.conformance.runner import FAILED, PASSED, Outcome, run
 from lakeshare_server.conformance.suite import chosen_cases, every_case
-from tests.fakes.defects import of_listings, of_snapshots, of_windows
-from tests.fakes.defects.more_listings import MORE_OF_LISTINGS
-from tests.fakes.defects.more_windows import MORE_OF_WINDOWS
-from tests.fakes.defects.tools import Defect, at, sentence
+from tests.fakes.defects import (
+    of_data_files,
+    of_listings,
+    of_metadata,
+    of_pages,
+    of_queries,
+    of_snapshots,
+    of_windows,
+)
+from tests.fakes.defects.tools import Defect, Named, at, sentence
 from tests.fakes.model_server import ModelServer, a_model_server
 
 GROUPS: Mapping[str, Mapping[str, Defect]] = {
@@ -22,23 +28,23 @@ GROUPS: Mapping[str, Mapping[str, Defect]] = {
     "listings": of_listings.LISTINGS,
     "listing-pages": of_listings.LISTING_PAGES,
     "versions": of_listings.VERSIONS,
-    "metadata": of_snapshots.METADATAS,
-    "negotiation": of_snapshots.NEGOTIATION,
+    "metadata": of_metadata.METADATAS,
+    "negotiation": of_metadata.NEGOTIATION,
     "snapshots": of_snapshots.SNAPSHOTS,
     "delta-format": of_snapshots.DELTA_FORMAT,
-    "deletion-vectors": of_snapshots.DELETION_VECTORS,
-    "data-files": of_snapshots.DATA_FILES,
+    "deletion-vectors": of_data_files.DELETION_VECTORS,
+    "data-files": of_data_files.DATA_FILES,
     "time-travel": of_snapshots.TIME_TRAVEL,
     "windows": of_windows.WINDOWS,
     "changes": of_windows.CHANGE,
     "change-bounds": of_windows.CHANGE_BOUNDS,
-    "paging": of_windows.PAGING,
-    "refresh": of_windows.REFRESH,
-    "end-stream": of_windows.END_STREAM,
-    "file-ids": of_windows.FILE_IDS,
-    "async-queries": of_windows.ASYNC_QUERIES,
-    "predicates": of_windows.PREDICATES,
-    "limits": of_windows.LIMITS,
+    "paging": of_pages.PAGING,
+    "refresh": of_pages.REFRESH,
+    "end-stream": of_pages.END_STREAM,
+    "file-ids": of_pages.FILE_IDS,
+    "async-queries": of_queries.ASYNC_QUERIES,
+    "predicates": of_queries.PREDICATES,
+    "limits": of_queries.LIMITS,
     "credentials": of_listings.CREDENTIAL,
     "bad-requests": of_listings.BAD_REQUESTS,
     "fragments": {
@@ -46,6 +52,15 @@ GROUPS: Mapping[str, Mapping[str, Defect]] = {
     },
 }
 DEFECTS = {f"{group}.{name}": defect for group, defects in GROUPS.items() for name, defect in defects.items()}
+FURTHER: Sequence[Named] = [
+    *of_listings.FURTHER,
+    *of_metadata.FURTHER,
+    *of_snapshots.FURTHER,
+    *of_data_files.FURTHER,
+    *of_windows.FURTHER,
+    *of_pages.FURTHER,
+    *of_queries.FURTHER,
+]
 # It is about the profile, not about what the server answers.
 OF_THE_PROFILE = {"authentication.the-profile-is-of-version-1"}
 
@@ -84,7 +99,7 @@ def test_a_case_catches_what_breaks_its_rule(server: ModelServer, client: Client
     assert_readable(outcome)
 
 
-@pytest.mark.parametrize(("name", "defect"), [*MORE_OF_LISTINGS, *MORE_OF_WINDOWS])
+@pytest.mark.parametrize(("name", "defect"), FURTHER)
 def test_a_case_catches_each_of_its_rules(
     server: ModelServer, client: Client, name: str, defect: Defect
 ) -> None:

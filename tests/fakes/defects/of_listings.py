@@ -1,7 +1,10 @@
-"""Defects of authentication, listings, versions, credentials and refusals."""
+"""Defects of authentication, listings, versions, credentials and refusals.
+
+Each mapping has a defect for every case of its group; `FURTHER` has those of cases that hold several rules.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tests.fakes.defects.tools import (
     CHANGES,
@@ -13,12 +16,15 @@ from tests.fakes.defects.tools import (
     VERSION,
     Defect,
     Json,
+    Named,
     answer,
     anything,
     asked,
     at,
     body,
+    content,
     drop,
+    given,
     header,
     items,
     page,
@@ -57,6 +63,14 @@ def _other_page(request: Request, reply: Reply) -> None:
 
 def _without_shares_of_all_tables(found: Json) -> None:
     found["items"] = found["items"][1:]
+
+
+def _credentials(edit: Callable[[Json], object]) -> Defect:
+    return at(CREDENTIALS, page(lambda found: edit(found["credentials"])))
+
+
+def _page_all(request: Request) -> bool:
+    return request.params.get("maxResults") == "0"
 
 
 AUTHENTICATION: Mapping[str, Defect] = {
@@ -102,9 +116,7 @@ LISTINGS: Mapping[str, Defect] = {
 }
 LISTING_PAGES: Mapping[str, Defect] = {
     "pages-of-one-give-every-item-once": at(LISTING, page(_more), when=asked("maxResults")),
-    "a-page-of-none-is-allowed": at(
-        LISTING, answer(400), when=lambda request: request.params.get("maxResults") == "0"
-    ),
+    "a-page-of-none-is-allowed": at(LISTING, answer(400), when=_page_all),
     "a-listing-ends": _other_page,
     "a-token-goes-on-without-a-size": at(
         LISTING, answer(400), when=lambda request: set(request.params) == {"pageToken"}
@@ -164,3 +176,83 @@ BAD_REQUESTS: Mapping[str, Defect] = {
         ),
     ),
 }
+FURTHER: tuple[Named, ...] = (
+    (
+        "authentication.a-wrong-token-is-refused",
+        at("/shares", answer(404), when=lambda r: WRONG in str(r.headers)),
+    ),
+    (
+        "authentication.refusals-are-json",
+        at("/shares", header("x", "y"), lambda reply: reply.headers.update({"Content-Type": "text/plain"})),
+    ),
+    ("listings.listings-are-json", at("/shares", content(lambda _: b"[]"))),
+    ("listings.shares-have-the-documented-fields", at("/shares", items(drop("name")))),
+    (
+        "listings.shares-have-the-documented-fields",
+        at("/shares", items(put(properties={str(n): "" for n in range(51)}))),
+    ),
+    ("listings.shares-have-the-documented-fields", at("/shares", items(put(displayName="x" * 256)))),
+    (
+        "listings.schemas-name-themselves-and-their-share",
+        at("/shares/[^/]+/schemas", items(put(share="other"))),
+    ),
+    ("listings.tables-have-the-documented-fields", at(SCHEMA_TABLES, items(put(accessModes=["file"])))),
+    ("listings.tables-have-the-documented-fields", at(SCHEMA_TABLES, items(put(auxiliaryLocations="x")))),
+    ("listings.tables-have-the-documented-fields", at("/shares/[^/]+/all-tables", items(drop("schema")))),
+    ("listings.names-are-made-of-allowed-characters", at("/shares/[^/]+/all-tables", items(put(name="a b")))),
+    ("listings.names-are-made-of-allowed-characters", at("/shares", items(put(name="x" * 256)))),
+    ("listings.names-are-percent-decoded-once", at(".*%25.*", answer(200))),
+    ("listings.a-table-tells-its-format", at(TABLE, page(put(name="other")))),
+    ("listings.ids-are-unique-and-stay", at("/shares", items(put(id="same")))),
+    (
+        "listing-pages.pages-of-one-give-every-item-once",
+        at(LISTING, page(put(nextPageToken="")), when=asked("maxResults")),
+    ),
+    (
+        "listing-pages.a-page-of-none-is-allowed",
+        at(LISTING, page(put(items=[{"name": "x"}])), when=_page_all),
+    ),
+    ("listing-pages.a-token-nobody-gave-is-400", at("/shares", answer(200), when=asked("pageToken"))),
+    ("versions.the-version-is-a-header", at(VERSION, header("Delta-Table-Version", "v1"))),
+    ("versions.the-version-is-a-header", at(VERSION, content(lambda _: b"{}"))),
+    ("versions.all-calls-tell-one-version", at(METADATA, header("Delta-Table-Version", None))),
+    (
+        "credentials.credentials-are-given-as-documented-or-refused",
+        _credentials(put(gcpOauthToken={"oauthToken": "x"})),
+    ),
+    (
+        "credentials.credentials-are-given-as-documented-or-refused",
+        _credentials(put(expirationTime=1_700_000_000)),
+    ),
+    (
+        "credentials.credentials-are-given-as-documented-or-refused",
+        _credentials(put(awsTempCredentials={"accessKeyId": "x"})),
+    ),
+    (
+        "credentials.credentials-are-given-as-documented-or-refused",
+        at(CREDENTIALS, content(lambda text: text.replace(b", ", b",\n"))),
+    ),
+    ("credentials.credentials-are-given-as-documented-or-refused", at(CREDENTIALS, answer(400))),
+    (
+        "credentials.credentials-are-given-as-documented-or-refused",
+        at(SCHEMA_TABLES, items(drop("accessModes"))),
+    ),
+    ("credentials.credentials-for-other-places-are-refused", at(CREDENTIALS, answer(200))),
+    (
+        "bad-requests.bodies-that-are-no-object-are-400",
+        at(QUERY, answer(200), when=lambda r: r.body == b"null"),
+    ),
+    (
+        "bad-requests.fields-of-other-types-are-400",
+        at(QUERY, answer(200), when=given("predicateHints", "a = 1")),
+    ),
+    ("bad-requests.strange-names-are-no-fault-of-the-server", at("/shares/a+", answer(414), answer(500))),
+    (
+        "bad-requests.strange-parameters-are-no-fault-of-the-server",
+        at(CHANGES, answer(500), when=lambda r: len(r.params.get("startingVersion", "")) > 300),
+    ),
+    (
+        "bad-requests.strange-parameters-are-no-fault-of-the-server",
+        at(METADATA, answer(200), when=asked("timestamp")),
+    ),
+)

@@ -11,6 +11,10 @@ Change = Callable[[Reply], None]
 Defect = Callable[[Request, Reply], None]
 When = Callable[[Request], bool]
 Json = dict[str, Any]
+# What a file is changed by: what stands under the line's key, and where the size stands.
+InFile = Callable[[Json, Json], object]
+# A defect of a case, by the name of that case.
+Named = tuple[str, Defect]
 
 TABLE = "/shares/[^/]+/schemas/[^/]+/tables/[^/]+"
 SCHEMA_TABLES = "/shares/[^/]+/schemas/[^/]+/tables"
@@ -43,6 +47,25 @@ def asked(*names: str) -> When:
         return any(name in request.params or name in body(request) for name in names)
 
     return when
+
+
+# A window of versions; a page but the first; an answer given again with fresh URLs.
+in_window = asked("startingVersion")
+later_page = asked("pageToken")
+refreshing = asked("refreshToken")
+
+
+def given(name: str, value: object) -> When:
+    """Requests that give a field this very value."""
+    return lambda request: body(request).get(name) == value
+
+
+def announced(text: str) -> When:
+    """Requests of clients that announce this, in any case."""
+    return lambda request: text in request.headers.get(CAPABILITIES, "").lower()
+
+
+is_async = announced("asyncquery=true")
 
 
 def plainly(request: Request) -> bool:
@@ -154,12 +177,17 @@ def metadata(edit: Callable[[Json], object]) -> Change:
     return each("metaData", lambda outer: edit(outer.get("deltaMetadata", outer)))
 
 
+def in_schema(old: str, new: str) -> Callable[[Json], None]:
+    """Replace a text in the schema."""
+    return lambda found: found.update(schemaString=found["schemaString"].replace(old, new))
+
+
 def protocol(edit: Callable[[Json], object]) -> Change:
     """Change Delta's protocol in delta format."""
     return each("protocol", lambda outer: edit(outer["deltaProtocol"]) if "deltaProtocol" in outer else None)
 
 
-def files(edit: Callable[[Json, Json], object], only: str = "add|remove|cdc|cdf|file") -> Change:
+def files(edit: InFile, only: str = "add|remove|cdc|cdf|file") -> Change:
     """Change files: what stands under the line's key, and where the size stands."""
 
     def edited(found: list[Json]) -> list[Json]:
@@ -177,6 +205,28 @@ def files(edit: Callable[[Json, Json], object], only: str = "add|remove|cdc|cdf|
     return lines(edited)
 
 
+def stats(edit: Callable[[Json], object]) -> InFile:
+    """Change a file's statistics."""
+
+    def edited(_: Json, inner: Json) -> None:
+        if "stats" in inner:
+            found = json.loads(inner["stats"])
+            edit(found)
+            inner["stats"] = json.dumps(found)
+
+    return edited
+
+
+def vector(edit: Callable[[Json], object], kinds: str = "pui") -> InFile:
+    """Change a file's deletion vector if it is stored in one of these ways: at a path or URL, or inline."""
+
+    def edited(_: Json, inner: Json) -> None:
+        if "deletionVector" in inner and inner["deletionVector"]["storageType"] in kinds:
+            edit(inner["deletionVector"])
+
+    return edited
+
+
 def is_file(line: Json) -> bool:
     return bool({"file", "add", "remove", "cdf"} & set(line))
 
@@ -189,6 +239,21 @@ def without_files(count: int = 1) -> Change:
         return [line for line in found if line not in lost]
 
     return lines(edited)
+
+
+def without(kind: str) -> Callable[[list[Json]], list[Json]]:
+    """Leave out the lines of a kind behind the head."""
+    return lambda found: [*found[:2], *(line for line in found[2:] if kind not in line)]
+
+
+def with_end(found: list[Json]) -> list[Json]:
+    """Add an end that says nothing."""
+    return [*found, {"endStreamAction": {}}]
+
+
+def twice(found: list[Json]) -> list[Json]:
+    """Send all files two times."""
+    return [*found[:2], *(line for line in found[2:] if is_file(line)), *found[2:]]
 
 
 def put(**values: Any) -> Callable[[Json], None]:
