@@ -4,7 +4,6 @@ Declared tables stay as their contract says; what is made here stays when contra
 """
 
 import uuid
-from datetime import UTC, datetime
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -12,7 +11,14 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.listings import TableEntry, share_entry, table_entry
 from lakeshare_server.catalog.models import MAX_LONG, SchemaRow, SharedTableRow, ShareRow
-from lakeshare_server.catalog.shares import NAME, SharedTable, point_at, schema_row, table_row
+from lakeshare_server.catalog.shares import (
+    SharedTable,
+    point_at,
+    require_name,
+    schema_row,
+    share_row,
+    table_row,
+)
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
 
@@ -29,7 +35,7 @@ def share_table(
     """
     _require_usable(share, table, start_version)
     with catalog.writing() as session:
-        parent = _share_row(session, share)
+        parent = share_row(session, share, declared=False)
         schema = schema_row(session, parent, table.schema, declared=False)
         row = table_row(session, schema, table.name)
         if row is None:
@@ -87,26 +93,9 @@ def allow_directory_access(
 
 def _require_usable(share: str, table: SharedTable, start_version: int | None) -> None:
     for field, name in (("share", share), ("schema", table.schema), ("table", table.name)):
-        if not NAME.fullmatch(name):
-            hint = "Names have 1 to 255 characters and no space, slash, dot or control character."
-            raise BadRequest(field, name, hint)
+        require_name(field, name)
     if start_version is not None and not 0 <= start_version <= MAX_LONG:
         raise BadRequest("start_version", start_version, "Give a version of the table, 0 or more.")
-
-
-def _share_row(session: Session, name: str) -> ShareRow:
-    row = session.scalars(select(ShareRow).where(ShareRow.name_key == name.lower())).one_or_none()
-    if row is None:
-        row = ShareRow(
-            id=str(uuid.uuid4()),
-            name=name,
-            name_key=name.lower(),
-            declared=False,
-            created_at=datetime.now(UTC),
-        )
-        session.add(row)
-        session.flush()
-    return row
 
 
 def _existing(

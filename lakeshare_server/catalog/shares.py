@@ -75,7 +75,7 @@ def apply_shares(catalog: Catalog, declared: Sequence[DeclaredShare]) -> ShareDi
     with catalog.writing() as session:
         kept: set[int] = set()
         for share in declared:
-            row = _share_row(session, share)
+            row = _declared_row(session, share)
             kept |= {_apply_table(session, row, table, changes) for table in share.tables}
         _remove_undeclared(session, kept, {share.name.lower() for share in declared}, changes)
     return changes.diff()
@@ -85,14 +85,23 @@ def _require_good_names(declared: Sequence[DeclaredShare]) -> None:
     seen: set[str] = set()
     for field_name, parents, name in _named(declared):
         path = "/".join((*parents, name))
-        if not NAME.fullmatch(name):
-            hint = "Names have 1 to 255 characters and no space, slash, dot or control character."
-            raise BadRequest(field_name, name, hint)
+        require_name(field_name, name)
         if path.lower() in seen:
             raise BadRequest(
                 field_name, path, "The name is declared twice; case makes no difference to recipients."
             )
         seen.add(path.lower())
+
+
+def require_name(field: str, name: str) -> None:
+    """See that the protocol can carry the name of a share, schema or table.
+
+    Raises:
+        BadRequest: it cannot.
+    """
+    if not NAME.fullmatch(name):
+        hint = "Names have 1 to 255 characters and no space, slash, dot or control character."
+        raise BadRequest(field, name, hint)
 
 
 def _named(declared: Sequence[DeclaredShare]) -> Iterator[tuple[str, tuple[str, ...], str]]:
@@ -104,21 +113,27 @@ def _named(declared: Sequence[DeclaredShare]) -> Iterator[tuple[str, tuple[str, 
             yield "table", (share.name, table.schema), table.name
 
 
-def _share_row(session: Session, share: DeclaredShare) -> ShareRow:
-    row = session.scalars(select(ShareRow).where(ShareRow.name_key == share.name.lower())).one_or_none()
+def _declared_row(session: Session, share: DeclaredShare) -> ShareRow:
+    row = share_row(session, share.name, share.description, declared=True)
+    if row.declared:
+        row.name, row.comment = share.name, share.description
+    return row
+
+
+def share_row(session: Session, name: str, comment: str | None = None, *, declared: bool) -> ShareRow:
+    """The share of this name, made when it is not there."""
+    row = session.scalars(select(ShareRow).where(ShareRow.name_key == name.lower())).one_or_none()
     if row is None:
         row = ShareRow(
             id=str(uuid.uuid4()),
-            name=share.name,
-            name_key=share.name.lower(),
-            comment=share.description,
-            declared=True,
+            name=name,
+            name_key=name.lower(),
+            comment=comment,
+            declared=declared,
             created_at=datetime.now(UTC),
         )
         session.add(row)
         session.flush()
-    elif row.declared:
-        row.name, row.comment = share.name, share.description
     return row
 
 

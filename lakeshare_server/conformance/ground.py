@@ -6,6 +6,7 @@ What many cases look at is asked for once and kept, refusals included.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -236,6 +237,11 @@ class View:
 
     def versions_from(self, start: int) -> tuple[int, ...]:
         return tuple(version for version in self.versions if version >= start)
+
+    def with_another_schema(self, versions: tuple[int, ...]) -> set[int]:
+        """Those of the versions whose schema is not that of the one before."""
+        schemas = {version: self.query(version=version).metadata.get("schemaString") for version in versions}
+        return {new for old, new in pairwise(versions) if schemas[old] != schemas[new]}
 
     def _versions(self) -> tuple[int, ...]:
         latest = self.table.latest

@@ -86,8 +86,7 @@ def booleans_are_read_in_any_case(view: View) -> None:
 def changes_of_the_schema_are_told_when_asked_for(view: View) -> None:
     """With includeHistoricalMetadata every later change of the schema is a metaData line with its version."""
     versions = view.versions_from(view.change_start)
-    schemas = {version: view.query(version=version).metadata.get("schemaString") for version in versions}
-    changed = {new for old, new in pairwise(versions) if schemas[old] != schemas[new]}
+    changed = view.with_another_schema(versions)
     if not changed:
         raise NothingToTry("no table changed its schema within its changes")
     reply = view.changes(startingVersion=view.change_start, includeHistoricalMetadata="true")

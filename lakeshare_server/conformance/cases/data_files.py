@@ -17,13 +17,7 @@ MOST_FILES = 3
 def a_file_is_as_long_as_told(view: View) -> None:
     """GET of a URL, without a token, is 200 with exactly size bytes."""
     for action in sample(view.snapshot):
-        answer = view.table.client.fetch(action.url).expect_status(200)
-        expect(
-            len(answer.body) == action.size_bytes,
-            answer.asked,
-            f"{action.size_bytes} bytes",
-            len(answer.body),
-        )
+        _expect_whole(view, action)
 
 
 @on_views(MUST, "0.6", "10")
@@ -144,13 +138,13 @@ def sample(reply: Reply) -> list[Action]:
 def a_file_is_served(view: View, action: Action) -> None:
     """Expect the bytes of one file, if it is not too large to fetch."""
     if action.size_bytes <= LARGEST_BYTES:
-        answer = view.table.client.fetch(action.url).expect_status(200)
-        expect(
-            len(answer.body) == action.size_bytes,
-            answer.asked,
-            f"{action.size_bytes} bytes",
-            len(answer.body),
-        )
+        _expect_whole(view, action)
+
+
+def _expect_whole(view: View, action: Action) -> None:
+    answer = view.table.client.fetch(action.url).expect_status(200)
+    size = len(answer.body)
+    expect(size == action.size_bytes, answer.asked, f"{action.size_bytes} bytes", size)
 
 
 def _expect_part(view: View, action: Action, asked: str, whole: bytes, first: int, last: int) -> Answer:

@@ -107,8 +107,7 @@ def a_window_has_data_changes_only(view: View) -> None:
 def a_change_of_the_schema_is_told_where_it_happens(view: View) -> None:
     """Each version of the window whose schema differs from the one before has a metaData line with its version."""
     versions = view.versions_from(view.window_start)
-    schemas = {version: view.query(version=version).metadata.get("schemaString") for version in versions}
-    changed = {new for old, new in pairwise(versions) if schemas[old] != schemas[new]}
+    changed = view.with_another_schema(versions)
     if not changed:
         raise NothingToTry("no table changed its schema within the window")
     later = [line for line in _whole(view).later if line.kind == "metaData"]

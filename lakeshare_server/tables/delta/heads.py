@@ -18,15 +18,7 @@ def head_actions(stores: Stores, listing: LogListing, version: int) -> tuple[Act
     Raises:
         TableFilesMissing: there is none.
     """
-    refused: TableFilesMissing | None = None
-    for segment in listing.segments(version):
-        try:
-            return _head(stores, listing.root, segment)
-        except TableFilesMissing as error:
-            refused = refused or error
-    if refused is None:
-        raise AssertionError("unreachable: a listing without a way raises")
-    raise refused
+    return listing.read(version, lambda segment: _head(stores, listing.root, segment))
 
 
 def _head(stores: Stores, root: str, segment: Segment) -> tuple[Action, Action]:

@@ -4,11 +4,14 @@ Delta's PROTOCOL.md, "File Types". What the files say is read elsewhere.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
 from lakeshare_server.stores import StoredObject, Stores
+
+Read = TypeVar("Read")
 
 LOG = "_delta_log"
 COMMIT = re.compile(r"(\d{20})\.json")
@@ -78,6 +81,23 @@ class LogListing:
                     yield Segment(version, checkpoint, deltas)
         if not found:
             raise TableFilesMissing(self.root, f"the log of version {version} is not whole")
+
+    def read(self, version: int, way: Callable[[Segment], Read]) -> Read:
+        """What is read of a version by the first way that has all it needs.
+
+        Raises:
+            TableFilesMissing: something is missing for every way; it is what the first one missed.
+        """
+        refused: TableFilesMissing | None = None
+        for segment in self.segments(version):
+            try:
+                return way(segment)
+            except TableFilesMissing as error:
+                # Another checkpoint, or the commits alone, may tell the same.
+                refused = refused or error
+        if refused is None:
+            raise AssertionError("unreachable: a listing without a way raises")
+        raise refused
 
     def oldest_readable(self) -> int:
         """The oldest version that can be rebuilt."""

@@ -44,16 +44,7 @@ def replay(stores: Stores, listing: LogListing, version: int) -> TableState:
     Raises:
         TableFilesMissing: there is none.
     """
-    refused: TableFilesMissing | None = None
-    for segment in listing.segments(version):
-        try:
-            return _state(stores, listing.root, segment)
-        except TableFilesMissing as error:
-            # Another checkpoint, or the commits alone, may tell the same.
-            refused = refused or error
-    if refused is None:
-        raise AssertionError("unreachable: a listing without a way raises")
-    raise refused
+    return listing.read(version, lambda segment: _state(stores, listing.root, segment))
 
 
 def _state(stores: Stores, root: str, segment: Segment) -> TableState:
