@@ -1,11 +1,12 @@
 """Slack's `chat.postMessage`, as far as an alert meets it, on a free port of this machine."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs
+
+from tests.builders.http_server import listening
 
 
 class SlackStandIn(ThreadingHTTPServer):
@@ -43,11 +44,6 @@ class SlackStandIn(ThreadingHTTPServer):
 @contextmanager
 def slack_stand_in() -> Iterator[SlackStandIn]:
     """Serves while the block runs."""
-    with SlackStandIn() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    server = SlackStandIn()
+    with listening(server):
+        yield server

@@ -1,7 +1,6 @@
 """The model server on a socket, with a place for a defect: a function that changes answers before they are sent."""
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from lakeshare_server.conformance.profile import Profile
+from tests.builders.http_server import listening
 from tests.fakes.model_answers import TOKEN, Model
 from tests.fakes.model_requests import Reply, Request
 
@@ -110,14 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
 def a_model_server() -> Iterator[ModelServer]:
     """A model server on a free port."""
     server = ModelServer()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with listening(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _signature(key: str, ends: str) -> str:

@@ -89,6 +89,19 @@ def reads_of(client: Any, then: Callable[[str], None] = lambda key: None) -> lis
     return keys
 
 
+def fetch_until(source: Source, name: str) -> None:
+    """Fetch, and be stopped in front of the file of this name."""
+
+    def stop(key: str) -> None:
+        if key == name:
+            raise KeyboardInterrupt
+
+    client = source.client
+    reads_of(client, stop)
+    with pytest.raises(KeyboardInterrupt):
+        source.fetch(client)
+
+
 def test_a_complete_delivery_is_found_in_landing_with_the_same_bytes(source: Source) -> None:
     source.put({"departures.csv": "year\n" + "2013\n" * 700_000, "_SUCCESS": ""})
     assert source.fetch() == [DAY]
@@ -223,15 +236,7 @@ def test_an_object_that_is_taken_away_is_refused_by_name(source: Source) -> None
 
 def test_a_fetch_that_was_stopped_goes_on_where_it_was(source: Source) -> None:
     source.put({**ONE, "departures-2.csv": "year\n", "departures-3.csv": "year\n"})
-
-    def stop(name: str) -> None:
-        if name == "departures-3.csv":
-            raise KeyboardInterrupt
-
-    client = source.client
-    reads_of(client, stop)
-    with pytest.raises(KeyboardInterrupt):
-        source.fetch(client)
+    fetch_until(source, "departures-3.csv")
     assert source.landed() == {}
     assert find_deliveries(source.settings, FLIGHTS) == []
 
@@ -244,15 +249,7 @@ def test_a_fetch_that_was_stopped_goes_on_where_it_was(source: Source) -> None:
 
 def test_what_a_stopped_fetch_left_of_an_older_content_is_not_used(source: Source) -> None:
     source.put(ONE)
-
-    def stop(name: str) -> None:
-        if name == "_SUCCESS":
-            raise KeyboardInterrupt
-
-    client = source.client
-    reads_of(client, stop)
-    with pytest.raises(KeyboardInterrupt):
-        source.fetch(client)
+    fetch_until(source, "_SUCCESS")
     source.put({"departures.csv": "year\n2016\n"})
     assert source.fetch() == [DAY]
     assert source.landed()[f"{DAY}/departures.csv"] == "year\n2016\n"

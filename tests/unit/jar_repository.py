@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 from lakeshare_pipelines.spark.jars import PinnedJar
+from tests.builders.http_server import listening
 
 COORDINATE = "org.example:{name}_2.13:1.2.3"
 
@@ -51,15 +52,11 @@ def serving() -> Iterator[Repository]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     repository = Repository(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield repository
-    finally:
-        repository.released.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(server):
+        try:
+            yield repository
+        finally:
+            repository.released.set()
 
 
 def answer(handler: BaseHTTPRequestHandler, repository: Repository) -> None:

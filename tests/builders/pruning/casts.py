@@ -107,28 +107,25 @@ def _whole(value: int, to: str) -> int:
 def _from_number(value: int, to: str, _client: Client) -> Any:
     if to in BITS:
         return _whole(value, to)
-    made: dict[str, Callable[[], Any]] = {
-        "float": lambda: float32(float(value)),
-        "double": lambda: float(value),
-        "exact": lambda: value,
-        "string": lambda: str(value),
-        "boolean": lambda: value != 0,
-        "timestamp": lambda: value * 1_000_000,
-    }
+    made = {**_of_exact(value), "timestamp": lambda: value * 1_000_000}
     return Decimal(value) if to.startswith("decimal") else made[to]()
 
 
 def _from_decimal(value: Decimal, to: str, _client: Client) -> Any:
     if to in BITS:
         return int(value) if _whole(int(value), to) == int(value) else None
-    made: dict[str, Callable[[], Any]] = {
+    return value if to.startswith("decimal") else _of_exact(value)[to]()
+
+
+def _of_exact(value: int | Decimal) -> dict[str, Callable[[], Any]]:
+    """What whole numbers and decimals are both made into."""
+    return {
         "float": lambda: float32(float(value)),
         "double": lambda: float(value),
         "exact": lambda: value,
         "string": lambda: str(value),
         "boolean": lambda: value != 0,
     }
-    return value if to.startswith("decimal") else made[to]()
 
 
 def _from_fraction(value: float, to: str, _client: Client) -> Any:
