@@ -7,8 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.parsers.spark import SparkParser
 
 from lakeshare_server.protocol.sql_values import KINDS, sql_value
 from lakeshare_server.tables.predicate import (
@@ -28,6 +29,8 @@ from lakeshare_server.tables.predicate import (
 )
 
 MAX_CHARS = 32_768  # of all hints together: parsing takes up to 30 µs for each
+# Of all hints together too: types with their brackets, `DATE (…)`, are tried in two ways, nested in two to the depth.
+MAX_TOKENS_AGAIN = 20_000
 TEXT_SHOWN = 200
 COMPARISONS: dict[type[exp.Expr], Comparison] = {
     exp.EQ: "=",
@@ -47,16 +50,36 @@ logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 def parse_sql_predicates(texts: Sequence[str]) -> Predicate:
     """All of the hints together; what is longer than can be looked at in a moment is left out."""
     parts: list[Predicate] = []
+    parser = _BoundedParser(dialect=Spark())
     chars = 0
     for text in texts:
         chars += len(text)
-        parts.append(_parse(text) if chars <= MAX_CHARS else Unknown(f"beyond {MAX_CHARS} characters of SQL"))
+        is_short = chars <= MAX_CHARS
+        parts.append(_parse(parser, text) if is_short else Unknown(f"beyond {MAX_CHARS} characters of SQL"))
     return all_of(parts)
 
 
-def _parse(text: str) -> Predicate:
+class _TooOftenError(Exception):
+    """The same tokens were read again too often."""
+
+
+class _BoundedParser(SparkParser):
+    """Spark's grammar, read with an end to going back: all work beyond one look at each token follows from that."""
+
+    tokens_again = 0
+
+    def _retreat(self, index: int) -> None:
+        again = max(self._index - index, 0)
+        self.tokens_again += again
+        if again and self.tokens_again > MAX_TOKENS_AGAIN:
+            # No ParseError: that is what the parser goes back for, to try the next way.
+            raise _TooOftenError
+        super()._retreat(index)
+
+
+def _parse(parser: SparkParser, text: str) -> Predicate:
     try:
-        parsed = sqlglot.parse(text, dialect="spark")
+        parsed = parser.parse(parser.dialect.tokenize(text), text)
     except Exception:  # whatever somebody else's parser stumbles over in a stranger's text
         parsed = []
     if len(parsed) != 1 or parsed[0] is None:

@@ -5,9 +5,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from sqlglot.parsers.spark import SparkParser
 
 from lakeshare_server.protocol.json_predicate import MAX_CHARS, parse_json_predicate
-from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
+from lakeshare_server.protocol.sql_predicate import MAX_TOKENS_AGAIN, parse_sql_predicates
 from lakeshare_server.tables.predicate import (
     And,
     Compare,
@@ -262,6 +263,40 @@ def test_more_sql_than_can_be_looked_at_is_left_open() -> None:
     hint = " OR ".join(["x = 99"] * 5000)
     parsed = parse_sql_predicates(["x = 5", hint, "x = 6"])
     assert parsed == And((Compare(("x",), "=", 5, None), Unknown(), Unknown()))
+
+
+@pytest.mark.parametrize("word", ["DATE", "TIMESTAMP", "INT", "STRING", "STRUCT", "ARRAY", "MAP"])
+def test_brackets_that_may_mean_two_things_are_not_tried_in_all_ways(word: str) -> None:
+    """Each doubles the ways to read what is inside: without a bound the longer ones would not end at all."""
+    for times in (13, 60):
+        nested = f"{word} (" * times + "1" + ")" * times
+        assert parse_sql_predicates(["x = 5", nested, "x = 6"]) == And(
+            (Compare(("x",), "=", 5, None), Unknown(), Compare(("x",), "=", 6, None))
+        )
+
+
+def test_the_bound_on_trying_again_is_for_all_hints_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+    advance = SparkParser._advance
+
+    def counted(self: SparkParser, times: int = 1) -> None:
+        looked_at.append(max(times, 0))
+        advance(self, times)
+
+    monkeypatch.setattr(SparkParser, "_advance", counted)
+    many = f"DATE ({'DATE (' * 8}x IN ({'1,' * 40}1)" + ")" * 9
+    hints = [many] * 100 + ["x = 5"]
+    parsed = parse_sql_predicates(hints)
+    assert isinstance(parsed, And)
+    assert parsed.operands[-1] == Compare(("x",), "=", 5, None)
+    assert sum(looked_at) < MAX_TOKENS_AGAIN + sum(map(len, hints))
+
+
+def test_what_people_and_spark_write_is_read_whole_however_long() -> None:
+    """Casts are read twice at their brackets: as many of them as fit are still within the bound."""
+    casts = " OR ".join(["CAST(x AS INT)=1"] * 1600)
+    parsed = parse_sql_predicates([casts])
+    assert parsed == And((Or((Compare(("x",), "=", 1, "int"),) * 1600),))
 
 
 def test_of_a_predicate_that_costs_too_much_the_first_parts_are_looked_at() -> None:
