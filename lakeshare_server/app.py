@@ -24,7 +24,7 @@ from lakeshare_server.protocol.table_tokens import TableTokens
 from lakeshare_server.routes import async_queries, credentials, files, health, listings, tables, windows
 from lakeshare_server.routes.audit import AuditMiddleware
 from lakeshare_server.routes.context import Parts
-from lakeshare_server.routes.errors import add_error_responses, code_of
+from lakeshare_server.routes.errors import add_error_responses
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers, load_key
 from lakeshare_server.stores import Stores
@@ -58,7 +58,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         local_signer=local_signer,
         signers=Signers(settings, local_signer, stores),
         async_queries=queries,
-        async_worker=AsyncWorker(queries, views, code_of),
+        async_worker=AsyncWorker(queries, views),
         audit=AuditLog(catalog),
     )
 

@@ -6,13 +6,13 @@ Every server process has one worker; what a dead one left is taken over by anoth
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lakeshare_server.access.view import TableView, Views
 from lakeshare_server.catalog import AsyncQueries, Claim, Reader
-from lakeshare_server.errors import LakeshareError
+from lakeshare_server.errors import LakeshareError, Unavailable
 from lakeshare_server.protocol.requests import QueryRequest, query_of
 
 IDLE_S = 1.0
@@ -54,7 +54,8 @@ def prepare(view: TableView, asked: QueryRequest) -> int:
     """
     if asked.starting_version is not None:
         last = view.window(asked.starting_version, asked.ending_version)
-        view.versions.changes(asked.starting_version, last)
+        if asked.starting_version <= last:
+            view.versions.changes(asked.starting_version, last)
         return last
     version = view.asked(asked)
     view.index(version)
@@ -64,8 +65,8 @@ def prepare(view: TableView, asked: QueryRequest) -> int:
 class AsyncWorker:
     """Claims queries and prepares their answers, one at a time."""
 
-    def __init__(self, queries: AsyncQueries, views: Views, code_of: Callable[[LakeshareError], str]) -> None:
-        self._queries, self._views, self._code_of = queries, views, code_of
+    def __init__(self, queries: AsyncQueries, views: Views) -> None:
+        self._queries, self._views = queries, views
         self._stopping, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="async-queries", daemon=True)
 
@@ -117,8 +118,13 @@ class AsyncWorker:
                 view = self._views.table(submission.reader, *submission.names)
                 version = prepare(view, submission.asked())
             self._queries.finish(claim, version)
+        except Unavailable as error:
+            _log.warning("async query %s, attempt %s: %s", claim.query.id, claim.attempt, error)
+            # It passes: the query is taken up again once this claim is silent, and may come out well then.
+            if claim.is_last:
+                self._queries.fail(claim, type(error).__name__, str(error))
         except LakeshareError as error:
-            self._queries.fail(claim, self._code_of(error), str(error))
+            self._queries.fail(claim, type(error).__name__, str(error))
         except Exception:
             _log.exception("async query %s failed", claim.query.id)
             message = f"The query failed; its id {claim.query.id} is in the server's log."

@@ -58,6 +58,11 @@ class Claim:
     query: AsyncQuery
     attempt: int
 
+    @property
+    def is_last(self) -> bool:
+        """Whether nobody may try again after this."""
+        return self.attempt >= ATTEMPTS
+
 
 class AsyncQueries:
     """The async queries of the catalog. Done and failed ones are kept for `life_s`."""
@@ -141,15 +146,15 @@ class AsyncQueries:
         return self._change(claim, heartbeat_at=datetime.now(UTC))
 
     @contextmanager
-    def working(self, claim: Claim) -> Iterator[threading.Event]:
-        """Beat during the block; the event is set when the claim was lost and the work is for nothing."""
-        lost, stop = threading.Event(), threading.Event()
+    def working(self, claim: Claim) -> Iterator[None]:
+        """Beat during the block, until the claim is lost."""
+        stop = threading.Event()
         heart = threading.Thread(
-            target=self._keep_beating, args=(claim, lost, stop), name=f"query-{claim.query.id}", daemon=True
+            target=self._keep_beating, args=(claim, stop), name=f"query-{claim.query.id}", daemon=True
         )
         heart.start()
         try:
-            yield lost
+            yield
         finally:
             stop.set()
             heart.join()
@@ -159,7 +164,7 @@ class AsyncQueries:
         return self._end(claim, state="done", version=version)
 
     def fail(self, claim: Claim, code: str, message: str) -> bool:
-        """There will be no answer, for this reason; False when the claim was lost."""
+        """There will be no answer; `code` is the error's name. False when the claim was lost."""
         return self._end(claim, state="failed", error_code=code, error_message=message)
 
     def purge(self) -> int:
@@ -184,11 +189,10 @@ class AsyncQueries:
         row.started_at = row.heartbeat_at = now
         return Claim(_query(row), row.attempts)
 
-    def _keep_beating(self, claim: Claim, lost: threading.Event, stop: threading.Event) -> None:
+    def _keep_beating(self, claim: Claim, stop: threading.Event) -> None:
         while not stop.wait(BEAT_S):
             try:
                 if not self.beat(claim):
-                    lost.set()
                     return
             except (SQLAlchemyError, Unavailable) as error:
                 _log.warning("query %s: a heartbeat failed: %s", claim.query.id, error)

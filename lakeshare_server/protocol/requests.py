@@ -27,6 +27,9 @@ SAME_ON_EVERY_PAGE = (
     "includeHistoricalProtocol",
 )
 
+# All that `query_of` looks at, but for the key of an async query.
+FIELDS = frozenset({*SAME_ON_EVERY_PAGE, "maxFiles", "pageToken", "includeRefreshToken", "refreshToken"})
+
 
 @dataclass(frozen=True)
 class TimePoint:
@@ -70,6 +73,11 @@ class QueryRequest:
     def is_latest(self) -> bool:
         """Whether the newest snapshot is asked for."""
         return self.version is None and self.timestamp is None and self.starting_version is None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a token of ours says which version is meant."""
+        return self.refresh_token is not None or self.paging.page_token is not None
 
     @property
     def wants_end_stream_action(self) -> bool:

@@ -11,9 +11,9 @@ from lakeshare_server.catalog import AsyncQuery
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.bodies import json_object
 from lakeshare_server.protocol.heads import line
-from lakeshare_server.protocol.requests import QueryRequest, paging_of
+from lakeshare_server.protocol.requests import FIELDS, QueryRequest, paging_of
 from lakeshare_server.routes.context import AskedTable, BodyDep, TableDep
-from lakeshare_server.routes.errors import STATUS_OF
+from lakeshare_server.routes.errors import HEADERS, told_of
 from lakeshare_server.routes.queries import answer_pinned
 from lakeshare_server.routes.responses import error_response
 from lakeshare_server.routes.streams import table_lines
@@ -26,9 +26,8 @@ def submit(by: AskedTable, asked: QueryRequest, fields: Mapping[str, Any]) -> Re
     if asked.idempotency_key is None:
         raise BadRequest("idempotencyKey", None, "idempotency_key is required for async query. Give a UUID.")
     entry = by.view.entry
-    kept = {
-        name: value for name, value in fields.items() if name not in ("idempotencyKey", "idempotency_key")
-    }
+    # What nobody reads is not kept: it may be of any depth, which cannot be written.
+    kept = {name: value for name, value in fields.items() if name in FIELDS}
     names = (entry.share.name, entry.schema, entry.name)
     query = by.parts.async_queries.submit(
         by.reader.id,
@@ -50,9 +49,9 @@ def get_query(by: TableDep, body: BodyDep, query_id: str) -> Response:
 def _state_of(by: AskedTable, query: AsyncQuery, poll: Mapping[str, Any]) -> Response:
     if query.state == "failed":
         # Clients that see the word failed go on polling (protocol §0.8): they get the error itself.
-        code = query.error_code or "INTERNAL_ERROR"
+        status, code = told_of(query.error_code)
         by.note.error_code = code
-        return error_response(STATUS_OF.get(code, 500), code, query.error_message or "The query failed.")
+        return error_response(status, code, query.error_message or "The query failed.", HEADERS.get(status))
     if query.state != "done" or query.version is None:
         return _pending(by, query)
     asked, paging = Submission.from_json(query.request).asked(), paging_of(poll)

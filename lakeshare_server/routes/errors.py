@@ -34,7 +34,6 @@ RESPONSES: dict[type[LakeshareError], tuple[int, str]] = {
     Denied: (403, "PERMISSION_DENIED"),
     Unavailable: (503, "TEMPORARILY_UNAVAILABLE"),
 }
-STATUS_OF = {code: status for status, code in RESPONSES.values()}
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "5"}}
 ROUTING = {404: "RESOURCE_DOES_NOT_EXIST", 405: "METHOD_NOT_ALLOWED"}
 
@@ -58,9 +57,10 @@ def _respond(
     return error_response(status, code, message, headers)
 
 
-def code_of(error: LakeshareError) -> str:
-    """The protocol's word for an error."""
-    return RESPONSES.get(type(error), (500, "INTERNAL_ERROR"))[1]
+def told_of(name: str | None) -> tuple[int, str]:
+    """Status and code of the error with this name: what is kept of an async query that failed."""
+    named = {error.__name__: told for error, told in RESPONSES.items()}
+    return named.get(name or "", (500, "INTERNAL_ERROR"))
 
 
 def _ours(request: Request, error: Exception) -> Response:

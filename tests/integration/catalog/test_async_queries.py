@@ -199,12 +199,15 @@ def test_the_worker_keeps_its_query_by_its_heartbeat(
     submit(queries)
     claim = queries.claim()
     assert claim is not None
-    with queries.working(claim) as lost:
+    with queries.working(claim):
+        [heart] = [one for one in threading.enumerate() if one.name == f"query-{claim.query.id}"]
         change(catalog, heartbeat_at=datetime.now(UTC) - timedelta(seconds=1))
-        assert not lost.wait(0.5)
+        heart.join(0.5)
+        assert heart.is_alive()
         assert queries.claim() is None
         change(catalog, attempts=2)
-        assert lost.wait(10)
+        heart.join(10)
+        assert not heart.is_alive()
 
 
 def test_a_recipient_cannot_fill_the_queue_of_all(
