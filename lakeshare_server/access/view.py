@@ -6,7 +6,7 @@ A request passes here or it gets nothing. What is shared but was never published
 from dataclasses import dataclass
 
 from lakeshare_server.catalog import Catalog, GenerationCache, Listings, Reader, TableEntry
-from lakeshare_server.errors import BadRequest
+from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.protocol.changes_request import ChangesRequest
 from lakeshare_server.protocol.requests import QueryRequest, TimePoint
 from lakeshare_server.protocol.timestamps import iso
@@ -56,7 +56,12 @@ class TableView:
         Raises:
             NotFound: nothing was published yet.
         """
-        return self.versions.latest()
+        try:
+            return self.versions.latest()
+        except NotFound as error:
+            entry = self.entry
+            name = f"{entry.share.name}/{entry.schema}/{entry.name}"
+            raise NotFound("[Share/Schema/Table]", name) from error
 
     def asked(self, asked: QueryRequest) -> Version:
         """The version of a snapshot query.
@@ -78,12 +83,25 @@ class TableView:
         self._require_started(number, "data")
         return self._existing("version", number)
 
-    def pinned(self, number: int) -> Version:
-        """A version that a token of ours names, with or without history.
+    def found_for(self, asked: QueryRequest, number: int) -> Version:
+        """The version that was found for a query before, for page one or when it was submitted.
 
         Raises:
-            BadRequest: it is not there any more.
+            NotFound, BadRequest: it is not there any more, or the recipient may not read it any more.
         """
+        if asked.version is not None or asked.timestamp is not None:
+            return self.at_version(number)
+        return self.pinned(number)
+
+    def pinned(self, number: int) -> Version:
+        """A version that was the latest when a token of ours was made, with or without history.
+
+        Raises:
+            NotFound, BadRequest: it is not there any more, or the recipient may not read earlier ones any more.
+        """
+        # The latest version is read by everyone, also where earlier ones end only after it.
+        if number < self.latest().number:
+            self._require_started(number, "data")
         return self._existing("version", number)
 
     def at_timestamp(self, at: TimePoint) -> Version:
@@ -96,11 +114,7 @@ class TableView:
         latest = self.latest()
         if at.ms > latest.timestamp_ms:
             raise BadRequest("timestamp", at.text, _after(at, latest))
-        found = self.versions.at_or_before(at.ms)
-        if found is None:
-            raise BadRequest("timestamp", at.text, _before(at, self.versions.oldest()))
-        self._require_started(found.number, "data")
-        return found
+        return self._until("timestamp", at)
 
     def from_timestamp(self, field: str, at: TimePoint) -> Version:
         """The first version of a time or later.
@@ -180,14 +194,31 @@ class TableView:
     def _last_changed(self, asked: ChangesRequest, latest: Version) -> Version:
         at = asked.ending_timestamp
         if at is not None:
-            found = self.versions.at_or_before(at.ms)
-            if found is None:
-                hint = f"{_before(at, self.versions.oldest())} Please use a timestamp greater than it."
-                raise BadRequest("endingTimestamp", at.text, hint)
-            return found
+            return self._until("endingTimestamp", at)
         if asked.ending_version is None or asked.ending_version >= latest.number:
             return latest
         return self._last_of(asked.ending_version)
+
+    def _until(self, field: str, at: TimePoint) -> Version:
+        """The last version of a time or earlier; of those before the start nothing is told, not even that they are."""
+        found = self.versions.at_or_before(at.ms)
+        if found is None or found.number < (self.entry.start_version or 0):
+            oldest = self._oldest()
+            hint = (
+                f"{_before(at, oldest)} You can only query table data since version {oldest.number}. "
+                "Please use a timestamp greater than it."
+            )
+            raise BadRequest(field, at.text, hint)
+        return found
+
+    def _oldest(self) -> Version:
+        """The first version that the recipient may read."""
+        start = self.entry.start_version
+        before = None if start is None else self.versions.at_or_below(start - 1)
+        if before is None:
+            return self.versions.oldest()
+        # Numbers have gaps, and times grow with them.
+        return self.versions.at_or_after(before.timestamp_ms + 1) or self.latest()
 
     def _require_first(self, field: str, number: int, latest: Version) -> None:
         if number > latest.number:
@@ -202,7 +233,7 @@ class TableView:
     def _existing(self, field: str, number: int) -> Version:
         found = self.versions.at(number)
         if found is None:
-            oldest, latest = self.versions.oldest(), self.latest()
+            latest, oldest = self.latest(), self._oldest()
             raise BadRequest(
                 field,
                 number,

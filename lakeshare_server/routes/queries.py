@@ -19,7 +19,7 @@ def answer_query(by: AskedTable, asked: QueryRequest) -> Response:
         return answer_window(by, asked, page)
     view = by.view
     if page is not None:
-        version = view.pinned(page.first)
+        version = view.found_for(asked, page.first)
     elif asked.refresh_token is not None:
         pin = by.parts.tokens.refreshed(by.asker, asked.refresh_token)
         version = view.pinned(pin.version)
@@ -34,7 +34,8 @@ def answer_pinned(by: AskedTable, asked: QueryRequest, number: int) -> Response:
     page = _page(by, asked)
     if asked.starting_version is not None:
         return answer_window(by, replace(asked, ending_version=number), page)
-    return answer_snapshot(by, asked, by.view.pinned(number if page is None else page.first), page)
+    version = by.view.found_for(asked, number if page is None else page.first)
+    return answer_snapshot(by, asked, version, page)
 
 
 def _page(by: AskedTable, asked: QueryRequest) -> Page | None:
