@@ -1,11 +1,12 @@
 """The versions of a table with a pipeline: its publications, and nothing else that lies in storage."""
 
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from lakeshare_server.catalog import Ledger, Publication
-from lakeshare_server.errors import NotFound, StoreError, Unavailable, Unserveable
+from lakeshare_server.errors import NotFound, StoreError, TableFilesMissing, Unavailable, Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables import read_delta, read_iceberg
 from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, VersionChanges, read_changes
@@ -15,6 +16,11 @@ from lakeshare_server.tables.snapshot import TableSnapshot
 from lakeshare_server.versions.version import Version
 
 OPEN_INDEXES = 64
+SEEN = 256  # rows of the ledger, each with its schema
+# What a store says of an object for good; what else comes from the system is a store that does not answer.
+LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+_log = logging.getLogger(__name__)
 
 
 class PublishedVersions:
@@ -32,7 +38,8 @@ class PublishedVersions:
         self._ledger, self._table = ledger, table
         self._index_dir, self._cache, self._segments, self._stores = index_dir, cache, segments, stores
         self._seen: dict[int, Publication] = {}
-        self._latest: Version | None = None
+        self._first: Publication | None = None
+        self._last: Publication | None = None
 
     def location(self) -> str:
         """Where the newest publication is.
@@ -48,39 +55,40 @@ class PublishedVersions:
         Raises:
             NotFound: nothing was published yet.
         """
-        if self._latest is None:
-            newest = self._newest()
-            self._seen[newest.version] = newest
-            self._latest = _version(newest)
-        return self._latest
+        return _version(self._newest())
 
     def latest_now(self) -> Version | None:
         """The newest publication, once it was asked for: these versions live for one generation of the catalog."""
-        return self._latest
+        return _optional(self._last)
 
     def oldest(self) -> Version:
         """The first publication."""
-        first = self._ledger.oldest(self._table)
-        return _version(first or self._newest())
+        self._first = self._first or self._ledger.oldest(self._table)
+        return _version(self._first or self._newest())
 
     def at(self, number: int) -> Version | None:
         """The publication with this number."""
-        return _optional(self._ledger.at(self._table, number))
+        return _optional(self._seen.get(number) or self._kept(self._ledger.at(self._table, number)))
 
     def at_or_below(self, number: int) -> Version | None:
         """The last publication with this number or a lower one."""
-        return _optional(self._ledger.at_or_below(self._table, number))
+        return _optional(self._seen.get(number) or self._kept(self._ledger.at_or_below(self._table, number)))
 
     def at_or_before(self, timestamp_ms: int) -> Version | None:
         """The last publication of that time or earlier."""
-        return _optional(self._ledger.at_or_before(self._table, timestamp_ms))
+        return _optional(self._kept(self._ledger.at_or_before(self._table, timestamp_ms)))
 
     def at_or_after(self, timestamp_ms: int) -> Version | None:
         """The first publication of that time or later."""
-        return _optional(self._ledger.at_or_after(self._table, timestamp_ms))
+        return _optional(self._kept(self._ledger.at_or_after(self._table, timestamp_ms)))
 
     def index(self, version: Version) -> FileIndex:
-        """The files of a publication; rebuilt from the pinned state when the index is gone or of an older layout."""
+        """The files of a publication; rebuilt from the pinned state when the index is gone or of an older layout.
+
+        Raises:
+            TableFilesMissing: the index is gone, and so is the pinned state.
+            Unavailable: the store of the pinned state does not answer.
+        """
         publication = self._publication(version.number)
         try:
             return _opened(self._index_dir, publication.index_digest)
@@ -98,7 +106,7 @@ class PublishedVersions:
         publication = self._publication(last)
         if publication.format != "delta":
             raise Unserveable(
-                f"Changes of {self._table} are not served by this server yet.", "Query its versions instead."
+                "Changes of this table are not served by this server yet.", "Query its versions instead."
             )
         published = self._ledger.between(self._table, first, last)
         times = {one.version: int(one.published_at.timestamp() * 1000) for one in published}
@@ -111,45 +119,64 @@ class PublishedVersions:
             return True
         if change.has_data_changes:
             raise Unserveable(
-                f"Version {change.version} of {self._table} was never published, so its changes are not readable.",
+                f"Version {change.version} of this table was never published, so its changes are not readable.",
                 "Read a snapshot of a published version instead.",
             )
         return False
 
+    # Recipients know tables by the names they are shared under: the lake's own name is in none of the errors.
     def _newest(self) -> Publication:
-        latest = self._ledger.latest(self._table)
-        if latest is None:
-            raise NotFound("[Share/Schema/Table]", self._table.replace(".", "/"))
-        return latest
+        self._last = self._last or self._kept(self._ledger.latest(self._table))
+        if self._last is None:
+            raise NotFound("Publication", "latest")
+        return self._last
 
     def _publication(self, number: int) -> Publication:
-        publication = self._seen.get(number) or self._ledger.at(self._table, number)
+        publication = self._seen.get(number) or self._kept(self._ledger.at(self._table, number))
         if publication is None:
-            raise NotFound("[Share/Schema/Table]", self._table.replace(".", "/"))
+            raise NotFound("Publication", str(number))
+        return publication
+
+    def _kept(self, publication: Publication | None) -> Publication | None:
+        """A row that was read, kept as long as these versions live."""
+        if publication is not None:
+            if len(self._seen) >= SEEN:
+                self._seen.clear()
+            self._seen[publication.version] = publication
         return publication
 
     def _pinned(self, publication: Publication) -> TableSnapshot:
         try:
             snapshot = self._read_again(publication)
         except (Unserveable, StoreError) as error:
-            raise _lost(publication, f"its state cannot be read any more: {error}") from error
+            # The reader of Iceberg's metadata has one word for a file that is gone and a store that is away.
+            is_iceberg_away = isinstance(error.__cause__, OSError) and not isinstance(
+                error.__cause__, LASTING
+            )
+            if isinstance(error, Unserveable) and is_iceberg_away:
+                raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
+            raise _lost(publication, "what it was made of cannot be read any more", error) from error
         if snapshot.table_id != publication.table_id:
-            raise _lost(publication, f"another table is at {publication.location} now")
+            raise _lost(publication, "another table is in its place now", snapshot.table_id)
         return snapshot
 
     def _read_again(self, publication: Publication) -> TableSnapshot:
         if publication.format == "delta":
             return read_delta(publication.location, publication.delta_version, self._stores)
         if publication.metadata_location is None or publication.snapshot_id is None:
-            raise _lost(publication, "it pins no snapshot")
+            raise Unserveable("It pins no snapshot.", "Publish the table again.")
         return read_iceberg(publication.metadata_location, publication.snapshot_id)
 
 
-def _lost(publication: Publication, why: str) -> Unavailable:
-    return Unavailable(
-        f"publication {publication.version} of {publication.table} has lost its file index, and {why}",
-        "Restore the index folder from its backup, or publish the table again.",
+def _lost(publication: Publication, why: str, found: object) -> TableFilesMissing:
+    """The refusal of a publication that is lost; what recipients are not told is in the log."""
+    _log.error(
+        "publication %s of %s at %s has lost its file index, and %s (%s). Restore the index folder from its backup, "
+        "or publish the table again.",
+        *(publication.version, publication.table, publication.location, why, found),
     )
+    what = f"version {publication.version} has lost its file index, and {why}; ask the provider to publish it again"
+    return TableFilesMissing(publication.location, what)
 
 
 def _identity(publication: Publication) -> tuple[object, ...]:

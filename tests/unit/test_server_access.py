@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Engine, event
 
 from lakeshare_server.catalog import DeclaredShare, Recipients, SharedTable, apply_shares
-from tests.builders.lake_tables import a_delta_table
-from tests.builders.sharing import Provider, Running, a_provider, a_server, files
+from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
+from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files
 
 CALLS = [
     ("GET", "/shares/{share}"),
@@ -147,8 +147,6 @@ def test_the_scheme_may_be_written_in_any_case(provider: Provider, server: Runni
 def test_two_publications_of_one_table_are_pinned_by_number(
     provider: Provider, server: Running, tmp_path: Path
 ) -> None:
-    from tests.builders.lake_tables import append_delta, some_rows
-
     location = a_delta_table(tmp_path / "pinned")
     provider.publish_delta("lake.planned", location)
     append_delta(location, some_rows(days=1))
@@ -189,7 +187,62 @@ def test_what_was_looked_up_once_is_not_asked_for_again(provider: Provider, serv
         assert asked == []
         with counted_questions() as asked:
             assert client.post(path, json={"version": 0}).status_code == 200
-        assert len(asked) == 1, asked
+        assert asked == []
+
+
+ONCE: list[tuple[dict[str, int], int, int]] = [
+    ({"version": 1}, 1, 0),
+    # A window asks each time for the publications within, and once for the first of all and its own last one.
+    ({"startingVersion": 1}, 2, 1),
+    ({"startingVersion": 1, "endingVersion": 2}, 3, 1),
+]
+
+
+@pytest.mark.parametrize(("body", "first", "again"), ONCE)
+def test_a_publication_that_was_read_once_is_not_read_again(
+    tmp_path: Path, body: dict[str, int], first: int, again: int
+) -> None:
+    provider, location = a_provider(tmp_path), a_delta_table(tmp_path / "table")
+    provider.publish_delta("lake.flights", location)
+    for _ in range(3):
+        append_delta(location, some_rows(days=1))
+        provider.publish_delta("lake.flights", location)
+    provider.share("lake.flights")
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        assert client.post(f"{FLIGHTS}/query", json={}).status_code == 200
+        for count in (first, again):
+            with counted_questions() as asked:
+                assert client.post(f"{FLIGHTS}/query", json=body).status_code == 200
+            assert len(asked) == len(set(asked)) == count, asked
+
+
+def test_recipients_are_told_of_a_table_by_the_name_it_is_shared_under(tmp_path: Path) -> None:
+    """The lake's own names are the provider's: they say where else to look."""
+    provider, shared = a_provider(tmp_path), "/shares/flights/schemas/pub/tables"
+    location = a_delta_table(tmp_path / "table")
+    for version in (0, 2):
+        provider.publish_delta("secret.delta", location)
+        for _ in range(2 - version):
+            append_delta(location, some_rows(days=1))
+    provider.publish_iceberg("secret.iceberg", an_iceberg_table(tmp_path / "warehouse").state())
+    names = ("delta", "iceberg", "planned")
+    tables = tuple(SharedTable("pub", name, f"secret.{name}") for name in names)
+    apply_shares(provider.catalog, [DeclaredShare("flights", tables)])
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        for table, body, status, told in (
+            ("planned", {}, 404, "flights/pub/planned"),
+            ("planned", {"version": 0}, 404, "flights/pub/planned"),
+            ("planned", {"startingVersion": 0}, 404, "flights/pub/planned"),
+            ("planned", {"timestamp": "2020-01-01T00:00:00Z"}, 404, "flights/pub/planned"),
+            ("iceberg", {"startingVersion": 0}, 400, "this table"),
+            ("delta", {"startingVersion": 0}, 400, "this table"),
+            ("delta", {"version": 1}, 400, "flights.pub.delta"),
+        ):
+            answer = client.post(f"{shared}/{table}/query", json=body)
+            assert (answer.status_code, told in answer.json()["message"]) == (status, True), answer.text
+            assert "secret" not in answer.text
+        answer = client.get(f"{shared}/planned/version")
+        assert (answer.status_code, "secret" in answer.text) == (404, False)
 
 
 def test_what_was_looked_up_ends_with_the_grant(provider: Provider, server: Running) -> None:

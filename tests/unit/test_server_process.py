@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pyiceberg.table import StaticTable
 from sqlalchemy import text
 
 from lakeshare_server.app import create_app, make_server
@@ -34,6 +35,8 @@ from tests.builders.sharing import (
     lines,
     share_long_table,
 )
+
+ICEBERG = "/shares/flights/schemas/lake/tables/iceberg/query"
 
 
 @pytest.fixture
@@ -133,33 +136,63 @@ def another_table(table: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lose", "why"), [(no_log, "cannot be read any more"), (another_table, "another table is at")]
+    ("lose", "why"), [(no_log, "cannot be read any more"), (another_table, "another table is in its place")]
 )
-def test_a_lost_index_that_cannot_be_built_again_is_503_and_named(
-    provider: Provider, tmp_path: Path, lose: Callable[[Path], None], why: str
+def test_a_lost_index_that_cannot_be_built_again_is_the_tables_fault(
+    provider: Provider,
+    tmp_path: Path,
+    lose: Callable[[Path], None],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """protocol §0.19: a lasting fault is 4xx. The provider's log names the table; recipients learn no place."""
     lose_indexes(provider)
     lose(tmp_path / "table")
     with a_server(provider) as server, server.client(provider.recipient()) as client:
         answer = client.post(f"{FLIGHTS}/query")
-        assert answer.status_code == 503
-        assert "publication 0 of lake.flights has lost its file index" in answer.json()["message"]
-        assert why in answer.json()["message"]
+        assert (answer.status_code, answer.json()["errorCode"]) == (400, "RESOURCE_DOES_NOT_EXIST")
+        message = answer.json()["message"]
+        assert "table files missing: version 0 has lost its file index" in message
+        assert why in message
+        assert str(tmp_path) not in message
         assert client.get(f"{FLIGHTS}/version").status_code == 200
+    assert f"publication 0 of lake.flights at {tmp_path / 'table'} has lost its file index" in caplog.text
 
 
-def test_a_lost_index_of_a_publication_that_pins_nothing_is_503_and_named(
-    provider: Provider, tmp_path: Path
+def test_a_lost_index_whose_store_does_not_answer_is_503(
+    provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider.publish_iceberg("lake.iceberg", an_iceberg_table(tmp_path / "warehouse").state())
+    """protocol §0.19: it passes, so clients may try again."""
+
+    def fail(*_: object) -> None:
+        raise OSError("AWS Error NETWORK_CONNECTION: connect timeout")
+
+    publish_iceberg(provider, tmp_path)
+    lose_indexes(provider)
+    monkeypatch.setattr(StaticTable, "from_metadata", fail)
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        answer = client.post(ICEBERG)
+    assert answer.status_code == 503
+    assert "does not answer" in answer.json()["message"]
+
+
+def publish_iceberg(provider: Provider, folder: Path) -> None:
+    provider.publish_iceberg("lake.iceberg", an_iceberg_table(folder / "warehouse").state())
     provider.share("lake.iceberg")
+
+
+def test_a_lost_index_of_a_publication_that_pins_nothing_is_the_tables_fault(
+    provider: Provider, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish_iceberg(provider, tmp_path)
     lose_indexes(provider)
     with provider.catalog.writing() as session:
         session.execute(text("UPDATE publications SET metadata_location = NULL"))
     with a_server(provider) as server, server.client(provider.recipient()) as client:
-        answer = client.post("/shares/flights/schemas/lake/tables/iceberg/query")
-    assert answer.status_code == 503
-    assert "it pins no snapshot" in answer.json()["message"]
+        answer = client.post(ICEBERG)
+    assert answer.status_code == 400
+    assert "table files missing" in answer.json()["message"]
+    assert "It pins no snapshot" in caplog.text
 
 
 def test_the_prefix_is_a_setting(tmp_path: Path) -> None:
