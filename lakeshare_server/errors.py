@@ -18,6 +18,12 @@ LakeshareError
 LONGEST_VALUE = 200
 
 
+def shown(value: object) -> str:
+    """A value as a message shows it: a client's own may be of any length."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
 class LakeshareError(Exception):
     """Base of every error lakeshare raises on purpose; its text is fit for a person to read."""
 
@@ -36,9 +42,7 @@ class BadRequest(LakeshareError):
     """A parameter has a value that cannot be used."""
 
     def __init__(self, field: str, value: object, hint: str) -> None:
-        shown = repr(value)
-        shown = shown if len(shown) <= LONGEST_VALUE else f"{shown[:LONGEST_VALUE]}…"
-        super().__init__(f"{field}: {shown} cannot be used. {hint}")
+        super().__init__(f"{field}: {shown(repr(value))} cannot be used. {hint}")
         self.field, self.value, self.hint = field, value, hint
 
 

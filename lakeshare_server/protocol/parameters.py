@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lakeshare_server.errors import BadRequest
+from lakeshare_server.errors import BadRequest, shown
 
 DIGITS = re.compile(r"-?[0-9]{1,19}")
 MAX_LONG = (1 << 63) - 1
@@ -25,7 +25,8 @@ def whole_number(
     if isinstance(number, float) and number.is_integer():
         number = int(number)
     if isinstance(number, bool) or not isinstance(number, int):
-        raise BadRequest(field, value, f"{field} is not a valid number. Not a numeric value: {value}.")
+        hint = f"{field} is not a valid number. Not a numeric value: {shown(value)}."
+        raise BadRequest(field, value, hint)
     if number < low and low == 0:
         raise BadRequest(field, value, f"{said or field} cannot be negative.")
     if number < low and low == 1:

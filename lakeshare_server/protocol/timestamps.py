@@ -3,7 +3,7 @@
 import re
 from datetime import UTC, datetime, timedelta
 
-from lakeshare_server.errors import BadRequest
+from lakeshare_server.errors import BadRequest, shown
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # fromisoformat takes more than the protocol does: dates alone, week dates, times without separators.
@@ -27,7 +27,7 @@ def milliseconds(field: str, text: object) -> int:
 
 def _no_time(field: str, text: object) -> BadRequest:
     # "Invalid startingTimestamp:" is what clients' tests look for, whichever field it was.
-    hint = f"Invalid startingTimestamp: {text}. Give a time in UTC, like 2022-01-01T00:00:00Z."
+    hint = f"Invalid startingTimestamp: {shown(text)}. Give a time in UTC, like 2022-01-01T00:00:00Z."
     return BadRequest(field, text, hint)
 
 

@@ -11,7 +11,7 @@ from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
 from lakeshare_server.access.view import TableView, Views
 from lakeshare_server.catalog import AsyncQueries, AuditLog, Catalog, Reader
-from lakeshare_server.errors import BadRequest, MalformedRequest
+from lakeshare_server.errors import BadRequest, MalformedRequest, shown
 from lakeshare_server.protocol.capabilities import HEADER, Capabilities, parse_capabilities
 from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.protocol.paging import Pager, PageRequest
@@ -182,7 +182,8 @@ def _file_ids(asked: str | None) -> ResponseFormat | None:
             return "parquet"
         case "delta":
             return "delta"
-    raise BadRequest(FILE_IDS_HEADER, asked, f"Unsupported fileidhash: '{asked}'. It is parquet or delta.")
+    hint = f"Unsupported fileidhash: '{shown(asked)}'. It is parquet or delta."
+    raise BadRequest(FILE_IDS_HEADER, asked, hint)
 
 
 PartsDep = Annotated[Parts, Depends(parts_of)]

@@ -90,6 +90,16 @@ def test_a_bad_body_is_400_and_says_which_field(client: httpx.Client, body: byte
     refused(client.post(f"{FLIGHTS}/query", content=body), 400, mentioned)
 
 
+@pytest.mark.parametrize("field", ["timestamp", "version", "limitHint", "includeRefreshToken", "pageToken"])
+@pytest.mark.parametrize("value", ["x" * 50_000, ["x" * 50_000]], ids=["text", "list"])
+def test_a_refusal_shows_the_beginning_of_a_long_value(
+    client: httpx.Client, field: str, value: object
+) -> None:
+    answer = client.post(f"{FLIGHTS}/query", json={field: value})
+    refused(answer, 400, field, "xxx…")
+    assert len(answer.content) < 1000
+
+
 @pytest.mark.parametrize(
     "body",
     [
