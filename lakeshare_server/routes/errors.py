@@ -5,6 +5,7 @@ import logging
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from lakeshare_server.errors import (
     BadRequest,
@@ -19,6 +20,7 @@ from lakeshare_server.errors import (
     Unavailable,
     Unserveable,
 )
+from lakeshare_server.routes.audit import BROKEN_OFF, NO_RESPONSE
 from lakeshare_server.routes.context import Note
 from lakeshare_server.routes.responses import error_response
 
@@ -45,6 +47,7 @@ def add_error_responses(app: FastAPI) -> None:
     app.add_exception_handler(LakeshareError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _routing)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unforeseen)
 
 
@@ -82,6 +85,11 @@ def _routing(request: Request, error: Exception) -> Response:
     return _respond(
         request, status, ROUTING.get(status, "MALFORMED_REQUEST"), message, getattr(error, "headers", None)
     )
+
+
+def _gone(request: Request, _error: Exception) -> Response:
+    # Nobody reads this: it is for the audit log.
+    return _respond(request, NO_RESPONSE, BROKEN_OFF, "The client left before its body was whole.")
 
 
 def _unforeseen(request: Request, error: Exception) -> Response:

@@ -1,8 +1,10 @@
 """Every request leaves one audit row, refusals too, and none is lost when the server stops."""
 
+import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -192,3 +194,21 @@ def test_a_client_that_leaves_in_mid_answer_is_recorded_as_such(
     assert (row.status, row.error_code) == (200, "CONNECTION_LOST")
     assert row.files is not None
     assert row.files < LONG_FILES
+
+
+def test_a_client_that_leaves_in_mid_body_is_recorded_as_such(
+    provider: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
+    with a_server(provider) as server:
+        address = urlsplit(server.url)
+        with socket.create_connection((address.hostname or "", address.port or 0), timeout=10) as connection:
+            head = f"POST {address.path}{FLIGHTS}/query HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+            token = provider.recipient()
+            connection.sendall(f"{head}Authorization: Bearer {token}\r\n\r\n{{".encode())
+        until = time.monotonic() + 30
+        while not rows(provider) and time.monotonic() < until:
+            time.sleep(0.02)
+    [row] = rows(provider)
+    assert (row.action, row.recipient) == ("query_table", "bob")
+    assert (row.status, row.error_code) == (499, "CONNECTION_LOST")
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
