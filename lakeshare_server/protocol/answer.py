@@ -44,8 +44,11 @@ class SnapshotAnswer:
     most: int | None = None
 
     def parts(self, lines: SnapshotLines, sign: Sign, progress: Progress) -> Iterator[bytes | memoryview]:
-        """The file lines in pieces."""
+        """The file lines in pieces; an empty one for each batch of the index that made none."""
         for batch in _gathered(self._wanted(lines.columns, progress)):
+            if batch is None:
+                yield b""
+                continue
             for start in range(0, batch.num_rows, PIECE_ROWS):
                 piece = batch.slice(start, PIECE_ROWS)
                 progress.files += piece.num_rows
@@ -130,8 +133,11 @@ class _Kept:
         return self.first(pc.sum(pc.less(before, rows), min_count=0).as_py())
 
 
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The files with small batches put together: what a predicate leaves of each is not worth a piece of its own."""
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | None]:
+    """The files with small batches put together: what a predicate leaves of each is not worth a piece of its own.
+
+    None where more is to be put to it first, so that looking through a large index can be left off on the way.
+    """
     small: list[pa.RecordBatch] = []
     for batch in batches:
         if not small and batch.num_rows >= PIECE_ROWS:
@@ -141,6 +147,8 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if sum(one.num_rows for one in small) >= PIECE_ROWS:
             yield _together(small)
             small = []
+        else:
+            yield None
     if small:
         yield _together(small)
 

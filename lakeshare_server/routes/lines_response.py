@@ -21,7 +21,8 @@ MAKERS = {True: ThreadPoolExecutor(1, "lines"), False: ThreadPoolExecutor(8, "sl
 class LinesResponse(Response):
     """NDJSON of any length: first what is there already, then pieces as they are made.
 
-    An answer whose pieces raise is cut off, one whose client has left is ended.
+    An answer whose pieces raise is cut off, one whose client has left is ended. An empty piece is not sent: it says
+    that making the next one goes on, and lets the others have their turn in between.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class LinesResponse(Response):
                 if piece is None:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     return
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                if piece:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
         finally:
             watch.cancel()
 

@@ -142,8 +142,7 @@ def _streamed(
     """The lines of files; an answer that breaks off does not look whole (protocol §1.13)."""
     try:
         for piece in pieces:
-            if piece:
-                yield piece
+            yield piece
             # Only what was taken counts: a client may leave while the next piece is made.
             note.files = progress.files
         if closing is not None:

@@ -1,0 +1,68 @@
+"""Lines are made piece by piece, so that a long look through an index keeps nobody waiting who has not asked for it."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from lakeshare_server.protocol.answer import Progress, SnapshotAnswer
+from lakeshare_server.protocol.file_lines import SnapshotLines
+from lakeshare_server.protocol.requests import query_of
+from lakeshare_server.routes.lines_response import LinesResponse
+from lakeshare_server.tables import index_writing, open_index, read_delta, write_index
+from tests.builders.lake_tables import a_delta_table, some_rows
+
+DAYS = 5
+LINES = SnapshotLines(response_format="parquet", ids="parquet", expires_at_ms=0)
+
+
+@pytest.mark.parametrize(("hint", "pieces"), [("day = '1999-01-01'", DAYS), ("day = '2013-01-02'", DAYS + 1)])
+def test_each_batch_that_makes_no_piece_makes_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hint: str, pieces: int
+) -> None:
+    monkeypatch.setattr(index_writing, "BATCH_ROWS", 1)
+    table = a_delta_table(tmp_path / "table", some_rows(days=DAYS))
+    index = open_index(tmp_path, write_index(read_delta(str(table)), tmp_path).digest)
+    answer = SnapshotAnswer(index=index, predicate=query_of({"predicateHints": [hint]}).predicate)
+    progress = Progress()
+    made = list(answer.parts(LINES, lambda paths: [b"url"] * len(paths), progress))
+    assert len(made) == pieces
+    assert made[:DAYS] == [b""] * DAYS
+    assert sum(map(bool, made)) == progress.files == pieces - DAYS
+
+
+def sent_of(pieces: Iterator[bytes], left: Event) -> list[bytes]:
+    """The bodies that are sent, to a client that leaves with the event."""
+    sent: list[bytes] = []
+
+    async def receive() -> dict[str, Any]:
+        while not left.is_set():
+            await asyncio.sleep(0.001)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(bytes(message["body"]))
+
+    asyncio.run(LinesResponse(b"first", pieces, {})({"type": "http"}, receive, send))
+    return sent
+
+
+def test_empty_pieces_are_not_sent() -> None:
+    assert sent_of(iter([b"", b"one", b"", b"", b"two", b""]), Event()) == [b"first", b"one", b"two", b""]
+
+
+def test_a_look_for_a_client_that_has_left_ends() -> None:
+    left = Event()
+
+    def endless() -> Iterator[bytes]:
+        for number in range(100_000):
+            if number == 3:
+                left.set()
+            yield b""
+        raise AssertionError("nobody looked whether the client is there")
+
+    assert sent_of(endless(), left) == [b"first"]
