@@ -62,11 +62,6 @@ class ChangeAnswer:
         """How many bytes the files of all pages have together."""
         return sum(one.feed_bytes if self.feed else one.window_bytes for one in self.changes)
 
-    @property
-    def roots(self) -> list[str]:
-        """The stores that URLs have to be signed for."""
-        return sorted({root for one in self.changes for root in one.roots})
-
     def parts(
         self, lines: ChangeLines, heads: HeadLines, sign: Sign, progress: Progress
     ) -> Iterator[bytes | memoryview]:

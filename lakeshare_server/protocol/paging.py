@@ -1,18 +1,13 @@
 """Paging of listings: opaque tokens that say after which key a page begins, and of which listing."""
 
-import base64
-import binascii
-import hashlib
-import hmac
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.parameters import whole_number
+from lakeshare_server.protocol.seals import Seals
 
-PURPOSE = b"lakeshare page token v1"
-SEAL_BYTES = 12
 HINT = "Pass on the nextPageToken of the page before, unchanged."
 
 
@@ -38,7 +33,7 @@ class Pager:
     """Cuts listings into pages; a token of one listing is refused by any other."""
 
     def __init__(self, key: bytes, page_size: int) -> None:
-        self._key, self.page_size = hmac.digest(key, PURPOSE, hashlib.sha256), page_size
+        self._seals, self.page_size = Seals(key, "listing page v1"), page_size
 
     def page(
         self, listing: str, request: PageRequest, read: Callable[[int, int], Sequence[Entry]]
@@ -62,18 +57,10 @@ class Pager:
         return min(whole_number("maxResults", max_results, low=0, high=500), self.page_size)
 
     def _token(self, listing: str, after: int) -> str:
-        text = str(after).encode()
-        return base64.urlsafe_b64encode(self._seal(listing, text) + text).decode().rstrip("=")
+        return self._seals.sealed({"listing": listing, "after": after})
 
     def _after(self, listing: str, token: str) -> int:
-        try:
-            sealed = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise BadRequest("pageToken", token, HINT) from error
-        seal, text = sealed[:SEAL_BYTES], sealed[SEAL_BYTES:]
-        if not hmac.compare_digest(seal, self._seal(listing, text)):
+        said = self._seals.opened(token)
+        if said is None or said["listing"] != listing:
             raise BadRequest("pageToken", token, HINT)
-        return int(text)
-
-    def _seal(self, listing: str, text: bytes) -> bytes:
-        return hmac.digest(self._key, listing.encode() + b"\n" + text, hashlib.sha256)[:SEAL_BYTES]
+        return int(said["after"])

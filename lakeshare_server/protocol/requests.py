@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.protocol.bodies import json_object
 from lakeshare_server.protocol.json_predicate import parse_json_predicate
 from lakeshare_server.protocol.parameters import MAX_INT, optional_number, optional_text, optional_truth
 from lakeshare_server.protocol.timestamps import milliseconds
@@ -83,16 +82,6 @@ class QueryRequest:
     def wants_end_stream_action(self) -> bool:
         """Whether the client reads a closing line; others would stumble over it (protocol §0.1)."""
         return self.paging.is_asked or self.include_refresh_token or self.refresh_token is not None
-
-
-def parse_query(body: bytes) -> QueryRequest:
-    """The request in a body; an empty body asks for everything.
-
-    Raises:
-        MalformedRequest: the body is not a JSON object.
-        BadRequest: a field has a value that cannot be used.
-    """
-    return query_of(json_object(body))
 
 
 def query_of(fields: Mapping[str, Any]) -> QueryRequest:

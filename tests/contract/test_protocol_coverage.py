@@ -167,6 +167,10 @@ HELD: dict[str, tuple[str, ...]] = {
     "§11 4xx for permanent faults": (
         "e2e/test_hostile_tables.py::what_nobody_can_read_is_refused_as_the_tables_fault",
     ),
+    "§11 Bearer profiles of version 1, rotation, expiry": (
+        "unit/test_server_commands.py::adding_a_recipient_writes_the_profile_it_needs",
+        "unit/test_server_access.py::access_ends_with_the_next_request",
+    ),
     "§11 Several recipients, grants per share, 404 for ungranted": (
         "unit/test_server_access.py::ungranted_looks_exactly_like_unknown",
     ),
@@ -181,8 +185,58 @@ HELD: dict[str, tuple[str, ...]] = {
         "unit/test_server_bytes.py::nothing_is_served_without_a_signature",
         "unit/test_server_bytes.py::head_gives_the_size_and_nothing_else",
     ),
+    "§11 Range, 206 and HEAD at that endpoint, a key that clients know": (
+        CONFORMANCE,
+        "unit/test_server_bytes.py::a_range_gives_206_and_those_bytes",
+        "unit/test_server_bytes.py::head_gives_the_size_and_nothing_else",
+    ),
     "§11 Get Table with format": (CONFORMANCE,),
+    "§11 Health, readiness, audit log": (
+        "unit/test_server_process.py::it_is_not_ready_while_the_catalog_is_not_what_it_needs",
+        "unit/test_server_audit.py::a_row_says_who_did_what_to_what_and_what_came_of_it",
+    ),
 }
+
+# The rows of §11, in its order, that are promised for Delta tables: a promise does not end with its line above.
+ROWS = (
+    "All endpoints, HEAD version",
+    "Share displayName, comment, properties",
+    "accessModes, location in listings and metadata",
+    "Temporary credentials, prefix-scoped on all clouds",
+    "startingTimestamp, version, timestamp everywhere",
+    "Metadata at version or timestamp",
+    "Format negotiation incl. lists",
+    "Full reader-feature check with named missing features",
+    "Strip log-only features",
+    "size, numFiles",
+    "deletionVectorFileId, u to p, inline",
+    "Vectors and mapping in streaming, CDF, paging",
+    "Row tracking pass-through",
+    "timestampNtz, type widening, variant",
+    "v2 checkpoints, log compaction, absolute paths, shallow clones",
+    "startingVersion windows, historical metadata and protocol",
+    "CDF incl. no-op MERGE rule, gaps",
+    "Paging on query and changes, stable head lines",
+    "One unpaged streaming reply of any size",
+    "Refresh token that pins the snapshot",
+    "errorMessage mid-stream",
+    "Real async queries",
+    "fileidhash",
+    "Sound JSON predicate pruning",
+    "SQL hints on partition columns",
+    "limitHint using numRecords minus deleted rows",
+    "Case-insensitive names, booleans, capability keys",
+    "JSON bodies on errors, never a storage error",
+    "4xx for permanent faults",
+    "Bearer profiles of version 1, rotation, expiry",
+    "Several recipients, grants per share, 404 for ungranted",
+    "S3-compatible endpoints, path style",
+    "Azure identities and delegation, Google identities",
+    "Local files with a signed http byte endpoint",
+    "Range, 206 and HEAD at that endpoint, a key that clients know",
+    "Get Table with format",
+    "Health, readiness, audit log",
+)
 
 
 def names_in(path: Path) -> set[str]:
@@ -201,3 +255,8 @@ def test_what_the_notes_number_has_tests(promise: str) -> None:
 def test_every_number_of_what_bites_is_there() -> None:
     numbers = {promise.split()[0] for promise in HELD}
     assert {f"§0.{number}" for number in range(1, 21)} <= numbers
+
+
+def test_every_row_for_delta_tables_is_there() -> None:
+    told = [promise.removeprefix("§11 ") for promise in HELD if promise.startswith("§11 ")]
+    assert told == list(ROWS)

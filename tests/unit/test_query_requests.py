@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_server.catalog import SharedTable, share_table
-from lakeshare_server.protocol.requests import parse_query, query_of
+from lakeshare_server.protocol.requests import query_of
 from lakeshare_server.protocol.table_tokens import Asker, Page, Pin, TableTokens
 from lakeshare_server.protocol.timestamps import iso
 from lakeshare_server.signing import load_key
@@ -355,19 +355,19 @@ def test_nothing_of_one_recipients_tokens_is_of_use_to_another(world: World) -> 
 @pytest.mark.parametrize("spelt", [True, "true", "True", "TRUE"])
 def test_truth_may_be_spelt_in_any_case(spelt: object) -> None:
     """protocol §0.11, §1.7."""
-    assert parse_query(json.dumps({"includeRefreshToken": spelt}).encode()).include_refresh_token
+    assert query_of({"includeRefreshToken": spelt}).include_refresh_token
 
 
 def test_both_spellings_of_the_idempotency_key_are_taken() -> None:
     """protocol §0.9: `idempotencyKey` in the protocol, `idempotency_key` in every client."""
     for name in ("idempotencyKey", "idempotency_key"):
-        assert parse_query(json.dumps({name: "k"}).encode()).idempotency_key == "k"
+        assert query_of({name: "k"}).idempotency_key == "k"
 
 
 def test_undocumented_fields_say_nothing() -> None:
     """protocol §1.7: unknown fields are ignored, so are those that REF knows and does not use."""
     body = {"requested_columns": ["a"], "queryDeltaLog": True, "other": {"x": [1]}}
-    assert parse_query(json.dumps(body).encode()) == parse_query(b"")
+    assert query_of(body) == query_of({})
 
 
 def test_a_predicate_too_long_to_be_looked_at_fills_no_limit() -> None:

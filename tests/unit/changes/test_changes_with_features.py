@@ -126,6 +126,6 @@ def test_files_elsewhere_are_told_with_their_store(log: WrittenLog, read: Any) -
     log.commit(protocol(), metadata(), add("s3://bucket/a%20b"), add("1"))
     changes = read(log.location, 0, 0)
     wanted = answer(changes, feed=True)
-    assert wanted.roots == ["", "s3://bucket"]
+    assert {root for one in changes for root in one.roots} == {"", "s3://bucket"}
     assert (wanted.files, wanted.size_bytes) == (2, 200)
     assert told(wanted, "parquet")[0]["add"]["url"] == url("s3://bucket/a b")
