@@ -5,6 +5,7 @@ event loop, which answers polls meanwhile, from getting its turn.
 """
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 NDJSON = "application/x-ndjson; charset=utf-8"
 Piece = bytes | memoryview
 
+# So long may an answer look for files before the others have their turn.
+TURN_S = 0.005
 # A signer that has to ask its store, or to compute for long, is not to hold up the others.
 MAKERS = {True: ThreadPoolExecutor(1, "lines"), False: ThreadPoolExecutor(8, "slow-lines")}
 
@@ -22,7 +25,7 @@ class LinesResponse(Response):
     """NDJSON of any length: first what is there already, then pieces as they are made.
 
     An answer whose pieces raise is cut off, one whose client has left is ended. An empty piece is not sent: it says
-    that making the next one goes on, and lets the others have their turn in between.
+    that making the next one goes on, and that the others may have their turn in between.
     """
 
     def __init__(
@@ -51,7 +54,11 @@ class LinesResponse(Response):
             watch.cancel()
 
     def _next(self) -> Piece | None:
-        return next(self._pieces, None)
+        ends = time.monotonic() + TURN_S
+        for piece in self._pieces:
+            if piece or time.monotonic() >= ends:
+                return piece
+        return None
 
     async def _watch(self, receive: Receive) -> None:
         """Sending says nothing of a client that has left: without this its answer would be made to the end."""
