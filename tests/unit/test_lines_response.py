@@ -59,7 +59,7 @@ def test_a_look_for_a_client_that_has_left_ends() -> None:
     left = Event()
 
     def endless() -> Iterator[bytes]:
-        for number in range(100_000):
+        for number in range(10_000_000):
             if number == 3:
                 left.set()
             yield b""
