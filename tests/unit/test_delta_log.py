@@ -309,6 +309,21 @@ def test_a_later_listing_adds_to_an_earlier_one(log: WrittenLog) -> None:
     assert known.checkpoints.keys() == {5}
 
 
+def test_whoever_looks_through_a_listing_finds_it_as_it_was(log: WrittenLog) -> None:
+    """Other threads read a listing while it grows: what they iterate over stays."""
+    five_commits(log)
+    known = listing(log)
+    commits, checkpoints = known.commits, known.checkpoints
+    log.commit(5, add("5"))
+    log.checkpoint(5, *HEAD, *map(add, "12345"))
+    later = list_log(STORES, str(log.root), 5)
+    grown = known.grown_by(later)
+    assert (known.latest, grown.latest, grown.since) == (4, 5, 0)
+    known.add(later)
+    assert known == grown
+    assert (commits.keys(), checkpoints.keys()) == (set(range(5)), set())
+
+
 BROKEN = {
     "cut off": '{"add":{"path":"x","si',
     "no JSON": "add x",

@@ -4,8 +4,9 @@ Delta's PROTOCOL.md, "File Types". What the files say is read elsewhere.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
 from lakeshare_server.stores import StoredObject, Stores
@@ -14,6 +15,8 @@ LOG = "_delta_log"
 COMMIT = re.compile(r"(\d{20})\.json")
 COMPACTED = re.compile(r"(\d{20})\.(\d{20})\.compacted\.json")
 CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.([0-9a-fA-F-]{36}))?\.(parquet|json)")
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,19 @@ class LogListing:
             raise TableFilesMissing(self.root, "there is no Delta log")
         return max(versions)
 
+    def grown_by(self, listed: "LogListing") -> "LogListing":
+        """This listing and what a later one found; whoever reads this one meanwhile finds it as it was."""
+        return replace(
+            self,
+            commits={**self.commits, **listed.commits},
+            compacted={**self.compacted, **listed.compacted},
+            checkpoints={**self.checkpoints, **listed.checkpoints},
+        )
+
     def add(self, listed: "LogListing") -> None:
-        """Take over what a later listing found."""
-        self.commits.update(listed.commits)
-        self.compacted.update(listed.compacted)
-        self.checkpoints.update(listed.checkpoints)
+        """Take over what a later listing found; other threads go on with the entries they are looking through."""
+        grown = self.grown_by(listed)
+        self.commits, self.compacted, self.checkpoints = grown.commits, grown.compacted, grown.checkpoints
 
     def segments(self, version: int) -> Iterator[Segment]:
         """Ways to read a version, the one of least reading first.
@@ -108,6 +119,24 @@ class LogListing:
             else:
                 return None
         return tuple(chosen)
+
+
+def first_readable(listing: LogListing, version: int, read: Callable[[Segment], Read]) -> Read:
+    """What `read` makes of a version, by the first way through the log that it can read.
+
+    Raises:
+        TableFilesMissing: there is none; tells of the first way that `read` refused.
+    """
+    refused: TableFilesMissing | None = None
+    for segment in listing.segments(version):
+        try:
+            return read(segment)
+        except TableFilesMissing as error:
+            # Another checkpoint, or the commits alone, may tell the same.
+            refused = refused or error
+    if refused is None:
+        raise AssertionError("unreachable: a listing without a way raises")
+    raise refused
 
 
 def list_log(stores: Stores, root: str, from_version: int = 0) -> LogListing:
