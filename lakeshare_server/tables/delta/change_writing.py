@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import pyarrow as pa
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.stores import StoredObject, Stores
@@ -18,6 +17,7 @@ from lakeshare_server.tables.delta.heads import head_actions
 from lakeshare_server.tables.delta.log import LogListing
 from lakeshare_server.tables.delta.mapping import physical_partition_columns
 from lakeshare_server.tables.delta.removed import RemovedFiles
+from lakeshare_server.tables.delta.replay import NOT_AS_SPECIFIED
 
 Action = dict[str, Any]
 # Commits of one version each may be of any size: so many bytes of them are parsed at once.
@@ -125,7 +125,7 @@ class SegmentWriter:
     def _write_commit(self, file: SegmentFile, commit: Commit, heads: HeadTexts) -> None:
         try:
             self._write_changes(file, commit, heads)
-        except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+        except NOT_AS_SPECIFIED as error:
             raise TableFilesMissing(
                 self._root, f"an entry of version {commit.last} in its log is not whole"
             ) from error
@@ -203,7 +203,7 @@ def _own_time_ms(commit: Commit, heads: HeadTexts) -> int | None:
     if configuration.get("delta.enableInCommitTimestamps") != "true":
         return None
     said = commit.info.get("inCommitTimestamp")
-    return said if isinstance(said, int) else None
+    return said if isinstance(said, int) and not isinstance(said, bool) else None
 
 
 def _text(action: Action) -> str:
