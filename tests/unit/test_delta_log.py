@@ -137,6 +137,26 @@ def test_a_sidecar_that_is_gone_is_not_passed_over(log: WrittenLog) -> None:
         read_delta(str(log.root))
 
 
+def test_of_a_sidecar_only_its_files_count(log: WrittenLog) -> None:
+    """One that names itself would never end, one with a head of its own would change the table's."""
+    five_commits(log)
+    itself = {"sidecar": {"path": "itself.parquet", "sizeInBytes": 1, "modificationTime": 1}}
+    other = metadata({"other": "string"}, name="other")
+    log.v2(4, "parquet", *HEAD, log.sidecar("itself.parquet", itself, other, *map(add, "1234")))
+    assert live(log) == ["1", "2", "3", "4"]
+    assert read_delta(str(log.root)).head.name is None
+
+
+@pytest.mark.parametrize("sidecar", [{}, {"path": None}, {"path": 5}, 5])
+def test_a_sidecar_without_a_path_is_not_passed_over(log: WrittenLog, sidecar: object) -> None:
+    five_commits(log)
+    log.v2(4, "json", *HEAD, *map(add, "1234"), {"sidecar": sidecar})
+    assert live(log) == ["1", "2", "3", "4"]
+    (log.folder / f"{0:020}.json").unlink()
+    with pytest.raises(Unserveable, match="a sidecar in its log has the path"):
+        read_delta(str(log.root))
+
+
 def test_a_compaction_is_read_instead_of_its_commits(log: WrittenLog) -> None:
     five_commits(log)
     wide = log.compacted(1, 3, *map(add, "123"))

@@ -57,9 +57,7 @@ def read_checkpoint(stores: Stores, root: str, checkpoint: Checkpoint) -> Checkp
     for part in checkpoint.parts:
         _read_into(stores, root, part.location, state)
     for sidecar in state.sidecars:
-        path = str(sidecar["path"])
-        location = path if "/" in path else f"{root}/{LOG}/_sidecars/{path}"
-        _read_into(stores, root, location, state)
+        _read_sidecar(stores, root, sidecar, state)
     return _whole(root, checkpoint, state)
 
 
@@ -73,6 +71,18 @@ def read_checkpoint_head(stores: Stores, root: str, checkpoint: Checkpoint) -> C
     for part in checkpoint.parts:
         _read_into(stores, root, part.location, state, with_files=False)
     return _whole(root, checkpoint, state)
+
+
+def _read_sidecar(stores: Stores, root: str, sidecar: Action, state: CheckpointState) -> None:
+    """Take over the files it names; anything else that is in it, other sidecars too, does not belong there."""
+    path = sidecar.get("path") if isinstance(sidecar, dict) else None
+    if not isinstance(path, str):
+        raise TableFilesMissing(root, f"a sidecar in its log has the path {path!r}")
+    location = path if "/" in path else f"{root}/{LOG}/_sidecars/{path}"
+    said = CheckpointState()
+    _read_into(stores, root, location, said)
+    state.adds += said.adds
+    state.json_adds += said.json_adds
 
 
 def _whole(root: str, checkpoint: Checkpoint, state: CheckpointState) -> CheckpointState:
