@@ -27,7 +27,7 @@ COMMITS_AT_ONCE = 100
 
 @dataclass(frozen=True)
 class HeadTexts:
-    """Protocol and metadata as the log has them, in JSON."""
+    """Protocol and metadata as the log has them, in JSON; the same text wherever in the log they were found."""
 
     protocol: str
     metadata: str
@@ -207,4 +207,12 @@ def _own_time_ms(commit: Commit, heads: HeadTexts) -> int | None:
 
 
 def _text(action: Action) -> str:
-    return orjson.dumps(action, option=orjson.OPT_SORT_KEYS).decode()
+    return orjson.dumps(_said(action), option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _said(value: Any) -> Any:
+    """The value without members that say nothing: commits and checkpoints differ in nulls and in empty maps."""
+    if not isinstance(value, dict):
+        return value
+    members = {name: _said(member) for name, member in value.items()}
+    return {name: member for name, member in members.items() if member is not None and member != {}}

@@ -23,7 +23,7 @@ from lakeshare_server.tables.delta.replay import NOT_AS_SPECIFIED
 from lakeshare_server.tables.head import TableHead
 
 # Grows whenever columns, notes or rendering change; segments of another layout are not found.
-LAYOUT = 2
+LAYOUT = 3
 LENGTHS = (100, 10)
 HEADS_KEPT = 256
 

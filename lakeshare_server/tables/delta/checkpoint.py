@@ -1,6 +1,6 @@
 """Checkpoints: classic, in several parts, and of version 2 with sidecars (Delta's PROTOCOL.md, "Checkpoints")."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,18 +146,14 @@ def _rows(table: pa.Table, name: str) -> Iterator[Action]:
     if name not in table.column_names:
         return
     for chunk in table.column(name).chunks:
-        for row in chunk.filter(pc.is_valid(chunk)).to_pylist():
+        for row in chunk.filter(pc.is_valid(chunk)).to_pylist(maps_as_pydicts="lossy"):
             yield _without_nulls(row)
 
 
 def _without_nulls(row: Mapping[str, Any]) -> Action:
-    """A row as the JSON of a commit would have it: maps as objects, nulls left out."""
-    return {name: _value(value) for name, value in row.items() if value is not None}
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _without_nulls(value)
-    if isinstance(value, Sequence) and not isinstance(value, str) and value and isinstance(value[0], tuple):
-        return dict(value)
-    return value
+    """A row as the JSON of a commit would have it: nulls are left out."""
+    return {
+        name: _without_nulls(value) if isinstance(value, dict) else value
+        for name, value in row.items()
+        if value is not None
+    }

@@ -117,7 +117,8 @@ def _told_protocol(protocol: Mapping[str, Any]) -> TableProtocol:
 
 def _told_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
     """The table's properties as recipients are told them."""
-    said = {str(key): str(value) for key, value in (metadata.get("configuration") or {}).items()}
+    logged = metadata.get("configuration") or {}
+    said = {str(key): str(value) for key, value in logged.items() if value is not None}
     dropped = {f"delta.feature.{feature}" for feature in LOG_ONLY} | set(LOG_ONLY_PROPERTIES)
     return {key: value for key, value in said.items() if key not in dropped}
 
