@@ -154,7 +154,9 @@ def _identity(log: ChangeLog, begin: int, end: int) -> tuple[object, ...]:
 
 
 def _has(segment: Segment, asked: range) -> bool:
-    return all(version in segment.note.versions for version in asked)
+    """Whether a segment tells the versions: a fault may be gone from the log since, so it is looked for again."""
+    found = [segment.note.versions.get(version) for version in asked]
+    return all(one is not None and one.fault is None for one in found)
 
 
 def _segment_before(log: ChangeLog, cache: SegmentCache, begin: int) -> Segment | None:

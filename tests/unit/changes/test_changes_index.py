@@ -80,6 +80,25 @@ def test_a_head_from_a_checkpoint_is_the_one_of_the_commits(
     assert len({one.metadata_text for one in whole}) == len({one.protocol_text for one in whole}) == 1
 
 
+def test_a_fault_is_gone_when_the_log_is_repaired(
+    tmp_path: Path, stores: CountingStores, cache: SegmentCache
+) -> None:
+    log = log_files.WrittenLog(tmp_path / "table")
+    first = log.first(log_files.add("0", size=5))
+    log.commit(1, log_files.add("1"))
+    log.commit(2, log_files.remove("0"))
+    aside = first.rename(tmp_path / "aside")
+    lacking = log.checkpoint(1, log_files.PROTOCOL, log_files.metadata(), log_files.add("1"))
+    place = ChangeLog(stores, str(log.root))
+    for _ in range(2):
+        with pytest.raises(TableFilesMissing, match="removes 0 without a size, and never added it"):
+            read_changes(place, cache, 2, 2)
+    assert [one.version for one in read_changes(place, cache, 1, 1)] == [1]
+    aside.rename(first)
+    lacking.unlink()
+    assert [one.window_bytes for one in read_changes(place, cache, 2, 2)] == [5]
+
+
 def test_spans_cover_each_version_once() -> None:
     for first, last in ((0, 0), (0, 99), (0, 100), (5, 742), (740, 745), (99, 100), (123, 1009)):
         found = list(spans(first, last))
