@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from lakeshare_server.tables import TableHead, TableProtocol, open_index, read_d
 from lakeshare_server.tables.head import Hindrance
 from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, index_path
 from lakeshare_server.tables.index_writing import BATCH_ROWS
+from lakeshare_server.tables.scratch import ABANDONED_AFTER_S, scratch_file
 from lakeshare_server.tables.snapshot import TableSnapshot
 from tests.builders.lake_tables import a_delta_table, some_rows
 
@@ -195,6 +198,16 @@ def test_writing_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         write_index(broken, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_writers_left_is_removed_when_the_next_one_writes(tmp_path: Path) -> None:
+    abandoned, at_work = scratch_file(tmp_path), scratch_file(tmp_path)
+    for file in (abandoned, at_work):
+        file.write_text("half")
+    long_ago = time.time() - ABANDONED_AFTER_S - 60
+    os.utime(abandoned, (long_ago, long_ago))
+    stored = write_index(a_snapshot(1), tmp_path)
+    assert set(tmp_path.iterdir()) == {stored.path, at_work}
 
 
 def test_writers_of_one_index_do_not_disturb_each_other(tmp_path: Path) -> None:
