@@ -6,6 +6,7 @@ What a key stands for never changes, so whoever finds its file has the right one
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import time
 from collections import OrderedDict
@@ -18,6 +19,8 @@ from typing import Generic, TypeVar
 
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.tables.scratch import remove_abandoned, scratch_file
+
+logger = logging.getLogger(__name__)
 
 OPEN_FILES = 256
 # A file in use is marked as used at most so often.
@@ -129,6 +132,7 @@ class CacheFolder(Generic[Opened]):
                 file.unlink(missing_ok=True)
 
     def _unwritable(self, error: OSError) -> Unavailable:
+        logger.warning("%s cannot be written: %s", self.folder, error)
         return Unavailable(
             f"an index cannot be written: {error.strerror}",
             "Make room below LAKESHARE_STATE_DIR, or set it to a place that can be written.",
