@@ -65,7 +65,10 @@ class FileIndex:
         """Say that a batch was read for now: of a large index no more is to stay in memory than what is being read."""
         if len(self._mapped) <= KEPT_BYTES:
             return
-        buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
+        # Empty ones lie anywhere, outside of the file, too.
+        buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
+        if not buffers:
+            return
         start = min(buffer.address for buffer in buffers) - self._begin
         end = max(buffer.address + buffer.size for buffer in buffers) - self._begin
         start -= start % mmap.PAGESIZE

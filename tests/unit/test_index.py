@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import mmap
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.tables import TableHead, TableProtocol, open_index, read_delta, write_index
+from lakeshare_server.tables import index as index_file
 from lakeshare_server.tables.head import Hindrance
 from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, index_path
 from lakeshare_server.tables.index_writing import BATCH_ROWS
@@ -148,6 +150,31 @@ def test_files_come_back_in_order_and_in_batches(tmp_path: Path) -> None:
     assert max(batch.num_rows for batch in batches) == BATCH_ROWS
     paths = [path for batch in batches for path in batch.column("path").to_pylist()]
     assert paths == [f"/lake/{number:06d}.parquet" for number in range(25_500)]
+
+
+def test_of_a_large_index_pages_are_given_back_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the batch and no others: its empty columns lie anywhere in memory."""
+    given: list[tuple[int, int]] = []
+
+    class Noting(mmap.mmap):
+        def madvise(self, advice: int, start: int = 0, length: int = 0) -> None:
+            given.append((start, start + length))
+            super().madvise(advice, start, length)
+
+    monkeypatch.setattr(mmap, "mmap", Noting)
+    monkeypatch.setattr(index_file, "KEPT_BYTES", 0)
+    stored = write_index(a_snapshot(BATCH_ROWS + 10), tmp_path)
+    index = open_index(tmp_path, stored.digest)
+    before = [batch.to_pylist() for batch in index.batches()]
+    for batch in index.batches():
+        index.give_back(batch)
+        index.give_back(batch.select([]))
+    first, second = given
+    assert 0 <= first[0] < first[1] <= second[0] + mmap.PAGESIZE
+    assert second[1] <= stored.path.stat().st_size
+    assert [batch.to_pylist() for batch in index.batches()] == before
 
 
 def test_a_table_without_files_has_an_index_too(tmp_path: Path) -> None:
