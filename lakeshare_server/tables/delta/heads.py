@@ -7,7 +7,7 @@ from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.stores import StoredObject, Stores
 from lakeshare_server.tables.delta.checkpoint import read_checkpoint_head
 from lakeshare_server.tables.delta.commits import READERS, read_commits
-from lakeshare_server.tables.delta.log import LogListing, Segment, first_readable
+from lakeshare_server.tables.delta.log import LogListing, Segment
 
 Action = dict[str, Any]
 
@@ -18,7 +18,7 @@ def head_actions(stores: Stores, listing: LogListing, version: int) -> tuple[Act
     Raises:
         TableFilesMissing: there is none.
     """
-    return first_readable(listing, version, lambda segment: _head(stores, listing.root, segment))
+    return listing.read(version, lambda segment: _head(stores, listing.root, segment))
 
 
 def _head(stores: Stores, root: str, segment: Segment) -> tuple[Action, Action]:

@@ -11,12 +11,12 @@ from typing import TypeVar
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
 from lakeshare_server.stores import StoredObject, Stores
 
+Read = TypeVar("Read")
+
 LOG = "_delta_log"
 COMMIT = re.compile(r"(\d{20})\.json")
 COMPACTED = re.compile(r"(\d{20})\.(\d{20})\.compacted\.json")
 CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.([0-9a-fA-F-]{36}))?\.(parquet|json)")
-
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,23 @@ class LogListing:
         if not found:
             raise TableFilesMissing(self.root, f"the log of version {version} is not whole")
 
+    def read(self, version: int, way: Callable[[Segment], Read]) -> Read:
+        """What is read of a version by the first way that has all it needs.
+
+        Raises:
+            TableFilesMissing: something is missing for every way; it is what the first one missed.
+        """
+        refused: TableFilesMissing | None = None
+        for segment in self.segments(version):
+            try:
+                return way(segment)
+            except TableFilesMissing as error:
+                # Another checkpoint, or the commits alone, may tell the same.
+                refused = refused or error
+        if refused is None:
+            raise AssertionError("unreachable: a listing without a way raises")
+        raise refused
+
     def oldest_readable(self) -> int:
         """The oldest version that can be rebuilt."""
         starts = list(self.checkpoints)
@@ -119,24 +136,6 @@ class LogListing:
             else:
                 return None
         return tuple(chosen)
-
-
-def first_readable(listing: LogListing, version: int, read: Callable[[Segment], Read]) -> Read:
-    """What `read` makes of a version, by the first way through the log that it can read.
-
-    Raises:
-        TableFilesMissing: there is none; tells of the first way that `read` refused.
-    """
-    refused: TableFilesMissing | None = None
-    for segment in listing.segments(version):
-        try:
-            return read(segment)
-        except TableFilesMissing as error:
-            # Another checkpoint, or the commits alone, may tell the same.
-            refused = refused or error
-    if refused is None:
-        raise AssertionError("unreachable: a listing without a way raises")
-    raise refused
 
 
 def list_log(stores: Stores, root: str, from_version: int = 0) -> LogListing:

@@ -15,7 +15,7 @@ from lakeshare_server.stores import Stores
 from lakeshare_server.tables.delta.adds import file_name, from_actions, from_checkpoint, keys_of, vector_id
 from lakeshare_server.tables.delta.checkpoint import CheckpointState, read_checkpoint
 from lakeshare_server.tables.delta.commits import Commit, read_commits
-from lakeshare_server.tables.delta.log import LogListing, Segment, first_readable, last_checkpoint
+from lakeshare_server.tables.delta.log import LogListing, Segment, last_checkpoint
 from lakeshare_server.tables.delta.mapping import physical_partition_columns
 from lakeshare_server.tables.delta.stats import stats_texts
 from lakeshare_server.tables.delta_schema import parse_schema
@@ -47,7 +47,7 @@ def replay(stores: Stores, listing: LogListing, version: int) -> TableState:
     Raises:
         TableFilesMissing: there is none.
     """
-    return first_readable(listing, version, lambda segment: _state(stores, listing.root, segment))
+    return listing.read(version, lambda segment: _state(stores, listing.root, segment))
 
 
 def _state(stores: Stores, root: str, segment: Segment) -> TableState:
