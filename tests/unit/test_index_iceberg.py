@@ -1,5 +1,6 @@
 """Iceberg tables: each snapshot as its metadata has it; what reading by name would get wrong is refused."""
 
+import json
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,6 @@ def test_row_level_deletes_are_refused_with_the_procedure(tmp_path: Path) -> Non
 
 def with_a_delete_manifest(table: IcebergTable, folder: Path) -> str:
     """The table's metadata with its manifest list naming one more manifest, of deletes; pyiceberg writes none."""
-    import json
-
     from pyiceberg.manifest import (
         DataFile,
         DataFileContent,
@@ -229,6 +228,76 @@ def test_an_added_column_is_no_hindrance(tmp_path: Path) -> None:
     snapshot = read(table)
     assert snapshot.files.num_rows == 4
     assert snapshot.fields[-1].name == "remark"
+
+
+def expired(table: IcebergTable, folder: Path, *, first_kept: bool = False) -> TableSnapshot:
+    """The table once `expire_snapshots(clean_expired_metadata => true)` left its newest snapshot and schema.
+
+    With `first_kept` its schemas have the numbers they have when each was expired before the next one was made.
+    """
+    state = table.state()
+    metadata = json.loads(Path(state.metadata_location.removeprefix("file://")).read_text())
+    [snapshot] = [one for one in metadata["snapshots"] if one["snapshot-id"] == state.snapshot_id]
+    snapshot.pop("parent-snapshot-id", None)
+    schemas = {one["schema-id"]: one for one in metadata["schemas"]}
+    newest = schemas[metadata["current-schema-id"]]
+    metadata |= {"snapshots": [snapshot], "snapshot-log": metadata["snapshot-log"][-1:], "schemas": [newest]}
+    if first_kept:
+        metadata |= {"schemas": [schemas[0], newest], "current-schema-id": 1}
+        newest["schema-id"] = snapshot["schema-id"] = 1
+    location = folder / "expired.metadata.json"
+    location.write_text(json.dumps(metadata))
+    return read_iceberg(str(location), state.snapshot_id)
+
+
+def test_a_rename_is_noticed_after_its_schema_expired(tmp_path: Path) -> None:
+    table = an_iceberg_table(tmp_path)
+    with table.table.update_schema() as update:
+        update.rename_column("carrier", "airline")
+    table.append(renamed(some_rows(days=1)))
+    with pytest.raises(Unserveable, match="column airline under its older name carrier"):
+        expired(table, tmp_path)
+
+
+@pytest.mark.parametrize("first_kept", [True, False])
+def test_a_dropped_column_is_noticed_after_its_schema_expired(tmp_path: Path, first_kept: bool) -> None:
+    """Also when the numbers of the schemas have no gap: a change that is taken back gives its number away."""
+    from pyiceberg.types import StringType
+
+    table = an_iceberg_table(tmp_path)
+    with_remark = some_rows(days=1).append_column("remark", pa.array(["x"] * 4))
+    with table.table.update_schema() as update:
+        update.add_column("remark", StringType())
+    table.append(with_remark)
+    with table.table.update_schema() as update:
+        update.delete_column("remark")
+    assert read(table).files.num_rows == 4
+    with table.table.update_schema() as update:
+        update.add_column("remark", StringType())
+    table.append(with_remark)
+    with pytest.raises(Unserveable, match="older, dropped column under the name remark"):
+        expired(table, tmp_path, first_kept=first_kept)
+
+
+def test_an_added_column_is_no_hindrance_after_its_schema_expired(tmp_path: Path) -> None:
+    from pyiceberg.types import StringType
+
+    table = an_iceberg_table(tmp_path)
+    with table.table.update_schema() as update:
+        update.add_column("remark", StringType())
+    table.append(some_rows(days=1).append_column("remark", pa.array(["x"] * 4)))
+    assert expired(table, tmp_path).files.num_rows == 4
+
+
+def test_footers_of_an_ordinary_table_are_not_read(tmp_path: Path) -> None:
+    """Nested columns have numbers of their own, and a dropped one keeps its own as long as its schema is there."""
+    rows = some_rows().append_column("tags", pa.array([[{"k": "v"}]] * 12))
+    table = an_iceberg_table(tmp_path, rows)
+    with table.table.update_schema() as update:
+        update.delete_column("delay")
+    for file in read(table).files.column("path").to_pylist():
+        Path(file).unlink()
+    assert read(table).files.num_rows == 3
 
 
 @pytest.mark.parametrize(
