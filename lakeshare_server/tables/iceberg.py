@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables.head import TableHead
-from lakeshare_server.tables.iceberg_bounds import bounds, column_type, null_counts
+from lakeshare_server.tables.iceberg_bounds import bounds, column_type, null_counts, told_maxima
 from lakeshare_server.tables.iceberg_names import require_names_in_files
 from lakeshare_server.tables.iceberg_schema import delta_schema_string
 from lakeshare_server.tables.locations import local_path
@@ -186,6 +186,7 @@ def _files(
     files = [entry.data_file for entry in entries]
     times = {known.snapshot_id: known.timestamp_ms for known in table.snapshots()}
     added = [times.get(entry.snapshot_id or 0, snapshot.timestamp_ms) for entry in entries]
+    maxima = bounds(schema.fields, files, "upper_bounds")
     return pa.table(
         {
             "path": pa.array([local_path(file.file_path) for file in files], pa.string()),
@@ -195,7 +196,8 @@ def _files(
             "rows": pa.array([file.record_count for file in files], pa.int64()),
             "partition": _partition(table, schema, files, partition_columns),
             "min": bounds(schema.fields, files, "lower_bounds"),
-            "max": bounds(schema.fields, files, "upper_bounds"),
+            "max": maxima,
+            "told_max": told_maxima(maxima, schema.fields, files),
             "null_count": null_counts(schema.fields, files),
         }
     )

@@ -11,6 +11,8 @@ import pytest
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
+from lakeshare_server.tables.iceberg_bounds import told_maxima
+from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
 from tests.builders.lake_tables import IcebergTable, an_iceberg_table, some_rows
 
 
@@ -74,6 +76,35 @@ def test_statistics_are_those_of_the_files(tmp_path: Path) -> None:
             values = [value for value in rows.column(name).to_pylist() if value is not None]
             assert (low[name], high[name]) == (min(values), max(values))
             assert nulls[name] == rows.column(name).null_count
+
+
+def test_a_column_that_may_hold_nan_has_no_upper_bound_for_recipients(tmp_path: Path) -> None:
+    """For Spark NaN is greater than all numbers, and bounds leave it out; the server's own pruning knows of that."""
+    table = an_iceberg_table(
+        tmp_path, pa.table({"d": [1.0, 3.0, float("nan")], "n": [1, 2, 3]}), partitioned_by=()
+    )
+    snapshot = read(table)
+    assert columns(snapshot, "max") == [{"d": 3.0, "n": 3}]
+    [common] = rendered(snapshot.files, ())[LINE_COLUMNS.index("common")].to_pylist()
+    told = json.loads(json.loads(f"{{{common}}}")["stats"])
+    assert (told["minValues"], told["maxValues"]) == ({"d": 1.0, "n": 1}, {"n": 3})
+
+
+def test_a_column_without_nan_keeps_its_upper_bound() -> None:
+    """Where the writer counted: pyiceberg does not."""
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.types import DoubleType, FloatType, NestedField, StructType
+
+    fields = [
+        NestedField(1, "d", DoubleType(), required=False),
+        NestedField(2, "s", StructType(NestedField(3, "f", FloatType(), required=False)), required=False),
+    ]
+    counts: list[dict[int, int] | None] = [{1: 0, 3: 0}, {1: 0, 3: 2}, {1: 1}, {}, None]
+    files = [DataFile.from_args(nan_value_counts=count) for count in counts]
+    kind = pa.struct([("d", pa.float64()), ("s", pa.struct([("f", pa.float32())]))])
+    maxima = pa.array([{"d": 9.0, "s": {"f": 5.0}}] * len(files), kind)
+    told = [(one["d"], one["s"]["f"]) for one in told_maxima(maxima, fields, files).to_pylist()]
+    assert told == [(9.0, 5.0), (9.0, None), (None, None), (None, None), (None, None)]
 
 
 def test_identity_partitions_are_the_protocols_partitions(tmp_path: Path) -> None:
