@@ -5,7 +5,7 @@ Delta's PROTOCOL.md, "File Types". What the files say is read elsewhere.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
@@ -61,11 +61,12 @@ class LogListing:
 
     def grown_by(self, listed: "LogListing") -> "LogListing":
         """This listing and what a later one found; whoever reads this one meanwhile finds it as it was."""
-        return replace(
-            self,
-            commits={**self.commits, **listed.commits},
-            compacted={**self.compacted, **listed.compacted},
-            checkpoints={**self.checkpoints, **listed.checkpoints},
+        return LogListing(
+            self.root,
+            self.since,
+            {**self.commits, **listed.commits},
+            {**self.compacted, **listed.compacted},
+            {**self.checkpoints, **listed.checkpoints},
         )
 
     def add(self, listed: "LogListing") -> None:
