@@ -6,22 +6,37 @@ What a key stands for never changes, so whoever finds its file has the right one
 import fcntl
 import hashlib
 import json
+import logging
 import os
-import uuid
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Generic, TypeVar
 
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.tables.scratch import remove_abandoned, scratch_file
+
+logger = logging.getLogger(__name__)
 
 OPEN_FILES = 256
+# A file in use is marked as used at most so often.
+MARKED_EVERY_S = 60.0
 LOCKS = 64
 SUFFIX = ".arrow"
 
 Opened = TypeVar("Opened")
+
+
+@dataclass
+class _Kept(Generic[Opened]):
+    """An open file, and when it was last marked as used."""
+
+    opened: Opened
+    marked_at: float = field(default_factory=time.monotonic)
 
 
 class CacheFolder(Generic[Opened]):
@@ -29,7 +44,7 @@ class CacheFolder(Generic[Opened]):
 
     def __init__(self, folder: Path, max_bytes: int, open_file: Callable[[Path], Opened]) -> None:
         self.folder, self.max_bytes, self._open_file = folder, max_bytes, open_file
-        self._open: OrderedDict[str, Opened] = OrderedDict()
+        self._open: OrderedDict[str, _Kept[Opened]] = OrderedDict()
         self._opening = Lock()
         self._building = [Lock() for _ in range(LOCKS)]
 
@@ -58,44 +73,49 @@ class CacheFolder(Generic[Opened]):
         return self._found(_key(identity))
 
     def _found(self, key: str) -> Opened | None:
+        path = self._path(key)
         with self._opening:
-            found = self._open.get(key)
-            if found is not None:
+            kept = self._open.get(key)
+            if kept is not None:
                 self._open.move_to_end(key)
-                return found
+        if kept is not None:
+            _mark(kept, path)
+            return kept.opened
         try:
-            return self._keep(key, self._path(key))
+            opened = self._open_file(path)
+            os.utime(path)
         except (OSError, KeyError, TypeError, ValueError):
             # Not built yet, removed to make room, or damaged: each time it is built anew.
             return None
+        return self._keep(key, opened)
 
-    def _keep(self, key: str, path: Path) -> Opened:
-        opened = self._open_file(path)
-        os.utime(path)
+    def _keep(self, key: str, opened: Opened) -> Opened:
         with self._opening:
-            self._open[key] = opened
+            self._open[key] = _Kept(opened)
             while len(self._open) > OPEN_FILES:
                 self._open.popitem(last=False)
         return opened
 
     def _built(self, key: str, write: Callable[[Path], None]) -> Opened:
-        path = self._path(key)
-        scratch = self.folder / f".writing-{uuid.uuid4()}"
+        scratch = scratch_file(self.folder)
         try:
             write(scratch)
-            scratch.replace(path)
+            # Before others see it: they might remove it to make room.
+            opened = self._open_file(scratch)
+            scratch.replace(self._path(key))
         except OSError as error:
             raise self._unwritable(error) from error
         finally:
             scratch.unlink(missing_ok=True)
         self._make_room(key)
-        return self._keep(key, path)
+        return self._keep(key, opened)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"
 
     def _make_room(self, kept: str) -> None:
         """Remove what was used longest ago; open ones stay readable until they are closed."""
+        remove_abandoned(self.folder)
         described = []
         for file in self.folder.glob(f"*{SUFFIX}"):
             try:
@@ -112,9 +132,10 @@ class CacheFolder(Generic[Opened]):
                 file.unlink(missing_ok=True)
 
     def _unwritable(self, error: OSError) -> Unavailable:
+        logger.warning("%s cannot be written: %s", self.folder, error)
         return Unavailable(
-            f"an index cannot be written to {self.folder}: {error.strerror}",
-            "Make room there, or set LAKESHARE_STATE_DIR to a place that can be written.",
+            f"an index cannot be written: {error.strerror}",
+            "Make room below LAKESHARE_STATE_DIR, or set it to a place that can be written.",
         )
 
     @contextmanager
@@ -128,6 +149,16 @@ class CacheFolder(Generic[Opened]):
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _mark(kept: _Kept[Opened], path: Path) -> None:
+    """Tell whoever makes room that the file is in use."""
+    now = time.monotonic()
+    if now - kept.marked_at >= MARKED_EVERY_S:
+        kept.marked_at = now
+        # It may be gone, and stays open all the same.
+        with suppress(OSError):
+            os.utime(path)
 
 
 def _key(identity: Sequence[object]) -> str:

@@ -3,6 +3,7 @@
 What the parquet response format cannot carry is refused with a reason and a fix, never approximated.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables.head import TableHead
-from lakeshare_server.tables.iceberg_bounds import bounds, column_type, null_counts
+from lakeshare_server.tables.iceberg_bounds import bounds, column_type, null_counts, told_maxima
 from lakeshare_server.tables.iceberg_names import require_names_in_files
 from lakeshare_server.tables.iceberg_schema import delta_schema_string
 from lakeshare_server.tables.locations import local_path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import StaticTable
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.types import PrimitiveType
+
+logger = logging.getLogger(__name__)
 
 DELETE_FIX = (
     "Write with merge-on-read switched off (write.delete.mode, write.update.mode, write.merge.mode = "
@@ -65,8 +68,9 @@ def _open(metadata_location: str, snapshot_id: int) -> "tuple[StaticTable, Snaps
     try:
         table = StaticTable.from_metadata(local_path(metadata_location))
     except (OSError, ValueError, ValidationError, NotInstalledError) as error:
+        logger.warning("%s cannot be read: %s", metadata_location, error)
         raise Unserveable(
-            f"The Iceberg metadata {metadata_location} cannot be read: {error}.",
+            f"The Iceberg metadata {metadata_location} cannot be read.",
             "Check that the file is there and whole.",
         ) from error
     snapshot = table.snapshot_by_id(snapshot_id)
@@ -103,8 +107,11 @@ def _live_entries(io: "FileIO", snapshot: "Snapshot", root: str) -> "list[Manife
                 )
             entries += live
     except (OSError, ValueError) as error:
+        logger.warning(
+            "a manifest of snapshot %s of %s cannot be read: %s", snapshot.snapshot_id, root, error
+        )
         raise Unserveable(
-            f"A manifest of snapshot {snapshot.snapshot_id} of {root} cannot be read: {error}.",
+            f"A manifest of snapshot {snapshot.snapshot_id} of {root} cannot be read.",
             "Check that the table's metadata folder is whole.",
         ) from error
     return entries
@@ -179,6 +186,7 @@ def _files(
     files = [entry.data_file for entry in entries]
     times = {known.snapshot_id: known.timestamp_ms for known in table.snapshots()}
     added = [times.get(entry.snapshot_id or 0, snapshot.timestamp_ms) for entry in entries]
+    maxima = bounds(schema.fields, files, "upper_bounds")
     return pa.table(
         {
             "path": pa.array([local_path(file.file_path) for file in files], pa.string()),
@@ -188,7 +196,8 @@ def _files(
             "rows": pa.array([file.record_count for file in files], pa.int64()),
             "partition": _partition(table, schema, files, partition_columns),
             "min": bounds(schema.fields, files, "lower_bounds"),
-            "max": bounds(schema.fields, files, "upper_bounds"),
+            "max": maxima,
+            "told_max": told_maxima(maxima, schema.fields, files),
             "null_count": null_counts(schema.fields, files),
         }
     )

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakeshare_server.tables.delta_schema import arrow_type
 from lakeshare_server.tables.iceberg_schema import SAME_MEANING
@@ -19,6 +20,27 @@ def bounds(fields: Sequence["NestedField"], files: Sequence["DataFile"], which: 
     """`lower_bounds` or `upper_bounds` of all files, as a struct of the table's columns."""
     values = [getattr(file, which) or {} for file in files]
     return _struct(fields, lambda field, kind: _bound_column(field.field_id, kind, values), len(files))
+
+
+def told_maxima(
+    maxima: pa.StructArray, fields: Sequence["NestedField"], files: Sequence["DataFile"]
+) -> pa.StructArray:
+    """The upper bounds that recipients may go by: NaN, which bounds leave out, is for them greater than all numbers."""
+    from pyiceberg.types import StructType
+
+    by_name = {field.name: field for field in fields}
+    arrays: list[pa.Array] = []
+    for place, member in enumerate(maxima.type):
+        field, values = by_name[member.name], pc.struct_field(maxima, [place])
+        if isinstance(field.field_type, StructType):
+            values = told_maxima(values, field.field_type.fields, files)
+        elif pa.types.is_floating(member.type):
+            counts = [(file.nan_value_counts or {}).get(field.field_id) for file in files]
+            values = pc.if_else(pa.array([count == 0 for count in counts], pa.bool_()), values, None)
+        arrays.append(values)
+    if not arrays:
+        return maxima
+    return pa.StructArray.from_arrays(arrays, [member.name for member in maxima.type])
 
 
 def null_counts(fields: Sequence["NestedField"], files: Sequence["DataFile"]) -> pa.StructArray:

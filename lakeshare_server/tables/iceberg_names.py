@@ -1,6 +1,7 @@
 """Iceberg reads columns by id, parquet-format recipients by name: this refuses tables where the two differ.
 
-Only tables whose history renamed, re-used or promoted a column have their files' footers looked at.
+Only tables whose history renamed, re-used or promoted a column, or is not told whole any more, have their files'
+footers looked at.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +53,24 @@ def _has_ambiguous_history(table: "StaticTable") -> bool:
     ]
     ids = {field_id for field_id, _, _ in said}
     names = {name for _, name, _ in said}
-    return not (len(ids) == len(names) == len(set(said))) or bool(_mapped_ids(table))
+    is_one_to_one = len(ids) == len(names) == len(set(said))
+    return not is_one_to_one or bool(_mapped_ids(table)) or _lacks_schemas(table)
+
+
+def _lacks_schemas(table: "StaticTable") -> bool:
+    """Whether schemas are gone from the metadata: expiring snapshots with `clean_expired_metadata` removes them.
+
+    Schemas and columns are numbered one after the other, so a number that nobody has was one of theirs. Only a change
+    that was taken back leaves none: a column renamed, named back, and all snapshots in between expired.
+    """
+    schemas = table.schemas()
+    columns = {field_id for schema in schemas.values() for field_id in schema.field_ids}
+    used = {snapshot.schema_id for snapshot in table.snapshots()} - {None}
+    return (
+        len(schemas) <= max(schemas)
+        or not used <= schemas.keys()
+        or len(columns) < table.metadata.last_column_id
+    )
 
 
 def _mapped_ids(table: "StaticTable") -> dict[str, int]:

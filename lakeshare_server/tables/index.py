@@ -4,6 +4,7 @@ Written once, when a table is published, and memory-mapped by every server proce
 """
 
 import json
+import logging
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import pyarrow as pa
 
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.tables.head import TableHead
+
+logger = logging.getLogger(__name__)
 
 # Grows whenever columns or rendering change; an index of another layout is not opened.
 LAYOUT = 3
@@ -63,7 +66,10 @@ class FileIndex:
         """Say that a batch was read for now: of a large index no more is to stay in memory than what is being read."""
         if len(self._mapped) <= KEPT_BYTES:
             return
-        buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
+        # Empty ones lie anywhere, outside of the file, too.
+        buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
+        if not buffers:
+            return
         start = min(buffer.address for buffer in buffers) - self._begin
         end = max(buffer.address + buffer.size for buffer in buffers) - self._begin
         start -= start % mmap.PAGESIZE
@@ -81,9 +87,10 @@ def open_index(index_dir: Path, digest: str) -> FileIndex:
     try:
         index = FileIndex(path)
     except (OSError, KeyError, TypeError, ValueError) as error:
+        logger.warning("%s cannot be opened: %s", path, error)
         raise Unavailable(
-            f"the file index {digest} cannot be opened in {index_dir}: {error}",
-            "Restore the folder from its backup, or publish the table again.",
+            f"the file index {digest} cannot be opened",
+            "Restore the server's index folder from its backup, or publish the table again.",
         ) from error
     if index.header.layout != LAYOUT:
         raise Unavailable(

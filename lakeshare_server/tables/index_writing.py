@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import os
-import uuid
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from lakeshare_server.tables.delta_schema import parquet_format_schema
 from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, IndexHeader, index_path
 from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
 from lakeshare_server.tables.locations import elsewhere, roots_of
+from lakeshare_server.tables.scratch import remove_abandoned, scratch_file
 from lakeshare_server.tables.snapshot import TableSnapshot
 
 BATCH_ROWS = 16_000
@@ -42,7 +42,8 @@ class StoredIndex:
 def write_index(snapshot: TableSnapshot, index_dir: Path) -> StoredIndex:
     """Write the index of a publication; writing it again, in any process, gives the same file."""
     index_dir.mkdir(parents=True, exist_ok=True)
-    scratch = index_dir / f".writing-{uuid.uuid4()}"
+    remove_abandoned(index_dir)
+    scratch = scratch_file(index_dir)
     try:
         with scratch.open("xb") as file:
             sink = _Digesting(file)

@@ -83,7 +83,8 @@ def _stats(files: pa.Table) -> list[Part]:
     """`,"stats":"…"`: a JSON object inside a JSON string; null for a file of which the row count is not known."""
     rows = pc.cast(_column(files, "rows"), pa.string())
     members: list[tuple[str, list[Part]]] = [("numRecords", [rows])]
-    for key, struct in (("minValues", "min"), ("maxValues", "max"), ("nullCount", "null_count")):
+    maxima = "told_max" if "told_max" in files.column_names else "max"
+    for key, struct in (("minValues", "min"), ("maxValues", maxima), ("nullCount", "null_count")):
         members.append((key, _struct(_column(files, struct), NESTED)))
     parts = [',"stats":"', *NESTED.object(members), '"']
     if not rows.null_count:

@@ -14,8 +14,9 @@ class TableSnapshot:
 
     `files` has one row per data file: path (absolute, not encoded), name (the path as the metadata spells it),
     size (bytes), modification_time (ms), rows, and the structs partition, min, max and null_count, whose fields
-    are columns. A missing value means unknown. Files of a Delta log also have what is passed on as it is there:
-    partition_values and stats (texts), tags, row tracking, and the columns of the deletion vector (dv_…).
+    are columns. A missing value means unknown. Where bounds leave out NaN, told_max has those that recipients may go
+    by. Files of a Delta log also have what is passed on as it is there: partition_values and stats (texts), tags, row
+    tracking, and the columns of the deletion vector (dv_…).
     """
 
     format: str

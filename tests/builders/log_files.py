@@ -131,22 +131,23 @@ class WrittenLog:
         self, version: int, kind: str, *actions: Action, sidecars: Sequence[Sequence[Action]] = ()
     ) -> Path:
         """A checkpoint of version 2, `kind` json or parquet, with its files in sidecars or at its top."""
-        named = [self._sidecar(sidecar) for sidecar in sidecars]
+        named = [self.sidecar(f"{uuid.uuid4()}.parquet", *sidecar) for sidecar in sidecars]
         every = ({"checkpointMetadata": {"version": version}}, *actions, *named)
         name = f"{version:020}.checkpoint.{uuid.uuid4()}.{kind}"
         if kind == "json":
             return self._json(name, every)
         return self._parquet(self.folder / name, every)
 
+    def sidecar(self, name: str, *actions: Action) -> Action:
+        """A file of a checkpoint of version 2, and the action that names it there."""
+        path = self.folder / "_sidecars" / name
+        path.parent.mkdir(exist_ok=True)
+        self._parquet(path, actions)
+        return {"sidecar": {"path": name, "sizeInBytes": path.stat().st_size, "modificationTime": 1}}
+
     def announce(self, **fields: Any) -> None:
         """`_last_checkpoint`."""
         (self.folder / "_last_checkpoint").write_text(json.dumps(fields))
-
-    def _sidecar(self, actions: Sequence[Action]) -> Action:
-        path = self.folder / "_sidecars" / f"{uuid.uuid4()}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        self._parquet(path, actions)
-        return {"sidecar": {"path": path.name, "sizeInBytes": path.stat().st_size, "modificationTime": 1}}
 
     def _json(self, name: str, actions: Sequence[Action]) -> Path:
         path = self.folder / name

@@ -137,6 +137,26 @@ def test_a_sidecar_that_is_gone_is_not_passed_over(log: WrittenLog) -> None:
         read_delta(str(log.root))
 
 
+def test_of_a_sidecar_only_its_files_count(log: WrittenLog) -> None:
+    """One that names itself would never end, one with a head of its own would change the table's."""
+    five_commits(log)
+    itself = {"sidecar": {"path": "itself.parquet", "sizeInBytes": 1, "modificationTime": 1}}
+    other = metadata({"other": "string"}, name="other")
+    log.v2(4, "parquet", *HEAD, log.sidecar("itself.parquet", itself, other, *map(add, "1234")))
+    assert live(log) == ["1", "2", "3", "4"]
+    assert read_delta(str(log.root)).head.name is None
+
+
+@pytest.mark.parametrize("sidecar", [{}, {"path": None}, {"path": 5}, 5])
+def test_a_sidecar_without_a_path_is_not_passed_over(log: WrittenLog, sidecar: object) -> None:
+    five_commits(log)
+    log.v2(4, "json", *HEAD, *map(add, "1234"), {"sidecar": sidecar})
+    assert live(log) == ["1", "2", "3", "4"]
+    (log.folder / f"{0:020}.json").unlink()
+    with pytest.raises(Unserveable, match="a sidecar in its log has the path"):
+        read_delta(str(log.root))
+
+
 def test_a_compaction_is_read_instead_of_its_commits(log: WrittenLog) -> None:
     five_commits(log)
     wide = log.compacted(1, 3, *map(add, "123"))
@@ -316,6 +336,21 @@ def test_a_later_listing_adds_to_an_earlier_one(log: WrittenLog) -> None:
     assert known.latest == 5
     assert known.commits.keys() == set(range(6))
     assert known.checkpoints.keys() == {5}
+
+
+def test_whoever_looks_through_a_listing_finds_it_as_it_was(log: WrittenLog) -> None:
+    """Other threads read a listing while it grows: what they iterate over stays."""
+    five_commits(log)
+    known = listing(log)
+    commits, checkpoints = known.commits, known.checkpoints
+    log.commit(5, add("5"))
+    log.checkpoint(5, *HEAD, *map(add, "12345"))
+    later = list_log(STORES, str(log.root), 5)
+    grown = known.grown_by(later)
+    assert (known.latest, grown.latest, grown.since) == (4, 5, 0)
+    known.add(later)
+    assert known == grown
+    assert (commits.keys(), checkpoints.keys()) == (set(range(5)), set())
 
 
 BROKEN = {

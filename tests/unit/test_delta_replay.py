@@ -131,7 +131,9 @@ def test_the_newest_protocol_and_metadata_count(log: WrittenLog) -> None:
 def test_a_head_in_a_checkpoint_is_told_as_in_a_commit(log: WrittenLog) -> None:
     features = {"minReaderVersion": 3, "minWriterVersion": 7}
     features |= {"readerFeatures": ["columnMapping"], "writerFeatures": ["columnMapping", "appendOnly"]}
-    told = metadata({"p": "string"}, "p", name="n", createdTime=5, configuration={"a": "b", "delta.x": ""})
+    told = metadata(
+        {"p": "string"}, "p", name="n", createdTime=5, configuration={"a": "b", "delta.x": "", "c": None}
+    )
     log.commit(0, {"protocol": features}, told)
     by_commit = read_delta(str(log.root)).head
     log.checkpoint(0, {"protocol": features}, told)

@@ -49,6 +49,13 @@ def test_a_relative_vector_is_named_by_the_specifications_example() -> None:
     ]
 
 
+def test_a_prefix_of_dots_leads_where_it_says() -> None:
+    """The specification bounds the prefix by nothing: what leads out of the table is told apart by its path."""
+    name = f"deletion_vector_{SPECIFIED_UUID}.bin"
+    for prefix, folder in (("../../other/x", "/other/x"), ("./a//b/", "/lake/t/a/b"), ("..", "/lake")):
+        assert paths(a_vector("u", prefix + SPECIFIED[2:]), root="/lake/t") == [f"{folder}/{name}"]
+
+
 def test_an_absolute_vector_stays_where_it_is() -> None:
     """protocol §2.3: `p`, also beside files that have none or another kind."""
     elsewhere = "s3://other/deletion_vector_x.bin"

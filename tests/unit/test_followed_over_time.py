@@ -212,9 +212,12 @@ def test_versions_whose_log_is_cleaned_up_are_not_there_any_more(provider: Provi
         assert started(client, iso(BEGIN_MS)) == 3
 
 
-@pytest.mark.parametrize(("left", "there"), [([0], {0}), ([0, 1], {0, 1}), ([1], set()), ([0, 2], {0})])
+@pytest.mark.parametrize(
+    ("left", "there", "broken"),
+    [([0], {0}, ()), ([0, 1], {0, 1}, ()), ([1], set(), ()), ([0, 2], {0}, (2,))],
+)
 def test_of_what_lies_before_a_gap_only_whole_versions_are_there(
-    provider: Provider, log: WrittenLog, left: list[int], there: set[int]
+    provider: Provider, log: WrittenLog, left: list[int], there: set[int], broken: tuple[int, ...]
 ) -> None:
     some_commits(log, 6)
     dated(log.checkpoint(3, PROTOCOL, metadata(), *map(add, "0123")), BEGIN_MS + 3000)
@@ -227,7 +230,7 @@ def test_of_what_lies_before_a_gap_only_whole_versions_are_there(
             if version in there or version > 2:
                 assert len(files(answer)) == version + 1
             else:
-                refused(answer, "")
+                refused(answer, "has no such version" if version not in broken else "is not whole")
         assert started(client, iso(BEGIN_MS)) == min(there, default=3)
         assert count_of(client, timestamp=iso(BEGIN_MS + 3000)) == 4
 
@@ -290,22 +293,27 @@ def test_versions_come_and_go_while_many_ask(provider: Provider, log: WrittenLog
     stop = threading.Event()
     wrong: list[object] = []
 
-    def ask(client: httpx.Client) -> None:
+    def ask(client: httpx.Client) -> int:
+        asked = 0
         while not stop.is_set():
+            asked += 1
             answer = client.post(f"{FLIGHTS}/query")
             expected = int(answer.headers.get("delta-table-version", -2)) + 1
             if answer.status_code != 200 or len(files(answer)) != expected:
                 wrong.append((answer.status_code, answer.text[:500]))
+        return asked
 
     with a_client(provider) as client, ThreadPoolExecutor(4) as pool:
-        for _ in range(4):
-            pool.submit(ask, client)
-        for version in range(1, 25):
-            written = log.folder / f".{version}.tmp"
-            written.write_text(json.dumps(add(str(version))) + "\n")
-            written.rename(log.folder / f"{version:020}.json")
-            count_of(client)
-        stop.set()
+        asking = [pool.submit(ask, client) for _ in range(4)]
+        try:
+            for version in range(1, 25):
+                written = log.folder / f".{version}.tmp"
+                written.write_text(json.dumps(add(str(version))) + "\n")
+                written.rename(log.folder / f"{version:020}.json")
+                assert count_of(client) == version + 1
+        finally:
+            stop.set()
+        assert min(one.result() for one in asking) > 0
     assert wrong == []
 
 

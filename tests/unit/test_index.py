@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import mmap
+import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,12 @@ import pytest
 
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.tables import TableHead, TableProtocol, open_index, read_delta, write_index
+from lakeshare_server.tables import index as index_file
 from lakeshare_server.tables.head import Hindrance
 from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, index_path
 from lakeshare_server.tables.index_writing import BATCH_ROWS
 from lakeshare_server.tables.locations import elsewhere, roots_of
+from lakeshare_server.tables.scratch import ABANDONED_AFTER_S, scratch_file
 from lakeshare_server.tables.snapshot import TableSnapshot
 from tests.builders.lake_tables import a_delta_table, some_rows
 
@@ -171,6 +176,31 @@ def test_files_come_back_in_order_and_in_batches(tmp_path: Path) -> None:
     assert paths == [f"/lake/{number:06d}.parquet" for number in range(25_500)]
 
 
+def test_of_a_large_index_pages_are_given_back_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the batch and no others: its empty columns lie anywhere in memory."""
+    given: list[tuple[int, int]] = []
+
+    class Noting(mmap.mmap):
+        def madvise(self, advice: int, start: int = 0, length: int = 0) -> None:
+            given.append((start, start + length))
+            super().madvise(advice, start, length)
+
+    monkeypatch.setattr(mmap, "mmap", Noting)
+    monkeypatch.setattr(index_file, "KEPT_BYTES", 0)
+    stored = write_index(a_snapshot(BATCH_ROWS + 10), tmp_path)
+    index = open_index(tmp_path, stored.digest)
+    before = [batch.to_pylist() for batch in index.batches()]
+    for batch in index.batches():
+        index.give_back(batch)
+        index.give_back(batch.select([]))
+    first, second = given
+    assert 0 <= first[0] < first[1] <= second[0] + mmap.PAGESIZE
+    assert second[1] <= stored.path.stat().st_size
+    assert [batch.to_pylist() for batch in index.batches()] == before
+
+
 def test_a_table_without_files_has_an_index_too(tmp_path: Path) -> None:
     stored = write_index(a_snapshot(0), tmp_path)
     assert (stored.rows, stored.files, stored.size_bytes) == (0, 0, 0)
@@ -191,8 +221,9 @@ def test_recipients_see_comments_but_no_other_metadata_of_columns(tmp_path: Path
 
 
 def test_an_index_that_is_gone_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=rf"{'a' * 64}.*publish the table again"):
+    with pytest.raises(Unavailable, match=rf"{'a' * 64}.*publish the table again") as refused:
         open_index(tmp_path, "a" * 64)
+    assert str(tmp_path) not in str(refused.value)
 
 
 def test_an_index_that_was_cut_off_is_not_opened(tmp_path: Path) -> None:
@@ -219,6 +250,16 @@ def test_writing_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         write_index(broken, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_writers_left_is_removed_when_the_next_one_writes(tmp_path: Path) -> None:
+    abandoned, at_work = scratch_file(tmp_path), scratch_file(tmp_path)
+    for file in (abandoned, at_work):
+        file.write_text("half")
+    long_ago = time.time() - ABANDONED_AFTER_S - 60
+    os.utime(abandoned, (long_ago, long_ago))
+    stored = write_index(a_snapshot(1), tmp_path)
+    assert set(tmp_path.iterdir()) == {stored.path, at_work}
 
 
 def test_writers_of_one_index_do_not_disturb_each_other(tmp_path: Path) -> None:

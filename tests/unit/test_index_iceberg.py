@@ -1,5 +1,6 @@
 """Iceberg tables: each snapshot as its metadata has it; what reading by name would get wrong is refused."""
 
+import json
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
+from lakeshare_server.tables.iceberg_bounds import told_maxima
+from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
 from tests.builders.lake_tables import IcebergTable, an_iceberg_table, some_rows
 
 
@@ -75,6 +78,35 @@ def test_statistics_are_those_of_the_files(tmp_path: Path) -> None:
             assert nulls[name] == rows.column(name).null_count
 
 
+def test_a_column_that_may_hold_nan_has_no_upper_bound_for_recipients(tmp_path: Path) -> None:
+    """For Spark NaN is greater than all numbers, and bounds leave it out; the server's own pruning knows of that."""
+    table = an_iceberg_table(
+        tmp_path, pa.table({"d": [1.0, 3.0, float("nan")], "n": [1, 2, 3]}), partitioned_by=()
+    )
+    snapshot = read(table)
+    assert columns(snapshot, "max") == [{"d": 3.0, "n": 3}]
+    [common] = rendered(snapshot.files, ())[LINE_COLUMNS.index("common")].to_pylist()
+    told = json.loads(json.loads(f"{{{common}}}")["stats"])
+    assert (told["minValues"], told["maxValues"]) == ({"d": 1.0, "n": 1}, {"n": 3})
+
+
+def test_a_column_without_nan_keeps_its_upper_bound() -> None:
+    """Where the writer counted: pyiceberg does not."""
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.types import DoubleType, FloatType, NestedField, StructType
+
+    fields = [
+        NestedField(1, "d", DoubleType(), required=False),
+        NestedField(2, "s", StructType(NestedField(3, "f", FloatType(), required=False)), required=False),
+    ]
+    counts: list[dict[int, int] | None] = [{1: 0, 3: 0}, {1: 0, 3: 2}, {1: 1}, {}, None]
+    files = [DataFile.from_args(nan_value_counts=count) for count in counts]
+    kind = pa.struct([("d", pa.float64()), ("s", pa.struct([("f", pa.float32())]))])
+    maxima = pa.array([{"d": 9.0, "s": {"f": 5.0}}] * len(files), kind)
+    told = [(one["d"], one["s"]["f"]) for one in told_maxima(maxima, fields, files).to_pylist()]
+    assert told == [(9.0, 5.0), (9.0, None), (None, None), (None, None), (None, None)]
+
+
 def test_identity_partitions_are_the_protocols_partitions(tmp_path: Path) -> None:
     snapshot = read(an_iceberg_table(tmp_path))
     assert snapshot.partition_columns == ("day",)
@@ -124,8 +156,6 @@ def test_row_level_deletes_are_refused_with_the_procedure(tmp_path: Path) -> Non
 
 def with_a_delete_manifest(table: IcebergTable, folder: Path) -> str:
     """The table's metadata with its manifest list naming one more manifest, of deletes; pyiceberg writes none."""
-    import json
-
     from pyiceberg.manifest import (
         DataFile,
         DataFileContent,
@@ -231,6 +261,76 @@ def test_an_added_column_is_no_hindrance(tmp_path: Path) -> None:
     assert snapshot.fields[-1].name == "remark"
 
 
+def expired(table: IcebergTable, folder: Path, *, first_kept: bool = False) -> TableSnapshot:
+    """The table once `expire_snapshots(clean_expired_metadata => true)` left its newest snapshot and schema.
+
+    With `first_kept` its schemas have the numbers they have when each was expired before the next one was made.
+    """
+    state = table.state()
+    metadata = json.loads(Path(state.metadata_location.removeprefix("file://")).read_text())
+    [snapshot] = [one for one in metadata["snapshots"] if one["snapshot-id"] == state.snapshot_id]
+    snapshot.pop("parent-snapshot-id", None)
+    schemas = {one["schema-id"]: one for one in metadata["schemas"]}
+    newest = schemas[metadata["current-schema-id"]]
+    metadata |= {"snapshots": [snapshot], "snapshot-log": metadata["snapshot-log"][-1:], "schemas": [newest]}
+    if first_kept:
+        metadata |= {"schemas": [schemas[0], newest], "current-schema-id": 1}
+        newest["schema-id"] = snapshot["schema-id"] = 1
+    location = folder / "expired.metadata.json"
+    location.write_text(json.dumps(metadata))
+    return read_iceberg(str(location), state.snapshot_id)
+
+
+def test_a_rename_is_noticed_after_its_schema_expired(tmp_path: Path) -> None:
+    table = an_iceberg_table(tmp_path)
+    with table.table.update_schema() as update:
+        update.rename_column("carrier", "airline")
+    table.append(renamed(some_rows(days=1)))
+    with pytest.raises(Unserveable, match="column airline under its older name carrier"):
+        expired(table, tmp_path)
+
+
+@pytest.mark.parametrize("first_kept", [True, False])
+def test_a_dropped_column_is_noticed_after_its_schema_expired(tmp_path: Path, first_kept: bool) -> None:
+    """Also when the numbers of the schemas have no gap: a change that is taken back gives its number away."""
+    from pyiceberg.types import StringType
+
+    table = an_iceberg_table(tmp_path)
+    with_remark = some_rows(days=1).append_column("remark", pa.array(["x"] * 4))
+    with table.table.update_schema() as update:
+        update.add_column("remark", StringType())
+    table.append(with_remark)
+    with table.table.update_schema() as update:
+        update.delete_column("remark")
+    assert read(table).files.num_rows == 4
+    with table.table.update_schema() as update:
+        update.add_column("remark", StringType())
+    table.append(with_remark)
+    with pytest.raises(Unserveable, match="older, dropped column under the name remark"):
+        expired(table, tmp_path, first_kept=first_kept)
+
+
+def test_an_added_column_is_no_hindrance_after_its_schema_expired(tmp_path: Path) -> None:
+    from pyiceberg.types import StringType
+
+    table = an_iceberg_table(tmp_path)
+    with table.table.update_schema() as update:
+        update.add_column("remark", StringType())
+    table.append(some_rows(days=1).append_column("remark", pa.array(["x"] * 4)))
+    assert expired(table, tmp_path).files.num_rows == 4
+
+
+def test_footers_of_an_ordinary_table_are_not_read(tmp_path: Path) -> None:
+    """Nested columns have numbers of their own, and a dropped one keeps its own as long as its schema is there."""
+    rows = some_rows().append_column("tags", pa.array([[{"k": "v"}]] * 12))
+    table = an_iceberg_table(tmp_path, rows)
+    with table.table.update_schema() as update:
+        update.delete_column("delay")
+    for file in read(table).files.column("path").to_pylist():
+        Path(file).unlink()
+    assert read(table).files.num_rows == 3
+
+
 @pytest.mark.parametrize(
     ("kind", "name"), [(pa.timestamp("us"), "timestamp"), (pa.time64("us"), "time"), (pa.binary(16), "fixed")]
 )
@@ -242,13 +342,17 @@ def test_types_that_delta_cannot_say_are_refused_by_column(
         read(table)
 
 
-def test_metadata_that_is_gone_or_broken_is_named(tmp_path: Path) -> None:
+def test_metadata_that_is_gone_or_broken_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = an_iceberg_table(tmp_path)
     with pytest.raises(Unserveable, match=r"nothing\.metadata\.json cannot be read"):
         read_iceberg(str(tmp_path / "nothing.metadata.json"), 1)
     broken = tmp_path / "broken.metadata.json"
     broken.write_text('{"format-version": 2')
-    with pytest.raises(Unserveable, match=r"broken\.metadata\.json cannot be read"):
+    with pytest.raises(Unserveable) as refused:
         read_iceberg(str(broken), 1)
+    # Nothing of what the library says goes out: it may have the whole text, and places of the server.
+    said = f"The Iceberg metadata {broken} cannot be read. Check that the file is there and whole."
+    assert str(refused.value) == said
+    assert "Invalid JSON" in caplog.text
     with pytest.raises(Unserveable, match="has no snapshot 1"):
         read_iceberg(table.state().metadata_location, 1)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import pyarrow as pa
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.stores import StoredObject, Stores
@@ -18,6 +17,7 @@ from lakeshare_server.tables.delta.heads import head_actions
 from lakeshare_server.tables.delta.log import LogListing
 from lakeshare_server.tables.delta.mapping import physical_partition_columns
 from lakeshare_server.tables.delta.removed import RemovedFiles
+from lakeshare_server.tables.delta.replay import NOT_AS_SPECIFIED
 from lakeshare_server.tables.locations import elsewhere, roots_of
 
 Action = dict[str, Any]
@@ -28,7 +28,7 @@ COMMITS_AT_ONCE = 100
 
 @dataclass(frozen=True)
 class HeadTexts:
-    """Protocol and metadata as the log has them, in JSON."""
+    """Protocol and metadata as the log has them, in JSON; the same text wherever in the log they were found."""
 
     protocol: str
     metadata: str
@@ -126,7 +126,7 @@ class SegmentWriter:
     def _write_commit(self, file: SegmentFile, commit: Commit, heads: HeadTexts) -> None:
         try:
             self._write_changes(file, commit, heads)
-        except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+        except NOT_AS_SPECIFIED as error:
             raise TableFilesMissing(
                 self._root, f"an entry of version {commit.last} in its log is not whole"
             ) from error
@@ -204,8 +204,16 @@ def _own_time_ms(commit: Commit, heads: HeadTexts) -> int | None:
     if configuration.get("delta.enableInCommitTimestamps") != "true":
         return None
     said = commit.info.get("inCommitTimestamp")
-    return said if isinstance(said, int) else None
+    return said if isinstance(said, int) and not isinstance(said, bool) else None
 
 
 def _text(action: Action) -> str:
-    return orjson.dumps(action, option=orjson.OPT_SORT_KEYS).decode()
+    return orjson.dumps(_said(action), option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _said(value: Any) -> Any:
+    """The value without members that say nothing: commits and checkpoints differ in nulls and in empty maps."""
+    if not isinstance(value, dict):
+        return value
+    members = {name: _said(member) for name, member in value.items()}
+    return {name: member for name, member in members.items() if member is not None and member != {}}

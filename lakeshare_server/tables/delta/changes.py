@@ -19,6 +19,7 @@ from lakeshare_server.tables.delta.change_segment import Segment, SegmentVersion
 from lakeshare_server.tables.delta.change_writing import HeadTexts, SegmentWriter
 from lakeshare_server.tables.delta.features import delta_head, require_known
 from lakeshare_server.tables.delta.log import LogListing, list_log
+from lakeshare_server.tables.delta.replay import NOT_AS_SPECIFIED
 from lakeshare_server.tables.head import TableHead
 
 # Grows whenever columns, notes or rendering change; segments of another layout are not found.
@@ -93,7 +94,7 @@ def read_changes(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> 
     """What the versions from `first` to `last` changed, in order.
 
     Raises:
-        TableFilesMissing: the log does not have one of them any more.
+        TableFilesMissing: the log does not have one of them any more, or it is not whole.
         Unserveable: a version needs a reader feature that this server does not know.
         Unavailable: the cache folder cannot be written, or the store does not answer.
     """
@@ -108,11 +109,7 @@ def read_changes(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> 
     for one, _, _ in asked:
         if one.fault is not None:
             raise TableFilesMissing(log.root, one.fault)
-    vectors = sum(one.vectors for one, _, _ in asked)
-    lacks_row_ids = any(one.lacks_row_ids for one, _, _ in asked)
-    heads = _with_all_hindrances(
-        [_head(one.protocol, one.metadata, vectors, lacks_row_ids) for one, _, _ in asked]
-    )
+    heads = _heads(log.root, [one for one, _, _ in asked])
     return [
         _changes(one, segment, time_ms, head)
         for (one, segment, time_ms), head in zip(asked, heads, strict=True)
@@ -157,7 +154,9 @@ def _identity(log: ChangeLog, begin: int, end: int) -> tuple[object, ...]:
 
 
 def _has(segment: Segment, asked: range) -> bool:
-    return all(version in segment.note.versions for version in asked)
+    """Whether a segment tells the versions: a fault may be gone from the log since, so it is looked for again."""
+    found = [segment.note.versions.get(version) for version in asked]
+    return all(one is not None and one.fault is None for one in found)
 
 
 def _segment_before(log: ChangeLog, cache: SegmentCache, begin: int) -> Segment | None:
@@ -180,6 +179,16 @@ def _times(versions: Sequence[SegmentVersion]) -> list[int]:
         else:
             times.append(max(one.modified_ms, times[-1] + 1) if times else one.modified_ms)
     return times
+
+
+def _heads(root: str, asked: Sequence[SegmentVersion]) -> list[TableHead]:
+    vectors = sum(one.vectors for one in asked)
+    lacks_row_ids = any(one.lacks_row_ids for one in asked)
+    try:
+        heads = [_head(one.protocol, one.metadata, vectors, lacks_row_ids) for one in asked]
+    except NOT_AS_SPECIFIED as error:
+        raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole") from error
+    return _with_all_hindrances(heads)
 
 
 @lru_cache(HEADS_KEPT)

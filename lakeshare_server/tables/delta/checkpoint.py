@@ -1,6 +1,6 @@
 """Checkpoints: classic, in several parts, and of version 2 with sidecars (Delta's PROTOCOL.md, "Checkpoints")."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,9 +57,7 @@ def read_checkpoint(stores: Stores, root: str, checkpoint: Checkpoint) -> Checkp
     for part in checkpoint.parts:
         _read_into(stores, root, part.location, state)
     for sidecar in state.sidecars:
-        path = str(sidecar["path"])
-        location = path if "/" in path else f"{root}/{LOG}/_sidecars/{path}"
-        _read_into(stores, root, location, state)
+        _read_sidecar(stores, root, sidecar, state)
     return _whole(root, checkpoint, state)
 
 
@@ -73,6 +71,18 @@ def read_checkpoint_head(stores: Stores, root: str, checkpoint: Checkpoint) -> C
     for part in checkpoint.parts:
         _read_into(stores, root, part.location, state, with_files=False)
     return _whole(root, checkpoint, state)
+
+
+def _read_sidecar(stores: Stores, root: str, sidecar: Action, state: CheckpointState) -> None:
+    """Take over the files it names; anything else that is in it, other sidecars too, does not belong there."""
+    path = sidecar.get("path") if isinstance(sidecar, dict) else None
+    if not isinstance(path, str):
+        raise TableFilesMissing(root, f"a sidecar in its log has the path {path!r}")
+    location = path if "/" in path else f"{root}/{LOG}/_sidecars/{path}"
+    said = CheckpointState()
+    _read_into(stores, root, location, said)
+    state.adds += said.adds
+    state.json_adds += said.json_adds
 
 
 def _whole(root: str, checkpoint: Checkpoint, state: CheckpointState) -> CheckpointState:
@@ -136,18 +146,14 @@ def _rows(table: pa.Table, name: str) -> Iterator[Action]:
     if name not in table.column_names:
         return
     for chunk in table.column(name).chunks:
-        for row in chunk.filter(pc.is_valid(chunk)).to_pylist():
+        for row in chunk.filter(pc.is_valid(chunk)).to_pylist(maps_as_pydicts="lossy"):
             yield _without_nulls(row)
 
 
 def _without_nulls(row: Mapping[str, Any]) -> Action:
-    """A row as the JSON of a commit would have it: maps as objects, nulls left out."""
-    return {name: _value(value) for name, value in row.items() if value is not None}
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _without_nulls(value)
-    if isinstance(value, Sequence) and not isinstance(value, str) and value and isinstance(value[0], tuple):
-        return dict(value)
-    return value
+    """A row as the JSON of a commit would have it: nulls are left out."""
+    return {
+        name: _without_nulls(value) if isinstance(value, dict) else value
+        for name, value in row.items()
+        if value is not None
+    }

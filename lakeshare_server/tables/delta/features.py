@@ -11,7 +11,13 @@ import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables.delta.mapping import mapping_mode
-from lakeshare_server.tables.delta_schema import DECIMAL, PRIMITIVES, has_metadata, primitive_types
+from lakeshare_server.tables.delta_schema import (
+    DECIMAL,
+    PRIMITIVES,
+    has_metadata,
+    parquet_format_schema,
+    primitive_types,
+)
 from lakeshare_server.tables.head import Hindrance, TableHead, TableProtocol
 
 # Recipients get files, never the log: how it is kept, and by whom, makes no difference to them.
@@ -66,7 +72,14 @@ def require_known(protocol: Mapping[str, Any]) -> None:
 
 
 def delta_head(protocol: Mapping[str, Any], metadata: Mapping[str, Any], adds: pa.Table) -> TableHead:
-    """What recipients are told of a table with this protocol and metadata, and these files."""
+    """What recipients are told of a table with this protocol and metadata, and these files.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError: protocol or metadata are not
+            what the specification says.
+    """
+    # A name or a comment with half a surrogate pair can be written into no line.
+    parquet_format_schema(metadata["schemaString"]).encode()
     told, properties = _told_protocol(protocol), _told_properties(metadata)
     if properties.get(ROW_TRACKING) == "true" and adds.column("base_row_id").null_count:
         told, properties = _without_row_tracking(told, properties)
@@ -104,7 +117,8 @@ def _told_protocol(protocol: Mapping[str, Any]) -> TableProtocol:
 
 def _told_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
     """The table's properties as recipients are told them."""
-    said = {str(key): str(value) for key, value in (metadata.get("configuration") or {}).items()}
+    logged = metadata.get("configuration") or {}
+    said = {str(key): str(value) for key, value in logged.items() if value is not None}
     dropped = {f"delta.feature.{feature}" for feature in LOG_ONLY} | set(LOG_ONLY_PROPERTIES)
     return {key: value for key, value in said.items() if key not in dropped}
 

@@ -59,11 +59,20 @@ class LogListing:
             raise TableFilesMissing(self.root, "there is no Delta log")
         return max(versions)
 
+    def grown_by(self, listed: "LogListing") -> "LogListing":
+        """This listing and what a later one found; whoever reads this one meanwhile finds it as it was."""
+        return LogListing(
+            self.root,
+            self.since,
+            {**self.commits, **listed.commits},
+            {**self.compacted, **listed.compacted},
+            {**self.checkpoints, **listed.checkpoints},
+        )
+
     def add(self, listed: "LogListing") -> None:
-        """Take over what a later listing found."""
-        self.commits.update(listed.commits)
-        self.compacted.update(listed.compacted)
-        self.checkpoints.update(listed.checkpoints)
+        """Take over what a later listing found; other threads go on with the entries they are looking through."""
+        grown = self.grown_by(listed)
+        self.commits, self.compacted, self.checkpoints = grown.commits, grown.compacted, grown.checkpoints
 
     def segments(self, version: int) -> Iterator[Segment]:
         """Ways to read a version, the one of least reading first.

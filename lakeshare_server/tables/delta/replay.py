@@ -23,7 +23,10 @@ from lakeshare_server.tables.delta_schema import parse_schema
 Action = dict[str, Any]
 Key = tuple[str, str | None]
 # What reading an action ends in that has other fields, or fields of other types.
-NOT_AS_SPECIFIED = (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException)
+NOT_AS_SPECIFIED = (
+    *(AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError),
+    pa.ArrowException,
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def _state(stores: Stores, root: str, segment: Segment) -> TableState:
     _require_head(root, protocol, metadata)
     try:
         adds = _live(commits, checkpoint, physical_partition_columns(metadata))
-    except (*NOT_AS_SPECIFIED, OverflowError) as error:
+    except NOT_AS_SPECIFIED as error:
         raise TableFilesMissing(root, "a file's entry in its log is not whole") from error
     if adds.column("path").null_count or adds.column("size").null_count:
         raise TableFilesMissing(root, "a file's entry in its log has no path or no size")

@@ -6,7 +6,7 @@ from lakeshare_server.stores import Stores
 from lakeshare_server.tables.delta.features import delta_head, require_known
 from lakeshare_server.tables.delta.files import snapshot_files
 from lakeshare_server.tables.delta.log import LogListing, list_for_latest, list_log
-from lakeshare_server.tables.delta.replay import TableState, replay
+from lakeshare_server.tables.delta.replay import NOT_AS_SPECIFIED, TableState, replay
 from lakeshare_server.tables.locations import from_uri
 from lakeshare_server.tables.snapshot import TableSnapshot
 
@@ -38,14 +38,13 @@ def snapshot_of(root: str, state: TableState) -> TableSnapshot:
     Raises:
         Unserveable, TableFilesMissing: as `read_delta` says.
     """
-    require_known(state.protocol)
-    return TableSnapshot(
-        format="delta",
-        location=root,
-        head=delta_head(state.protocol, state.metadata, state.adds),
-        version=state.version,
-        files=snapshot_files(root, state.metadata, state.adds),
-    )
+    try:
+        require_known(state.protocol)
+        head = delta_head(state.protocol, state.metadata, state.adds)
+        files = snapshot_files(root, state.metadata, state.adds)
+    except NOT_AS_SPECIFIED as error:
+        raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole") from error
+    return TableSnapshot(format="delta", location=root, head=head, version=state.version, files=files)
 
 
 def _replayed(stores: Stores, listing: LogListing, version: int) -> TableState:

@@ -165,7 +165,16 @@ def _leaf(value: Any, kind: pa.DataType) -> Any:
         return int(value) if whole and -(1 << 63) <= value < 1 << 63 else None
     if pa.types.is_floating(kind):
         return _float(value)
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and _is_text(value) else None
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written: a writer that cuts texts may leave half a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _float(value: Any) -> float | None:

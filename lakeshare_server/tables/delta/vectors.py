@@ -1,5 +1,6 @@
 """Where the bytes of deletion vectors are, as a log says it (Delta's PROTOCOL.md, "Deletion Vector Descriptor")."""
 
+import posixpath
 import uuid
 
 import pyarrow as pa
@@ -54,7 +55,9 @@ def _name(root: str, storage: str | None, described: str | None) -> str | None:
         name = f"deletion_vector_{uuid.UUID(bytes=z85_bytes(encoded))}.bin"
     except (KeyError, ValueError, OverflowError) as error:
         raise TableFilesMissing(root, f"a deletion vector has the unreadable name {described!r}") from error
-    return "/".join(part for part in (root.rstrip("/"), prefix, name) if part)
+    location = "/".join(part for part in (root.rstrip("/"), prefix, name) if part)
+    # As for data files: whether a file is the table's own is told by its folded path.
+    return posixpath.normpath(location) if location.startswith("/") else location
 
 
 def z85_bytes(text: str) -> bytes:

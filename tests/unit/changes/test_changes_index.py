@@ -17,6 +17,7 @@ from lakeshare_server.tables.delta.changes import (
     spans,
 )
 from lakeshare_server.tables.delta.log import list_log
+from tests.builders import log_files
 from tests.builders.told_changes import CountingStores, Line, answer, told, url
 from tests.builders.written_log import (
     FIRST_MS,
@@ -61,6 +62,41 @@ def test_one_more_version_costs_a_few_reads(log: WrittenLog, stores: CountingSto
     stores.was_read.clear()
     assert len(read(log.location, 200, 289)) == 90
     assert len(stores.was_read) <= 10
+
+
+def test_a_head_from_a_checkpoint_is_the_one_of_the_commits(
+    tmp_path: Path, stores: CountingStores, cache: SegmentCache
+) -> None:
+    """protocol §1.7: a `metaData` line is one of a change, whatever part of the log was read first."""
+    log = log_files.WrittenLog(tmp_path / "table")
+    head = log_files.metadata(description=None)
+    log.commit(0, log_files.PROTOCOL, head)
+    for version in range(1, 25):
+        log.commit(version, log_files.add(str(version)))
+    log.checkpoint(10, log_files.PROTOCOL, head, *(log_files.add(str(n)) for n in range(1, 11)))
+    place = ChangeLog(stores, str(log.root))
+    read_changes(place, cache, 12, 24)
+    whole = read_changes(place, cache, 0, 24)
+    assert len({one.metadata_text for one in whole}) == len({one.protocol_text for one in whole}) == 1
+
+
+def test_a_fault_is_gone_when_the_log_is_repaired(
+    tmp_path: Path, stores: CountingStores, cache: SegmentCache
+) -> None:
+    log = log_files.WrittenLog(tmp_path / "table")
+    first = log.first(log_files.add("0", size=5))
+    log.commit(1, log_files.add("1"))
+    log.commit(2, log_files.remove("0"))
+    aside = first.rename(tmp_path / "aside")
+    lacking = log.checkpoint(1, log_files.PROTOCOL, log_files.metadata(), log_files.add("1"))
+    place = ChangeLog(stores, str(log.root))
+    for _ in range(2):
+        with pytest.raises(TableFilesMissing, match="removes 0 without a size, and never added it"):
+            read_changes(place, cache, 2, 2)
+    assert [one.version for one in read_changes(place, cache, 1, 1)] == [1]
+    aside.rename(first)
+    lacking.unlink()
+    assert [one.window_bytes for one in read_changes(place, cache, 2, 2)] == [5]
 
 
 def test_spans_cover_each_version_once() -> None:
