@@ -1,5 +1,6 @@
 """What this process knows of a followed table's log: looked at once per interval, by one thread for all."""
 
+import logging
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
@@ -10,6 +11,8 @@ from lakeshare_server.stores import StoredObject, Stores
 from lakeshare_server.tables.delta.commits import read_commits
 from lakeshare_server.tables.delta.log import LOG, LogListing, list_log
 from lakeshare_server.versions.version import Version
+
+_log = logging.getLogger(__name__)
 
 
 class FollowedLog:
@@ -45,7 +48,8 @@ class FollowedLog:
 
     def has(self, version: int) -> bool:
         """Whether the version's commit or checkpoint is there."""
-        return version in self.listing.commits or version in self.listing.checkpoints
+        listing = self.listing
+        return version in listing.commits or version in listing.checkpoints
 
     @property
     def oldest(self) -> int:
@@ -69,7 +73,8 @@ class FollowedLog:
 
     def timestamp_ms(self, version: int) -> int:
         """When a version came about; times grow with the versions, whatever clocks and copies did to the files."""
-        if self._commit_times_since is not None and version >= self._commit_times_since:
+        since = self._commit_times_since
+        if since is not None and version >= since:
             return self._in_commit_time(version)
         known = self._times.get(version)
         return self._file_of(version).modified_ms if known is None else known
@@ -81,53 +86,91 @@ class FollowedLog:
 
     def _look(self, publish: Callable[[int], int | None]) -> None:
         before = self._published
-        if before is None or not self._grew_only(before):
-            listing = list_log(self.stores, self.root)
-            listing.latest  # noqa: B018  what is known is not given up for a log that is gone, maybe for a moment
-            self.listing, self._commit_times = listing, {}
-            self._sort()
-            before = None
-        newest = self.listing.latest
+        grown = None if before is None else self._grown(before)
+        if before is not None and grown is not None:
+            try:
+                self._take(grown, publish, before)
+            except TableFilesMissing as error:
+                _log.warning("%s is listed anew: %s", self.root, error)
+            else:
+                return
+        listing = list_log(self.stores, self.root)
+        listing.latest  # noqa: B018  what is known is not given up for a log that is gone, maybe for a moment
+        self._commit_times = {}
+        self._take(listing, publish, None)
+
+    def _grown(self, published: tuple[int, StoredObject | None]) -> LogListing | None:
+        """The listing with what was added since; None when more than that has happened to the log."""
+        version, file = published
+        if file is None or self.stores.head(file.location) != file:
+            return None
+        if self.stores.head(f"{self.root}/{LOG}/{version + 1:020d}.json") is None:
+            return self.listing
+        oldest = self.listing.commits[min(self.listing.commits)]
+        if self.stores.head(oldest.location) is None:
+            return None
+        # From the known version on: a checkpoint of it comes after its commit.
+        return self.listing.grown_by(list_log(self.stores, self.root, version))
+
+    def _take(
+        self,
+        listing: LogListing,
+        publish: Callable[[int], int | None],
+        before: tuple[int, StoredObject | None] | None,
+    ) -> None:
+        is_new, newest = listing is not self.listing, listing.latest
+        self.listing = listing
         if before is None or newest != before[0]:
             self._commit_times_since = publish(newest)
-            self._published = (newest, self.listing.commits.get(newest))
+        if is_new:
+            self._numbers = sorted({*listing.commits, *listing.checkpoints})
+            self._times = self._file_times(listing)
+        self._published = (newest, listing.commits.get(newest))
         # The commit may have to be read for its time: polls are answered where nobody may wait for that.
         self.newest = Version(newest, self.timestamp_ms(newest))
 
-    def _grew_only(self, published: tuple[int, StoredObject | None]) -> bool:
-        """Whether the published version is still what it was; takes over what was added since."""
-        version, file = published
-        if file is None or self.stores.head(file.location) != file:
-            return False
-        if self.stores.head(f"{self.root}/{LOG}/{version + 1:020d}.json") is not None:
-            self.listing.add(list_log(self.stores, self.root, version + 1))
-            self._sort()
-        return True
-
-    def _sort(self) -> None:
-        """Put the log's versions and their times in order, once for all requests until the next look."""
-        self._numbers = sorted({*self.listing.commits, *self.listing.checkpoints})
+    def _file_times(self, listing: LogListing) -> dict[int, int]:
+        """The times of the versions that do not tell their own, each later than the one before."""
+        since = self._commit_times_since
+        numbers = [number for number in self._numbers if since is None or number < since]
         times: dict[int, int] = {}
         last = None
-        for number in self._numbers:
-            commit = self.listing.commits.get(number)
+        for number in numbers:
+            commit = listing.commits.get(number)
             if commit is not None:
                 last = commit.modified_ms if last is None else max(commit.modified_ms, last + 1)
                 times[number] = last
-        self._times = times
+        # Files are younger than what they tell where a log was copied, and checkpoints than the commits behind them.
+        following = None
+        if len(numbers) < len(self._numbers):
+            following = self._in_commit_time(self._numbers[len(numbers)])
+        for number in reversed(numbers):
+            told = times.get(number, self._file_of(number).modified_ms)
+            times[number] = following = told if following is None else min(told, following - 1)
+        return times
 
     def _file_of(self, version: int) -> StoredObject:
-        commit = self.listing.commits.get(version)
-        return commit if commit is not None else self.listing.checkpoints[version][0].parts[0]
+        listing = self.listing
+        found = listing.commits.get(version)
+        if found is None and version in listing.checkpoints:
+            found = listing.checkpoints[version][0].parts[0]
+        if found is None:
+            raise TableFilesMissing(self.root, f"the log of version {version} is gone")
+        return found
 
     def _in_commit_time(self, version: int) -> int:
         known = self._commit_times.get(version)
-        if known is None:
-            commit = self.listing.commits.get(version)
-            if commit is None:
-                return self.listing.checkpoints[version][0].parts[0].modified_ms
+        if known is not None:
+            return known
+        commit = self.listing.commits.get(version)
+        if commit is None:
+            place = bisect_right(self._numbers, version)
+            known = self._file_of(version).modified_ms
+            if place < len(self._numbers):
+                known = min(known, self._in_commit_time(self._numbers[place]) - 1)
+        else:
             [read] = read_commits(self.stores, self.root, [(version, version, commit)])
             told = read.info.get("inCommitTimestamp")
             known = told if isinstance(told, int) else commit.modified_ms
-            self._commit_times[version] = known
+        self._commit_times[version] = known
         return known

@@ -112,6 +112,70 @@ def test_whoever_finds_a_version_after_another_worker_found_the_next_one_serves_
     assert [one.version for one in Ledger(provider.catalog).history(NAME)] == [2, 0]
 
 
+def test_a_log_that_is_cleaned_up_while_it_is_known_is_read_from_its_new_checkpoint(
+    provider: Provider, log: WrittenLog
+) -> None:
+    """The checkpoint of a version comes after its commit, and its clean-up takes what a worker has listed."""
+    some_commits(log, 6)
+    provider.follow(NAME, log.root)
+    with a_client(provider) as client:
+        assert version_of(client) == 5
+        log.checkpoint(5, PROTOCOL, metadata(), *map(add, "012345"))
+        for version in range(5):
+            (log.folder / f"{version:020}.json").unlink()
+        log.commit(6, add("6"))
+        assert version_of(client) == 6
+        assert count_of(client) == 7
+        assert count_of(client, version=5) == 6
+        refused(client.post(f"{FLIGHTS}/query", json={"version": 2}), "since version 5")
+        answer = client.get(f"{FLIGHTS}/version", params={"startingTimestamp": iso(BEGIN_MS)})
+        assert answer.headers["delta-table-version"] == "5"
+
+
+def test_a_log_that_loses_a_commit_in_the_middle_is_listed_anew(provider: Provider, log: WrittenLog) -> None:
+    some_commits(log, 6)
+    provider.follow(NAME, log.root)
+    with a_client(provider) as client:
+        assert version_of(client) == 5
+        log.checkpoint(4, PROTOCOL, metadata(), *map(add, "01234"))
+        (log.folder / f"{3:020}.json").unlink()
+        log.commit(6, add("6"))
+        assert version_of(client) == 6
+        assert count_of(client) == 7
+
+
+def test_times_that_a_copy_made_younger_than_the_commits_say_are_before_theirs(
+    provider: Provider, log: WrittenLog
+) -> None:
+    """A copied log has the copy's times; from version 3 on the commits tell their own."""
+    copied_ms = BEGIN_MS + 10**9
+    dated(log.first(add("0")), copied_ms)
+    told = {"delta.enableInCommitTimestamps": "true", "delta.inCommitTimestampEnablementVersion": "3"}
+    for version in range(1, 6):
+        head = [metadata(configuration=told)] if version == 3 else []
+        info = {"commitInfo": {"inCommitTimestamp": BEGIN_MS + 1000 * version}}
+        dated(log.commit(version, info, *head, add(str(version))), copied_ms)
+    provider.follow(NAME, log.root)
+    with a_client(provider) as client:
+        for version in (3, 4, 5):
+            assert count_of(client, timestamp=iso(BEGIN_MS + 1000 * version)) == version + 1
+        for version in (0, 1, 2):
+            assert count_of(client, timestamp=iso(BEGIN_MS + 3000 - (3 - version))) == version + 1
+
+
+def test_a_version_of_which_only_a_checkpoint_is_left_was_before_the_next_one(
+    provider: Provider, log: WrittenLog
+) -> None:
+    some_commits(log, 3)
+    dated(log.checkpoint(1, PROTOCOL, metadata(), add("0"), add("1")), BEGIN_MS + 60_000)
+    for version in range(2):
+        (log.folder / f"{version:020}.json").unlink()
+    provider.follow(NAME, log.root)
+    with a_client(provider) as client:
+        assert count_of(client, timestamp=iso(BEGIN_MS + 1999)) == 2
+        assert count_of(client, timestamp=iso(BEGIN_MS + 2000)) == 3
+
+
 def test_a_conflict_that_is_no_other_workers_doing_is_told(provider: Provider, log: WrittenLog) -> None:
     Ledger(provider.catalog).append([a_publication(table=NAME, format="iceberg", audited=False)])
     some_commits(log, 2)

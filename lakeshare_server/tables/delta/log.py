@@ -69,11 +69,6 @@ class LogListing:
             {**self.checkpoints, **listed.checkpoints},
         )
 
-    def add(self, listed: "LogListing") -> None:
-        """Take over what a later listing found; other threads go on with the entries they are looking through."""
-        grown = self.grown_by(listed)
-        self.commits, self.compacted, self.checkpoints = grown.commits, grown.compacted, grown.checkpoints
-
     def segments(self, version: int) -> Iterator[Segment]:
         """Ways to read a version, the one of least reading first.
 
