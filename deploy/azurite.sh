@@ -26,6 +26,7 @@ fi
 
 if [ ! -d "$home" ]; then
   say "installing it into .tools/ (about 370 MB the first time)"
+  mkdir -p .tools
   scratch=$(mktemp -d .tools/azurite-XXXXXX)
   trap 'rm -rf "$scratch"' EXIT
   npm install --prefix "$scratch" --ignore-scripts --no-audit --no-fund --loglevel=error \
