@@ -1,11 +1,8 @@
 """A followed table is what its log says, at any time and whatever happens to it; test_followed_versions.py has more."""
 
 import json
-import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -18,13 +15,21 @@ from lakeshare_server.errors import CatalogConflict
 from lakeshare_server.protocol.timestamps import iso
 from lakeshare_server.stores import Stores
 from lakeshare_server.versions import Versions
+from tests.builders.followed_logs import (
+    BEGIN_MS,
+    NAME,
+    a_client,
+    count_of,
+    dated,
+    refused,
+    some_commits,
+    started,
+    version_of,
+)
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.log_files import PROTOCOL, WrittenLog, add, metadata, remove
 from tests.builders.publications import a_publication
-from tests.builders.sharing import FLIGHTS, Provider, a_provider, a_server, files, lines
-
-NAME = "lake.flights"
-BEGIN_MS = 1_700_000_000_000
+from tests.builders.sharing import FLIGHTS, Provider, a_provider, files, lines
 
 
 @pytest.fixture
@@ -37,37 +42,6 @@ def provider(tmp_path: Path) -> Provider:
 @pytest.fixture
 def log(tmp_path: Path) -> WrittenLog:
     return WrittenLog(tmp_path / "table")
-
-
-@contextmanager
-def a_client(provider: Provider) -> Iterator[httpx.Client]:
-    with a_server(provider) as server, server.client(provider.recipient()) as client:
-        yield client
-
-
-def dated(path: Path, at_ms: int) -> None:
-    os.utime(path, ns=(at_ms * 10**6, at_ms * 10**6))
-
-
-def some_commits(log: WrittenLog, count: int) -> None:
-    """Versions a second apart, version n of n+1 files."""
-    dated(log.first(add("0")), BEGIN_MS)
-    for version in range(1, count):
-        dated(log.commit(version, add(str(version))), BEGIN_MS + 1000 * version)
-
-
-def version_of(client: httpx.Client) -> int:
-    return int(client.get(f"{FLIGHTS}/version").headers["delta-table-version"])
-
-
-def count_of(client: httpx.Client, **body: Any) -> int:
-    return len(files(client.post(f"{FLIGHTS}/query", json=body)))
-
-
-def refused(answer: httpx.Response, *fragments: str) -> None:
-    assert answer.status_code == 400, answer.text
-    for fragment in fragments:
-        assert fragment in answer.json()["message"]
 
 
 def test_the_ledger_knows_a_version_before_any_recipient(provider: Provider, log: WrittenLog) -> None:
@@ -144,89 +118,12 @@ def test_a_log_that_loses_a_commit_in_the_middle_is_listed_anew(provider: Provid
         assert count_of(client) == 7
 
 
-def test_times_that_a_copy_made_younger_than_the_commits_say_are_before_theirs(
-    provider: Provider, log: WrittenLog
-) -> None:
-    """A copied log has the copy's times; from version 3 on the commits tell their own."""
-    copied_ms = BEGIN_MS + 10**9
-    dated(log.first(add("0")), copied_ms)
-    told = {"delta.enableInCommitTimestamps": "true", "delta.inCommitTimestampEnablementVersion": "3"}
-    for version in range(1, 6):
-        head = [metadata(configuration=told)] if version == 3 else []
-        info = {"commitInfo": {"inCommitTimestamp": BEGIN_MS + 1000 * version}}
-        dated(log.commit(version, info, *head, add(str(version))), copied_ms)
-    provider.follow(NAME, log.root)
-    with a_client(provider) as client:
-        for version in (3, 4, 5):
-            assert count_of(client, timestamp=iso(BEGIN_MS + 1000 * version)) == version + 1
-        for version in (0, 1, 2):
-            assert count_of(client, timestamp=iso(BEGIN_MS + 3000 - (3 - version))) == version + 1
-
-
-def test_a_version_of_which_only_a_checkpoint_is_left_was_before_the_next_one(
-    provider: Provider, log: WrittenLog
-) -> None:
-    some_commits(log, 3)
-    dated(log.checkpoint(1, PROTOCOL, metadata(), add("0"), add("1")), BEGIN_MS + 60_000)
-    for version in range(2):
-        (log.folder / f"{version:020}.json").unlink()
-    provider.follow(NAME, log.root)
-    with a_client(provider) as client:
-        assert count_of(client, timestamp=iso(BEGIN_MS + 1999)) == 2
-        assert count_of(client, timestamp=iso(BEGIN_MS + 2000)) == 3
-
-
 def test_a_conflict_that_is_no_other_workers_doing_is_told(provider: Provider, log: WrittenLog) -> None:
     Ledger(provider.catalog).append([a_publication(table=NAME, format="iceberg", audited=False)])
     some_commits(log, 2)
     provider.follow(NAME, log.root)
     with pytest.raises(CatalogConflict, match="published as iceberg"):
         Versions(provider.catalog, provider.settings, Stores(provider.settings)).of(NAME).latest()
-
-
-def test_times_are_those_of_the_commits(provider: Provider, log: WrittenLog) -> None:
-    """protocol §1.5, §1.7: at or before for snapshots, at or after for the version."""
-    some_commits(log, 3)
-    provider.follow(NAME, log.root)
-    with a_client(provider) as client:
-        for version in range(3):
-            exactly, before = iso(BEGIN_MS + 1000 * version), iso(BEGIN_MS + 1000 * version - 1)
-            assert count_of(client, timestamp=exactly) == version + 1
-            assert started(client, exactly) == started(client, before) == version
-            if version:
-                assert count_of(client, timestamp=before) == version
-        refused(client.post(f"{FLIGHTS}/query", json={"timestamp": iso(BEGIN_MS - 1)}), "before the earliest")
-        refused(client.post(f"{FLIGHTS}/query", json={"timestamp": iso(BEGIN_MS + 2001)}), "after the latest")
-
-
-def started(client: httpx.Client, timestamp: str) -> int:
-    answer = client.get(f"{FLIGHTS}/version", params={"startingTimestamp": timestamp})
-    assert answer.status_code == 200, answer.text
-    return int(answer.headers["delta-table-version"])
-
-
-def test_times_grow_with_the_versions_whatever_the_files_say(provider: Provider, log: WrittenLog) -> None:
-    """protocol §1.7: commit times made strictly increasing; copies give all files of a log one time."""
-    for path in (log.first(add("0")), *(log.commit(version, add(str(version))) for version in range(1, 4))):
-        dated(path, BEGIN_MS)
-    dated(log.folder / f"{2:020}.json", BEGIN_MS - 5000)
-    provider.follow(NAME, log.root)
-    with a_client(provider) as client:
-        assert [count_of(client, timestamp=iso(BEGIN_MS + later)) for later in range(4)] == [1, 2, 3, 4]
-
-
-def test_times_in_the_commits_count_from_when_they_are_there(provider: Provider, log: WrittenLog) -> None:
-    """Delta's in-commit timestamps: the files' own times say when they were copied."""
-    dated(log.first(add("0")), BEGIN_MS)
-    enabled = {"delta.enableInCommitTimestamps": "true", "delta.inCommitTimestampEnablementVersion": "1"}
-    for version in (1, 2):
-        info = {"commitInfo": {"inCommitTimestamp": BEGIN_MS + version * 1000}}
-        more = [metadata(configuration=enabled)] if version == 1 else []
-        dated(log.commit(version, info, *more, add(str(version))), BEGIN_MS + 10**9)
-    provider.follow(NAME, log.root)
-    with a_client(provider) as client:
-        found = [count_of(client, timestamp=iso(BEGIN_MS + later)) for later in (0, 999, 1000, 1999, 2000)]
-    assert found == [1, 1, 2, 2, 3]
 
 
 def test_a_poll_within_the_interval_reads_nothing(

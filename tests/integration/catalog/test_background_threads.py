@@ -14,7 +14,6 @@ from lakeshare_server.access import async_worker
 from lakeshare_server.access.async_worker import AsyncWorker, Submission
 from lakeshare_server.access.view import Views
 from lakeshare_server.catalog import AsyncQueries, AuditEntry, AuditLog, Catalog, Reader, audit, open_catalog
-from lakeshare_server.routes.errors import code_of
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.stores import Stores
 from lakeshare_server.versions import Versions
@@ -64,14 +63,14 @@ def test_the_worker_goes_on_when_it_could_not_note_a_failure(
         return look(*names)
 
     monkeypatch.setattr(views, "table", look_without_a_queue)
-    worker = AsyncWorker(queries, views, code_of)
+    worker = AsyncWorker(queries, views)
     query = queries.submit("r", "t", kind="query", request=ASKED, idempotency_key="1")
     worker.start()
     wait_until(lambda: "async queries" in caplog.text)
     change(catalog, "ALTER TABLE elsewhere RENAME TO async_queries")
     wait_until(lambda: queries.get(query.id, "r", "t").state == "failed")
     worker.stop()
-    assert queries.get(query.id, "r", "t").error_code == "RESOURCE_DOES_NOT_EXIST"
+    assert queries.get(query.id, "r", "t").error_code == "NotFound"
 
 
 def test_the_audit_log_goes_on_when_the_database_cannot_hold_a_row(
