@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.tables.delta_schema import arrow_type
-from lakeshare_server.tables.iceberg_schema import SAME_MEANING
+from lakeshare_server.tables.iceberg.schema import SAME_MEANING
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
