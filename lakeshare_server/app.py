@@ -80,8 +80,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     prefix = settings.endpoint.rstrip("/")
     for routes in (listings, tables, windows, async_queries, credentials, files):
         app.include_router(routes.router, prefix=prefix)
-    # Polls are most of the requests: first in line, and without the framework's dependencies.
-    app.router.routes[:0] = tables.polls(prefix)
+    app.router.routes[:0] = tables.first_in_line(prefix)
     return app
 
 

@@ -16,7 +16,7 @@ from lakeshare_server.protocol.parameters import optional_number
 from lakeshare_server.protocol.requests import TimePoint, query_of
 from lakeshare_server.protocol.timestamps import milliseconds
 from lakeshare_server.routes.async_queries import submit
-from lakeshare_server.routes.context import BodyDep, TableDep, asked_table
+from lakeshare_server.routes.context import AskedTable, TableDep, asked_table, body_of
 from lakeshare_server.routes.listings import table_item
 from lakeshare_server.routes.queries import answer_query
 from lakeshare_server.routes.responses import VERSION_HEADER, json_response
@@ -33,12 +33,13 @@ def get_table(by: TableDep) -> Response:
     return json_response({**table_item(by, by.view.entry), "format": header.table_format})
 
 
-def polls(prefix: str) -> list[Route]:
-    """The routes of the table version, which streaming clients poll."""
-    paths = (f"{prefix}{router.prefix}/version", f"{prefix}{router.prefix}")
+def first_in_line(prefix: str) -> list[Route]:
+    """Version polls and queries: most of the requests, and not delayed by the framework's dependencies."""
+    path = prefix + router.prefix
     return [
-        Route(path, table_version, methods=methods, name="table_version")
-        for path, methods in zip(paths, (["GET", "HEAD"], ["HEAD"]), strict=True)
+        Route(f"{path}/version", table_version, methods=["GET", "HEAD"], name="table_version"),
+        Route(path, table_version, methods=["HEAD"], name="table_version"),
+        Route(f"{path}/query", query_table, methods=["POST"], name="query_table"),
     ]
 
 
@@ -74,8 +75,12 @@ def table_metadata(by: TableDep) -> Response:
     return table_lines(first, None, version.number, response_format, wants.without_end())
 
 
-@router.post("/query", name="query_table")
-def query_table(by: TableDep, body: BodyDep) -> Response:
+async def query_table(request: Request) -> Response:
+    by = await asked_table(request)
+    return await run_in_threadpool(_query, by, await body_of(request, by))
+
+
+def _query(by: AskedTable, body: bytes) -> Response:
     fields = json_object(body)
     asked = query_of(fields)
     # There is nothing to find out about a version that a token names: such a query is answered at once (protocol §1.9).
