@@ -19,14 +19,21 @@ def byte_strings(values: pa.StringArray) -> list[bytes]:
     return [text[start - first : end - first] for start, end in pairwise(ends)]
 
 
-def is_plain(values: pa.StringArray, *, without: bytes = b"") -> bool:
-    """Whether no text of a column has a backslash, a control character, DEL included, or the character `without`."""
+def is_printable(values: pa.StringArray) -> bool:
+    """Whether no text of a column has a character below the space: no line breaks, no tabs."""
     characters = _characters(values)
     if not len(characters):
         return True
     least = pc.min(pa.UInt8Array.from_buffers(pa.uint8(), len(characters), [None, characters])).as_py()
-    text = memoryview(characters).tobytes()
-    return least >= ord(" ") and all(found not in text for found in (b"\\", b"\x7f", without) if found)
+    return bool(least >= ord(" "))
+
+
+def is_plain(values: pa.StringArray, *, without: bytes = b"") -> bool:
+    """Whether no text of a column has a backslash, a control character, DEL included, or the character `without`."""
+    if not is_printable(values):
+        return False
+    text = memoryview(_characters(values)).tobytes()
+    return all(found not in text for found in (b"\\", b"\x7f", without) if found)
 
 
 def _characters(values: pa.StringArray) -> pa.Buffer:

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_server.tables.arrays import column_of
 from lakeshare_server.tables.delta_schema import parquet_format_schema
 from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, IndexHeader, index_path
 from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
@@ -82,7 +83,8 @@ def _header_of(snapshot: TableSnapshot, files: pa.Table) -> IndexHeader:
 
 
 def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
-    files = snapshot.files.take(pc.sort_indices(snapshot.files.column("path")))
+    names = snapshot.files.column_names
+    files = pa.table([column_of(snapshot.files, name) for name in names], names)
     header = _header_of(snapshot, files)
     columns = ["path", "size", "modification_time", "rows"]
     columns += ["dv_cardinality"] if "dv_cardinality" in files.column_names else []
@@ -92,7 +94,7 @@ def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
     schema = pa.schema(fields, {HEADER_KEY: json.dumps(asdict(header), sort_keys=True).encode()})
     with pa.ipc.new_file(file, schema) as writer:
         for chunk, lines in _rendered(files, snapshot.partition_columns):
-            arrays = [chunk.column(name).combine_chunks() for name in columns]
+            arrays = [column_of(chunk, name) for name in columns]
             writer.write_table(
                 pa.Table.from_arrays([*arrays, *lines], schema=schema), max_chunksize=BATCH_ROWS
             )
@@ -102,19 +104,21 @@ def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
 def _rendered(
     files: pa.Table, partition_columns: tuple[str, ...]
 ) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
-    """Chunks of files with their lines, in order: some are rendered while earlier ones are written."""
-    chunks = [
-        files.slice(start, CHUNK_ROWS).combine_chunks() for start in range(0, files.num_rows, CHUNK_ROWS)
-    ]
+    """Chunks of files with their lines, in the order of paths: some are rendered while earlier ones are written."""
+    order = pc.sort_indices(files.column("path"))
+
+    def render(start: int) -> tuple[pa.Table, list[pa.Array]]:
+        chunk = files.take(order.slice(start, CHUNK_ROWS))
+        return chunk, rendered(chunk, partition_columns)
+
     with ThreadPoolExecutor(RENDERERS) as pool:
-        ahead: deque[tuple[pa.Table, Future[list[pa.Array]]]] = deque()
-        for chunk in chunks:
-            ahead.append((chunk, pool.submit(rendered, chunk, partition_columns)))
+        ahead: deque[Future[tuple[pa.Table, list[pa.Array]]]] = deque()
+        for start in range(0, files.num_rows, CHUNK_ROWS):
+            ahead.append(pool.submit(render, start))
             if len(ahead) > RENDERERS:
-                done, lines = ahead.popleft()
-                yield done, lines.result()
-        for done, lines in ahead:
-            yield done, lines.result()
+                yield ahead.popleft().result()
+        for chunk in ahead:
+            yield chunk.result()
 
 
 class _Digesting(io.RawIOBase):

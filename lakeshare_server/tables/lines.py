@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_server.tables.arrays import column_of
 from lakeshare_server.tables.byte_strings import byte_strings, is_plain, texts_of_width
 from lakeshare_server.tables.json_text import NESTED, PLAIN, JsonText, Part, joined, value_text
 
@@ -19,7 +20,7 @@ LINE_COLUMNS = ("parquet_id", "delta_id", "common", "delta_rest", "dv_path", "dv
 
 def rendered(files: pa.Table, partition_columns: tuple[str, ...]) -> list[pa.Array]:
     """The columns of `LINE_COLUMNS`, for one chunk of a snapshot's files."""
-    names = _column(files, "name")
+    names = column_of(files, "name")
     return [
         file_ids(names, hashlib.md5),
         file_ids(names, hashlib.sha256),
@@ -41,18 +42,18 @@ def _common(files: pa.Table, partition_columns: tuple[str, ...]) -> pa.Array:
         '"partitionValues":',
         *_partition_values(files, partition_columns),
         ',"size":',
-        pc.cast(_column(files, "size"), pa.string()),
-        *(_logged_stats(_column(files, "stats")) if "stats" in files.column_names else _stats(files)),
+        pc.cast(column_of(files, "size"), pa.string()),
+        *(_logged_stats(column_of(files, "stats")) if "stats" in files.column_names else _stats(files)),
     ]
     return joined(parts, null="")
 
 
 def _partition_values(files: pa.Table, columns: tuple[str, ...]) -> list[Part]:
     if "partition_values" in files.column_names:
-        texts = _column(files, "partition_values")
+        texts = column_of(files, "partition_values")
         members = [(field.name, pc.struct_field(texts, [place])) for place, field in enumerate(texts.type)]
         return PLAIN.object([(name, _nullable_string(values)) for name, values in members])
-    partition = _column(files, "partition")
+    partition = column_of(files, "partition")
     return PLAIN.object(
         [(column, _nullable_string(value_text(pc.struct_field(partition, [column])))) for column in columns]
     )
@@ -81,11 +82,11 @@ def _quoted(texts: pa.StringArray) -> pa.Array:
 
 def _stats(files: pa.Table) -> list[Part]:
     """`,"stats":"…"`: a JSON object inside a JSON string; null for a file of which the row count is not known."""
-    rows = pc.cast(_column(files, "rows"), pa.string())
+    rows = pc.cast(column_of(files, "rows"), pa.string())
     members: list[tuple[str, list[Part]]] = [("numRecords", [rows])]
     maxima = "told_max" if "told_max" in files.column_names else "max"
     for key, struct in (("minValues", "min"), ("maxValues", maxima), ("nullCount", "null_count")):
-        members.append((key, _struct(_column(files, struct), NESTED)))
+        members.append((key, _struct(column_of(files, struct), NESTED)))
     parts = [',"stats":"', *NESTED.object(members), '"']
     if not rows.null_count:
         return parts
@@ -109,7 +110,7 @@ def _struct(values: pa.StructArray, text: JsonText) -> list[Part]:
 def _delta_rest(files: pa.Table) -> pa.Array:
     parts: list[Part] = [
         ',"modificationTime":',
-        pc.cast(pc.fill_null(_column(files, "modification_time"), 0), pa.string()),
+        pc.cast(pc.fill_null(column_of(files, "modification_time"), 0), pa.string()),
         ',"dataChange":true',
     ]
     parts += _optional(files, "base_row_id", lambda ids: [',"baseRowId":', pc.cast(ids, pa.string())])
@@ -138,25 +139,25 @@ def _delta_rest(files: pa.Table) -> pa.Array:
 def _vectors(files: pa.Table) -> list[pa.Array]:
     """Where deletion vectors are, their ids, and what follows their URL in the line."""
     count = files.num_rows
-    if "dv_path" not in files.column_names or _column(files, "dv_path").null_count == count:
+    if "dv_path" not in files.column_names or column_of(files, "dv_path").null_count == count:
         return [pa.nulls(count, pa.string())] * 3
-    paths = _column(files, "dv_path")
+    paths = column_of(files, "dv_path")
     in_files = pc.is_valid(paths)
     ids = pa.array(
-        [one and hashlib.sha256(one.encode()).hexdigest() for one in _column(files, "dv_id").to_pylist()]
+        [one and hashlib.sha256(one.encode()).hexdigest() for one in column_of(files, "dv_id").to_pylist()]
     )
     rest = joined(['"', *_vector_size(files), "}"])
     return [paths, pc.if_else(in_files, ids, None), pc.if_else(in_files, rest, None)]
 
 
 def _vector_size(files: pa.Table) -> list[Part]:
-    offset = pc.cast(_column(files, "dv_offset"), pa.string())
+    offset = pc.cast(column_of(files, "dv_offset"), pa.string())
     return [
         pc.fill_null(joined([',"offset":', offset]), ""),
         ',"sizeInBytes":',
-        pc.cast(_column(files, "dv_size"), pa.string()),
+        pc.cast(column_of(files, "dv_size"), pa.string()),
         ',"cardinality":',
-        pc.cast(_column(files, "dv_cardinality"), pa.string()),
+        pc.cast(column_of(files, "dv_cardinality"), pa.string()),
     ]
 
 
@@ -164,9 +165,5 @@ def _optional(files: pa.Table, name: str, said: Callable[[pa.Array], list[Part]]
     """A member for the files that have it; nothing at all when none has."""
     if name not in files.column_names:
         return []
-    values = _column(files, name)
+    values = column_of(files, name)
     return [] if values.null_count == len(values) else [pc.fill_null(joined(said(values)), "")]
-
-
-def _column(files: pa.Table, name: str) -> pa.Array:
-    return files.column(name).combine_chunks()

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_server.tables.arrays import column_of
 from lakeshare_server.tables.locations import local_path
 
 Action = dict[str, Any]
@@ -90,10 +91,10 @@ def file_name(path: str) -> str:
 
 def vector_ids(adds: pa.Table) -> pa.Array:
     """Per file the unique id of its deletion vector, null without one ("Deletion Vector Descriptor Schema")."""
-    storage = adds.column("dv_storage").combine_chunks()
-    offset = pc.cast(adds.column("dv_offset").combine_chunks(), pa.string())
+    storage = column_of(adds, "dv_storage")
+    offset = pc.cast(column_of(adds, "dv_offset"), pa.string())
     at = pc.fill_null(pc.binary_join_element_wise("@", offset, ""), "")
-    return pc.binary_join_element_wise(storage, adds.column("dv_path").combine_chunks(), at, "")
+    return pc.binary_join_element_wise(storage, column_of(adds, "dv_path"), at, "")
 
 
 def vector_id(vector: Action | None) -> str | None:
@@ -112,7 +113,14 @@ def _member(values: pa.StructArray, name: str, kind: pa.DataType | None) -> Any:
 
 
 def _looked_up(values: pa.MapArray, column: str) -> pa.Array:
-    return pc.cast(pc.map_lookup(values, pa.scalar(column, values.type.key_type), "first"), pa.string())
+    name = pa.scalar(column, values.type.key_type)
+    first, end = values.offsets[0].as_py(), values.offsets[len(values)].as_py()
+    keys = values.keys.slice(first, end - first)
+    # With one partition column no map has to be searched: keys of a map differ, so each has just this one.
+    is_alone = end - first == len(values) and not values.null_count
+    if is_alone and pc.all(pc.equal(keys, name), min_count=0).as_py():
+        return pc.cast(values.items.slice(first, end - first), pa.string())
+    return pc.cast(pc.map_lookup(values, name, "first"), pa.string())
 
 
 def _struct(columns: Sequence[str], count: int, values: Callable[[str], pa.Array]) -> pa.StructArray:

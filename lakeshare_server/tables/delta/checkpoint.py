@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -15,6 +16,8 @@ from lakeshare_server.tables.delta.commits import parse_commit
 from lakeshare_server.tables.delta.log import LOG, Checkpoint
 
 Action = dict[str, Any]
+# Other actions stand in rows of their own: a checkpoint of hardly any is sliced at them, others are copied.
+FEW_NULLS = 8
 SMALL = ("protocol", "metaData", "sidecar")
 ADD_FIELDS = (
     "path",
@@ -128,9 +131,16 @@ def _read_parquet(stores: Stores, location: str, state: CheckpointState, with_fi
                 setattr(state, "protocol" if name == "protocol" else "metadata", row)
     if "add" in table.column_names:
         for chunk in table.column("add").chunks:
-            kept = chunk.filter(pc.is_valid(chunk)) if chunk.null_count else chunk
-            if len(kept):
-                state.adds.append(kept)
+            state.adds += _valid(chunk)
+
+
+def _valid(adds: pa.StructArray) -> list[pa.StructArray]:
+    """The rows that are not null, without copying them where few others are in between."""
+    if adds.null_count > FEW_NULLS:
+        return [adds.filter(pc.is_valid(adds))] if adds.null_count < len(adds) else []
+    between = [-1, *pc.indices_nonzero(pc.is_null(adds)).to_pylist(), len(adds)]
+    runs = [adds.slice(before + 1, after - before - 1) for before, after in pairwise(between)]
+    return [run for run in runs if len(run)]
 
 
 def _columns(schema: pa.Schema, with_files: bool) -> Iterator[str]:

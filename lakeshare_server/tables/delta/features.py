@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.tables.arrays import column_of
 from lakeshare_server.tables.delta.mapping import mapping_mode
 from lakeshare_server.tables.delta_schema import (
     DECIMAL,
@@ -83,7 +84,7 @@ def delta_head(protocol: Mapping[str, Any], metadata: Mapping[str, Any], adds: p
     told, properties = _told_protocol(protocol), _told_properties(metadata)
     if properties.get(ROW_TRACKING) == "true" and adds.column("base_row_id").null_count:
         told, properties = _without_row_tracking(told, properties)
-    storage = adds.column("dv_storage").combine_chunks()
+    storage = column_of(adds, "dv_storage")
     return TableHead(
         table_id=str(metadata["id"]),
         name=metadata.get("name"),

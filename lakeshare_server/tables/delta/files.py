@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_server.tables.arrays import column_of
 from lakeshare_server.tables.delta.adds import vector_ids
 from lakeshare_server.tables.delta.leaves import leaves_of
 from lakeshare_server.tables.delta.partitions import typed, without_empty
@@ -32,23 +33,23 @@ def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa
         TableFilesMissing: a deletion vector is described by nothing the specification knows.
     """
     adds = adds.combine_chunks()
-    names = _array(adds, "path")
+    names = column_of(adds, "path")
     schema_string = metadata["schemaString"]
     partition_columns = list(metadata.get("partitionColumns") or ())
     kinds = {field.name: field.type for field in parse_schema(schema_string)}
-    texts = without_empty(_array(adds, "partition_values"))
-    said = parse_stats(_array(adds, "stats"), leaves_of(schema_string, partition_columns))
-    storage = _array(adds, "dv_storage")
+    texts = without_empty(column_of(adds, "partition_values"))
+    said = parse_stats(column_of(adds, "stats"), leaves_of(schema_string, partition_columns))
+    storage = column_of(adds, "dv_storage")
     require_whole(root, adds)
     vector_path = vector_paths(root, adds)
     return pa.table(
         {
             "path": resolve_names(root, names),
             "name": names,
-            "size": _array(adds, "size"),
-            "modification_time": _array(adds, "modification_time"),
+            "size": column_of(adds, "size"),
+            "modification_time": column_of(adds, "modification_time"),
             "rows": said.rows,
-            "dv_cardinality": pc.fill_null(_array(adds, "dv_cardinality"), 0),
+            "dv_cardinality": pc.fill_null(column_of(adds, "dv_cardinality"), 0),
             "partition": typed(texts, [(column, str(kinds[column])) for column in partition_columns]),
             "min": said.min,
             "max": said.max,
@@ -57,11 +58,7 @@ def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa
             "stats": said.text,
             "dv_id": pc.if_else(pc.is_valid(storage), vector_ids(adds), None),
             "dv_path": vector_path,
-            "dv_inline": pc.if_else(pc.equal(storage, "i"), _array(adds, "dv_path"), None),
-            **{name: _array(adds, name) for name in AS_IN_THE_LOG},
+            "dv_inline": pc.if_else(pc.equal(storage, "i"), column_of(adds, "dv_path"), None),
+            **{name: column_of(adds, name) for name in AS_IN_THE_LOG},
         }
     )
-
-
-def _array(table: pa.Table, name: str) -> Any:
-    return table.column(name).combine_chunks()

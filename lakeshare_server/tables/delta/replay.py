@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.stores import Stores
+from lakeshare_server.tables.arrays import column_of
 from lakeshare_server.tables.delta.adds import from_actions, from_checkpoint, key_of, keys_of
 from lakeshare_server.tables.delta.checkpoint import CheckpointState, read_checkpoint
 from lakeshare_server.tables.delta.commits import Commit, read_commits
@@ -123,7 +124,7 @@ def _live(
 
 
 def _stats_of(table: pa.Table, adds: pa.StructArray) -> tuple[int, str, pa.Array]:
-    texts = stats_texts(table.column("stats").combine_chunks(), adds)
+    texts = stats_texts(column_of(table, "stats"), adds)
     return table.schema.get_field_index("stats"), "stats", texts
 
 

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from lakeshare_server.tables.arrays import column_of
+from lakeshare_server.tables.byte_strings import is_printable
 from lakeshare_server.tables.delta.leaves import Leaf, arrow_struct, shaped
 from lakeshare_server.tables.json_text import PLAIN, Part, joined
 
@@ -45,17 +47,15 @@ def parse_stats(texts: pa.Array, leaves: Sequence[Leaf]) -> Statistics:
         ]
     )
     table, is_json = _parsed(texts, schema)
-    rows = table.column("numRecords").combine_chunks()
+    rows = column_of(table, "numRecords")
     rows = pc.if_else(pc.greater_equal(rows, 0), rows, None)
     usable = pc.and_(is_json, pc.is_valid(rows))
     return Statistics(
         rows=rows,
-        min=shaped(table.column("minValues").combine_chunks(), leaves, lambda leaf, values: leaf.low(values)),
-        max=shaped(
-            table.column("maxValues").combine_chunks(), leaves, lambda leaf, values: leaf.high(values)
-        ),
-        null_count=shaped(table.column("nullCount").combine_chunks(), leaves, lambda _, values: values),
-        text=pc.if_else(usable, texts, None),
+        min=shaped(column_of(table, "minValues"), leaves, lambda leaf, values: leaf.low(values)),
+        max=shaped(column_of(table, "maxValues"), leaves, lambda leaf, values: leaf.high(values)),
+        null_count=shaped(column_of(table, "nullCount"), leaves, lambda _, values: values),
+        text=texts if pc.all(usable, min_count=0).as_py() else pc.if_else(usable, texts, None),
     )
 
 
@@ -99,7 +99,7 @@ def _by_arrow(texts: pa.Array, schema: pa.Schema) -> pa.Table:
         return schema.empty_table()
     texts = pc.fill_null(texts, "{}")
     _require_one_object_each(texts)
-    one_line = pc.replace_substring(texts, "\n", " ") if _has_newline(texts) else texts
+    one_line = texts if is_printable(texts) else pc.replace_substring(texts, "\n", " ")
     lines = pc.binary_join_element_wise(one_line, "", "\n")
     table = pj.read_json(
         pa.BufferReader(_bytes_of(lines)),
@@ -117,10 +117,6 @@ def _require_one_object_each(texts: pa.Array) -> None:
     one = pc.and_(bounded, pc.invert(pc.match_substring_regex(texts, BEHIND_OBJECT)))
     if not pc.all(one, min_count=0).as_py():
         raise pa.ArrowInvalid("a statistics text is not one JSON object")
-
-
-def _has_newline(texts: pa.Array) -> bool:
-    return bool(pc.any(pc.match_substring(texts, "\n"), min_count=0).as_py())
 
 
 def _bytes_of(lines: pa.StringArray) -> pa.Buffer:

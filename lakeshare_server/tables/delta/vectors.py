@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import TableFilesMissing
+from lakeshare_server.tables.arrays import column_of
 from lakeshare_server.tables.locations import resolve_names
 
 # Z85 (ZeroMQ RFC 32), the base 85 that Delta writes UUIDs and inline vectors in.
@@ -21,8 +22,8 @@ def vector_paths(root: str, adds: pa.Table) -> pa.Array:
     Raises:
         TableFilesMissing: a descriptor is not what the specification says.
     """
-    storage = adds.column("dv_storage").combine_chunks()
-    described = adds.column("dv_path").combine_chunks()
+    storage = column_of(adds, "dv_storage")
+    described = column_of(adds, "dv_path")
     if storage.null_count == len(storage):
         return pa.nulls(len(storage), pa.string())
     pairs = zip(storage.to_pylist(), described.to_pylist(), strict=True)
