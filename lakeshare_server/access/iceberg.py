@@ -4,7 +4,6 @@ The rewriting itself is in `protocol.iceberg_metadata`; how clients get at the f
 """
 
 import gzip
-import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -34,7 +33,8 @@ _log = logging.getLogger(__name__)
 class LoadedTable:
     """What is handed out of a table, whose files lie below `location` in Iceberg's spelling.
 
-    `metadata_location` is a name for this very state, not a place: clients tell by it whether a table has changed.
+    `metadata_location` is the newest snapshot's manifest list. Clients never open it as long as they have the metadata
+    itself, but tell by it whether a table has changed, how to read it, and how long a file it is.
     """
 
     version: int
@@ -95,11 +95,11 @@ class IcebergTables:
             ) from error
         body = orjson.dumps(told)
         location = told["location"].rstrip("/")
-        name = f"{newest.version.number}-{hashlib.sha256(body).hexdigest()[:16]}"
+        lists = {one["snapshot-id"]: one.get("manifest-list") for one in told["snapshots"]}
         return LoadedTable(
             version=newest.version.number,
             location=location,
-            metadata_location=f"{location}/metadata/published-{name}.metadata.json",
+            metadata_location=lists[newest.snapshot_id] or f"{location}/metadata/{newest.snapshot_id}",
             metadata=body,
             pins=pins,
             snapshots=told["snapshots"],
