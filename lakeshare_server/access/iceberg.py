@@ -17,6 +17,7 @@ from lakeshare_server.access.view import TableView
 from lakeshare_server.catalog import Catalog, GenerationCache
 from lakeshare_server.errors import NotFound, StoreError, Unserveable
 from lakeshare_server.protocol.iceberg_metadata import Fields, published_metadata
+from lakeshare_server.protocol.iceberg_trimming import trimmed
 from lakeshare_server.stores import Stores
 from lakeshare_server.versions import PinnedSnapshot
 
@@ -84,9 +85,9 @@ class IcebergTables:
         return made
 
     def _rewritten(self, pins: Sequence[PinnedSnapshot]) -> LoadedTable:
-        newest = pins[-1]
+        newest, wanted = pins[-1], {pin.snapshot_id for pin in pins}
         try:
-            told = published_metadata(pins, self._read, self._specs)
+            told = published_metadata(pins, lambda location: self._read(location, wanted), self._specs)
         except UNUSABLE as error:
             _log.error("the Iceberg metadata %s cannot be used: %r", newest.metadata_location, error)
             raise Unserveable(
@@ -105,13 +106,13 @@ class IcebergTables:
             snapshots=told["snapshots"],
         )
 
-    def _read(self, location: str) -> Fields | None:
+    def _read(self, location: str, wanted: set[int]) -> Fields | None:
         try:
             text = self._stores.read(location)
         except StoreError as error:
             _log.warning("the Iceberg metadata %s cannot be read: %s", location, error)
             return None
-        found: Fields = orjson.loads(gzip.decompress(text) if text.startswith(GZIP) else text)
+        found: Fields = trimmed(gzip.decompress(text) if text.startswith(GZIP) else text, wanted)
         return found
 
     def _specs(self, snapshot: Fields) -> set[int]:

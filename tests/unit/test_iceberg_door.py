@@ -1,5 +1,6 @@
 """Iceberg clients read through the REST door what was published, and find nothing else in the metadata they get."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from lakeshare_server.catalog import SharedTable
 from lakeshare_server.catalog.hand_shares import share_table
+from lakeshare_server.protocol.iceberg_trimming import SMALL_BYTES
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables import TableSnapshot, read_iceberg
 from tests.builders.iceberg_door import (
@@ -217,6 +219,38 @@ def test_large_metadata_is_taken_apart_once(
         bodies.append(loaded(server, token))
     assert [location for location in reads if location.endswith(".metadata.json")] == reads[:1]
     assert all(body == bodies[0] for body in bodies)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_metadata_of_many_snapshots_is_cut_down_in_a_process_of_its_own(
+    provider: Provider, tmp_path: Path, packed: bool
+) -> None:
+    made = an_iceberg_table(tmp_path / "warehouse")
+    state = made.state()
+    provider.publish_iceberg("lake.flights", state)
+    provider.share("lake.flights", history=True)
+    with a_server(provider) as server:
+        token = provider.recipient()
+        small = loaded(server, token)
+    pinned = Path(state.metadata_location.removeprefix("file://"))
+    metadata = json.loads(pinned.read_text())
+    others = [{**metadata["snapshots"][0], "snapshot-id": number} for number in range(1, 2000)]
+    metadata["snapshots"] += others
+    text = json.dumps(metadata).encode()
+    assert len(text) > SMALL_BYTES
+    pinned.write_bytes(gzip.compress(text) if packed else text)
+    with a_server(provider) as server:
+        assert loaded(server, token) == small
+
+
+def test_large_metadata_that_is_not_whole_is_refused(provider: Provider, tmp_path: Path) -> None:
+    state = an_iceberg_table(tmp_path / "warehouse").state()
+    provider.publish_iceberg("lake.flights", state)
+    provider.share("lake.flights")
+    Path(state.metadata_location.removeprefix("file://")).write_bytes(b'{"a": "' + b"x" * SMALL_BYTES)
+    with a_server(provider) as server, door(server, provider.recipient()) as client:
+        answer = client.get(TABLE)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestException")
 
 
 def test_metadata_that_is_gone_or_damaged_is_refused_with_a_reason(
