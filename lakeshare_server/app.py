@@ -16,12 +16,23 @@ from uvicorn.supervisors import Multiprocess
 
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
+from lakeshare_server.access.iceberg import IcebergTables
+from lakeshare_server.access.iceberg_signing import SignableFiles
 from lakeshare_server.access.view import Views
 from lakeshare_server.catalog import AsyncQueries, AuditLog, open_catalog
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.paging import Pager
 from lakeshare_server.protocol.table_tokens import TableTokens
-from lakeshare_server.routes import async_queries, credentials, files, health, listings, tables, windows
+from lakeshare_server.routes import (
+    async_queries,
+    credentials,
+    files,
+    health,
+    iceberg_catalog,
+    listings,
+    tables,
+    windows,
+)
 from lakeshare_server.routes.audit import AuditMiddleware
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses
@@ -59,6 +70,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
         signers=Signers(settings, local_signer, stores),
         async_queries=queries,
         async_worker=AsyncWorker(queries, views),
+        iceberg_tables=IcebergTables(catalog, stores),
+        signable_files=SignableFiles(stores),
         audit=AuditLog(catalog),
     )
 
@@ -80,7 +93,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
     prefix = settings.endpoint.rstrip("/")
     for routes in (listings, tables, windows, async_queries, credentials, files):
         app.include_router(routes.router, prefix=prefix)
-    app.router.routes[:0] = tables.first_in_line(prefix)
+    # The other catalog's paths none of ours can take: no prefix begins like them.
+    app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
     return app
 
 

@@ -221,7 +221,7 @@ def _write(path: Path, url: str | None, token: str, expires_at: datetime | None)
     settings = ServerSettings()
     if url is not None:
         settings = settings.model_copy(update={"public_url": url})
-    write_profile(path, settings.base_url(), token, expires_at)
+    write_profile(path, settings.base_url(), token, expires_at, settings.iceberg_url())
     typer.echo(f"profile: {path}")
 
 

@@ -11,6 +11,9 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().resolve()
 
 
+# Fixed, as the `/v1` behind it is: profiles name it, so nobody has to guess it.
+ICEBERG_PATH = "/iceberg"
+
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
 
@@ -136,8 +139,14 @@ class ServerSettings(StateSettings):
 
     def base_url(self) -> str:
         """The URL of the protocol's root as recipients see it."""
-        root = self.public_url or f"http://{self.host}:{self.port}"
-        return root.rstrip("/") + self.endpoint.rstrip("/")
+        return self._root() + self.endpoint.rstrip("/")
+
+    def iceberg_url(self) -> str:
+        """The URL of the Iceberg REST catalog as recipients see it; clients put `/v1` behind it."""
+        return self._root() + ICEBERG_PATH
+
+    def _root(self) -> str:
+        return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
 
 def described_settings(settings_class: type[BaseSettings]) -> dict[str, tuple[Any, str]]:

@@ -229,7 +229,7 @@ def hand_out_profile(catalog: Catalog, shares: Sequence[str], path: Path, root: 
         recipient, token = recipients.add(RECIPIENT, shares)
     elif reader is None or reader.id != recipient.id:
         recipient, token = recipients.rotate(RECIPIENT)
-    write_profile(path, f"{root}/delta-sharing", token, recipient.expires_at)
+    write_profile(path, f"{root}/delta-sharing", token, recipient.expires_at, f"{root}/iceberg")
 
 
 def _token_in(profile: Path) -> str:

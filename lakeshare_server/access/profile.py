@@ -7,9 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 
-def write_profile(path: Path, base_url: str, token: str, expires_at: datetime | None) -> None:
-    """Write a profile that only its owner can read, whole or not at all."""
-    profile = {"shareCredentialsVersion": 1, "endpoint": base_url, "bearerToken": token}
+def write_profile(
+    path: Path, base_url: str, token: str, expires_at: datetime | None, iceberg_url: str | None = None
+) -> None:
+    """Write a profile that only its owner can read, whole or not at all.
+
+    `iceberg_url` is where Iceberg clients find the same shares (OpenSharing's `icebergEndpoint`).
+    """
+    profile: dict[str, object] = {"shareCredentialsVersion": 1, "endpoint": base_url, "bearerToken": token}
+    if iceberg_url is not None:
+        profile["icebergEndpoint"] = iceberg_url
     if expires_at is not None:
         profile["expirationTime"] = expires_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     path.parent.mkdir(parents=True, exist_ok=True)

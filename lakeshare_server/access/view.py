@@ -3,6 +3,7 @@
 A request passes here or it gets nothing. What is shared but was never published is not there yet.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lakeshare_server.catalog import Catalog, GenerationCache, Listings, Reader, TableEntry
@@ -11,7 +12,7 @@ from lakeshare_server.protocol.changes_request import ChangesRequest
 from lakeshare_server.protocol.requests import QueryRequest, TimePoint
 from lakeshare_server.protocol.timestamps import iso
 from lakeshare_server.tables.index import FileIndex
-from lakeshare_server.versions import TableVersions, Version, Versions
+from lakeshare_server.versions import PinnedSnapshot, TableVersions, Version, Versions
 
 
 class Views:
@@ -176,6 +177,17 @@ class TableView:
             Unavailable: the index is gone and cannot be built again.
         """
         return self.versions.index(version)
+
+    def snapshots(self) -> Sequence[PinnedSnapshot]:
+        """The snapshots that the recipient may read, the newest last; none of a table that is not Iceberg.
+
+        Raises:
+            NotFound: nothing was published yet.
+        """
+        latest = self.latest().number
+        # The latest version is read by everyone, also where earlier ones end only after it.
+        first = min(self.entry.start_version or 0, latest) if self.entry.history else latest
+        return self.versions.snapshots(first, latest)
 
     def _first_changed(self, asked: ChangesRequest, latest: Version) -> int:
         if asked.starting_timestamp is not None:

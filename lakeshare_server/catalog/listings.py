@@ -90,6 +90,17 @@ class Listings:
             page = session.scalars(rows.order_by(SchemaRow.key).limit(limit))
             return [SchemaEntry(row.key, row.name, parent) for row in page]
 
+    def schema(self, share: str, name: str) -> SchemaEntry:
+        """One schema of a granted share.
+
+        Raises:
+            NotFound: the share is unknown or not granted, or has no such schema.
+        """
+        with self.catalog.reading() as session:
+            parent = self._share(session, share)
+            row = session.get_one(SchemaRow, _schema_key(session, parent, name))
+            return SchemaEntry(row.key, row.name, parent)
+
     def tables(self, share: str, schema: str | None, after: int, limit: int) -> list[TableEntry]:
         """The tables of a schema, or of the whole share.
 

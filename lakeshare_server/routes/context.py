@@ -9,6 +9,8 @@ from fastapi.concurrency import run_in_threadpool
 
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
+from lakeshare_server.access.iceberg import IcebergTables
+from lakeshare_server.access.iceberg_signing import SignableFiles
 from lakeshare_server.access.view import TableView, Views
 from lakeshare_server.catalog import AsyncQueries, AuditLog, Catalog, Reader
 from lakeshare_server.errors import BadRequest, MalformedRequest, shown
@@ -36,6 +38,8 @@ class Parts:
     signers: Signers
     async_queries: AsyncQueries
     async_worker: AsyncWorker
+    iceberg_tables: IcebergTables
+    signable_files: SignableFiles
     audit: AuditLog
 
 
@@ -163,7 +167,15 @@ async def body_of(request: Request, by: "TableDep") -> bytes:
     Raises:
         MalformedRequest: it is too large.
     """
-    limit = by.parts.settings.max_body_bytes
+    return await whole_body(request, by.parts.settings.max_body_bytes)
+
+
+async def whole_body(request: Request, limit: int) -> bytes:
+    """The body of a request, if it has no more than `limit` bytes.
+
+    Raises:
+        MalformedRequest: it has.
+    """
     body = bytearray()
     async for piece in request.stream():
         body += piece

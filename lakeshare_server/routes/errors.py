@@ -22,7 +22,8 @@ from lakeshare_server.errors import (
 )
 from lakeshare_server.routes.audit import BROKEN_OFF, NO_RESPONSE
 from lakeshare_server.routes.context import Note
-from lakeshare_server.routes.responses import error_response
+from lakeshare_server.routes.responses import error_response, iceberg_error
+from lakeshare_server.settings import ICEBERG_PATH
 
 RESPONSES: dict[type[LakeshareError], tuple[int, str]] = {
     NotFound: (404, "RESOURCE_DOES_NOT_EXIST"),
@@ -37,6 +38,19 @@ RESPONSES: dict[type[LakeshareError], tuple[int, str]] = {
     Unavailable: (503, "TEMPORARILY_UNAVAILABLE"),
 }
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "5"}}
+ICEBERG_KINDS = {
+    400: "BadRequestException",
+    401: "NotAuthorizedException",
+    403: "ForbiddenException",
+    404: "NotFoundException",
+    406: "UnsupportedOperationException",
+    503: "ServiceUnavailableException",
+}
+ICEBERG_MISSING = {
+    "[Share/Schema/Table]": "NoSuchTableException",
+    "[Share/Schema]": "NoSuchNamespaceException",
+    "Share": "NoSuchNamespaceException",
+}
 ROUTING = {404: "RESOURCE_DOES_NOT_EXIST", 405: "METHOD_NOT_ALLOWED"}
 
 _log = logging.getLogger(__name__)
@@ -52,11 +66,19 @@ def add_error_responses(app: FastAPI) -> None:
 
 
 def _respond(
-    request: Request, status: int, code: str, message: str, headers: dict[str, str] | None = None
+    request: Request,
+    status: int,
+    code: str,
+    message: str,
+    headers: dict[str, str] | None = None,
+    missing: str | None = None,
 ) -> Response:
     note: Note | None = getattr(request.state, "note", None)
     if note is not None:
         note.error_code = code
+    if request.url.path.startswith(f"{ICEBERG_PATH}/"):
+        kind = ICEBERG_MISSING.get(missing or "") or ICEBERG_KINDS.get(status, "InternalServerException")
+        return iceberg_error(status, kind, message, headers)
     return error_response(status, code, message, headers)
 
 
@@ -70,7 +92,8 @@ def _ours(request: Request, error: Exception) -> Response:
     status, code = RESPONSES.get(type(error), (500, "INTERNAL_ERROR"))  # type: ignore[arg-type]  # keyed by our own
     if status >= 500:
         _log.error("%s %s: %s", request.method, request.url.path, error)
-    return _respond(request, status, code, str(error), HEADERS.get(status))
+    missing = error.kind if isinstance(error, NotFound) else None
+    return _respond(request, status, code, str(error), HEADERS.get(status), missing)
 
 
 def _invalid(request: Request, error: Exception) -> Response:

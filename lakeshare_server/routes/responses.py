@@ -43,3 +43,8 @@ def ndjson(
     if pieces is None:
         return Response(first, 200, headers, media_type=NDJSON)
     return LinesResponse(first, pieces, headers, is_quick=is_quick)
+
+
+def iceberg_error(status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as Iceberg's REST catalogs say it; `kind` is the name of a Java exception, clients go by it."""
+    return json_response({"error": {"message": message, "type": kind, "code": status}}, status, headers)

@@ -10,20 +10,21 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.errors import Unserveable
+from lakeshare_server.errors import Denied, Unserveable
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.signing.azure import AzureUrls
 from lakeshare_server.signing.gcs import GcsUrls
 from lakeshare_server.signing.life import now_s
 from lakeshare_server.signing.local import LocalSigner
 from lakeshare_server.signing.s3 import s3_signer
+from lakeshare_server.signing.signed_request import Headers, SignedRequest, read_key, signed_request
 from lakeshare_server.signing.temporary import TemporaryCredentials, Vendor
 from lakeshare_server.signing.temporary_azure import AzureVendor
 from lakeshare_server.signing.temporary_gcs import GcsVendor
 from lakeshare_server.signing.temporary_s3 import S3Vendor
 from lakeshare_server.stores import Place, Stores
 from lakeshare_server.stores.locations import AZURE, GCS, LOCAL, S3
-from lakeshare_server.stores.s3 import AwsKeys, Bucket
+from lakeshare_server.stores.s3 import AWS, AwsKeys, Bucket
 from lakeshare_server.tables.byte_strings import byte_strings
 
 LOCAL_REFUSAL = "the table is on the server's own disk, which only the server hands out"
@@ -142,6 +143,41 @@ class Signers:
             )
         place = self._stores.place(location)
         return self._vendors[place.kind].vend(place, life_s, now_s())
+
+    def s3_client_config(self, place: Place) -> dict[str, str]:
+        """Where an Iceberg client finds the bucket of a place in S3, in the names it knows.
+
+        Raises:
+            Unavailable: AWS does not tell now where the bucket is.
+        """
+        bucket = self._stores.s3.bucket(place.bucket, public=True)
+        config = {"s3.region": bucket.region, "client.region": bucket.region}
+        if not AWS.fullmatch(bucket.endpoint):
+            config["s3.endpoint"] = bucket.endpoint
+        config["s3.path-style-access"] = str(bucket.path_style).lower()
+        return config
+
+    def s3_read(self, location: str, method: str, uri: str) -> str:
+        """Which location a client's request would read, in the bucket of the table at `location`.
+
+        Raises:
+            Denied: it is no plain read of this bucket.
+        """
+        place = self._stores.place(location)
+        if place.kind != S3:
+            raise Denied("Requests are signed for tables in S3 only.")
+        key = read_key(self._stores.s3.bucket(place.bucket, public=True), method, uri)
+        return f"{place.root}/{key}"
+
+    def signed_read(self, location: str, method: str, headers: Headers) -> SignedRequest:
+        """A read of this object of S3, signed with the server's keys.
+
+        Raises:
+            Unavailable: there are no keys now.
+        """
+        place = self._stores.place(location)
+        bucket = self._stores.s3.bucket(place.bucket, public=True)
+        return signed_request(bucket, self._stores.s3.keys(), method, place.key, headers)
 
     def _signer(self, place: Place, recipient: str, life_s: int, moment_s: int) -> RootSigner:
         if place.kind == LOCAL:

@@ -17,7 +17,7 @@ from lakeshare_server.tables.index import FileIndex, IndexHeader
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.tables.snapshot import TableSnapshot
 from lakeshare_server.versions.followed_log import FollowedLog
-from lakeshare_server.versions.version import Version
+from lakeshare_server.versions.version import PinnedSnapshot, Version
 
 
 class FollowedVersions:
@@ -81,6 +81,10 @@ class FollowedVersions:
         numbers = self._numbers()
         place = bisect_left(numbers, timestamp_ms, key=self._log.timestamp_ms)
         return self._version(numbers[place]) if place < len(numbers) else None
+
+    def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
+        """None: what is followed is a Delta log."""
+        return ()
 
     def index(self, version: Version) -> FileIndex:
         """The files of a version; built when it is asked for first."""

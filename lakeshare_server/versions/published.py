@@ -13,7 +13,7 @@ from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, Versi
 from lakeshare_server.tables.index import FileIndex, index_path, open_index
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.tables.snapshot import TableSnapshot
-from lakeshare_server.versions.version import Version
+from lakeshare_server.versions.version import PinnedSnapshot, Version
 
 OPEN_INDEXES = 64
 SEEN = 256  # rows of the ledger, each with its schema
@@ -113,6 +113,16 @@ class PublishedVersions:
         log = ChangeLog(self._stores, publication.location, publication.table_id)
         changes = read_changes(log, self._segments, first, last)
         return [one.at(times[one.version]) for one in changes if self._is_told(one, times)]
+
+    def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
+        """What the publications from `first` to `last` pin, in order; nothing of a Delta table."""
+        if self._newest().format != "iceberg":
+            return ()
+        return [
+            PinnedSnapshot(_version(one), one.metadata_location, one.snapshot_id)
+            for one in self._ledger.between(self._table, first, last)
+            if one.metadata_location is not None and one.snapshot_id is not None
+        ]
 
     def _is_told(self, change: VersionChanges, times: dict[int, int]) -> bool:
         if change.version in times:

@@ -16,6 +16,15 @@ class Version:
     timestamp_ms: int
 
 
+@dataclass(frozen=True)
+class PinnedSnapshot:
+    """A version of an Iceberg table: the snapshot it is, and the metadata file that lists it."""
+
+    version: Version
+    metadata_location: str
+    snapshot_id: int
+
+
 class TableVersions(Protocol):
     """The readable versions of one table, in order; timestamps grow with the numbers."""
 
@@ -57,4 +66,8 @@ class TableVersions(Protocol):
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
         """What the versions `first` to `last` changed, in order."""
+        ...
+
+    def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
+        """What the versions `first` to `last` are in Iceberg's own words, in order; none of other formats."""
         ...

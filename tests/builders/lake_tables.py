@@ -65,13 +65,22 @@ class IcebergState:
 
 
 class IcebergTable:
-    """An Iceberg table in a catalog of its own below `folder`."""
+    """An Iceberg table in a catalog of its own below `folder`, or below a location in another store."""
 
-    def __init__(self, folder: Path, schema: pa.Schema, *, partitioned_by: Sequence[str] = ("day",)) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        schema: pa.Schema,
+        *,
+        partitioned_by: Sequence[str] = ("day",),
+        **options: str,
+    ) -> None:
         from pyiceberg.catalog.memory import InMemoryCatalog
 
-        folder.mkdir(parents=True, exist_ok=True)
-        self.catalog = InMemoryCatalog("tests", warehouse=folder.as_uri())
+        if isinstance(folder, Path):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder = folder.as_uri()
+        self.catalog = InMemoryCatalog("tests", warehouse=folder, **options)
         self.catalog.create_namespace("lake")
         self.table: Any = self.catalog.create_table("lake.flights", schema)
         if partitioned_by:

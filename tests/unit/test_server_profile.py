@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lakeshare_server.access.profile import write_profile
+from lakeshare_server.settings import ServerSettings
 
 
 def test_a_profile_is_for_its_owner_only(tmp_path: Path) -> None:
@@ -20,3 +21,11 @@ def test_a_profile_is_for_its_owner_only(tmp_path: Path) -> None:
     }
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_profile_names_the_door_for_iceberg_clients_where_there_is_one(tmp_path: Path) -> None:
+    settings = ServerSettings(_env_file=None, public_url="https://share.example/below/")
+    write_profile(tmp_path / "bob.share", settings.base_url(), "secret", None, settings.iceberg_url())
+    said = json.loads((tmp_path / "bob.share").read_text())
+    assert said["icebergEndpoint"] == "https://share.example/below/iceberg"
+    assert said["endpoint"] == "https://share.example/below/delta-sharing"

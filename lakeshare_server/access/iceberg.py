@@ -1,0 +1,146 @@
+"""Tables as Iceberg clients get them: which may be loaded, and their metadata, rewritten once for each publication.
+
+The rewriting itself is in `protocol.iceberg_metadata`; how clients get at the files is in `iceberg_storage`.
+"""
+
+import gzip
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import orjson
+
+from lakeshare_server.access.iceberg_files import manifests_of
+from lakeshare_server.access.view import TableView
+from lakeshare_server.catalog import Catalog, GenerationCache
+from lakeshare_server.errors import NotFound, StoreError, Unserveable
+from lakeshare_server.protocol.iceberg_metadata import Fields, published_metadata
+from lakeshare_server.protocol.iceberg_trimming import trimmed
+from lakeshare_server.stores import Stores
+from lakeshare_server.versions import PinnedSnapshot
+
+KEPT = 512  # tables, as one kind of recipient sees them
+LOCKS = 64
+# What a file that is not whole, or not Iceberg's at all, does to whoever takes it apart.
+UNUSABLE = (KeyError, TypeError, ValueError, AttributeError, EOFError)
+GZIP = b"\x1f\x8b"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedTable:
+    """What is handed out of a table, whose files lie below `location` in Iceberg's spelling.
+
+    `metadata_location` is the newest snapshot's manifest list. Clients never open it as long as they have the metadata
+    itself, but tell by it whether a table has changed, how to read it, and how long a file it is.
+    """
+
+    version: int
+    location: str
+    metadata_location: str
+    metadata: bytes
+    pins: Sequence[PinnedSnapshot]
+    snapshots: Sequence[Fields]
+
+
+class IcebergTables:
+    """Rewritten tables, kept in memory; for many threads."""
+
+    def __init__(self, catalog: Catalog, stores: Stores) -> None:
+        self._stores = stores
+        self._seen = GenerationCache[LoadedTable](catalog, KEPT)
+        self._made: OrderedDict[tuple[PinnedSnapshot, ...], LoadedTable] = OrderedDict()
+        self._keeping = Lock()
+        self._making = [Lock() for _ in range(LOCKS)]
+
+    def peek(self, view: TableView, generation: int) -> LoadedTable | None:
+        """The table, if it was loaded in this generation of the catalog; never waits."""
+        return self._seen.peek(_key(view), generation)
+
+    def load(self, view: TableView, generation: int) -> LoadedTable:
+        """The table as this recipient may read it.
+
+        Raises:
+            NotFound: it is no Iceberg table, or nothing of it was published.
+            Unserveable: its metadata cannot be handed out.
+            StoreError, Unavailable: its metadata cannot be read, or not now.
+        """
+        return self._seen.get(_key(view), lambda: self._loaded(view), generation)
+
+    def _loaded(self, view: TableView) -> LoadedTable:
+        pins = tuple(readable_snapshots(view))
+        # One at a time for each table: a file of many megabytes is not read and taken apart twice at once.
+        with self._making[hash(view.entry.lake_table) % LOCKS]:
+            with self._keeping:
+                made = self._made.get(pins)
+            if made is None:
+                made = self._rewritten(pins)
+                with self._keeping:
+                    self._made[pins] = made
+                    while len(self._made) > KEPT:
+                        self._made.popitem(last=False)
+        return made
+
+    def _rewritten(self, pins: Sequence[PinnedSnapshot]) -> LoadedTable:
+        newest, wanted = pins[-1], {pin.snapshot_id for pin in pins}
+        try:
+            told = published_metadata(pins, lambda location: self._read(location, wanted), self._specs)
+        except UNUSABLE as error:
+            _log.error("the Iceberg metadata %s cannot be used: %r", newest.metadata_location, error)
+            raise Unserveable(
+                "The table's Iceberg metadata cannot be read.",
+                "Provider: the server's log says which file it is.",
+            ) from error
+        body = orjson.dumps(told)
+        location = told["location"].rstrip("/")
+        lists = {one["snapshot-id"]: one.get("manifest-list") for one in told["snapshots"]}
+        return LoadedTable(
+            version=newest.version.number,
+            location=location,
+            metadata_location=lists[newest.snapshot_id] or f"{location}/metadata/{newest.snapshot_id}",
+            metadata=body,
+            pins=pins,
+            snapshots=told["snapshots"],
+        )
+
+    def _read(self, location: str, wanted: set[int]) -> Fields | None:
+        try:
+            text = self._stores.read(location)
+        except StoreError as error:
+            _log.warning("the Iceberg metadata %s cannot be read: %s", location, error)
+            return None
+        found: Fields = trimmed(gzip.decompress(text) if text.startswith(GZIP) else text, wanted)
+        return found
+
+    def _specs(self, snapshot: Fields) -> set[int]:
+        return {manifest.partition_spec_id for manifest in manifests_of(snapshot, self._stores)}
+
+
+def is_iceberg_table(view: TableView) -> bool:
+    """Whether listings of this catalog have the table."""
+    try:
+        return bool(readable_snapshots(view))
+    except NotFound:
+        return False
+
+
+def readable_snapshots(view: TableView) -> Sequence[PinnedSnapshot]:
+    """The snapshots a recipient may load, the newest last: the one place that decides it.
+
+    Whoever may load a table reads whole manifests: a grant that is restricted to some rows must get nothing here.
+
+    Raises:
+        NotFound: the table is no Iceberg table, or nothing of it was published; who asks cannot tell these apart.
+    """
+    found = view.snapshots()
+    if not found:
+        entry = view.entry
+        raise NotFound("[Share/Schema/Table]", f"{entry.share.name}/{entry.schema}/{entry.name}")
+    return found
+
+
+def _key(view: TableView) -> tuple[object, ...]:
+    return view.entry.lake_table, view.entry.history, view.entry.start_version

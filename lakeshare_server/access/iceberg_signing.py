@@ -1,0 +1,63 @@
+"""Which requests of Iceberg clients are signed: reads of files of the publications that the recipient may read."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from threading import Lock
+
+import pyarrow as pa
+
+from lakeshare_server.access.iceberg import LoadedTable
+from lakeshare_server.access.iceberg_files import readable_files
+from lakeshare_server.access.view import TableView
+from lakeshare_server.errors import Denied
+from lakeshare_server.stores import Stores
+from lakeshare_server.tables.index import FileIndex
+
+KEPT = 64  # snapshots, each with the locations of its files
+
+
+class SignableFiles:
+    """The files of snapshots, looked up once; for many threads."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._known: OrderedDict[Hashable, frozenset[str]] = OrderedDict()
+        self._turn = Lock()
+
+    def require(self, view: TableView, table: LoadedTable, location: str) -> None:
+        """Refuse to sign for a file that is not one of the table's published ones.
+
+        Raises:
+            Denied: it is none, or not one that this recipient may read.
+            StoreError, Unavailable: what tells cannot be read, or not now.
+        """
+        by_id = {snapshot["snapshot-id"]: snapshot for snapshot in table.snapshots}
+        # What is read nearly always is of the newest publication.
+        for pin in reversed(table.pins):
+            snapshot = by_id.get(pin.snapshot_id)
+            if snapshot is None:
+                continue
+            key = view.entry.lake_table, pin
+            files = self._known.get(key)
+            if files is None:
+                data = _data_files(view.index(pin.version), self._stores)
+                files = self._keep(key, data | readable_files(snapshot, self._stores))
+            if location in files:
+                return
+        raise Denied(f"{location} is not a file of a publication of {view.entry.path} that you may read.")
+
+    def _keep(self, key: Hashable, files: frozenset[str]) -> frozenset[str]:
+        with self._turn:
+            self._known[key] = files
+            while len(self._known) > KEPT:
+                self._known.popitem(last=False)
+        return files
+
+
+def _data_files(index: FileIndex, stores: Stores) -> frozenset[str]:
+    found: set[str] = set()
+    for batch in index.batches():
+        paths: pa.Array = batch.column("path")
+        found.update(stores.place(path).location for path in paths.to_pylist())
+        index.give_back(batch)
+    return frozenset(found)

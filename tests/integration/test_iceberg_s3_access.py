@@ -1,0 +1,227 @@
+"""Iceberg tables in S3 through the REST door: with credentials where the folder is granted, else request by request."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import httpx
+import pytest
+from botocore import UNSIGNED
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from pyiceberg.exceptions import SignError
+from pyiceberg.io.fsspec import S3V4RestSigner
+from pyiceberg.table import StaticTable
+from sqlalchemy import select
+
+from lakeshare_server.catalog import Recipients
+from lakeshare_server.catalog.hand_shares import allow_directory_access
+from lakeshare_server.catalog.models import AuditRow
+from lakeshare_server.signing.signed_request import read_key
+from lakeshare_server.stores.s3 import Bucket
+from tests.builders.iceberg_door import SECRET_BRANCH, TABLE, door, leave_secrets, rest_catalog, state_of
+from tests.builders.lake_tables import IcebergTable, some_rows
+from tests.builders.sharing import Provider, Running, a_provider, a_server
+from tests.integration.s3_server import REGION, S3Server, running_s3
+
+BUCKETS = (f"iceberg-{number}" for number in itertools.count(1))
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with running_s3(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def provider(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Provider:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
+    # Publishing reads by pyiceberg's own settings, of which AWS itself is the only endpoint.
+    read = StaticTable.from_metadata
+    monkeypatch.setattr(StaticTable, "from_metadata", lambda location: read(location, pyiceberg_at(s3)))
+    return a_provider(tmp_path, s3_endpoint=s3.endpoint, s3_region=REGION, s3_role_arn=s3.role_arn)
+
+
+def pyiceberg_at(s3: S3Server) -> dict[str, str]:
+    return {
+        "s3.endpoint": s3.endpoint,
+        "s3.region": REGION,
+        "s3.access-key-id": s3.admin.access_key,
+        "s3.secret-access-key": s3.admin.secret_key,
+    }
+
+
+@pytest.fixture
+def made(s3: S3Server, provider: Provider) -> IcebergTable:
+    bucket = next(BUCKETS)
+    s3.client().create_bucket(Bucket=bucket)
+    table = IcebergTable(f"s3://{bucket}/warehouse", some_rows().schema, **pyiceberg_at(s3))
+    table.append(some_rows())
+    return table
+
+
+def granted(provider: Provider, made: IcebergTable, **options: Any) -> None:
+    provider.publish_iceberg("lake.flights", state_of(made))
+    provider.share("lake.flights", **options)
+
+
+def signed_client(config: dict[str, str], server: Running, token: str) -> Any:
+    """A client of boto3 that has each request signed by PyIceberg's signer, as PyIceberg sets it up."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=config["s3.endpoint"],
+        region_name=config["s3.region"],
+        config=Config(signature_version=UNSIGNED, s3={"addressing_style": "path"}),
+    )
+    signer = S3V4RestSigner({**config, "uri": str(httpx.URL(server.url).join("/iceberg")), "token": token})
+    client.meta.events.register("before-sign.s3", signer)
+    return client
+
+
+def bucket_and_key(location: str) -> dict[str, str]:
+    bucket, _, key = location.removeprefix("s3://").partition("/")
+    return {"Bucket": bucket, "Key": key}
+
+
+def files_of(made: IcebergTable, snapshot: Any) -> set[str]:
+    manifests = snapshot.manifests(made.table.io)
+    data = {
+        entry.data_file.file_path for one in manifests for entry in one.fetch_manifest_entry(made.table.io)
+    }
+    return {snapshot.manifest_list, *(one.manifest_path for one in manifests)} | data
+
+
+def test_granted_folders_are_read_with_vended_credentials(provider: Provider, made: IcebergTable) -> None:
+    granted(provider, made, history=True)
+    allow_directory_access(provider.catalog, "flights", "lake", "flights", allowed=True)
+    with a_server(provider) as server:
+        token = provider.recipient()
+        with door(server, token) as client:
+            answer = client.get(TABLE).json()
+            fresh = client.get(f"{TABLE}/credentials").json()["storage-credentials"]
+        assert "s3.remote-signing-enabled" not in answer["config"]
+        vended = answer["storage-credentials"]
+        assert (
+            [one["prefix"] for one in vended] == [one["prefix"] for one in fresh] == [made.table.location()]
+        )
+        assert vended[0]["config"].keys() == fresh[0]["config"].keys()
+        table = rest_catalog(server, token).load_table("lake.flights")
+        assert table.io.properties["s3.session-token"]
+        assert table.scan().to_arrow().num_rows == 12
+
+
+def test_all_other_tables_are_read_by_requests_signed_one_by_one(
+    provider: Provider, made: IcebergTable
+) -> None:
+    secrets = leave_secrets(made)
+    granted(provider, made)
+    published = files_of(made, made.table.snapshot_by_id(state_of(made).snapshot_id))
+    unpublished = files_of(made, made.table.snapshot_by_name(SECRET_BRANCH)) - published
+    with a_server(provider) as server:
+        token = provider.recipient()
+        with door(server, token) as client:
+            answer = client.get(TABLE).json()
+            assert client.get(f"{TABLE}/credentials").status_code == 400
+        assert "storage-credentials" not in answer
+        assert not any(secret in str(answer) for secret in secrets)
+        reader = signed_client(answer["config"], server, token)
+        assert len(published) == 5
+        for location in published:
+            at = bucket_and_key(location)
+            whole = reader.get_object(**at)["Body"].read()
+            assert reader.get_object(**at, Range="bytes=1-3")["Body"].read() == whole[1:4]
+            assert reader.head_object(**at)["ContentLength"] == len(whole)
+        others = {made.table.metadata_location, f"{made.table.location()}/no"}
+        assert len(unpublished) == 3
+        for location in unpublished | others:
+            with pytest.raises(SignError, match="403"):
+                reader.get_object(**bucket_and_key(location))
+        at = bucket_and_key(next(iter(published)))
+        for change in (
+            lambda: reader.put_object(**at, Body=b""),
+            lambda: reader.delete_object(**at),
+            lambda: reader.list_objects_v2(Bucket=at["Bucket"]),
+            lambda: reader.get_object(**at, VersionId="1"),
+            lambda: reader.get_object(Bucket="readiness", Key="probe"),
+        ):
+            with pytest.raises(SignError, match="403"):
+                change()
+    _require_audited(provider, unpublished)
+
+
+def _require_audited(provider: Provider, refused: set[str]) -> None:
+    with provider.catalog.reading() as session:
+        rows = session.scalars(
+            select(AuditRow).where(AuditRow.action == "sign_request", AuditRow.status == 403)
+        )
+        told = {(row.object_name or "").partition(": ")[2] for row in rows}
+    assert refused <= told
+
+
+def test_files_of_earlier_publications_are_signed_where_history_is_shared(
+    provider: Provider, made: IcebergTable
+) -> None:
+    provider.publish_iceberg("lake.flights", state_of(made))
+    before = made.table.snapshot_by_id(state_of(made).snapshot_id)
+    made.table.overwrite(some_rows(days=1))
+    granted(provider, made, history=True)
+    with a_server(provider) as server:
+        token = provider.recipient()
+        for history in (True, False):
+            provider.share("lake.flights", history=history)
+            with door(server, token) as client:
+                config = client.get(TABLE).json()["config"]
+            reader = signed_client(config, server, token)
+            at = bucket_and_key(before.manifest_list)
+            if history:
+                assert reader.get_object(**at)["Body"].read()
+            else:
+                with pytest.raises(SignError, match="403"):
+                    reader.get_object(**at)
+
+
+def test_a_signature_is_for_the_one_file_only(provider: Provider, made: IcebergTable) -> None:
+    granted(provider, made)
+    lists = [made.table.current_snapshot().manifest_list, made.table.metadata_location]
+    with a_server(provider) as server, door(server, provider.recipient()) as client:
+        config = client.get(TABLE).json()["config"]
+        uris = [location.replace("s3:/", config["s3.endpoint"]) for location in lists]
+        signed = client.post(f"{TABLE}/sign", json={"method": "GET", "uri": uris[0], "headers": {}}).json()
+        headers = {name: values[0] for name, values in signed["headers"].items()}
+        assert httpx.get(signed["uri"], headers=headers).status_code == 200
+        assert httpx.get(uris[1], headers=headers).status_code == 403
+        assert httpx.put(signed["uri"], headers=headers, content=b"x").status_code == 403
+        folded = uris[0].replace("/metadata/", "/metadata/../metadata/")
+        for uri in (
+            folded,
+            f"{uris[0]}?acl",
+            uris[0].replace("/warehouse", "//warehouse"),
+            "file:///etc/passwd",
+        ):
+            asked = {"method": "GET", "uri": uri, "headers": {}}
+            assert client.post(f"{TABLE}/sign", json=asked).status_code == 403
+        for body in ({}, {"method": "GET"}, {"method": "GET", "uri": uris[0], "headers": {"a": "b"}}):
+            assert client.post(f"{TABLE}/sign", json=body).status_code == 400
+
+
+def test_keys_are_read_from_both_ways_to_address_a_bucket() -> None:
+    for by_path, uri in ((True, "https://s3.host/lake/t/a%20b"), (False, "https://lake.s3.host/t/a%20b")):
+        bucket = Bucket("lake", REGION, "https://s3.host", by_path)
+        assert read_key(bucket, "GET", uri) == "t/a b"
+
+
+def test_a_revoked_recipient_has_nothing_signed(provider: Provider, made: IcebergTable) -> None:
+    granted(provider, made)
+    with a_server(provider) as server:
+        token = provider.recipient()
+        with door(server, token) as client:
+            config = client.get(TABLE).json()["config"]
+        reader = signed_client(config, server, token)
+        at = bucket_and_key(made.table.current_snapshot().manifest_list)
+        assert reader.get_object(**at)["Body"].read()
+        Recipients(provider.catalog).revoke("bob")
+        with pytest.raises((SignError, ClientError), match="401"):
+            reader.get_object(**at)
