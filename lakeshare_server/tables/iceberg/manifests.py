@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lakeshare_server.errors import Unserveable
 
@@ -12,6 +12,34 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 _log = logging.getLogger(__name__)
+
+# The values a file was written under, by partition field id. Dates and times are integers, decimals and UUIDs bytes.
+PartitionRecord: TypeAlias = tuple[tuple[int, object], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeleteFile:
+    """A file of row-level deletes, as its manifest tells it (Iceberg spec, "Manifests" and "Delete Formats").
+
+    `format` is upper case: PARQUET, AVRO, ORC, or PUFFIN for a deletion vector, which alone has `content_offset` and
+    `content_size_in_bytes`. `lowest_path` and `highest_path` bound the data files that position deletes speak of;
+    they may be cut. `rows` of a deletion vector is its cardinality.
+    """
+
+    content: Literal["position", "equality"]
+    path: str
+    format: str
+    spec_id: int
+    partition: PartitionRecord
+    sequence_number: int
+    rows: int
+    size_bytes: int
+    lowest_path: str | None = None
+    highest_path: str | None = None
+    referenced_data_file: str | None = None
+    content_offset: int | None = None
+    content_size_in_bytes: int | None = None
+    equality_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
