@@ -1,5 +1,6 @@
-"""Manifests and manifest lists of any format version, written by PyIceberg's own writers, and snapshots of them."""
+"""Manifests and manifest lists of any format version, written by PyIceberg's own writers, and tables of them."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +64,16 @@ def an_entry(number: int = 1, status: int = 1, **said: Any) -> Any:
 
 
 def a_manifest(
-    path: Path, entries: Sequence[Any], *, version: int = 2, deletes: bool = False, codec: str = "deflate"
+    path: Path,
+    entries: Sequence[Any],
+    *,
+    version: int = 2,
+    deletes: bool = False,
+    codec: str = "deflate",
+    spec: Any = None,
+    schema: Any = None,
 ) -> Any:
-    """A manifest file, and what a manifest list says of it."""
+    """A manifest file, and what a manifest list says of it; by default of `the_schema` in days."""
     from pyiceberg.avro.file import AvroOutputFile
     from pyiceberg.io.pyarrow import PyArrowFileIO
     from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestWriterV1, ManifestWriterV2
@@ -91,7 +99,7 @@ def a_manifest(
             return entry
 
     output = PyArrowFileIO().new_output(str(path))
-    with Writer(by_day(), the_schema(), output, SNAPSHOT, codec) as writer:
+    with Writer(spec or by_day(), schema or the_schema(), output, SNAPSHOT, codec) as writer:
         for entry in entries:
             writer.add_entry(entry)
     return writer.to_manifest_file()
@@ -123,3 +131,28 @@ def a_snapshot(folder: Path, manifests: Sequence[Any], *, version: int = 2, **sa
     ) as writer:
         writer.write_block([ManifestFile.from_args(_table_format_version=3, **row) for row in rows])
     return ToldSnapshot(str(listing))
+
+
+def a_told_table(folder: Path, schema: Any, spec: Any, entries: Sequence[Any]) -> str:
+    """The metadata location of a table of which there are no data files; its snapshot is `SNAPSHOT`."""
+    from pyiceberg.table.metadata import new_table_metadata
+    from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = new_table_metadata(schema, spec, UNSORTED_SORT_ORDER, str(folder))
+    manifest = a_manifest(folder / "m.avro", entries, spec=metadata.spec(), schema=metadata.schema())
+    told = json.loads(metadata.model_dump_json())
+    told["snapshots"] = [
+        {
+            "snapshot-id": SNAPSHOT,
+            "sequence-number": 5,
+            "timestamp-ms": told["last-updated-ms"],
+            "manifest-list": a_snapshot(folder, [manifest]).manifest_list,
+            "summary": {"operation": "append"},
+            "schema-id": told["current-schema-id"],
+        }
+    ]
+    told |= {"current-snapshot-id": SNAPSHOT, "last-sequence-number": 5}
+    location = folder / "v1.metadata.json"
+    location.write_text(json.dumps(told))
+    return str(location)
