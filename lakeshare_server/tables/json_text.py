@@ -15,6 +15,7 @@ from lakeshare_server.tables.byte_strings import is_plain
 
 # The years 1 to 9999, in the units Arrow counts them in.
 DAYS = (-719_162, 2_932_896)
+MILLISECOND_CHARACTERS = len("2013-01-01T00:00:00.000")
 MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 
 Part: TypeAlias = str | pa.Array
@@ -35,15 +36,20 @@ class JsonText:
             values = pc.take(escaped, pc.index_in(values, different))
         return [self.quote, values, self.quote]
 
-    def value(self, values: pa.Array) -> list[Part] | None:
-        """Values the way statistics write them; None for a type that statistics do not carry."""
+    def value(self, values: pa.Array, *, is_upper: bool = False) -> list[Part] | None:
+        """Values the way statistics write them; None for a type that statistics do not carry.
+
+        Times have milliseconds there (Delta PROTOCOL, "Per-file Statistics"): a lower bound goes down, an upper up.
+        """
         kind = values.type
         if pa.types.is_string(kind):
             return self.string(values)
         if pa.types.is_date(kind):
             return [self.quote, value_text(values), self.quote]
         if pa.types.is_timestamp(kind):
-            return [self.quote, pc.replace_substring(value_text(values), " ", "T"), "Z" + self.quote]
+            text = pc.replace_substring(value_text(_milliseconds(values, is_upper=is_upper)), " ", "T")
+            zone = "" if kind.tz is None else "Z"
+            return [self.quote, pc.utf8_slice_codeunits(text, 0, MILLISECOND_CHARACTERS), zone + self.quote]
         if pa.types.is_floating(kind):
             finite = pc.is_finite(values)
             kept = values if pc.all(finite, min_count=0).as_py() else pc.if_else(finite, values, None)
@@ -94,6 +100,16 @@ def value_text(values: pa.Array) -> pa.Array:
     if pa.types.is_binary(kind):
         return pa.nulls(len(values), pa.string())
     return pc.cast(values, pa.string())
+
+
+def _milliseconds(values: pa.Array, *, is_upper: bool) -> pa.Array:
+    """Times in microseconds, rounded to whole milliseconds."""
+    numbers = pc.cast(values, pa.int64())
+    # Arrow's division rounds towards zero, and a bound has to go its own way before 1970 too.
+    part = pc.subtract(numbers, pc.multiply(pc.divide(numbers, 1000), 1000))
+    down = pc.subtract(numbers, pc.if_else(pc.less(part, 0), pc.add(part, 1000), part))
+    rounded = pc.if_else(pc.greater(numbers, down), pc.add(down, 1000), down) if is_upper else down
+    return pc.cast(rounded, values.type)
 
 
 def _has_nulls(parts: Sequence[Part]) -> bool:

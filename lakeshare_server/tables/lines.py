@@ -83,10 +83,16 @@ def _quoted(texts: pa.StringArray) -> pa.Array:
 def _stats(files: pa.Table) -> list[Part]:
     """`,"stats":"…"`: a JSON object inside a JSON string; null for a file of which the row count is not known."""
     rows = pc.cast(column_of(files, "rows"), pa.string())
-    members: list[tuple[str, list[Part]]] = [("numRecords", [rows])]
     maxima = "told_max" if "told_max" in files.column_names else "max"
-    for key, struct in (("minValues", "min"), ("maxValues", maxima), ("nullCount", "null_count")):
-        members.append((key, _struct(column_of(files, struct), NESTED)))
+    members: list[tuple[str, list[Part]]] = [
+        ("numRecords", [rows]),
+        ("minValues", _struct(column_of(files, "min"), NESTED)),
+        ("maxValues", _struct(column_of(files, maxima), NESTED, is_upper=True)),
+        ("nullCount", _struct(column_of(files, "null_count"), NESTED)),
+        # Iceberg's writers cut long texts, and clients may answer MIN and MAX from bounds that are not said to be
+        # wide (Delta PROTOCOL, "Per-file Statistics").
+        ("tightBounds", ["false"]),
+    ]
     parts = [',"stats":"', *NESTED.object(members), '"']
     if not rows.null_count:
         return parts
@@ -94,14 +100,14 @@ def _stats(files: pa.Table) -> list[Part]:
     return [pc.if_else(pc.is_valid(rows), joined(parts, null=""), None)]
 
 
-def _struct(values: pa.StructArray, text: JsonText) -> list[Part]:
+def _struct(values: pa.StructArray, text: JsonText, *, is_upper: bool = False) -> list[Part]:
     members: list[tuple[str, list[Part]]] = []
     for position, member in enumerate(values.type):
         inner = pc.struct_field(values, [position])
         if pa.types.is_struct(member.type):
-            members.append((member.name, _struct(inner, text)))
+            members.append((member.name, _struct(inner, text, is_upper=is_upper)))
         else:
-            value = text.value(inner)
+            value = text.value(inner, is_upper=is_upper)
             if value is not None:
                 members.append((member.name, value))
     return text.object(members)

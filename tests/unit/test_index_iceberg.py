@@ -12,6 +12,7 @@ import pytest
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
 from lakeshare_server.tables.iceberg.bounds import told_maxima
+from lakeshare_server.tables.iceberg.data_files import DataFiles
 from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
 from tests.builders.lake_tables import IcebergTable, an_iceberg_table, some_rows
 
@@ -92,19 +93,19 @@ def test_a_column_that_may_hold_nan_has_no_upper_bound_for_recipients(tmp_path: 
 
 def test_a_column_without_nan_keeps_its_upper_bound() -> None:
     """Where the writer counted: pyiceberg does not."""
-    from pyiceberg.manifest import DataFile
     from pyiceberg.types import DoubleType, FloatType, NestedField, StructType
 
     fields = [
         NestedField(1, "d", DoubleType(), required=False),
         NestedField(2, "s", StructType(NestedField(3, "f", FloatType(), required=False)), required=False),
     ]
-    counts: list[dict[int, int] | None] = [{1: 0, 3: 0}, {1: 0, 3: 2}, {1: 1}, {}, None]
-    files = [DataFile.from_args(nan_value_counts=count) for count in counts]
+    counts = {1: pa.array([0, 0, 1, None]), 3: pa.array([0, 2, None, None])}
+    columns = pa.table({"path": ["a", "b", "c", "d"]})
+    files = DataFiles(columns, lower={}, upper={}, null_counts={}, nan_counts=counts, partition={})
     kind = pa.struct([("d", pa.float64()), ("s", pa.struct([("f", pa.float32())]))])
     maxima = pa.array([{"d": 9.0, "s": {"f": 5.0}}] * len(files), kind)
     told = [(one["d"], one["s"]["f"]) for one in told_maxima(maxima, fields, files).to_pylist()]
-    assert told == [(9.0, 5.0), (9.0, None), (None, None), (None, None), (None, None)]
+    assert told == [(9.0, 5.0), (9.0, None), (None, None), (None, None)]
 
 
 def test_identity_partitions_are_the_protocols_partitions(tmp_path: Path) -> None:

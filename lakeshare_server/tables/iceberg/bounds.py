@@ -1,54 +1,79 @@
-"""Statistics of Iceberg data files as the columns of a snapshot: bounds decoded, keyed by column instead of id."""
+"""Statistics of Iceberg data files as the columns of a snapshot: decoded by type, keyed by column instead of id.
 
-import struct
+What partitions say of a column is added where it says more: see transforms.py.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.tables.delta_schema import arrow_type
+from lakeshare_server.tables.iceberg.data_files import DataFiles
 from lakeshare_server.tables.iceberg.schema import SAME_MEANING
+from lakeshare_server.tables.iceberg.single_values import decoded
+from lakeshare_server.tables.iceberg.transforms import Range, highest, lowest
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
     from pyiceberg.types import NestedField, PrimitiveType
 
+# Of other types Delta's statistics have no bounds (Delta PROTOCOL, "Per-file Statistics"), and nothing prunes by them.
+WITH_BOUNDS = {
+    "boolean", "int", "long", "float", "double", "date", "timestamp", "timestamptz", "string", "decimal"
+}  # fmt: skip
 
-def bounds(fields: Sequence["NestedField"], files: Sequence["DataFile"], which: str) -> pa.StructArray:
-    """`lower_bounds` or `upper_bounds` of all files, as a struct of the table's columns."""
-    values = [getattr(file, which) or {} for file in files]
-    return _struct(fields, lambda field, kind: _bound_column(field.field_id, kind, values), len(files))
+
+def minima(fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range]) -> pa.StructArray:
+    """The lower bounds of all files, as a struct of the table's columns."""
+
+    def column(field: "NestedField", kind: "PrimitiveType") -> pa.Array | None:
+        found = _bound(files, files.lower, field, kind, is_upper=False)
+        known = ranges.get(field.field_id)
+        return found if found is None or known is None else highest(found, known.low)
+
+    return _struct(fields, column, len(files))
 
 
-def told_maxima(
-    maxima: pa.StructArray, fields: Sequence["NestedField"], files: Sequence["DataFile"]
-) -> pa.StructArray:
+def maxima(fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range]) -> pa.StructArray:
+    """The upper bounds of all files, as a struct of the table's columns."""
+
+    def column(field: "NestedField", kind: "PrimitiveType") -> pa.Array | None:
+        found = _bound(files, files.upper, field, kind, is_upper=True)
+        known = ranges.get(field.field_id)
+        return found if found is None or known is None else lowest(found, known.high)
+
+    return _struct(fields, column, len(files))
+
+
+def told_maxima(known: pa.StructArray, fields: Sequence["NestedField"], files: DataFiles) -> pa.StructArray:
     """The upper bounds that recipients may go by: NaN, which bounds leave out, is for them greater than all numbers."""
     from pyiceberg.types import StructType
 
     by_name = {field.name: field for field in fields}
     arrays: list[pa.Array] = []
-    for place, member in enumerate(maxima.type):
-        field, values = by_name[member.name], pc.struct_field(maxima, [place])
+    for place, member in enumerate(known.type):
+        field, values = by_name[member.name], pc.struct_field(known, [place])
         if isinstance(field.field_type, StructType):
             values = told_maxima(values, field.field_type.fields, files)
         elif pa.types.is_floating(member.type):
-            counts = [(file.nan_value_counts or {}).get(field.field_id) for file in files]
-            values = pc.if_else(pa.array([count == 0 for count in counts], pa.bool_()), values, None)
+            counts = files.nan_counts.get(field.field_id, pa.nulls(len(files), pa.int64()))
+            values = pc.if_else(pc.fill_null(pc.equal(counts, 0), False), values, None)
         arrays.append(values)
     if not arrays:
-        return maxima
-    return pa.StructArray.from_arrays(arrays, [member.name for member in maxima.type])
+        return known
+    return pa.StructArray.from_arrays(arrays, [member.name for member in known.type])
 
 
-def null_counts(fields: Sequence["NestedField"], files: Sequence["DataFile"]) -> pa.StructArray:
-    """How many nulls each file has, as a struct of the table's columns; null where nobody counted."""
-    counts = [file.null_value_counts or {} for file in files]
+def null_counts(
+    fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range]
+) -> pa.StructArray:
+    """How many nulls each file has, as a struct of the table's columns; null where nobody knows."""
 
     def column(field: "NestedField", _kind: "PrimitiveType") -> pa.Array:
-        return pa.array([count.get(field.field_id) for count in counts], pa.int64())
+        counts = files.null_counts.get(field.field_id, pa.nulls(len(files), pa.int64()))
+        known = ranges.get(field.field_id)
+        return counts if known is None else pc.coalesce(counts, known.nulls)
 
     return _struct(fields, column, len(files))
 
@@ -62,65 +87,43 @@ def column_type(kind: "PrimitiveType") -> pa.DataType:
     return found
 
 
+def bounded_type(kind: "PrimitiveType") -> pa.DataType | None:
+    """The Arrow type of a column's bounds; None where nothing goes by bounds of its type."""
+    return column_type(kind) if str(kind).split("(")[0] in WITH_BOUNDS else None
+
+
 def _struct(
     fields: Sequence["NestedField"],
-    column: Callable[["NestedField", "PrimitiveType"], pa.Array],
+    column: Callable[["NestedField", "PrimitiveType"], pa.Array | None],
     count: int,
 ) -> pa.StructArray:
     from pyiceberg.types import PrimitiveType, StructType
 
-    arrays: list[pa.Array] = []
-    names: list[str] = []
+    arrays: dict[str, pa.Array] = {}
     for field in fields:
         kind = field.field_type
-        if isinstance(kind, PrimitiveType):
-            arrays.append(column(field, kind))
-            names.append(field.name)
-        elif isinstance(kind, StructType):
-            arrays.append(_struct(kind.fields, column, count))
-            names.append(field.name)
+        if isinstance(kind, StructType):
+            arrays[field.name] = _struct(kind.fields, column, count)
+        elif isinstance(kind, PrimitiveType):
+            values = column(field, kind)
+            if values is not None:
+                arrays[field.name] = values
     if not arrays:
         return pa.nulls(count, pa.struct([]))
-    return pa.StructArray.from_arrays(arrays, names)
+    return pa.StructArray.from_arrays(list(arrays.values()), list(arrays))
 
 
-def _bound_column(field_id: int, kind: "PrimitiveType", values: Sequence[Mapping[int, bytes]]) -> pa.Array:
-    decode = _decoder(kind)
-    decoded = [
-        None if bound is None else decode(bound) for bound in (value.get(field_id) for value in values)
-    ]
-    return pa.array(decoded, column_type(kind))
-
-
-def _decoder(kind: "PrimitiveType") -> Callable[[bytes], Any]:
-    from pyiceberg.types import DecimalType
-
-    if isinstance(kind, DecimalType):
-        scale = kind.scale
-        return lambda bound: Decimal(int.from_bytes(bound, "big", signed=True)).scaleb(-scale)
-    decoders: dict[str, Callable[[bytes], Any]] = {
-        "boolean": lambda bound: bound != b"\x00",
-        "float": _floating,
-        "double": _floating,
-        "string": _text,
-        "binary": bytes,
-    }
-    return decoders.get(str(kind), _little_endian)
-
-
-def _little_endian(bound: bytes) -> int:
-    # A column promoted from int to long keeps four-byte bounds in older manifests.
-    return int.from_bytes(bound, "little", signed=True)
-
-
-def _floating(bound: bytes) -> float:
-    value: float = struct.unpack("<f" if len(bound) == 4 else "<d", bound)[0]
-    return value
-
-
-def _text(bound: bytes) -> str | None:
-    try:
-        return bound.decode()
-    except UnicodeDecodeError:
-        # Some writers cut bounds inside a character; no bound is always true.
+def _bound(
+    files: DataFiles,
+    bounds: Mapping[int, pa.Array],
+    field: "NestedField",
+    kind: "PrimitiveType",
+    *,
+    is_upper: bool,
+) -> pa.Array | None:
+    as_kept = bounded_type(kind)
+    if as_kept is None:
         return None
+    if field.field_id not in bounds:
+        return pa.nulls(len(files), as_kept)
+    return decoded(bounds[field.field_id], as_kept, is_upper=is_upper)

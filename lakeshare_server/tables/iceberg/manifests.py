@@ -1,44 +1,270 @@
-"""The live files of a snapshot: its manifest list, and the manifests of data and of deletes."""
+"""The live files of a snapshot: its manifest list, and the manifests of data and of deletes.
+
+Manifests come from object stores, so many are under way at once; the time it takes goes with the live files, not with
+the table's history.
+"""
 
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.tables.iceberg.avro import AvroBlocks, AvroError, read_container
+from lakeshare_server.tables.iceberg.data_files import DELETED, DataFiles, arrow_chunk, data_files
+from lakeshare_server.tables.iceberg.entries import Entries, longs
+from lakeshare_server.tables.locations import local_path
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
-    from pyiceberg.manifest import ManifestEntry
     from pyiceberg.table.snapshots import Snapshot
 
 _log = logging.getLogger(__name__)
 
+# So many manifests are read at once, and no more than that are in memory before their turn.
+READERS, AHEAD = 16, 32
+# Entries become Arrow columns by so many: enough for a column at a time, little for the memory.
+CHUNK_ROWS = 8_192
+ADDED = 1
+EQUALITY = 2
+# The column of position delete files that has the paths of data files (Iceberg spec, "Reserved Field IDs").
+FILE_PATH_ID = 2_147_483_546
+LISTED = (
+    "path", "length", "spec_id", "content", "sequence_number", "snapshot_id", "first_row_id", "added", "existing"
+)  # fmt: skip
+KEPT_OF_DELETES = (
+    "status", "content", "path", "format", "spec_id", "sequence_number", "rows", "size", "referenced_data_file",
+    "content_offset", "content_size_in_bytes", "equality_ids",
+)  # fmt: skip
+
+# The values a file was written under, by partition field id. Dates and times are integers, decimals and UUIDs bytes.
+PartitionRecord: TypeAlias = tuple[tuple[int, object], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeleteFile:
+    """A file of row-level deletes, as its manifest tells it (Iceberg spec, "Manifests" and "Delete Formats").
+
+    `format` is upper case: PARQUET, AVRO, ORC, or PUFFIN for a deletion vector, which alone has `content_offset` and
+    `content_size_in_bytes`. `lowest_path` and `highest_path` bound the data files that position deletes speak of;
+    they may be cut. `rows` of a deletion vector is its cardinality.
+    """
+
+    content: Literal["position", "equality"]
+    path: str
+    format: str
+    spec_id: int
+    partition: PartitionRecord
+    sequence_number: int
+    rows: int
+    size_bytes: int
+    lowest_path: str | None = None
+    highest_path: str | None = None
+    referenced_data_file: str | None = None
+    content_offset: int | None = None
+    content_size_in_bytes: int | None = None
+    equality_ids: tuple[int, ...] = ()
+
 
 @dataclass(frozen=True)
 class LiveFiles:
-    """The entries of data files and of delete files that a snapshot's readers have to know."""
+    """The data files and delete files that a snapshot's readers have to know."""
 
-    data: "list[ManifestEntry]" = field(default_factory=list)
-    deletes: "list[ManifestEntry]" = field(default_factory=list)
+    data: DataFiles
+    deletes: list[DeleteFile]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Manifest:
+    """What the manifest list says of a manifest; `files` is None where an old writer did not count."""
+
+    path: str
+    size_bytes: int
+    spec_id: int
+    has_deletes: bool
+    sequence_number: int
+    snapshot_id: int | None
+    first_row_id: int | None
+    files: int | None
 
 
 def live_files(io: "FileIO", snapshot: "Snapshot", root: str) -> LiveFiles:
     """All live files of a snapshot.
 
     Raises:
-        Unserveable: a manifest is missing or cannot be read.
+        Unserveable: the manifest list or a manifest is missing, cut off, damaged, or has other files than it should.
     """
-    from pyiceberg.manifest import ManifestContent
-
-    found = LiveFiles()
+    name = snapshot.manifest_list
     try:
-        for manifest in snapshot.manifests(io):
-            entries = found.deletes if manifest.content == ManifestContent.DELETES else found.data
-            entries += manifest.fetch_manifest_entry(io)
-    except (OSError, ValueError) as error:
-        _log.warning("a manifest of snapshot %s of %s cannot be read: %s", snapshot.snapshot_id, root, error)
+        manifests = _listed(read_container(_content(io, name)))
+        reading = _Reading()
+        with ThreadPoolExecutor(READERS) as pool:
+            for manifest, blocks in _in_order(pool, io, manifests):
+                name = manifest.path
+                reading.add(manifest, blocks.result())
+        return LiveFiles(reading.data(), reading.deletes)
+    except (OSError, ValueError, OverflowError) as error:
+        _log.warning("%s of snapshot %s of %s: %s", name, snapshot.snapshot_id, root, error)
+        # Nothing of what the store says goes out: it may name places of the server.
+        said = str(error) if isinstance(error, AvroError) else "it is missing or not readable"
         raise Unserveable(
-            f"A manifest of snapshot {snapshot.snapshot_id} of {root} cannot be read.",
-            "Check that the table's metadata folder is whole.",
+            f"The manifest {local_path(name)} of snapshot {snapshot.snapshot_id} of {root} cannot be read: {said}.",
+            "Check that the table's metadata folder is whole, or publish another snapshot.",
         ) from error
-    return found
+
+
+class _Reading:
+    """Takes manifests one after the other."""
+
+    def __init__(self) -> None:
+        self.deletes: list[DeleteFile] = []
+        self._entries, self._chunks = Entries(), list[pa.Table]()
+        # Of delete files other things are kept, and there are few: they become objects.
+        self._delete_entries = Entries()
+
+    def add(self, manifest: _Manifest, blocks: AvroBlocks) -> None:
+        entries = self._delete_entries if manifest.has_deletes else self._entries
+        first = entries.rows
+        entries.read(blocks, manifest.spec_id)
+        _require_all_files(entries, first, manifest)
+        _inherit(entries, first, manifest)
+        if manifest.has_deletes:
+            self.deletes += _delete_files(entries)
+            entries.empty()
+        elif entries.rows >= CHUNK_ROWS:
+            self._flush()
+
+    def data(self) -> DataFiles:
+        self._flush()
+        return data_files(self._chunks)
+
+    def _flush(self) -> None:
+        if self._entries.rows:
+            self._chunks.append(arrow_chunk(self._entries))
+            self._entries.empty()
+
+
+def _listed(blocks: AvroBlocks) -> list[_Manifest]:
+    """The manifests of a manifest list; in v1 it has neither deletes nor sequence numbers, and need not have counts."""
+    listed = Entries()
+    listed.read(blocks, 0)
+    return [
+        _Manifest(
+            path=row["path"].decode(),
+            size_bytes=row["length"],
+            spec_id=row["spec_id"] or 0,
+            has_deletes=row["content"] == 1,
+            sequence_number=row["sequence_number"] or 0,
+            snapshot_id=row["snapshot_id"],
+            first_row_id=row["first_row_id"],
+            files=None if None in (row["added"], row["existing"]) else row["added"] + row["existing"],
+        )
+        for row in _rows(listed, LISTED)
+    ]
+
+
+def _rows(entries: Entries, names: Iterable[str]) -> list[dict[str, Any]]:
+    columns = {name: entries.columns[name] for name in names}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, io: "FileIO", manifests: list[_Manifest]
+) -> Iterator[tuple[_Manifest, Future[AvroBlocks]]]:
+    ahead: deque[tuple[_Manifest, Future[AvroBlocks]]] = deque()
+    for manifest in manifests:
+        ahead.append((manifest, pool.submit(_fetched, io, manifest)))
+        if len(ahead) > AHEAD:
+            yield ahead.popleft()
+    yield from ahead
+
+
+def _fetched(io: "FileIO", manifest: _Manifest) -> AvroBlocks:
+    content = _content(io, manifest.path)
+    # Where files were not counted, a manifest cut off between two blocks is noticed by its length only.
+    if manifest.files is None and len(content) < manifest.size_bytes:
+        raise AvroError(f"it has {len(content)} bytes, its manifest list says {manifest.size_bytes}")
+    return read_container(content)
+
+
+def _content(io: "FileIO", location: str) -> bytes:
+    with io.new_input(location).open(seekable=False) as stream:
+        return stream.read()
+
+
+def _require_all_files(entries: Entries, first: int, manifest: _Manifest) -> None:
+    statuses = entries.columns["status"][first:]
+    files = len(statuses) - statuses.count(DELETED)
+    if manifest.files is not None and files != manifest.files:
+        raise AvroError(f"it has {files} files, its manifest list says {manifest.files}")
+
+
+def _inherit(entries: Entries, first: int, manifest: _Manifest) -> None:
+    """What entries leave to their manifest (Iceberg spec, "Sequence Number Inheritance" and "Row Lineage")."""
+    columns, count = entries.columns, entries.rows - first
+    columns["spec_id"][first:] = [manifest.spec_id] * count
+    snapshots, numbers = columns["snapshot_id"], columns["sequence_number"]
+    if None in snapshots[first:]:
+        snapshots[first:] = [manifest.snapshot_id if one is None else one for one in snapshots[first:]]
+    if None in numbers[first:]:
+        statuses = columns["status"]
+        for row in range(first, entries.rows):
+            is_own = statuses[row] == ADDED or not manifest.sequence_number
+            if numbers[row] is None and is_own:
+                numbers[row] = manifest.sequence_number
+    if manifest.first_row_id is not None:
+        _number_rows(entries, first, manifest.first_row_id)
+
+
+def _number_rows(entries: Entries, first: int, row_id: int) -> None:
+    ids, rows, statuses = (entries.columns[name] for name in ("first_row_id", "rows", "status"))
+    for row in range(first, entries.rows):
+        if ids[row] is None and statuses[row] != DELETED:
+            ids[row] = row_id
+            row_id += rows[row]
+
+
+def _delete_files(entries: Entries) -> list[DeleteFile]:
+    lowest, highest = entries.lower[FILE_PATH_ID], entries.upper[FILE_PATH_ID]
+    return [
+        DeleteFile(
+            content="equality" if row["content"] == EQUALITY else "position",
+            path=row["path"].decode(),
+            format=row["format"].decode().upper(),
+            spec_id=row["spec_id"],
+            partition=_partition_of(entries, row["spec_id"], place),
+            sequence_number=row["sequence_number"] or 0,
+            rows=row["rows"],
+            size_bytes=row["size"],
+            lowest_path=_text(lowest[place]),
+            highest_path=_text(highest[place]),
+            referenced_data_file=_text(row["referenced_data_file"]),
+            content_offset=row["content_offset"],
+            content_size_in_bytes=row["content_size_in_bytes"],
+            equality_ids=tuple(longs(row["equality_ids"] or b"")),
+        )
+        for place, row in enumerate(_rows(entries, KEPT_OF_DELETES))
+        if row["status"] != DELETED
+    ]
+
+
+def _partition_of(entries: Entries, spec_id: int, place: int) -> PartitionRecord:
+    found = {field: column[place] for (spec, field), column in entries.partition.items() if spec == spec_id}
+    texts = [
+        field
+        for (spec, field), kind in entries.partition_kinds.items()
+        if spec == spec_id and kind == "string"
+    ]
+    return tuple((field, _text(value) if field in texts else value) for field, value in sorted(found.items()))
+
+
+def _text(value: bytes | None) -> str | None:
+    # A bound may be cut inside a character: what cannot be read bounds nothing.
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None

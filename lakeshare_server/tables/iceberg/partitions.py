@@ -1,35 +1,38 @@
 """Partition columns of an Iceberg table that recipients may be told of, and their values in each file."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakeshare_server.tables.iceberg.bounds import column_type
+from lakeshare_server.tables.iceberg.data_files import DataFiles
+from lakeshare_server.tables.iceberg.single_values import decoded
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
     from pyiceberg.table import StaticTable
     from pyiceberg.types import PrimitiveType
 
+# Texts of times have no zone on the wire, so every client would take its own; the others have no text there at all.
+UNSAYABLE = {"binary", "timestamp", "timestamptz", "time", "uuid"}
 
-def partition_columns(table: "StaticTable", schema: "Schema", files: "Sequence[DataFile]") -> tuple[str, ...]:
+
+def partition_columns(table: "StaticTable", schema: "Schema", files: DataFiles) -> tuple[str, ...]:
     """Columns whose value every file states: partitioned by identity in each spec that has live files."""
-    positions = [_identity_positions(table, spec) for spec in {file.spec_id for file in files}]
-    if not positions:
+    identities = [_identities(table, files, spec) for spec in _specs(files)]
+    if not identities:
         return ()
-    everywhere = set.intersection(*(set(position) for position in positions))
-    names = {field.field_id: field.name for field in schema.fields}
+    everywhere = set.intersection(*(set(identity) for identity in identities))
     return tuple(
-        names[field_id]
-        for field_id in names
-        if field_id in everywhere and _is_sayable(table, schema, files, field_id)
+        field.name
+        for field in schema.fields
+        if field.field_id in everywhere and _is_sayable(table, schema, files, field.field_id)
     )
 
 
 def partition_values(
-    table: "StaticTable", schema: "Schema", files: "Sequence[DataFile]", columns: tuple[str, ...]
+    table: "StaticTable", schema: "Schema", files: DataFiles, columns: tuple[str, ...]
 ) -> pa.StructArray:
     """The values of these columns in each file."""
     if not columns:
@@ -37,32 +40,45 @@ def partition_values(
     arrays = []
     for column in columns:
         field = schema.find_field(column)
-        values = _partition_values(table, files, field.field_id)
-        arrays.append(pa.array(values, column_type(cast("PrimitiveType", field.field_type))))
+        kind = column_type(cast("PrimitiveType", field.field_type))
+        arrays.append(_in_type(_partition_values(table, files, field.field_id), kind))
     return pa.StructArray.from_arrays(arrays, list(columns))
 
 
-def _identity_positions(table: "StaticTable", spec_id: int) -> dict[int, int]:
-    """`{source column id: place in the partition record}` of a spec's identity fields."""
+def _specs(files: DataFiles) -> list[int]:
+    specs: list[int] = pc.unique(files.column("spec_id")).to_pylist()
+    return specs
+
+
+def _identities(table: "StaticTable", files: DataFiles, spec_id: int) -> dict[int, int]:
+    """`{source column id: partition field id}` of a spec's identity fields that its manifests have values of."""
     from pyiceberg.transforms import IdentityTransform
 
-    fields = table.specs()[spec_id].fields
     return {
-        field.source_id: place
-        for place, field in enumerate(fields)
-        if isinstance(field.transform, IdentityTransform)
+        field.source_id: field.field_id
+        for field in table.specs()[spec_id].fields
+        if isinstance(field.transform, IdentityTransform) and (spec_id, field.field_id) in files.partition
     }
 
 
-def _is_sayable(table: "StaticTable", schema: "Schema", files: "Sequence[DataFile]", field_id: int) -> bool:
+def _is_sayable(table: "StaticTable", schema: "Schema", files: DataFiles, field_id: int) -> bool:
     kind = str(schema.find_type(field_id))
-    # Texts of times have no zone on the wire, so every client would take its own.
-    if kind in ("binary", "timestamptz"):
+    if kind in UNSAYABLE or kind.startswith("fixed"):
         return False
     # On the wire an empty partition value means null: such a column is left to be read from the files.
-    return kind != "string" or "" not in _partition_values(table, files, field_id)
+    if kind != "string":
+        return True
+    return not pc.any(pc.equal(_partition_values(table, files, field_id), ""), min_count=0).as_py()
 
 
-def _partition_values(table: "StaticTable", files: "Sequence[DataFile]", field_id: int) -> list[object]:
-    places = {spec: _identity_positions(table, spec)[field_id] for spec in {file.spec_id for file in files}}
-    return [file.partition[places[file.spec_id]] for file in files]
+def _partition_values(table: "StaticTable", files: DataFiles, field_id: int) -> pa.Array:
+    """A column's values as manifests have them: each file's own spec says which of its partition fields it is."""
+    by_spec = [files.partition[spec, _identities(table, files, spec)[field_id]] for spec in _specs(files)]
+    return pc.coalesce(*by_spec)
+
+
+def _in_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal(kind):
+        return decoded(values, kind, is_upper=True)
+    # Dates are kept as 32 bits of days, and Arrow makes dates of these only.
+    return values.cast(pa.int32()).cast(kind) if pa.types.is_date32(kind) else values.cast(kind)

@@ -3,24 +3,25 @@
 What the parquet response format cannot carry is refused with a reason and a fix, never approximated.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables.head import TableHead
-from lakeshare_server.tables.iceberg.bounds import bounds, null_counts, told_maxima
+from lakeshare_server.tables.iceberg.bounds import bounded_type, maxima, minima, null_counts, told_maxima
+from lakeshare_server.tables.iceberg.data_files import DataFiles
 from lakeshare_server.tables.iceberg.manifests import LiveFiles, live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
 from lakeshare_server.tables.iceberg.names import require_names_in_files
 from lakeshare_server.tables.iceberg.partitions import partition_columns, partition_values
 from lakeshare_server.tables.iceberg.schema import delta_schema_string
+from lakeshare_server.tables.iceberg.transforms import partition_ranges
 from lakeshare_server.tables.locations import local_path
 from lakeshare_server.tables.snapshot import TableSnapshot
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile, ManifestEntry
     from pyiceberg.schema import Schema
     from pyiceberg.table import StaticTable
     from pyiceberg.table.snapshots import Snapshot
@@ -43,9 +44,9 @@ def read_iceberg(metadata_location: str, snapshot_id: int) -> TableSnapshot:
     schema_string = delta_schema_string(schema, root)
     live = live_files(table.io, snapshot, root)
     _require_no_deletes(live, root)
-    files = [entry.data_file for entry in live.data]
+    files = live.data
     _require_plain_parquet(files, root)
-    require_names_in_files(table, schema, [file.file_path for file in files], root)
+    require_names_in_files(table, schema, files.column("path").to_pylist(), root)
     partitioned_by = partition_columns(table, schema, files)
     return TableSnapshot(
         format="iceberg",
@@ -56,7 +57,7 @@ def read_iceberg(metadata_location: str, snapshot_id: int) -> TableSnapshot:
             partition_columns=partitioned_by,
         ),
         snapshot_id=snapshot_id,
-        files=_files(table, schema, snapshot, live.data, partitioned_by),
+        files=_files(table, schema, snapshot, files, partitioned_by),
     )
 
 
@@ -69,41 +70,53 @@ def _require_no_deletes(live: LiveFiles, root: str) -> None:
         )
 
 
-def _require_plain_parquet(files: "Sequence[DataFile]", root: str) -> None:
-    from pyiceberg.manifest import FileFormat
-
-    for file in files:
-        if file.file_format != FileFormat.PARQUET:
-            raise Unserveable(
-                f"{root} has data files in {file.file_format.name}, recipients read Parquet only.",
-                "Set write.format.default to parquet and rewrite the data files.",
-            )
-        if file.key_metadata:
-            raise Unserveable(f"{root} has encrypted data files.", "Share a copy that is not encrypted.")
+def _require_plain_parquet(files: DataFiles, root: str) -> None:
+    others = sorted(set(pc.unique(files.column("format")).to_pylist()) - {"PARQUET"})
+    if others:
+        raise Unserveable(
+            f"{root} has data files in {others[0]}, recipients read Parquet only.",
+            "Set write.format.default to parquet and rewrite the data files.",
+        )
+    keys = files.column("key_metadata")
+    if keys.null_count < len(keys):
+        raise Unserveable(f"{root} has encrypted data files.", "Share a copy that is not encrypted.")
 
 
 def _files(
     table: "StaticTable",
     schema: "Schema",
     snapshot: "Snapshot",
-    entries: "Sequence[ManifestEntry]",
+    files: DataFiles,
     partitioned_by: tuple[str, ...],
 ) -> pa.Table:
-    files = [entry.data_file for entry in entries]
-    times = {known.snapshot_id: known.timestamp_ms for known in table.snapshots()}
-    added = [times.get(entry.snapshot_id or 0, snapshot.timestamp_ms) for entry in entries]
-    maxima = bounds(schema.fields, files, "upper_bounds")
+    names = files.column("path")
+    ranges = partition_ranges(table, schema, files, bounded_type)
+    known_maxima = maxima(schema.fields, files, ranges)
     return pa.table(
         {
-            "path": pa.array([local_path(file.file_path) for file in files], pa.string()),
-            "name": pa.array([file.file_path for file in files], pa.string()),
-            "size": pa.array([file.file_size_in_bytes for file in files], pa.int64()),
-            "modification_time": pa.array(added, pa.int64()),
-            "rows": pa.array([file.record_count for file in files], pa.int64()),
+            "path": _paths(names),
+            "name": names,
+            "size": files.column("size"),
+            "modification_time": _added_at(table, snapshot, files),
+            "rows": files.column("rows"),
             "partition": partition_values(table, schema, files, partitioned_by),
-            "min": bounds(schema.fields, files, "lower_bounds"),
-            "max": maxima,
-            "told_max": told_maxima(maxima, schema.fields, files),
-            "null_count": null_counts(schema.fields, files),
+            "min": minima(schema.fields, files, ranges),
+            "max": known_maxima,
+            "told_max": told_maxima(known_maxima, schema.fields, files),
+            "null_count": null_counts(schema.fields, files, ranges),
         }
     )
+
+
+def _paths(names: pa.StringArray) -> pa.StringArray:
+    if not pc.any(pc.starts_with(names, "file:"), min_count=0).as_py():
+        return names
+    return pa.array([local_path(name) for name in names.to_pylist()], pa.string())
+
+
+def _added_at(table: "StaticTable", snapshot: "Snapshot", files: DataFiles) -> pa.Array:
+    """When each file's snapshot was made, in milliseconds; of one that expired, when the one that is read was."""
+    times = {known.snapshot_id: known.timestamp_ms for known in table.snapshots()}
+    ids = files.column("snapshot_id").dictionary_encode()
+    added = [times.get(one, snapshot.timestamp_ms) for one in ids.dictionary.to_pylist()]
+    return pc.fill_null(pc.take(pa.array(added, pa.int64()), ids.indices), snapshot.timestamp_ms)
