@@ -18,6 +18,7 @@ from lakeshare_server.tables.delta_schema import parquet_format_schema
 from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, IndexHeader, index_path
 from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
 from lakeshare_server.tables.locations import elsewhere, roots_of
+from lakeshare_server.tables.physical_names import PhysicalNames
 from lakeshare_server.tables.scratch import remove_abandoned, scratch_file
 from lakeshare_server.tables.snapshot import TableSnapshot
 
@@ -91,7 +92,7 @@ def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
     fields += [pa.field(name, pa.string()) for name in LINE_COLUMNS]
     schema = pa.schema(fields, {HEADER_KEY: json.dumps(asdict(header), sort_keys=True).encode()})
     with pa.ipc.new_file(file, schema) as writer:
-        for chunk, lines in _rendered(files, snapshot.partition_columns):
+        for chunk, lines in _rendered(files, PhysicalNames(snapshot.head)):
             arrays = [chunk.column(name).combine_chunks() for name in columns]
             writer.write_table(
                 pa.Table.from_arrays([*arrays, *lines], schema=schema), max_chunksize=BATCH_ROWS
@@ -99,9 +100,7 @@ def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
     return header
 
 
-def _rendered(
-    files: pa.Table, partition_columns: tuple[str, ...]
-) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
+def _rendered(files: pa.Table, names: PhysicalNames) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
     """Chunks of files with their lines, in order: some are rendered while earlier ones are written."""
     chunks = [
         files.slice(start, CHUNK_ROWS).combine_chunks() for start in range(0, files.num_rows, CHUNK_ROWS)
@@ -109,7 +108,7 @@ def _rendered(
     with ThreadPoolExecutor(RENDERERS) as pool:
         ahead: deque[tuple[pa.Table, Future[list[pa.Array]]]] = deque()
         for chunk in chunks:
-            ahead.append((chunk, pool.submit(rendered, chunk, partition_columns)))
+            ahead.append((chunk, pool.submit(rendered, names.of(chunk), names.partition_columns)))
             if len(ahead) > RENDERERS:
                 done, lines = ahead.popleft()
                 yield done, lines.result()

@@ -43,7 +43,8 @@ class JsonText:
         if pa.types.is_date(kind):
             return [self.quote, value_text(values), self.quote]
         if pa.types.is_timestamp(kind):
-            return [self.quote, pc.replace_substring(value_text(values), " ", "T"), "Z" + self.quote]
+            zone = "Z" if kind.tz else ""
+            return [self.quote, pc.replace_substring(value_text(values), " ", "T"), zone + self.quote]
         if pa.types.is_floating(kind):
             finite = pc.is_finite(values)
             kept = values if pc.all(finite, min_count=0).as_py() else pc.if_else(finite, values, None)
