@@ -18,7 +18,7 @@ from lakeshare_server.tables.head import TableHead
 logger = logging.getLogger(__name__)
 
 # Grows whenever columns or rendering change; an index of another layout is not opened.
-LAYOUT = 3
+LAYOUT = 4
 HEADER_KEY = b"lakeshare"
 # Indexes up to this size stay in memory between requests.
 KEPT_BYTES = 64 << 20

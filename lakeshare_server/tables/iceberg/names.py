@@ -34,11 +34,13 @@ class InFiles:
     """Where the columns of live files are not the table's.
 
     `renamed` says which column goes by another name in a file, or means another column there; `widened` has the older
-    types of columns, in Delta's words and the narrowest first, by field id.
+    types of columns, in Delta's words and the narrowest first, by field id; `lacking` are the ids of columns that some
+    file does not have.
     """
 
     renamed: str | None = None
     widened: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    lacking: frozenset[int] = frozenset()
 
 
 NAMES_OF_TODAY = InFiles()
@@ -73,6 +75,7 @@ class _Compared:
         self._renamed: str | None = None
         self._without_ids: str | None = None
         self._widened: dict[int, set[str]] = {}
+        self._lacking: set[int] = set()
 
     def add(self, path: str, columns: Sequence[FileColumn]) -> None:
         """Take one more file into account."""
@@ -84,6 +87,7 @@ class _Compared:
         for column in known:
             self._compare(path, column, has_ids=has_ids)
         there = {column.field_id for column in known}
+        self._lacking.update(one for one in self._names if one is not None and one not in there)
         for field_id, name in self._defaults.items():
             if field_id not in there:
                 self._refuse(
@@ -98,7 +102,7 @@ class _Compared:
                 f"{self._without_ids} has no field ids, and another file {self._renamed}",
             )
         widened = {field_id: widest_last(types) for field_id, types in self._widened.items()}
-        return InFiles(self._renamed, widened)
+        return InFiles(self._renamed, widened, frozenset(self._lacking))
 
     def _compare(self, path: str, column: FileColumn, *, has_ids: bool) -> None:
         name, field_id = column.name, column.field_id

@@ -11,20 +11,20 @@ FIXES = {"variant": ReasonCode.VARIANTS.fix}
 
 
 def require_known_types(metadata_location: str) -> None:
-    """Refuse metadata whose current schema has a type that cannot be parsed; what is no metadata at all passes.
+    """Refuse metadata of which a schema has a type that cannot be parsed; what is no metadata at all passes.
 
     Raises:
         Unserveable: names the column and its type.
     """
     try:
         metadata = json.loads(_content(metadata_location))
-        table, unknown = metadata["location"], list(_unknown("", _current(metadata)))
+        table, unknown = metadata["location"], list(_in_schemas(metadata))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return
     if unknown:
         path, name = unknown[0]
         raise Unserveable(
-            f"Column {path} of {table} has the type {name}, which this server cannot read.",
+            f"Column {path} of {table} has the type {name}, now or earlier, which this server cannot read.",
             FIXES.get(name, ReasonCode.UNSUPPORTED_TYPE.fix),
             ReasonCode.UNSUPPORTED_TYPE,
         )
@@ -37,9 +37,11 @@ def _content(location: str) -> bytes:
         return stream.read()
 
 
-def _current(metadata: dict[str, Any]) -> dict[str, Any]:
-    wanted = metadata["current-schema-id"]
-    return next((one for one in metadata["schemas"] if one["schema-id"] == wanted), {})
+def _in_schemas(metadata: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Of all schemas, the current one first: an earlier one cannot be parsed either."""
+    current = metadata["current-schema-id"]
+    for schema in sorted(metadata["schemas"], key=lambda one: one["schema-id"] != current):
+        yield from _unknown("", schema)
 
 
 def _unknown(path: str, kind: Any) -> Iterator[tuple[str, str]]:
