@@ -78,6 +78,48 @@ CASES: Mapping[str, Case] = {
     "reordered": Case(
         of("id INT, s STRING", INSERT.format("(1, 'a')"), "ALTER TABLE {t} ALTER COLUMN s FIRST")
     ),
+    "dropped": Case(
+        of("id INT, gone STRING", INSERT.format("(1, 'a')"), "ALTER TABLE {t} DROP COLUMN gone"), (), "id = 1"
+    ),
+    "struct_grown": Case(
+        of(
+            "id INT, st STRUCT<a: INT>, l ARRAY<STRUCT<x: INT>>",
+            INSERT.format("(1, named_struct('a', 1), array(named_struct('x', 1)))"),
+            "ALTER TABLE {t} ADD COLUMN st.b STRING FIRST",
+            "ALTER TABLE {t} ADD COLUMN l.element.y INT",
+            INSERT.format("(2, named_struct('b', 'z', 'a', 2), array(named_struct('x', 2, 'y', 3)))"),
+        ),
+        (),
+        "st.a = 1",
+    ),
+    "struct_reordered": Case(
+        of(
+            "id INT, st STRUCT<a: INT, b: INT>",
+            INSERT.format("(1, named_struct('a', 1, 'b', 2))"),
+            "ALTER TABLE {t} ALTER COLUMN st.b FIRST",
+            INSERT.format("(2, named_struct('b', 4, 'a', 3))"),
+        ),
+        (),
+        "st.b = 2",
+    ),
+    "struct_shrunk": Case(
+        of(
+            "id INT, st STRUCT<a: INT, b: INT>",
+            INSERT.format("(1, named_struct('a', 1, 'b', 2))"),
+            "ALTER TABLE {t} DROP COLUMN st.b",
+        )
+    ),
+    "imported": Case(
+        (
+            "CREATE TABLE parquet_of_imported (id INT, s STRING) USING parquet",
+            "INSERT INTO parquet_of_imported VALUES (1, 'a')",
+            *of("id INT, s STRING", "CALL {c}.system.add_files('{t}', 'parquet_of_imported')"),
+            "ALTER TABLE {t} ADD COLUMN later INT",
+            INSERT.format("(2, 'b', 3)"),
+        ),
+        (),
+        "id = 1",
+    ),
     "renamed": Case(RENAMED, (MAPPING,), "text = 'c'"),
     "renamed_v1": Case(
         (RENAMED[0] + " TBLPROPERTIES ('format-version' = '1')", *RENAMED[1:]), (MAPPING,), "text = 'a'"
@@ -215,8 +257,10 @@ def iceberg(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> SparkIceber
 
 
 @pytest.fixture(scope="module")
-def evolved(iceberg: SparkIceberg, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evolved]:
-    provider, rows = a_provider(tmp_path_factory.mktemp("provider")), {}
+def evolved(lake: Lake, iceberg: SparkIceberg, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evolved]:
+    # Imported files stay where Spark keeps its own tables.
+    also_in = f"{lake.settings.state_dir}/spark-warehouse"
+    provider, rows = a_provider(tmp_path_factory.mktemp("provider"), files_also_in=also_in), {}
     for name, case in CASES.items():
         iceberg.run(name, case.statements)
         rows[name] = iceberg.rows(name)
@@ -305,6 +349,16 @@ REFUSED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
             "DROP TABLE {t}",
             "CREATE TABLE {t} USING iceberg AS SELECT * FROM {t}_copy",
         ),
+    ),
+    "imported_renamed": (
+        (
+            "CREATE TABLE parquet_of_renamed (id INT, s STRING) USING parquet",
+            "INSERT INTO parquet_of_renamed VALUES (1, 'a')",
+            *of("id INT, s STRING", "CALL {c}.system.add_files('{t}', 'parquet_of_renamed')"),
+            "ALTER TABLE {t} RENAME COLUMN s TO text",
+        ),
+        "FILES_WITHOUT_IDS",
+        (COMPACT,),
     ),
     "case": (
         of("id INT, Id2 INT", INSERT.format("(1, 2)"), "ALTER TABLE {t} RENAME COLUMN Id2 TO ID"),

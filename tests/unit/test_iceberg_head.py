@@ -120,6 +120,19 @@ def test_a_column_that_became_a_struct_of_its_name_is_read_by_id(tmp_path: Path)
     assert hindrance.reason.endswith("has an older, dropped column under the name delay")
 
 
+def test_a_dropped_name_that_comes_back_in_another_case_is_read_by_id(tmp_path: Path) -> None:
+    """Spark's readers by name would take the old column for the new one."""
+    from pyiceberg.types import DoubleType
+
+    table = an_iceberg_table(tmp_path)
+    with table.table.update_schema() as update:
+        update.delete_column("delay")
+    with table.table.update_schema() as update:
+        update.add_column("Delay", DoubleType())
+    [hindrance] = read(table).head.hindrances
+    assert hindrance.reason.endswith("has an older, dropped column under the name delay")
+
+
 def test_a_time_without_zone_needs_a_feature_and_is_told_without_zone(tmp_path: Path) -> None:
     rows = pa.table({"at": pa.array([1_000_000], pa.timestamp("us"))})
     snapshot = read(an_iceberg_table(tmp_path / "table", rows, partitioned_by=()))
@@ -186,6 +199,40 @@ def test_an_unknown_type_is_named_with_its_column(tmp_path: Path) -> None:
         read(table, location)
 
 
+@pytest.mark.parametrize(
+    ("odd", "advised", "fix"),
+    [
+        (pa.time64("us"), pa.string(), "Store it as string or as long."),
+        (pa.time64("us"), pa.int64(), "Store it as string or as long."),
+        (pa.binary(16), pa.binary(), "Store it as binary."),
+        (pa.uuid(), pa.string(), "Store it as string."),
+    ],
+)
+def test_a_type_that_nobody_can_be_told_of_is_refused_and_its_fix_works(
+    tmp_path: Path, odd: pa.DataType, advised: pa.DataType, fix: str
+) -> None:
+    rows = pa.table({"n": [1], "odd": pa.nulls(1, odd)})
+    with pytest.raises(Unserveable, match=r"Column odd of .* \[UNSUPPORTED_TYPE\]") as refused:
+        read(an_iceberg_table(tmp_path / "odd", rows, partitioned_by=()))
+    assert refused.value.fix == fix
+    stored_otherwise = pa.table({"n": [1], "odd": pa.nulls(1, advised)})
+    assert (
+        read(an_iceberg_table(tmp_path / "fixed", stored_otherwise, partitioned_by=())).head.hindrances == ()
+    )
+
+
+@pytest.mark.parametrize("name", ["timestamp_ns", "timestamptz_ns", "geometry", "geography", "unknown"])
+def test_types_of_the_third_version_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    table = an_iceberg_table(tmp_path, pa.table({"n": [1], "odd": ["x"]}), partitioned_by=())
+
+    def into_odd(metadata: dict[str, Any]) -> None:
+        metadata["format-version"], metadata["next-row-id"] = 3, 0
+        metadata["schemas"][0]["fields"][1]["type"] = name
+
+    with pytest.raises(Unserveable, match=rf"Column odd of .* has the type {name}.* \[UNSUPPORTED_TYPE\]"):
+        read(table, written_again(table, tmp_path, into_odd))
+
+
 def with_default(table: IcebergTable, folder: Path, default: int) -> str:
     def change(metadata: dict[str, Any]) -> None:
         metadata["format-version"], metadata["next-row-id"] = 3, 0
@@ -241,6 +288,16 @@ def test_an_imported_file_beside_one_that_is_read_by_id_is_refused(tmp_path: Pat
     table.append(pa.table({"n": [2], "s": ["y"], "odd name": ["z"]}))
     with pytest.raises(Unserveable, match=r"imported\.parquet has no field ids.*\[FILES_WITHOUT_IDS\]"):
         read(table)
+
+
+@pytest.mark.parametrize("content", [None, b"no parquet"])
+def test_a_file_that_cannot_be_looked_at_is_named(tmp_path: Path, content: bytes | None) -> None:
+    imported = Imported(tmp_path)
+    imported.file.unlink()
+    if content is not None:
+        imported.file.write_bytes(content)
+    with pytest.raises(Unserveable, match=r"footer of .*imported\.parquet cannot be read"):
+        read(imported.table)
 
 
 def test_a_name_mapping_is_for_files_without_ids_only(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Footers come from object stores: waiting for one, others are fetched.
 READERS = 16
+# So many are fetched before the first is compared: few are in vain when a file is refused.
+AHEAD = 256
 # Other names are spelt in another way in files, as Avro would need it: `a b` is `a_x20b` there.
 SPELT_ALIKE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -56,8 +58,10 @@ def columns_in_files(table: "StaticTable", schema: "Schema", paths: Sequence[str
         return NAMES_OF_TODAY
     compared = _Compared(table, schema, root)
     with ThreadPoolExecutor(READERS) as pool:
-        for path, footer in zip(paths, pool.map(lambda one: _footer(table, one), paths), strict=True):
-            compared.add(local_path(path), columns_of(footer))
+        for start in range(0, len(paths), AHEAD):
+            some = paths[start : start + AHEAD]
+            for path, footer in zip(some, pool.map(lambda one: _footer(table, one), some), strict=True):
+                compared.add(local_path(path), footer)
     return compared.found()
 
 
@@ -71,14 +75,32 @@ class _Compared:
         self._mapped = _mapped_ids(table)
         self._now = named_columns(schema_to_pyarrow(schema))
         self._names = {column.field_id: column.name for column in self._now.values()}
+        self._ids = {column.name.lower(): column.field_id for column in self._now.values()}
         self._defaults = {one: name for one, name in self._names.items() if _has_default(schema, one)}
+        self._seen: set[bytes] = set()
         self._renamed: str | None = None
         self._without_ids: str | None = None
         self._widened: dict[int, set[str]] = {}
         self._lacking: set[int] = set()
 
-    def add(self, path: str, columns: Sequence[FileColumn]) -> None:
-        """Take one more file into account."""
+    def add(self, path: str, footer: pa.Schema) -> None:
+        """Take one more file into account; most are like one that was seen before."""
+        shape = footer.remove_metadata().serialize().to_pybytes()
+        if shape not in self._seen:
+            self._seen.add(shape)
+            self._compare_all(path, columns_of(footer))
+
+    def found(self) -> InFiles:
+        """What all of them come to."""
+        if self._renamed and self._without_ids:
+            self._refuse(
+                ReasonCode.FILES_WITHOUT_IDS,
+                f"{self._without_ids} has no field ids, and another file {self._renamed}",
+            )
+        widened = {field_id: widest_last(types) for field_id, types in self._widened.items()}
+        return InFiles(self._renamed, widened, frozenset(self._lacking))
+
+    def _compare_all(self, path: str, columns: Sequence[FileColumn]) -> None:
         has_ids = any(column.field_id is not None for column in columns)
         # A name mapping is for files without any ids (Iceberg's specification, "Column Projection").
         known = columns if has_ids else [column.mapped(self._mapped) for column in columns]
@@ -93,16 +115,6 @@ class _Compared:
                 self._refuse(
                     ReasonCode.COLUMN_DEFAULTS, f"{path} lacks column {name}, which has a default for that"
                 )
-
-    def found(self) -> InFiles:
-        """What all of them come to."""
-        if self._renamed and self._without_ids:
-            self._refuse(
-                ReasonCode.FILES_WITHOUT_IDS,
-                f"{self._without_ids} has no field ids, and another file {self._renamed}",
-            )
-        widened = {field_id: widest_last(types) for field_id, types in self._widened.items()}
-        return InFiles(self._renamed, widened, frozenset(self._lacking))
 
     def _compare(self, path: str, column: FileColumn, *, has_ids: bool) -> None:
         name, field_id = column.name, column.field_id
@@ -123,7 +135,7 @@ class _Compared:
         today = self._names.get(field_id, name)
         if today != name:
             return f"has column {today} under its other name {name}"
-        if name in self._now and self._now[name].field_id != field_id:
+        if self._ids.get(name.lower(), field_id) != field_id:
             return f"has an older, dropped column under the name {name}"
         return None
 
@@ -161,7 +173,8 @@ def _has_ambiguous_history(table: "StaticTable") -> bool:
         for field_id in schema.field_ids
     ]
     ids = {field_id for field_id, _, _ in said}
-    names = {name for _, name, _ in said}
+    # Spark's readers by name take names in any case.
+    names = {name and name.lower() for _, name, _ in said}
     is_one_to_one = len(ids) == len(names) == len(set(said))
     return not is_one_to_one
 
@@ -209,5 +222,11 @@ def _mapped(parent: str, fields: "Sequence[MappedField]") -> Iterator[tuple[str,
 def _footer(table: "StaticTable", path: str) -> pa.Schema:
     import pyarrow.parquet as pq
 
-    with table.io.new_input(path).open() as stream:
-        return pq.read_schema(stream)
+    try:
+        with table.io.new_input(path).open() as stream:
+            return pq.read_schema(stream)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise Unserveable(
+            f"The footer of {local_path(path)} cannot be read.",
+            "Check that the table's data files are whole.",
+        ) from error
