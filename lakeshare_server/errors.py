@@ -4,7 +4,7 @@ LakeshareError
 ├── NotFound            kind, name           → 404 RESOURCE_DOES_NOT_EXIST
 ├── BadRequest          field, value, hint   → 400 INVALID_PARAMETER_VALUE
 ├── MalformedRequest    what, hint           → 400 MALFORMED_REQUEST
-├── Unserveable         reason, fix          → 400 UNSUPPORTED_OPERATION
+├── Unserveable         reason, fix, code    → 400 UNSUPPORTED_OPERATION
 ├── Unauthenticated     reason               → 401 UNAUTHENTICATED
 ├── Denied              reason               → 403 PERMISSION_DENIED
 ├── Unavailable         what, fix            → 503 TEMPORARILY_UNAVAILABLE
@@ -55,11 +55,11 @@ class MalformedRequest(LakeshareError):
 
 
 class Unserveable(LakeshareError):
-    """The table is there, but cannot be served correctly to this client."""
+    """The table is there, but cannot be served correctly to this client; `code` is the reason for programs."""
 
-    def __init__(self, reason: str, fix: str) -> None:
-        super().__init__(f"{reason} {fix}")
-        self.reason, self.fix = reason, fix
+    def __init__(self, reason: str, fix: str, code: str | None = None) -> None:
+        super().__init__(f"{reason} {fix}" if code is None else f"{reason} {fix} [{code}]")
+        self.reason, self.fix, self.code = reason, fix, code
 
 
 class Unauthenticated(LakeshareError):

@@ -1,5 +1,6 @@
 """Commands about tables: follow one in storage, end that, show what recipients get of one."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     from lakeshare_server.catalog import Catalog, TableEntry
     from lakeshare_server.settings import ServerSettings
     from lakeshare_server.tables.index import IndexHeader
+    from lakeshare_server.tables.serveability import Verdict
     from lakeshare_server.versions import TableVersions
 
 table_app = typer.Typer(
@@ -117,6 +119,24 @@ def show(path: Annotated[str, typer.Argument(help="What recipients call it: shar
     typer.echo(f"delta format\tyes{', needs ' + ', '.join(features) if features else ''}")
 
 
+@table_app.command("serveability")
+def tell_serveability(
+    name: Annotated[str, typer.Argument(help="The table: schema.table of the lake, or share.schema.table.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Tell which clients can read a table's newest version, as what, and if not, why and what to do.
+
+    Example: lakeshare table serveability sales.orders
+    """
+    settings, catalog = _state()
+    verdicts = _verdicts(settings, catalog, name)
+    if as_json:
+        typer.echo(json.dumps([one.as_json() for one in verdicts], ensure_ascii=False, indent=2))
+        return
+    for one in verdicts:
+        typer.echo(f"{one.client}\t{one}")
+
+
 @table_app.command("directory-access")
 def directory_access(
     path: Annotated[str, typer.Argument(help="What recipients call it: share.schema.table.")],
@@ -138,6 +158,30 @@ def directory_access(
     versions = _versions(settings, catalog, entry.lake_table)
     refusal = _directory_refusal(settings, entry, versions.index(versions.latest()).header)
     typer.echo(f"{entry.path}: directory access {'no, ' + refusal if refusal else 'yes'}")
+
+
+def _verdicts(settings: "ServerSettings", catalog: "Catalog", name: str) -> "list[Verdict]":
+    from lakeshare_server.catalog.listings import all_shared_tables
+    from lakeshare_server.errors import BadRequest, NotFound
+    from lakeshare_server.tables.serveability import directory_verdict, serveability
+
+    shared = all_shared_tables(catalog)
+    by_path = {entry.path.lower(): entry.lake_table for entry in shared}
+    lake_table = by_path.get(name.lower(), name)
+    versions = _versions(settings, catalog, lake_table)
+    try:
+        header = versions.index(versions.latest()).header
+    except NotFound as error:
+        known = ", ".join(sorted(set(by_path.values()))) or "none"
+        raise BadRequest(
+            "NAME", name, f"No version of it is published or followed. Shared are: {known}."
+        ) from error
+    folders = [
+        directory_verdict(entry.path, _directory_refusal(settings, entry, header))
+        for entry in shared
+        if entry.lake_table == lake_table
+    ]
+    return [*serveability(header.table_format, header.head), *folders]
 
 
 def _open_folders(catalog: "Catalog") -> dict[str, str]:

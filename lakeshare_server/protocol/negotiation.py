@@ -5,6 +5,7 @@ from typing import Literal
 from lakeshare_server.errors import BadRequest, Unserveable
 from lakeshare_server.protocol.capabilities import Capabilities
 from lakeshare_server.tables.head import TableHead, TableProtocol
+from lakeshare_server.tables.serveability import missing_features, needed_features
 
 ResponseFormat = Literal["parquet", "delta"]
 FORMATS = ("parquet", "delta")
@@ -31,6 +32,7 @@ def negotiated(wants: Capabilities, head: TableHead, table: str) -> ResponseForm
         f"Unsupported Delta Table Properties: {table} {first.reason}, which the parquet response format cannot "
         "carry.",
         f"Ask with {_request(head)}. Provider: {first.fix}",
+        first.code,
     )
 
 
@@ -39,7 +41,7 @@ def announced_protocol(wants: Capabilities, head: TableHead) -> TableProtocol:
     protocol = head.protocol
     if protocol.reader_features is None:
         return protocol
-    needed = _needed(head)
+    needed = needed_features(head)
     dropped = {
         feature
         for feature in protocol.reader_features
@@ -57,7 +59,7 @@ def announced_protocol(wants: Capabilities, head: TableHead) -> TableProtocol:
 
 
 def _require_features(wants: Capabilities, head: TableHead, table: str) -> None:
-    missing = [feature for feature in _needed(head) if feature.lower() not in wants.reader_features]
+    missing = missing_features(head, wants.reader_features)
     if not missing:
         return
     reasons = "; ".join(one.reason for one in head.hindrances if one.feature in missing)
@@ -65,13 +67,10 @@ def _require_features(wants: Capabilities, head: TableHead, table: str) -> None:
         f"Unsupported Delta Table Properties: {table} {reasons}; the client did not announce the reader features "
         f"{', '.join(missing)}.",
         f"Ask with {_request(head)}.",
+        next((one.code for one in head.hindrances if one.feature in missing), None),
     )
 
 
-def _needed(head: TableHead) -> list[str]:
-    return [one.feature for one in head.hindrances if one.feature is not None]
-
-
 def _request(head: TableHead) -> str:
-    features = ",".join(feature.lower() for feature in _needed(head))
+    features = ",".join(feature.lower() for feature in needed_features(head))
     return f"responseformat=delta;readerfeatures={features}" if features else "responseformat=delta"

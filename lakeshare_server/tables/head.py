@@ -17,11 +17,15 @@ class TableProtocol:
 
 @dataclass(frozen=True)
 class Hindrance:
-    """Why the parquet response format cannot carry a table: the reader feature that is needed, if one is it."""
+    """Why the parquet response format cannot carry a table: the reader feature that is needed, if one is it.
+
+    `code` is one of `ReasonCode`; indexes of earlier versions have none.
+    """
 
     feature: str | None
     reason: str
     fix: str
+    code: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

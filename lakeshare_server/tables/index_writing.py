@@ -19,6 +19,7 @@ from lakeshare_server.tables.delta_schema import parquet_format_schema
 from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, IndexHeader, index_path
 from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
 from lakeshare_server.tables.locations import elsewhere, roots_of
+from lakeshare_server.tables.physical_names import PhysicalNames
 from lakeshare_server.tables.scratch import remove_abandoned, scratch_file
 from lakeshare_server.tables.snapshot import TableSnapshot
 
@@ -93,7 +94,7 @@ def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
     fields += [pa.field(name, pa.string()) for name in LINE_COLUMNS]
     schema = pa.schema(fields, {HEADER_KEY: json.dumps(asdict(header), sort_keys=True).encode()})
     with pa.ipc.new_file(file, schema) as writer:
-        for chunk, lines in _rendered(files, snapshot.partition_columns):
+        for chunk, lines in _rendered(files, PhysicalNames(snapshot.head)):
             arrays = [column_of(chunk, name) for name in columns]
             writer.write_table(
                 pa.Table.from_arrays([*arrays, *lines], schema=schema), max_chunksize=BATCH_ROWS
@@ -101,15 +102,13 @@ def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
     return header
 
 
-def _rendered(
-    files: pa.Table, partition_columns: tuple[str, ...]
-) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
+def _rendered(files: pa.Table, names: PhysicalNames) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
     """Chunks of files with their lines, in the order of paths: some are rendered while earlier ones are written."""
     order = pc.sort_indices(files.column("path"))
 
     def render(start: int) -> tuple[pa.Table, list[pa.Array]]:
         chunk = files.take(order.slice(start, CHUNK_ROWS))
-        return chunk, rendered(chunk, partition_columns)
+        return chunk, rendered(names.of(chunk), names.partition_columns)
 
     with ThreadPoolExecutor(RENDERERS) as pool:
         ahead: deque[Future[tuple[pa.Table, list[pa.Array]]]] = deque()

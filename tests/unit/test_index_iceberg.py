@@ -1,4 +1,4 @@
-"""Iceberg tables: each snapshot as its metadata has it; what reading by name would get wrong is refused."""
+"""Iceberg tables: each snapshot as its metadata has it; what reading by name would get wrong is not read by name."""
 
 import json
 from datetime import date
@@ -206,13 +206,19 @@ def with_a_delete_manifest(table: IcebergTable, folder: Path) -> str:
     return str(changed)
 
 
-def test_a_renamed_column_is_refused_while_files_have_the_old_name(tmp_path: Path) -> None:
+def hindrance(snapshot: TableSnapshot) -> tuple[str | None, str]:
+    """The feature and the reason of the only thing that keeps the parquet format from carrying it."""
+    [only] = snapshot.head.hindrances
+    return only.feature, only.reason
+
+
+def test_a_renamed_column_is_read_by_id_while_files_have_the_old_name(tmp_path: Path) -> None:
     table = an_iceberg_table(tmp_path)
     with table.table.update_schema() as update:
         update.rename_column("carrier", "airline")
     table.append(renamed(some_rows(days=1)))
-    with pytest.raises(Unserveable, match=r"column airline under its older name carrier.*rewrite_data_files"):
-        read(table)
+    reason = "is read by field ids: a file has column airline under its other name carrier"
+    assert hindrance(read(table)) == ("columnMapping", reason)
 
 
 def renamed(rows: pa.Table) -> pa.Table:
@@ -224,10 +230,11 @@ def test_a_renamed_column_is_served_once_the_files_are_rewritten(tmp_path: Path)
     with table.table.update_schema() as update:
         update.rename_column("carrier", "airline")
     table.table.overwrite(renamed(some_rows()))
-    assert read(table).files.num_rows == 3
+    snapshot = read(table)
+    assert (snapshot.files.num_rows, snapshot.head.hindrances) == (3, ())
 
 
-def test_a_name_used_again_for_another_column_is_refused(tmp_path: Path) -> None:
+def test_a_name_used_again_for_another_column_is_read_by_id(tmp_path: Path) -> None:
     from pyiceberg.types import DoubleType
 
     table = an_iceberg_table(tmp_path)
@@ -235,19 +242,21 @@ def test_a_name_used_again_for_another_column_is_refused(tmp_path: Path) -> None
         update.delete_column("delay")
     with table.table.update_schema() as update:
         update.add_column("delay", DoubleType())
-    with pytest.raises(Unserveable, match="older, dropped column under the name delay"):
-        read(table)
+    reason = "is read by field ids: a file has an older, dropped column under the name delay"
+    assert hindrance(read(table)) == ("columnMapping", reason)
 
 
-def test_a_promoted_column_is_refused_while_files_have_the_old_type(tmp_path: Path) -> None:
+def test_a_promoted_column_is_a_widened_one_while_files_have_the_old_type(tmp_path: Path) -> None:
     from pyiceberg.types import LongType
 
     table = an_iceberg_table(tmp_path)
     with table.table.update_schema() as update:
         update.update_column("flight", LongType())
     table.append(some_rows(days=1).set_column(2, "flight", pa.array([1, 2, 3, 4], pa.int64())))
-    with pytest.raises(Unserveable, match="column flight as int32, the table has it as int64"):
-        read(table)
+    snapshot = read(table)
+    assert hindrance(snapshot)[0] == "typeWidening"
+    [flight] = [field for field in snapshot.fields if field.name == "flight"]
+    assert flight.metadata == {"delta.typeChanges": [{"fromType": "integer", "toType": "long"}]}
 
 
 def test_an_added_column_is_no_hindrance(tmp_path: Path) -> None:
@@ -287,8 +296,7 @@ def test_a_rename_is_noticed_after_its_schema_expired(tmp_path: Path) -> None:
     with table.table.update_schema() as update:
         update.rename_column("carrier", "airline")
     table.append(renamed(some_rows(days=1)))
-    with pytest.raises(Unserveable, match="column airline under its older name carrier"):
-        expired(table, tmp_path)
+    assert "column airline under its other name carrier" in hindrance(expired(table, tmp_path))[1]
 
 
 @pytest.mark.parametrize("first_kept", [True, False])
@@ -307,8 +315,8 @@ def test_a_dropped_column_is_noticed_after_its_schema_expired(tmp_path: Path, fi
     with table.table.update_schema() as update:
         update.add_column("remark", StringType())
     table.append(with_remark)
-    with pytest.raises(Unserveable, match="older, dropped column under the name remark"):
-        expired(table, tmp_path, first_kept=first_kept)
+    read_by_id = expired(table, tmp_path, first_kept=first_kept)
+    assert "older, dropped column under the name remark" in hindrance(read_by_id)[1]
 
 
 def test_an_added_column_is_no_hindrance_after_its_schema_expired(tmp_path: Path) -> None:
@@ -332,14 +340,12 @@ def test_footers_of_an_ordinary_table_are_not_read(tmp_path: Path) -> None:
     assert read(table).files.num_rows == 3
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(pa.timestamp("us"), "timestamp"), (pa.time64("us"), "time"), (pa.binary(16), "fixed")]
-)
+@pytest.mark.parametrize(("kind", "name"), [(pa.time64("us"), "time"), (pa.binary(16), "fixed")])
 def test_types_that_delta_cannot_say_are_refused_by_column(
     tmp_path: Path, kind: pa.DataType, name: str
 ) -> None:
     table = an_iceberg_table(tmp_path, pa.table({"odd": pa.nulls(1, kind)}), partitioned_by=())
-    with pytest.raises(Unserveable, match=rf"Column odd of .* has the type {name}"):
+    with pytest.raises(Unserveable, match=rf"Column odd of .* has the type {name}.* \[UNSUPPORTED_TYPE\]"):
         read(table)
 
 

@@ -20,6 +20,7 @@ from lakeshare_server.tables.delta_schema import (
     primitive_types,
 )
 from lakeshare_server.tables.head import Hindrance, TableHead, TableProtocol
+from lakeshare_server.tables.reason_codes import ReasonCode
 
 # Recipients get files, never the log: how it is kept, and by whom, makes no difference to them.
 LOG_ONLY = frozenset(
@@ -36,8 +37,14 @@ LOG_ONLY_PROPERTIES = (
 )
 ROW_TRACKING = "delta.enableRowTracking"
 BY_TYPE = {
-    "timestamp_ntz": ("timestampNtz", "has timestamps without a time zone", "Store them as timestamp."),
-    "variant": ("variantType", "has variants", "Share a copy that stores them as text."),
+    "timestamp_ntz": (
+        *("timestampNtz", "has timestamps without a time zone", "Store them as timestamp."),
+        ReasonCode.TIMESTAMPS_WITHOUT_ZONE,
+    ),
+    "variant": (
+        *("variantType", "has variants", "Share a copy that stores them as text."),
+        ReasonCode.VARIANTS,
+    ),
 }
 KNOWN = LOG_ONLY | {
     "columnMapping",
@@ -160,7 +167,10 @@ def _column_mapping(properties: Mapping[str, str | None]) -> Iterator[Hindrance]
     mode = mapping_mode(properties)
     if mode != "none":
         yield Hindrance(
-            "columnMapping", f"has column mapping in mode {mode}", "Share a copy without column mapping."
+            "columnMapping",
+            f"has column mapping in mode {mode}",
+            "Share a copy without column mapping.",
+            ReasonCode.RENAMED_COLUMNS,
         )
 
 
@@ -176,6 +186,7 @@ def _deletion_vectors(
             f"has deletion vectors on {files} files" if files else "has deletion vectors switched on",
             "Run ALTER TABLE … SET TBLPROPERTIES ('delta.enableDeletionVectors'='false'), "
             "then REORG TABLE … APPLY (PURGE).",
+            ReasonCode.ROW_LEVEL_DELETES,
         )
 
 
@@ -185,20 +196,25 @@ def _types(
     if has_metadata(schema_string, "delta.typeChanges"):
         feature = _spelt("typeWidening", protocol)
         yield Hindrance(
-            feature, "has columns whose type was widened", "Rewrite the table with its new types."
+            feature,
+            "has columns whose type was widened",
+            "Rewrite the table with its new types.",
+            ReasonCode.WIDENED_TYPES,
         )
     told = set()
     for column, kind in primitive_types(schema_string):
         if kind in BY_TYPE and kind not in told:
             told.add(kind)
-            feature, reason, fix = BY_TYPE[kind]
-            yield Hindrance(_spelt(feature, protocol), f"{reason} (column {column})", fix)
+            feature, reason, fix, code = BY_TYPE[kind]
+            yield Hindrance(_spelt(feature, protocol), f"{reason} (column {column})", fix, code)
         elif kind == "binary" and column in partition_columns:
-            yield Hindrance(None, f"is partitioned by binary column {column}", "Partition by another type.")
+            reason, code = f"is partitioned by binary column {column}", ReasonCode.BINARY_PARTITION
+            yield Hindrance(None, reason, code.fix, code)
         elif kind not in BY_TYPE and kind not in PRIMITIVES and not DECIMAL.fullmatch(kind):
             feature = "geospatial" if kind.startswith(("geometry", "geography")) else ""
             reason = f"has column {column} of type {json.dumps(kind)}"
-            yield Hindrance(feature or None, reason, "Share a copy without the column.")
+            fix = "Share a copy without the column."
+            yield Hindrance(feature or None, reason, fix, ReasonCode.UNSUPPORTED_TYPE)
 
 
 def _spelt(feature: str, protocol: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.tables.iceberg.unknown_types import require_known_types
 from lakeshare_server.tables.locations import local_path
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def open_metadata(metadata_location: str, snapshot_id: int) -> "tuple[StaticTabl
     """The table of a metadata file, and one of its snapshots.
 
     Raises:
-        Unserveable: the file cannot be read, or has no such snapshot.
+        Unserveable: the file cannot be read, has a type that nobody here knows, or has no such snapshot.
     """
     from pyiceberg.exceptions import NotInstalledError, ValidationError
     from pyiceberg.table import StaticTable
@@ -27,6 +28,7 @@ def open_metadata(metadata_location: str, snapshot_id: int) -> "tuple[StaticTabl
         table = StaticTable.from_metadata(local_path(metadata_location))
     except (OSError, ValueError, ValidationError, NotInstalledError) as error:
         _log.warning("%s cannot be read: %s", metadata_location, error)
+        require_known_types(local_path(metadata_location))
         raise Unserveable(
             f"The Iceberg metadata {metadata_location} cannot be read.",
             "Check that the file is there and whole.",

@@ -1,60 +1,188 @@
-"""Iceberg reads columns by id, parquet-format recipients by name: this refuses tables where the two differ.
+"""Iceberg reads columns by id, parquet-format recipients by name: this finds out where live files make a difference.
 
-Only tables whose history renamed, re-used or promoted a column, or is not told whole any more, have their files'
-footers looked at.
+Only tables whose history renamed, re-used or promoted a column, or is not told whole any more, or that have names which
+Iceberg's writers spell otherwise, have their files' footers looked at. What is in a footer is in `footers.py`.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.tables.iceberg.footers import FileColumn, columns_of, named_columns
+from lakeshare_server.tables.iceberg.widening import older_type, widest_last
 from lakeshare_server.tables.locations import local_path
+from lakeshare_server.tables.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import StaticTable
     from pyiceberg.table.name_mapping import MappedField
 
-FIELD_ID = b"PARQUET:field_id"
-FIX = "Run CALL system.rewrite_data_files with rewrite-all true, so that every file has today's columns."
+# Footers come from object stores: waiting for one, others are fetched.
+READERS = 16
+# So many are fetched before the first is compared: few are in vain when a file is refused.
+AHEAD = 256
+# Other names are spelt in another way in files, as Avro would need it: `a b` is `a_x20b` there.
+SPELT_ALIKE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def require_names_in_files(table: "StaticTable", schema: "Schema", paths: Sequence[str], root: str) -> None:
-    """Refuse a table of which a file would be read differently by name than by id.
+@dataclass(frozen=True)
+class InFiles:
+    """Where the columns of live files are not the table's.
+
+    `renamed` says which column goes by another name in a file, or means another column there; `widened` has the older
+    types of columns, in Delta's words and the narrowest first, by field id; `lacking` are the ids of columns that some
+    file does not have.
+    """
+
+    renamed: str | None = None
+    widened: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    lacking: frozenset[int] = frozenset()
+
+
+NAMES_OF_TODAY = InFiles()
+
+
+def columns_in_files(table: "StaticTable", schema: "Schema", paths: Sequence[str], root: str) -> InFiles:
+    """What the live files' columns are, compared with the table's.
 
     Raises:
-        Unserveable: names the column and a file.
+        Unserveable: a file has columns that no client would read as Iceberg does; names the column and the file.
     """
-    if not _has_ambiguous_history(table):
-        return
-    from pyiceberg.io.pyarrow import schema_to_pyarrow
+    if not _must_be_looked_at(table, schema):
+        return NAMES_OF_TODAY
+    compared = _Compared(table, schema, root)
+    with ThreadPoolExecutor(READERS) as pool:
+        for start in range(0, len(paths), AHEAD):
+            some = paths[start : start + AHEAD]
+            for path, footer in zip(some, pool.map(lambda one: _footer(table, one), some), strict=True):
+                compared.add(local_path(path), footer)
+    return compared.found()
 
-    now = dict(_columns(schema_to_pyarrow(schema)))
-    named = {field_id: name for name, (field_id, _) in now.items()}
-    mapped = _mapped_ids(table)
-    for path in paths:
-        for name, (field_id, kind) in _columns(_footer(table, path)):
-            problem = _problem(name, mapped.get(name, field_id), kind, now, named)
-            if problem:
-                raise Unserveable(
-                    f"{root}: {local_path(path)} {problem}, which the parquet response format cannot carry.",
-                    FIX,
+
+class _Compared:
+    """The columns of one live file after the other, beside those of the table."""
+
+    def __init__(self, table: "StaticTable", schema: "Schema", root: str) -> None:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        self._root = root
+        self._mapped = _mapped_ids(table)
+        self._now = named_columns(schema_to_pyarrow(schema))
+        self._names = {column.field_id: column.name for column in self._now.values()}
+        self._ids = {column.name.lower(): column.field_id for column in self._now.values()}
+        self._defaults = {one: name for one, name in self._names.items() if _has_default(schema, one)}
+        self._seen: set[bytes] = set()
+        self._renamed: str | None = None
+        self._without_ids: str | None = None
+        self._widened: dict[int, set[str]] = {}
+        self._lacking: set[int] = set()
+
+    def add(self, path: str, footer: pa.Schema) -> None:
+        """Take one more file into account; most are like one that was seen before."""
+        shape = footer.remove_metadata().serialize().to_pybytes()
+        if shape not in self._seen:
+            self._seen.add(shape)
+            self._compare_all(path, columns_of(footer))
+
+    def found(self) -> InFiles:
+        """What all of them come to."""
+        if self._renamed and self._without_ids:
+            self._refuse(
+                ReasonCode.FILES_WITHOUT_IDS,
+                f"{self._without_ids} has no field ids, and another file {self._renamed}",
+            )
+        widened = {field_id: widest_last(types) for field_id, types in self._widened.items()}
+        return InFiles(self._renamed, widened, frozenset(self._lacking))
+
+    def _compare_all(self, path: str, columns: Sequence[FileColumn]) -> None:
+        has_ids = any(column.field_id is not None for column in columns)
+        # A name mapping is for files without any ids (Iceberg's specification, "Column Projection").
+        known = columns if has_ids else [column.mapped(self._mapped) for column in columns]
+        if not has_ids:
+            self._without_ids = self._without_ids or path
+        for column in known:
+            self._compare(path, column, has_ids=has_ids)
+        there = {column.field_id for column in known}
+        self._lacking.update(one for one in self._names if one is not None and one not in there)
+        for field_id, name in self._defaults.items():
+            if field_id not in there:
+                self._refuse(
+                    ReasonCode.COLUMN_DEFAULTS, f"{path} lacks column {name}, which has a default for that"
                 )
+
+    def _compare(self, path: str, column: FileColumn, *, has_ids: bool) -> None:
+        name, field_id = column.name, column.field_id
+        if field_id is None:
+            if not column.is_leaf or (not has_ids and self._mapped and name not in self._now):
+                return
+            self._refuse(ReasonCode.FILES_WITHOUT_IDS, f"{path} has column {name} without a field id")
+        problem = self._other_name(name, field_id)
+        if problem and not has_ids:
+            self._refuse(ReasonCode.FILES_WITHOUT_IDS, f"{path} has no field ids, and {problem}")
+        if problem:
+            # Without the file's name: hindrances are told to recipients.
+            self._renamed = self._renamed or problem
+        if field_id in self._names:
+            self._compare_types(path, column, self._now[self._names[field_id]])
+
+    def _other_name(self, name: str, field_id: int | None) -> str | None:
+        today = self._names.get(field_id, name)
+        if today != name:
+            return f"has column {today} under its other name {name}"
+        if self._ids.get(name.lower(), field_id) != field_id:
+            return f"has an older, dropped column under the name {name}"
+        return None
+
+    def _compare_types(self, path: str, column: FileColumn, today: FileColumn) -> None:
+        if column.shape == today.shape:
+            return
+        older = older_type(column.type, today.type)
+        if older is None or today.field_id is None:
+            self._refuse(
+                ReasonCode.OTHER_TYPES_IN_FILES,
+                f"{path} has column {today.name} as {column.shape}, the table has it as {today.shape}",
+            )
+        else:
+            self._widened.setdefault(today.field_id, set()).add(older)
+
+    def _refuse(self, code: ReasonCode, what: str) -> None:
+        raise Unserveable(f"{self._root}: {what}.", code.fix, code)
+
+
+def _must_be_looked_at(table: "StaticTable", schema: "Schema") -> bool:
+    columns = [schema.find_field(field_id) for field_id in schema.field_ids]
+    return (
+        any(column.initial_default is not None for column in columns)
+        or not all(SPELT_ALIKE.fullmatch(column.name) for column in columns)
+        or _has_ambiguous_history(table)
+        or bool(_mapped_ids(table))
+        or _lacks_schemas(table)
+    )
 
 
 def _has_ambiguous_history(table: "StaticTable") -> bool:
     said = [
-        (field_id, schema.find_column_name(field_id), str(schema.find_type(field_id)))
+        (field_id, schema.find_column_name(field_id), _kind(schema, field_id))
         for schema in table.schemas().values()
         for field_id in schema.field_ids
-        if schema.find_field(field_id).field_type.is_primitive
     ]
     ids = {field_id for field_id, _, _ in said}
-    names = {name for _, name, _ in said}
+    # Spark's readers by name take names in any case.
+    names = {name and name.lower() for _, name, _ in said}
     is_one_to_one = len(ids) == len(names) == len(set(said))
-    return not is_one_to_one or bool(_mapped_ids(table)) or _lacks_schemas(table)
+    return not is_one_to_one
+
+
+def _kind(schema: "Schema", field_id: int) -> str:
+    """A column's type, without what is in a struct, a list or a map: columns inside are looked at by themselves."""
+    kind = schema.find_type(field_id)
+    return str(kind) if kind.is_primitive else type(kind).__name__
 
 
 def _lacks_schemas(table: "StaticTable") -> bool:
@@ -73,6 +201,10 @@ def _lacks_schemas(table: "StaticTable") -> bool:
     )
 
 
+def _has_default(schema: "Schema", field_id: int | None) -> bool:
+    return field_id is not None and schema.find_field(field_id).initial_default is not None
+
+
 def _mapped_ids(table: "StaticTable") -> dict[str, int]:
     """Ids of files that carry none, by name, as the table's name mapping gives them."""
     mapping = table.name_mapping()
@@ -80,61 +212,21 @@ def _mapped_ids(table: "StaticTable") -> dict[str, int]:
 
 
 def _mapped(parent: str, fields: "Sequence[MappedField]") -> Iterator[tuple[str, int]]:
-    for field in fields:
-        for name in field.names:
-            if field.field_id is not None:
-                yield parent + name, field.field_id
-            yield from _mapped(f"{parent}{name}.", field.fields)
+    for one in fields:
+        for name in one.names:
+            if one.field_id is not None:
+                yield parent + name, one.field_id
+            yield from _mapped(f"{parent}{name}.", one.fields)
 
 
 def _footer(table: "StaticTable", path: str) -> pa.Schema:
     import pyarrow.parquet as pq
 
-    with table.io.new_input(path).open() as stream:
-        return pq.read_schema(stream)
-
-
-def _columns(schema: pa.Schema) -> Iterator[tuple[str, tuple[int | None, pa.DataType]]]:
-    for field in schema:
-        yield from _leaves(field.name, field)
-
-
-def _leaves(path: str, field: pa.Field) -> Iterator[tuple[str, tuple[int | None, pa.DataType]]]:
-    kind = field.type
-    if pa.types.is_struct(kind):
-        for place in range(kind.num_fields):
-            inner = kind.field(place)
-            yield from _leaves(f"{path}.{inner.name}", inner)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        yield from _leaves(f"{path}.element", kind.value_field)
-    elif pa.types.is_map(kind):
-        yield from _leaves(f"{path}.key", kind.key_field)
-        yield from _leaves(f"{path}.value", kind.item_field)
-    else:
-        field_id = (field.metadata or {}).get(FIELD_ID)
-        yield path, (None if field_id is None else int(field_id), kind)
-
-
-def _problem(
-    name: str,
-    field_id: int | None,
-    kind: pa.DataType,
-    now: Mapping[str, tuple[int | None, pa.DataType]],
-    named: Mapping[int | None, str],
-) -> str | None:
-    if field_id is None:
-        return f"has column {name} without a field id"
-    if named.get(field_id, name) != name:
-        return f"has column {named[field_id]} under its older name {name}"
-    if name in now and now[name][0] != field_id:
-        return f"has an older, dropped column under the name {name}"
-    if name in now and _shape(now[name][1]) != _shape(kind):
-        return f"has column {name} as {kind}, the table has it as {now[name][1]}"
-    return None
-
-
-def _shape(kind: pa.DataType) -> str:
-    """A type with the spellings that mean the same to a reader folded into one."""
-    if pa.types.is_timestamp(kind):
-        return "timestamp with zone" if kind.tz else "timestamp"
-    return str(kind).removeprefix("large_")
+    try:
+        with table.io.new_input(path).open() as stream:
+            return pq.read_schema(stream)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise Unserveable(
+            f"The footer of {local_path(path)} cannot be read.",
+            "Check that the table's data files are whole.",
+        ) from error

@@ -1,9 +1,14 @@
 """Iceberg's types in Delta's words, for recipients that know only those."""
 
 import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.tables.iceberg.names import NAMES_OF_TODAY, InFiles
+from lakeshare_server.tables.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -16,64 +21,129 @@ SAME_MEANING = {
     "float": "float",
     "double": "double",
     "date": "date",
+    "timestamp": "timestamp_ntz",
     "timestamptz": "timestamp",
     "string": "string",
     "binary": "binary",
 }
 FIXES = {
-    "timestamp": "Store it as timestamptz (TIMESTAMP in Spark); a time without zone needs the delta format.",
     "uuid": "Store it as string.",
     "time": "Store it as string or as long.",
+    "fixed": "Store it as binary.",
+    "timestamp_ns": "Store it as timestamp, in microseconds.",
+    "timestamptz_ns": "Store it as timestamptz, in microseconds.",
+    "unknown": "Give it a type, or drop it.",
 }
 
 
-def delta_schema_string(schema: "Schema", table: str) -> str:
-    """The schema in Delta's JSON form.
+def delta_schema_string(schema: "Schema", table: str, in_files: InFiles = NAMES_OF_TODAY) -> str:
+    """The schema in Delta's JSON form; with column mapping and type changes where the live files need them.
 
     Raises:
-        Unserveable: a column has a type, or a default for older files, that Delta's schema cannot say.
+        Unserveable: a column has a type or a name that Delta's schema cannot say.
     """
-    fields = [_field(field, table, field.name) for field in schema.fields]
+    fields = _Words(table, in_files).fields(schema.fields, "")
     return json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"), ensure_ascii=False)
 
 
-def _field(field: "NestedField", table: str, path: str) -> dict[str, Any]:
-    if field.initial_default is not None:
-        raise Unserveable(
-            f"Column {path} of {table} has a default for files that lack it, which the parquet response format "
-            "cannot carry.",
-            "Rewrite the data files, then drop the default.",
-        )
-    return {
-        "name": field.name,
-        "type": _type(field.field_type, table, path),
-        "nullable": not field.required,
-        "metadata": {"comment": field.doc} if field.doc else {},
-    }
+def physical_name(field_id: int) -> str:
+    """The name of a mapped column in statistics and partition values.
+
+    It must be in no file: the kernel of the Python client takes a column of that name for one whose id it does not
+    find. Iceberg's writers make no such name, a hyphen becomes `_x2D` in their files.
+    """
+    return f"col-{field_id}"
 
 
-def _type(kind: "IcebergType", table: str, path: str) -> str | dict[str, Any]:
-    from pyiceberg.types import DecimalType, ListType, MapType, StructType
+@dataclass(frozen=True)
+class _Words:
+    """One table's columns being put into words."""
 
-    if isinstance(kind, StructType):
-        inner = [_field(field, table, f"{path}.{field.name}") for field in kind.fields]
-        return {"type": "struct", "fields": inner}
-    if isinstance(kind, ListType):
-        element = _type(kind.element_type, table, f"{path}.element")
-        return {"type": "array", "elementType": element, "containsNull": not kind.element_required}
-    if isinstance(kind, MapType):
+    table: str
+    in_files: InFiles
+
+    def fields(self, fields: "tuple[NestedField, ...]", above: str) -> list[dict[str, Any]]:
+        self._require_different(fields, above)
+        return [self._field(field, above + field.name) for field in fields]
+
+    def _require_different(self, fields: "tuple[NestedField, ...]", above: str) -> None:
+        seen: dict[str, str] = {}
+        for field in fields:
+            other = seen.setdefault(field.name.lower(), field.name)
+            if other != field.name:
+                raise Unserveable(
+                    f"{self.table} has columns {above}{other} and {above}{field.name}, whose names differ only by "
+                    "case.",
+                    ReasonCode.NAMES_DIFFER_BY_CASE.fix,
+                    ReasonCode.NAMES_DIFFER_BY_CASE,
+                )
+
+    def _field(self, field: "NestedField", path: str) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"comment": field.doc} if field.doc else {}
+        if self.in_files.renamed:
+            metadata["delta.columnMapping.id"] = field.field_id
+            metadata["delta.columnMapping.physicalName"] = physical_name(field.field_id)
+        changes = list(_type_changes(field.field_type, field.field_id, "", self.in_files.widened))
+        if changes:
+            metadata["delta.typeChanges"] = changes
         return {
-            "type": "map",
-            "keyType": _type(kind.key_type, table, f"{path}.key"),
-            "valueType": _type(kind.value_type, table, f"{path}.value"),
-            "valueContainsNull": not kind.value_required,
+            "name": field.name,
+            "type": self._type(field.field_type, path),
+            "nullable": not field.required,
+            "metadata": metadata,
         }
+
+    def _type(self, kind: "IcebergType", path: str) -> str | dict[str, Any]:
+        from pyiceberg.types import ListType, MapType, StructType
+
+        if isinstance(kind, StructType):
+            return {"type": "struct", "fields": self.fields(kind.fields, f"{path}.")}
+        if isinstance(kind, ListType):
+            element = self._type(kind.element_type, f"{path}.element")
+            return {"type": "array", "elementType": element, "containsNull": not kind.element_required}
+        if isinstance(kind, MapType):
+            return {
+                "type": "map",
+                "keyType": self._type(kind.key_type, f"{path}.key"),
+                "valueType": self._type(kind.value_type, f"{path}.value"),
+                "valueContainsNull": not kind.value_required,
+            }
+        said = delta_type(kind)
+        if said is None:
+            name = str(kind)
+            raise Unserveable(
+                f"Column {path} of {self.table} has the type {name}, which recipients cannot be told of.",
+                FIXES.get(name.partition("[")[0], ReasonCode.UNSUPPORTED_TYPE.fix),
+                ReasonCode.UNSUPPORTED_TYPE,
+            )
+        return said
+
+
+def delta_type(kind: "IcebergType") -> str | None:
+    """The protocol's name of a primitive type; None for a type it does not have."""
+    from pyiceberg.types import DecimalType
+
     if isinstance(kind, DecimalType):
         return f"decimal({kind.precision},{kind.scale})"
-    name = str(kind)
-    if name not in SAME_MEANING:
-        raise Unserveable(
-            f"Column {path} of {table} has the type {name}, which the parquet response format cannot carry.",
-            FIXES.get(name, "Share a copy of the table without the column, or with another type."),
-        )
-    return SAME_MEANING[name]
+    return SAME_MEANING.get(str(kind))
+
+
+def _type_changes(
+    kind: "IcebergType", field_id: int, path: str, widened: Mapping[int, tuple[str, ...]]
+) -> Iterator[dict[str, str]]:
+    """What the field around a type says of it (PROTOCOL.md, "Type Change Metadata"); structs' fields say theirs."""
+    from pyiceberg.types import ListType, MapType, StructType
+
+    if isinstance(kind, ListType):
+        yield from _type_changes(kind.element_type, kind.element_id, _below(path, "element"), widened)
+    elif isinstance(kind, MapType):
+        yield from _type_changes(kind.key_type, kind.key_id, _below(path, "key"), widened)
+        yield from _type_changes(kind.value_type, kind.value_id, _below(path, "value"), widened)
+    elif not isinstance(kind, StructType):
+        steps = [*widened.get(field_id, ()), delta_type(kind) or ""]
+        for older, newer in pairwise(steps):
+            yield {"fromType": older, "toType": newer, **({"fieldPath": path} if path else {})}
+
+
+def _below(path: str, step: str) -> str:
+    return f"{path}.{step}" if path else step

@@ -1,6 +1,6 @@
 """Reading an Iceberg table at one snapshot: metadata and manifests through pyiceberg.
 
-What the parquet response format cannot carry is refused with a reason and a fix, never approximated.
+What no client could read is refused with a reason and a fix, never approximated; see `head.py` for what some can.
 """
 
 from typing import TYPE_CHECKING
@@ -9,16 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables.head import TableHead
 from lakeshare_server.tables.iceberg.bounds import bounded_type, maxima, minima, null_counts, told_maxima
 from lakeshare_server.tables.iceberg.data_files import DataFiles
+from lakeshare_server.tables.iceberg.head import iceberg_head
 from lakeshare_server.tables.iceberg.manifests import LiveFiles, live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
-from lakeshare_server.tables.iceberg.names import require_names_in_files
+from lakeshare_server.tables.iceberg.names import columns_in_files
 from lakeshare_server.tables.iceberg.partitions import partition_columns, partition_values
 from lakeshare_server.tables.iceberg.schema import delta_schema_string
 from lakeshare_server.tables.iceberg.transforms import partition_ranges
 from lakeshare_server.tables.locations import local_path
+from lakeshare_server.tables.reason_codes import ReasonCode
 from lakeshare_server.tables.snapshot import TableSnapshot
 
 if TYPE_CHECKING:
@@ -36,26 +37,23 @@ def read_iceberg(metadata_location: str, snapshot_id: int) -> TableSnapshot:
     """The table of a metadata file, at one of its snapshots.
 
     Raises:
-        Unserveable: the metadata cannot be read, or the parquet response format cannot carry the table.
+        Unserveable: the metadata cannot be read, or no client could read the table.
     """
     table, snapshot = open_metadata(metadata_location, snapshot_id)
     root = local_path(table.metadata.location)
     schema = schema_at(table, snapshot)
-    schema_string = delta_schema_string(schema, root)
+    # A type that nobody can be told of is refused before a file is looked at.
+    delta_schema_string(schema, root)
     live = live_files(table.io, snapshot, root)
     _require_no_deletes(live, root)
     files = live.data
     _require_plain_parquet(files, root)
-    require_names_in_files(table, schema, files.column("path").to_pylist(), root)
+    in_files = columns_in_files(table, schema, files.column("path").to_pylist(), root)
     partitioned_by = partition_columns(table, schema, files)
     return TableSnapshot(
         format="iceberg",
         location=root,
-        head=TableHead(
-            table_id=str(table.metadata.table_uuid),
-            schema_string=schema_string,
-            partition_columns=partitioned_by,
-        ),
+        head=iceberg_head(table, schema, root, partitioned_by, in_files),
         snapshot_id=snapshot_id,
         files=_files(table, schema, snapshot, files, partitioned_by),
     )
@@ -75,11 +73,16 @@ def _require_plain_parquet(files: DataFiles, root: str) -> None:
     if others:
         raise Unserveable(
             f"{root} has data files in {others[0]}, recipients read Parquet only.",
-            "Set write.format.default to parquet and rewrite the data files.",
+            ReasonCode.FILE_FORMAT.fix,
+            ReasonCode.FILE_FORMAT,
         )
     keys = files.column("key_metadata")
     if keys.null_count < len(keys):
-        raise Unserveable(f"{root} has encrypted data files.", "Share a copy that is not encrypted.")
+        raise Unserveable(
+            f"{root} has encrypted data files.",
+            ReasonCode.ENCRYPTED_FILES.fix,
+            ReasonCode.ENCRYPTED_FILES,
+        )
 
 
 def _files(

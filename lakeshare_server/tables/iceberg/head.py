@@ -1,0 +1,89 @@
+"""What recipients are told of an Iceberg table: the head that a Delta table with these columns and files would have.
+
+Delta's PROTOCOL.md, "Table Features"; what the parquet response format cannot carry is listed as its hindrances.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lakeshare_server.tables.delta_schema import primitive_types
+from lakeshare_server.tables.head import Hindrance, TableHead, TableProtocol
+from lakeshare_server.tables.iceberg.names import InFiles
+from lakeshare_server.tables.iceberg.schema import delta_schema_string
+from lakeshare_server.tables.reason_codes import ReasonCode
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import StaticTable
+
+# What writers would set to have the feature; readers of the protocol look at some of them.
+PROPERTIES = {
+    "columnMapping": ("delta.columnMapping.mode", "id"),
+    "typeWidening": ("delta.enableTypeWidening", "true"),
+    "deletionVectors": ("delta.enableDeletionVectors", "true"),
+}
+
+
+def iceberg_head(
+    table: "StaticTable",
+    schema: "Schema",
+    root: str,
+    partition_columns: tuple[str, ...],
+    in_files: InFiles,
+    *,
+    has_vectors: bool = False,
+) -> TableHead:
+    """The head of one state of a table; `has_vectors` says that row-level deletes go out as deletion vectors.
+
+    Raises:
+        Unserveable: a column has a type or a name that recipients cannot be told of.
+    """
+    partition_columns = _told_partitions(schema, partition_columns, in_files)
+    schema_string = delta_schema_string(schema, root, in_files)
+    found = tuple(_hindrances(schema_string, in_files, has_vectors=has_vectors))
+    features = tuple(one.feature for one in found if one.feature is not None)
+    configuration = dict(PROPERTIES[feature] for feature in features if feature in PROPERTIES)
+    if in_files.renamed:
+        configuration["delta.columnMapping.maxColumnId"] = str(table.metadata.last_column_id)
+    return TableHead(
+        table_id=str(table.metadata.table_uuid),
+        schema_string=schema_string,
+        partition_columns=partition_columns,
+        protocol=TableProtocol(3, 7, features, features) if features else TableProtocol(),
+        configuration=configuration,
+        hindrances=found,
+    )
+
+
+def _told_partitions(schema: "Schema", columns: tuple[str, ...], in_files: InFiles) -> tuple[str, ...]:
+    """No partition columns for a mapped table whose files have them as ordinary ones, as Iceberg's writers do.
+
+    The kernel of the Python client (delta-kernel-rust-sharing-wrapper 0.3.3) fails on partition columns of a table in
+    mode id; pruning knows their values all the same.
+    """
+    if in_files.renamed and not any(schema.find_field(one).field_id in in_files.lacking for one in columns):
+        return ()
+    return columns
+
+
+def _hindrances(schema_string: str, in_files: InFiles, *, has_vectors: bool) -> Iterator[Hindrance]:
+    if in_files.renamed:
+        reason = f"is read by field ids: a file {in_files.renamed}"
+        yield _hindrance("columnMapping", ReasonCode.RENAMED_COLUMNS, reason)
+    if has_vectors:
+        yield _hindrance("deletionVectors", ReasonCode.ROW_LEVEL_DELETES, "has row-level deletes")
+    if in_files.widened:
+        yield _hindrance(
+            "typeWidening", ReasonCode.WIDENED_TYPES, "has columns of an older type in live files"
+        )
+    without_zone = [column for column, kind in primitive_types(schema_string) if kind == "timestamp_ntz"]
+    if without_zone:
+        yield _hindrance(
+            "timestampNtz",
+            ReasonCode.TIMESTAMPS_WITHOUT_ZONE,
+            f"has timestamps without a time zone (column {without_zone[0]})",
+        )
+
+
+def _hindrance(feature: str, code: ReasonCode, reason: str) -> Hindrance:
+    return Hindrance(feature, reason, code.fix, code)

@@ -1,0 +1,81 @@
+"""Why a table, or one client, cannot be served: a code for programs, a sentence and a fix for people.
+
+Hindrances of one response format and refusals of all of them speak with the same codes.
+"""
+
+from enum import StrEnum
+
+REWRITE = "Run CALL system.rewrite_data_files with rewrite-all true, so that every file has today's columns."
+COPY = "Share a copy of the table without the column, or with another type."
+
+
+class ReasonCode(StrEnum):
+    """A code with its sentence and what the provider can do."""
+
+    sentence: str
+    fix: str
+
+    def __new__(cls, code: str, sentence: str, fix: str) -> "ReasonCode":
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.sentence, member.fix = sentence, fix
+        return member
+
+    ROW_LEVEL_DELETES = (
+        "ROW_LEVEL_DELETES",
+        "Rows of live files are deleted by deletion vectors or delete files.",
+        "Write with merge-on-read switched off (write.delete.mode, write.update.mode, write.merge.mode = "
+        "copy-on-write) and run CALL system.rewrite_data_files with delete-file-threshold 1.",
+    )
+    RENAMED_COLUMNS = (
+        "RENAMED_COLUMNS",
+        "Live files have columns under other names than the table, so they are found by id and not by name.",
+        REWRITE,
+    )
+    FILES_WITHOUT_IDS = (
+        "FILES_WITHOUT_IDS",
+        "Live files carry no field ids, and the names in them do not tell which column is meant.",
+        REWRITE,
+    )
+    WIDENED_TYPES = (
+        "WIDENED_TYPES",
+        "Live files have columns in a narrower type than the table.",
+        REWRITE,
+    )
+    OTHER_TYPES_IN_FILES = (
+        "OTHER_TYPES_IN_FILES",
+        "Live files have columns in a type that readers do not turn into the table's.",
+        REWRITE,
+    )
+    COLUMN_DEFAULTS = (
+        "COLUMN_DEFAULTS",
+        "Live files lack a column that has a default for them; recipients would read null.",
+        REWRITE,
+    )
+    TIMESTAMPS_WITHOUT_ZONE = (
+        "TIMESTAMPS_WITHOUT_ZONE",
+        "Timestamps without a time zone are known to the delta format only.",
+        "Store them as timestamps with a zone (TIMESTAMP in Spark).",
+    )
+    VARIANTS = ("VARIANTS", "Variants are known to few clients.", "Share a copy that stores them as text.")
+    UNSUPPORTED_TYPE = ("UNSUPPORTED_TYPE", "A column has a type that the protocol cannot say.", COPY)
+    NAMES_DIFFER_BY_CASE = (
+        "NAMES_DIFFER_BY_CASE",
+        "Two columns have names that differ only by case, which clients take for one.",
+        "Rename one of the two columns.",
+    )
+    BINARY_PARTITION = (
+        "BINARY_PARTITION",
+        "Partition values of binary columns have no text.",
+        "Partition by another type.",
+    )
+    FILE_FORMAT = (
+        "FILE_FORMAT",
+        "Live data files are not in Parquet.",
+        "Set write.format.default to parquet and rewrite the data files.",
+    )
+    ENCRYPTED_FILES = (
+        "ENCRYPTED_FILES",
+        "Live data files are encrypted.",
+        "Share a copy that is not encrypted.",
+    )

@@ -1,0 +1,86 @@
+"""Iceberg tables that Spark makes in a catalog of folders, what Spark reads of them, and answers as Delta tables."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.builders.canonical import Rows
+from tests.builders.lake_tables import IcebergState
+from tests.builders.protocol_reader import Answer, ProtocolReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class SparkIceberg:
+    """A catalog of its own in a running session."""
+
+    spark: "SparkSession"
+    name: str
+
+    @classmethod
+    def at(cls, spark: "SparkSession", name: str, warehouse: Path) -> "SparkIceberg":
+        """The catalog of this name, whose tables are folders below the warehouse."""
+        prefix = f"spark.sql.catalog.{name}"
+        spark.conf.set(prefix, "org.apache.iceberg.spark.SparkCatalog")
+        spark.conf.set(f"{prefix}.type", "hadoop")
+        spark.conf.set(f"{prefix}.warehouse", f"file://{warehouse}")
+        spark.conf.set(f"{prefix}.cache-enabled", "false")
+        return cls(spark, name)
+
+    def table(self, table: str) -> str:
+        """A table's name in SQL."""
+        return f"{self.name}.lake.{table}"
+
+    def run(self, table: str, statements: Sequence[str]) -> None:
+        """Run statements in which `{t}` is the table, and `{c}` the catalog."""
+        for statement in statements:
+            self.spark.sql(statement.format(t=self.table(table), c=self.name))
+
+    def state(self, table: str) -> IcebergState:
+        """What a publication of the newest snapshot pins."""
+        log = self.spark.sql(
+            f"SELECT file, latest_snapshot_id FROM {self.table(table)}.metadata_log_entries "
+            "ORDER BY timestamp, latest_sequence_number, file"
+        ).collect()
+        # Versions are numbered in the files' names, and two may be of one millisecond.
+        newest = max(log, key=lambda row: int(row.file.rsplit("/v", 1)[1].split(".")[0]))
+        [main] = self.spark.sql(
+            f"SELECT snapshot_id FROM {self.table(table)}.refs WHERE name = 'main'"
+        ).collect()
+        return IcebergState(newest.file, main.snapshot_id)
+
+    def rows(self, table: str) -> Rows:
+        """What Spark reads."""
+        return frame_rows(self.spark.table(self.table(table)))
+
+    def add_column_with_default(self, table: str, column: str, default: int) -> None:
+        """Add a column that older files are to be read with a default for: Spark's SQL has no words for it."""
+        jvm: Any = self.spark._jvm
+        spark = getattr(self.spark, "_jsparkSession")  # noqa: B009  private, as PySpark's own helpers use it
+        loaded = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark, self.table(table))
+        iceberg = jvm.org.apache.iceberg
+        kind = getattr(iceberg.types, "Types$IntegerType").get()
+        literal = iceberg.expressions.Expressions.lit(default)
+        loaded.updateSchema().addColumn(column, kind, literal).commit()
+
+
+def frame_rows(frame: "DataFrame") -> Rows:
+    """The rows of a frame in one form."""
+    return Rows.of_arrow(frame.toArrow(), frame.schema.jsonValue())
+
+
+def as_delta_table(reader: ProtocolReader, answer: Answer, folder: Path) -> Path:
+    """An answer in delta format as a Delta table of one commit: what Spark's client makes of it for itself."""
+    log = folder / "_delta_log"
+    log.mkdir(parents=True)
+    metadata = {key: value for key, value in answer.head.metadata.items() if key not in ("size", "numFiles")}
+    actions: list[dict[str, Any]] = [{"protocol": answer.head.protocol}, {"metaData": metadata}]
+    for file in answer.files:
+        (folder / f"{file.id}.parquet").write_bytes(reader.content(file))
+        actions.append({"add": {**file.action, "path": f"{file.id}.parquet"}})
+    (log / f"{0:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+    return folder
