@@ -8,7 +8,7 @@ from lakeshare_server.errors import Unserveable
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
-    from pyiceberg.manifest import ManifestEntry
+    from pyiceberg.manifest import ManifestEntry, ManifestFile
     from pyiceberg.table.snapshots import Snapshot
 
 _log = logging.getLogger(__name__)
@@ -61,8 +61,10 @@ def live_files(io: "FileIO", snapshot: "Snapshot", root: str) -> LiveFiles:
     found = LiveFiles()
     try:
         for manifest in snapshot.manifests(io):
-            entries = found.deletes if manifest.content == ManifestContent.DELETES else found.data
-            entries += manifest.fetch_manifest_entry(io)
+            if manifest.content == ManifestContent.DELETES:
+                found.deletes.extend(_entries_of_deletes(io, manifest))
+            else:
+                found.data.extend(manifest.fetch_manifest_entry(io))
     except (OSError, ValueError) as error:
         _log.warning("a manifest of snapshot %s of %s cannot be read: %s", snapshot.snapshot_id, root, error)
         raise Unserveable(
@@ -70,3 +72,18 @@ def live_files(io: "FileIO", snapshot: "Snapshot", root: str) -> LiveFiles:
             "Check that the table's metadata folder is whole.",
         ) from error
     return found
+
+
+def _entries_of_deletes(io: "FileIO", manifest: "ManifestFile") -> "list[ManifestEntry]":
+    """The live entries with what v3 says of deletion vectors, which pyiceberg reads but for its own use."""
+    from pyiceberg import manifest as iceberg
+    from pyiceberg.avro.file import AvroFile
+
+    with AvroFile[iceberg.ManifestEntry](
+        io.new_input(manifest.manifest_path),
+        iceberg.MANIFEST_ENTRY_SCHEMAS[3],
+        read_types={-1: iceberg.ManifestEntry, 2: iceberg.DataFile},
+        read_enums={0: iceberg.ManifestEntryStatus, 101: iceberg.FileFormat, 134: iceberg.DataFileContent},
+    ) as reader:
+        entries = [iceberg._inherit_from_manifest(entry, manifest) for entry in reader]
+    return [entry for entry in entries if entry.status != iceberg.ManifestEntryStatus.DELETED]

@@ -3,7 +3,8 @@
 What the parquet response format cannot carry is refused with a reason and a fix, never approximated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -11,11 +12,13 @@ import pyarrow as pa
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables.head import TableHead
 from lakeshare_server.tables.iceberg.bounds import bounds, null_counts, told_maxima
-from lakeshare_server.tables.iceberg.manifests import LiveFiles, live_files
+from lakeshare_server.tables.iceberg.delete_entries import targets_and_deletes
+from lakeshare_server.tables.iceberg.manifests import live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
 from lakeshare_server.tables.iceberg.names import require_names_in_files
 from lakeshare_server.tables.iceberg.partitions import partition_columns, partition_values
 from lakeshare_server.tables.iceberg.schema import delta_schema_string
+from lakeshare_server.tables.iceberg.vectors import vectors_of, with_vectors
 from lakeshare_server.tables.locations import local_path
 from lakeshare_server.tables.snapshot import TableSnapshot
 
@@ -25,14 +28,11 @@ if TYPE_CHECKING:
     from pyiceberg.table import StaticTable
     from pyiceberg.table.snapshots import Snapshot
 
-DELETE_FIX = (
-    "Write with merge-on-read switched off (write.delete.mode, write.update.mode, write.merge.mode = "
-    "copy-on-write) and run CALL system.rewrite_data_files with delete-file-threshold 1."
-)
 
-
-def read_iceberg(metadata_location: str, snapshot_id: int) -> TableSnapshot:
+def read_iceberg(metadata_location: str, snapshot_id: int, vectors_dir: Path | None = None) -> TableSnapshot:
     """The table of a metadata file, at one of its snapshots.
+
+    Deletion vectors that are too large for a line are written to `vectors_dir`; without it they are refused.
 
     Raises:
         Unserveable: the metadata cannot be read, or the parquet response format cannot carry the table.
@@ -42,7 +42,7 @@ def read_iceberg(metadata_location: str, snapshot_id: int) -> TableSnapshot:
     schema = schema_at(table, snapshot)
     schema_string = delta_schema_string(schema, root)
     live = live_files(table.io, snapshot, root)
-    _require_no_deletes(live, root)
+    vectors = vectors_of(table.io, *targets_and_deletes(table, live), root, vectors_dir)
     files = [entry.data_file for entry in live.data]
     _require_plain_parquet(files, root)
     require_names_in_files(table, schema, [file.file_path for file in files], root)
@@ -50,23 +50,17 @@ def read_iceberg(metadata_location: str, snapshot_id: int) -> TableSnapshot:
     return TableSnapshot(
         format="iceberg",
         location=root,
-        head=TableHead(
-            table_id=str(table.metadata.table_uuid),
-            schema_string=schema_string,
-            partition_columns=partitioned_by,
+        head=with_vectors(
+            TableHead(
+                table_id=str(table.metadata.table_uuid),
+                schema_string=schema_string,
+                partition_columns=partitioned_by,
+            ),
+            vectors,
         ),
         snapshot_id=snapshot_id,
-        files=_files(table, schema, snapshot, live.data, partitioned_by),
+        files=_files(table, schema, snapshot, live.data, partitioned_by, vectors),
     )
-
-
-def _require_no_deletes(live: LiveFiles, root: str) -> None:
-    if live.deletes:
-        raise Unserveable(
-            f"{root} has row-level deletes ({len(live.deletes)} delete files), which the parquet response format "
-            "cannot carry.",
-            DELETE_FIX,
-        )
 
 
 def _require_plain_parquet(files: "Sequence[DataFile]", root: str) -> None:
@@ -88,6 +82,7 @@ def _files(
     snapshot: "Snapshot",
     entries: "Sequence[ManifestEntry]",
     partitioned_by: tuple[str, ...],
+    vectors: Mapping[str, pa.Array],
 ) -> pa.Table:
     files = [entry.data_file for entry in entries]
     times = {known.snapshot_id: known.timestamp_ms for known in table.snapshots()}
@@ -105,5 +100,6 @@ def _files(
             "max": maxima,
             "told_max": told_maxima(maxima, schema.fields, files),
             "null_count": null_counts(schema.fields, files),
+            **vectors,
         }
     )
