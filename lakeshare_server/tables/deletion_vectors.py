@@ -25,6 +25,8 @@ MAGIC = struct.pack("<I", 1681511377)  # the portable 64-bit layout of Roaring b
 FILE_VERSION = b"\x01"
 # Lines are read whole by clients, and rendered by thousands: 50 KiB are about 64 KiB in Z85.
 INLINE_BYTES = 50 << 10
+# All lines of a table together: each of its answers has all of these again.
+ALL_INLINE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,11 @@ def vector_columns(vectors: Mapping[int, Vector], files: int, folder: Path | Non
     """
     if not vectors:
         return {}
-    if folder is not None and any(not _fits_a_line(vector) for vector in vectors.values()):
+    most = min(INLINE_BYTES, ALL_INLINE_BYTES // len(vectors))
+    if folder is not None and any(len(vector.content) > most for vector in vectors.values()):
         folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(folder)
-    places = {row: _placed(vector, folder) for row, vector in vectors.items()}
+    places = {row: _placed(vector, most, folder) for row, vector in vectors.items()}
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
         return pa.array([places[row][name] if row in places else None for row in range(files)], kind)
@@ -77,15 +80,12 @@ class TooLargeForALine(Exception):
     """A vector that would need a file of its own, where none can be written."""
 
 
-def _fits_a_line(vector: Vector) -> bool:
-    return len(vector.content) <= INLINE_BYTES
-
-
-def _placed(vector: Vector, folder: Path | None) -> dict[str, str | int | None]:
+def _placed(vector: Vector, most: int, folder: Path | None) -> dict[str, str | int | None]:
     size = len(vector.content)
-    if _fits_a_line(vector):
+    if size <= most:
         text = z85_text(vector.content)
-        inline = {"dv_storage": "i", "dv_path": None, "dv_inline": text, "dv_id": f"i{text}"}
+        # Only files of vectors have an id that recipients are told.
+        inline = {"dv_storage": "i", "dv_path": None, "dv_inline": text, "dv_id": None}
         return {**inline, "dv_offset": None, "dv_size": size}
     if folder is None:
         raise TooLargeForALine(f"{size} bytes")

@@ -159,7 +159,9 @@ def test_a_damaged_file_is_refused_never_left_out(tmp_path: Path, kept: int) -> 
 
 @pytest.mark.parametrize("kind", ["AVRO", "ORC"])
 def test_deletes_in_other_formats_are_refused_by_name(kind: str) -> None:
-    with pytest.raises(Unserveable, match=rf"in {kind}.*write.delete.format.default.*rewrite_data_files"):
+    with pytest.raises(
+        Unserveable, match=rf"in {kind}.*write.delete.format.default.*rewrite_position_delete_files"
+    ):
         deleted([a_target("a")], a_delete_file("/nowhere", format=kind))
 
 

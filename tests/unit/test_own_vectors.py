@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 
 from lakeshare_server.access.elsewhere import require_own_stores
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables import TableSnapshot, read_iceberg
+from lakeshare_server.tables import TableSnapshot, deletion_vectors, read_iceberg
 from lakeshare_server.tables.deletion_vectors import (
     INLINE_BYTES,
     TooLargeForALine,
@@ -61,6 +61,13 @@ def test_a_small_vector_goes_into_the_line(tmp_path: Path) -> None:
 def test_the_bound_is_what_a_line_can_bear(tmp_path: Path, more: int, storage: str) -> None:
     vector = Vector(bytes(INLINE_BYTES + more), 1)
     assert vector_columns({0: vector}, 1, tmp_path)["dv_storage"].to_pylist() == [storage]
+
+
+def test_many_vectors_share_what_a_table_can_bear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletion_vectors, "ALL_INLINE_BYTES", 4000)
+    vectors = {row: Vector(bytes(size), 1) for row, size in enumerate((900, 1000, 1001, 5))}
+    storage = vector_columns(vectors, 4, tmp_path)["dv_storage"].to_pylist()
+    assert storage == ["i", "i", "p", "i"]
 
 
 def test_a_large_vector_is_a_file_named_by_its_bytes(tmp_path: Path) -> None:

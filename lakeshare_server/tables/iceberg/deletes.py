@@ -84,7 +84,8 @@ def _require_parquet(delete: DeleteFile, root: str) -> None:
     if delete.format != "PARQUET":
         raise Unserveable(
             f"{root} has position deletes in {delete.format}, which this server does not read: {delete.path}.",
-            f"Set write.delete.format.default to parquet and run {COMPACTION}. [DELETE_FORMAT]",
+            "Set write.delete.format.default to parquet and run CALL system.rewrite_position_delete_files("
+            "table => '…', options => map('rewrite-all', 'true')). [DELETE_FORMAT]",
         )
 
 
