@@ -104,6 +104,11 @@ class StateSettings(StoreSettings):
         """Folder of the content-addressed file indexes."""
         return self.state_dir / "index"
 
+    @property
+    def vectors_dir(self) -> Path:
+        """Folder of the deletion vectors that were made for recipients, and that recipients may read."""
+        return self.state_dir / "vectors"
+
 
 class ServerSettings(StateSettings):
     """How the sharing server listens, signs and pages."""

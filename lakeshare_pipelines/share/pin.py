@@ -30,7 +30,7 @@ def pinned(
     """
     if table.format == "iceberg":
         metadata_location, snapshot_id = _iceberg_state(lake, table, nessie_hash)
-        snapshot = read_iceberg(metadata_location, snapshot_id)
+        snapshot = read_iceberg(metadata_location, snapshot_id, lake.settings.vectors_dir)
     else:
         metadata_location, snapshot_id = None, None
         snapshot = read_delta(str(table_location(lake.settings, table)), delta_version)

@@ -26,13 +26,15 @@ SECRETS = ".env"
 def require_own_stores(table: str, location: str, roots: Collection[str], settings: ServerSettings) -> None:
     """Refuse to sign for a table whose files are in stores that are not its own.
 
+    Deletion vectors that this server made are the table's, wherever that is: they are named by their content.
+
     Raises:
         Unserveable: names the store or the folder, and how the operator allows it.
     """
     own = place_of(location)
     also = (place_of(place, settings.azure_account) for place in settings.files_also_in.split())
     allowed = [_store_of(own), *also]
-    for root in sorted(roots):
+    for root in sorted(set(roots) - {str(settings.vectors_dir)}):
         place = place_of(root or (location if own.kind == LOCAL else "/"))
         on_our_disk = place.kind == LOCAL and own.kind != LOCAL
         if on_our_disk or not any(_holds(one, place) for one in allowed):

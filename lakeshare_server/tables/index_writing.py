@@ -20,7 +20,7 @@ from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, IndexHeader, index
 from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
 from lakeshare_server.tables.locations import elsewhere, roots_of
 from lakeshare_server.tables.physical_names import PhysicalNames
-from lakeshare_server.tables.scratch import remove_abandoned, scratch_file
+from lakeshare_server.tables.scratch import remove_abandoned, scratch_file, sync_folder
 from lakeshare_server.tables.snapshot import TableSnapshot
 
 BATCH_ROWS = 16_000
@@ -57,7 +57,7 @@ def write_index(snapshot: TableSnapshot, index_dir: Path) -> StoredIndex:
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
-    _sync_folder(index_dir)
+    sync_folder(index_dir)
     return StoredIndex(digest, path, header.rows, header.files, header.size_bytes)
 
 
@@ -135,11 +135,3 @@ class _Digesting(io.RawIOBase):
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

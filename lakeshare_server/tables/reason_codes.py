@@ -27,6 +27,22 @@ class ReasonCode(StrEnum):
         "Write with merge-on-read switched off (write.delete.mode, write.update.mode, write.merge.mode = "
         "copy-on-write) and run CALL system.rewrite_data_files with delete-file-threshold 1.",
     )
+    EQUALITY_DELETES = (
+        "EQUALITY_DELETES",
+        "Rows of live files are deleted by equality deletes: which ones is known only to who reads all rows.",
+        "Run CALL system.rewrite_data_files with delete-file-threshold 1, and publish the table again.",
+    )
+    DELETE_FORMAT = (
+        "DELETE_FORMAT",
+        "Position deletes are in Avro or ORC, which this server does not read.",
+        "Set write.delete.format.default to parquet and run CALL system.rewrite_position_delete_files with "
+        "rewrite-all true.",
+    )
+    LARGE_DELETES = (
+        "LARGE_DELETES",
+        "A deletion vector is too large for a line, and the server has no folder to put it in.",
+        "Run CALL system.rewrite_data_files with delete-file-threshold 1.",
+    )
     RENAMED_COLUMNS = (
         "RENAMED_COLUMNS",
         "Live files have columns under other names than the table, so they are found by id and not by name.",

@@ -1,5 +1,6 @@
 """Files while they are written: beside their place, under names that nobody looks for."""
 
+import os
 import time
 import uuid
 from contextlib import suppress
@@ -22,3 +23,12 @@ def remove_abandoned(folder: Path) -> None:
         with suppress(OSError):
             if time.time() - file.stat().st_mtime > ABANDONED_AFTER_S:
                 file.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of a folder's files as lasting as their bytes are."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

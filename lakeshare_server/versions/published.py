@@ -34,8 +34,9 @@ class PublishedVersions:
         cache: IndexCache,
         segments: SegmentCache,
         stores: Stores,
+        vectors_dir: Path | None = None,
     ) -> None:
-        self._ledger, self._table = ledger, table
+        self._ledger, self._table, self._vectors_dir = ledger, table, vectors_dir
         self._index_dir, self._cache, self._segments, self._stores = index_dir, cache, segments, stores
         self._seen: dict[int, Publication] = {}
         self._first: Publication | None = None
@@ -175,7 +176,7 @@ class PublishedVersions:
             return read_delta(publication.location, publication.delta_version, self._stores)
         if publication.metadata_location is None or publication.snapshot_id is None:
             raise Unserveable("It pins no snapshot.", "Publish the table again.")
-        return read_iceberg(publication.metadata_location, publication.snapshot_id)
+        return read_iceberg(publication.metadata_location, publication.snapshot_id, self._vectors_dir)
 
 
 def _lost(publication: Publication, why: str, found: object) -> TableFilesMissing:

@@ -19,7 +19,7 @@ class Versions:
     def __init__(self, catalog: Catalog, settings: ServerSettings, stores: Stores) -> None:
         self._ledger, self._followed = Ledger(catalog), FollowedTables(catalog)
         self._audited = Ledger(catalog, audited_only=True)
-        self._index_dir, self._stores = settings.index_dir, stores
+        self._index_dir, self._vectors_dir, self._stores = settings.index_dir, settings.vectors_dir, stores
         self._cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
         self._segments = segment_cache(self._cache.folder, settings.index_cache_bytes)
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
@@ -36,7 +36,13 @@ class Versions:
             return FollowedVersions(self._ledger, followed, self._log(followed), self._cache, self._segments)
         # What was found while the table was followed is not shown once it is followed no more.
         return PublishedVersions(
-            self._audited, table, self._index_dir, self._cache, self._segments, self._stores
+            self._audited,
+            table,
+            self._index_dir,
+            self._cache,
+            self._segments,
+            self._stores,
+            self._vectors_dir,
         )
 
     def _log(self, followed: FollowedTable) -> FollowedLog:

@@ -50,7 +50,7 @@ class Provider:
 
     def publish_iceberg(self, table: str, state: IcebergState) -> Publication:
         """Publish an Iceberg table at a snapshot."""
-        snapshot = read_iceberg(state.metadata_location, state.snapshot_id)
+        snapshot = read_iceberg(state.metadata_location, state.snapshot_id, self.settings.vectors_dir)
         return self.publish(table, snapshot, metadata_location=state.metadata_location)
 
     def follow(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.tables.delta.adds import from_actions, vector_id, vector_ids
-from lakeshare_server.tables.delta.vectors import ALPHABET, require_whole, vector_paths, z85_bytes
+from lakeshare_server.tables.delta.vectors import require_whole, vector_paths
+from lakeshare_server.tables.z85 import ALPHABET, z85_bytes, z85_text
 from tests.builders import deletion_vector
 
 ROOT = "s3://bucket/a table"
@@ -102,6 +103,7 @@ def test_a_descriptor_without_what_clients_need_is_refused(missing: str) -> None
 @given(st.binary(max_size=40).map(lambda content: content + bytes(-len(content) % 4)))
 def test_z85_is_what_others_make_of_it(content: bytes) -> None:
     """Against the tests' own encoder, and Python's base 85, which has the same digits in another order."""
+    assert z85_text(content) == deletion_vector.to_z85(content)
     assert z85_bytes(deletion_vector.to_z85(content)) == content
     other = base64.b85encode(content).decode().translate(str.maketrans(PYTHONS, ALPHABET))
     assert z85_bytes(other) == content

@@ -148,10 +148,10 @@ def test_a_column_with_empty_partition_texts_is_left_to_the_files(tmp_path: Path
     assert read(kept).partition_columns == ("s",)
 
 
-def test_row_level_deletes_are_refused_with_the_procedure(tmp_path: Path) -> None:
+def test_equality_deletes_are_refused_with_the_procedure(tmp_path: Path) -> None:
     table = an_iceberg_table(tmp_path)
     state = with_a_delete_manifest(table, tmp_path)
-    with pytest.raises(Unserveable, match=r"row-level deletes \(1 delete files\).*copy-on-write"):
+    with pytest.raises(Unserveable, match=r"1 files of equality deletes.*rewrite_data_files"):
         read_iceberg(state, table.state().snapshot_id)
 
 
@@ -183,10 +183,11 @@ def with_a_delete_manifest(table: IcebergTable, folder: Path) -> str:
         status=ManifestEntryStatus.ADDED,
         snapshot_id=snapshot.snapshot_id,
         data_file=DataFile.from_args(
-            content=DataFileContent.POSITION_DELETES,
+            content=DataFileContent.EQUALITY_DELETES,
             file_path=str(folder / "deletes.parquet"),
             file_format=FileFormat.PARQUET,
             partition=Record(15706),
+            equality_ids=[1],
             record_count=1,
             file_size_in_bytes=1,
         ),
@@ -196,7 +197,7 @@ def with_a_delete_manifest(table: IcebergTable, folder: Path) -> str:
         writer.add_entry(entry)
     listing = str(folder / "manifest-list.avro")
     with write_manifest_list(
-        2, iceberg.io.new_output(listing), snapshot.snapshot_id, None, 1, "null"
+        2, iceberg.io.new_output(listing), snapshot.snapshot_id, None, 2, "null"
     ) as manifests:
         manifests.add_manifests([*snapshot.manifests(iceberg.io), writer.to_manifest_file()])
     metadata = json.loads(Path(iceberg.metadata_location.removeprefix("file://")).read_text())

@@ -9,10 +9,8 @@ import pyarrow.compute as pc
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.tables.arrays import column_of
 from lakeshare_server.tables.locations import resolve_names
+from lakeshare_server.tables.z85 import z85_bytes
 
-# Z85 (ZeroMQ RFC 32), the base 85 that Delta writes UUIDs and inline vectors in.
-ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-DIGIT = {character: value for value, character in enumerate(ALPHABET)}
 UUID_CHARS = 20
 
 
@@ -59,20 +57,3 @@ def _name(root: str, storage: str | None, described: str | None) -> str | None:
     location = "/".join(part for part in (root.rstrip("/"), prefix, name) if part)
     # As for data files: whether a file is the table's own is told by its folded path.
     return posixpath.normpath(location) if location.startswith("/") else location
-
-
-def z85_bytes(text: str) -> bytes:
-    """The bytes of a Z85 text.
-
-    Raises:
-        KeyError, ValueError, OverflowError: it is none.
-    """
-    if len(text) % 5:
-        raise ValueError("Z85 comes in fives")
-    decoded = bytearray()
-    for start in range(0, len(text), 5):
-        number = 0
-        for character in text[start : start + 5]:
-            number = number * 85 + DIGIT[character]
-        decoded += number.to_bytes(4, "big")
-    return bytes(decoded)

@@ -30,17 +30,15 @@ def iceberg_head(
     root: str,
     partition_columns: tuple[str, ...],
     in_files: InFiles,
-    *,
-    has_vectors: bool = False,
 ) -> TableHead:
-    """The head of one state of a table; `has_vectors` says that row-level deletes go out as deletion vectors.
+    """The head of one state of a table, but for what its deleted rows add to it: see `vectors.with_vectors`.
 
     Raises:
         Unserveable: a column has a type or a name that recipients cannot be told of.
     """
     partition_columns = _told_partitions(schema, partition_columns, in_files)
     schema_string = delta_schema_string(schema, root, in_files)
-    found = tuple(_hindrances(schema_string, in_files, has_vectors=has_vectors))
+    found = tuple(_hindrances(schema_string, in_files))
     features = tuple(one.feature for one in found if one.feature is not None)
     configuration = dict(PROPERTIES[feature] for feature in features if feature in PROPERTIES)
     if in_files.renamed:
@@ -66,12 +64,10 @@ def _told_partitions(schema: "Schema", columns: tuple[str, ...], in_files: InFil
     return columns
 
 
-def _hindrances(schema_string: str, in_files: InFiles, *, has_vectors: bool) -> Iterator[Hindrance]:
+def _hindrances(schema_string: str, in_files: InFiles) -> Iterator[Hindrance]:
     if in_files.renamed:
         reason = f"is read by field ids: a file {in_files.renamed}"
         yield _hindrance("columnMapping", ReasonCode.RENAMED_COLUMNS, reason)
-    if has_vectors:
-        yield _hindrance("deletionVectors", ReasonCode.ROW_LEVEL_DELETES, "has row-level deletes")
     if in_files.widened:
         yield _hindrance(
             "typeWidening", ReasonCode.WIDENED_TYPES, "has columns of an older type in live files"

@@ -3,6 +3,8 @@
 What no client could read is refused with a reason and a fix, never approximated; see `head.py` for what some can.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -11,13 +13,15 @@ import pyarrow.compute as pc
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables.iceberg.bounds import bounded_type, maxima, minima, null_counts, told_maxima
 from lakeshare_server.tables.iceberg.data_files import DataFiles
+from lakeshare_server.tables.iceberg.delete_targets import Targets, targets_of
 from lakeshare_server.tables.iceberg.head import iceberg_head
-from lakeshare_server.tables.iceberg.manifests import LiveFiles, live_files
+from lakeshare_server.tables.iceberg.manifests import live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
 from lakeshare_server.tables.iceberg.names import columns_in_files
 from lakeshare_server.tables.iceberg.partitions import partition_columns, partition_values
 from lakeshare_server.tables.iceberg.schema import delta_schema_string
 from lakeshare_server.tables.iceberg.transforms import partition_ranges
+from lakeshare_server.tables.iceberg.vectors import vectors_of, with_vectors
 from lakeshare_server.tables.locations import local_path
 from lakeshare_server.tables.reason_codes import ReasonCode
 from lakeshare_server.tables.snapshot import TableSnapshot
@@ -27,14 +31,11 @@ if TYPE_CHECKING:
     from pyiceberg.table import StaticTable
     from pyiceberg.table.snapshots import Snapshot
 
-DELETE_FIX = (
-    "Write with merge-on-read switched off (write.delete.mode, write.update.mode, write.merge.mode = "
-    "copy-on-write) and run CALL system.rewrite_data_files with delete-file-threshold 1."
-)
 
-
-def read_iceberg(metadata_location: str, snapshot_id: int) -> TableSnapshot:
+def read_iceberg(metadata_location: str, snapshot_id: int, vectors_dir: Path | None = None) -> TableSnapshot:
     """The table of a metadata file, at one of its snapshots.
+
+    Deletion vectors that are too large for a line are written to `vectors_dir`; without it they are refused.
 
     Raises:
         Unserveable: the metadata cannot be read, or no client could read the table.
@@ -45,27 +46,20 @@ def read_iceberg(metadata_location: str, snapshot_id: int) -> TableSnapshot:
     # A type that nobody can be told of is refused before a file is looked at.
     delta_schema_string(schema, root)
     live = live_files(table.io, snapshot, root)
-    _require_no_deletes(live, root)
     files = live.data
+    # Nobody has to know of data files one by one where no row of them is deleted.
+    targets = targets_of(table, files) if live.deletes else Targets(())
+    vectors = vectors_of(table.io, targets, live.deletes, root, vectors_dir)
     _require_plain_parquet(files, root)
     in_files = columns_in_files(table, schema, files.column("path").to_pylist(), root)
     partitioned_by = partition_columns(table, schema, files)
     return TableSnapshot(
         format="iceberg",
         location=root,
-        head=iceberg_head(table, schema, root, partitioned_by, in_files),
+        head=with_vectors(iceberg_head(table, schema, root, partitioned_by, in_files), vectors),
         snapshot_id=snapshot_id,
-        files=_files(table, schema, snapshot, files, partitioned_by),
+        files=_files(table, schema, snapshot, files, partitioned_by, vectors),
     )
-
-
-def _require_no_deletes(live: LiveFiles, root: str) -> None:
-    if live.deletes:
-        raise Unserveable(
-            f"{root} has row-level deletes ({len(live.deletes)} delete files), which the parquet response format "
-            "cannot carry.",
-            DELETE_FIX,
-        )
 
 
 def _require_plain_parquet(files: DataFiles, root: str) -> None:
@@ -91,6 +85,7 @@ def _files(
     snapshot: "Snapshot",
     files: DataFiles,
     partitioned_by: tuple[str, ...],
+    vectors: Mapping[str, pa.Array],
 ) -> pa.Table:
     names = files.column("path")
     ranges = partition_ranges(table, schema, files, bounded_type)
@@ -107,6 +102,7 @@ def _files(
             "max": known_maxima,
             "told_max": told_maxima(known_maxima, schema.fields, files),
             "null_count": null_counts(schema.fields, files, ranges),
+            **vectors,
         }
     )
 
