@@ -93,9 +93,9 @@ def create_app(settings: ServerSettings) -> FastAPI:
     prefix = settings.endpoint.rstrip("/")
     for routes in (listings, tables, windows, async_queries, credentials, files):
         app.include_router(routes.router, prefix=prefix)
-    # Polls are most of the requests: first in line, and without the framework's dependencies. So is the other catalog,
-    # whose paths a prefix of ours cannot take: none of them begins like it.
+    # Polls are most of the requests: first in line, and without the framework's dependencies.
     app.router.routes[:0] = [*tables.polls(prefix), *iceberg_catalog.routes()]
+    app.router.routes.append(iceberg_catalog.other_calls())
     return app
 
 
