@@ -76,7 +76,7 @@ def _respond(
     note: Note | None = getattr(request.state, "note", None)
     if note is not None:
         note.error_code = code
-    if request.url.path.startswith(f"{ICEBERG_PATH}/"):
+    if request.url.path.startswith(f"{ICEBERG_PATH}/v1/"):
         kind = ICEBERG_MISSING.get(missing or "") or ICEBERG_KINDS.get(status, "InternalServerException")
         return iceberg_error(status, kind, message, headers)
     return error_response(status, code, message, headers)

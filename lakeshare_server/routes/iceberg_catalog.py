@@ -50,12 +50,14 @@ class Endpoint:
 
 
 def routes() -> list[Route]:
-    """All calls, and the answer to those that a read-only catalog does not have."""
-    return [
-        *(endpoint.route() for endpoint in ENDPOINTS),
-        Route(f"{ICEBERG_PATH}/v1/config", iceberg_config, methods=["GET"]),
-        Route(f"{ICEBERG_PATH}/{{rest:path}}", not_offered, methods=list(EVERY_METHOD)),
-    ]
+    """All calls."""
+    config = Route(f"{ICEBERG_PATH}/v1/config", iceberg_config, methods=["GET"])
+    return [*(endpoint.route() for endpoint in ENDPOINTS), config]
+
+
+def other_calls() -> Route:
+    """What a read-only catalog does not have; after all other routes, whose prefix may be like this one."""
+    return Route(f"{ICEBERG_PATH}/v1/{{rest:path}}", not_offered, methods=list(EVERY_METHOD))
 
 
 async def iceberg_config(request: Request) -> Response:
@@ -160,15 +162,15 @@ def _listings(by: Asked) -> Listings:
     return Listings(by.parts.catalog, by.reader.id)
 
 
+# Tables first, they are asked for most; HEAD before GET, since a route for GET takes HEAD, too.
 ENDPOINTS = (
+    Endpoint("HEAD", TABLE, iceberg_tables.table_exists),
+    Endpoint("GET", TABLE, iceberg_tables.load_table),
+    Endpoint("POST", f"{TABLE}/sign", iceberg_tables.sign_request),
+    Endpoint("POST", f"{TABLE}/metrics", iceberg_tables.report_metrics),
+    Endpoint("GET", f"{TABLE}/credentials", iceberg_tables.load_credentials),
     Endpoint("GET", "/namespaces", list_namespaces),
-    # HEAD before GET: a route for GET takes HEAD, too.
     Endpoint("HEAD", NAMESPACE, namespace_exists),
     Endpoint("GET", NAMESPACE, load_namespace),
     Endpoint("GET", f"{NAMESPACE}/tables", list_iceberg_tables),
-    Endpoint("HEAD", TABLE, iceberg_tables.table_exists),
-    Endpoint("GET", TABLE, iceberg_tables.load_table),
-    Endpoint("GET", f"{TABLE}/credentials", iceberg_tables.load_credentials),
-    Endpoint("POST", f"{TABLE}/sign", iceberg_tables.sign_request),
-    Endpoint("POST", f"{TABLE}/metrics", iceberg_tables.report_metrics),
 )

@@ -5,9 +5,9 @@ Presigned URLs will not do: clients send headers of their own, and S3 refuses th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
-from lakeshare_server.errors import Denied
+from lakeshare_server.errors import Denied, shown
 from lakeshare_server.stores.s3 import AwsKeys, Bucket
 
 METHODS = ("GET", "HEAD")
@@ -33,16 +33,18 @@ def read_key(bucket: Bucket, method: str, uri: str) -> str:
     Raises:
         Denied: it does anything else.
     """
-    parts = urlsplit(uri)
-    if method not in METHODS or parts.query not in CALLS or parts.fragment:
-        raise Denied(f"Only plain reads of a table's files are signed, this is none: {method}.")
-    path, _, _ = uri.partition("?")
+    address, _, query = uri.partition("?")
+    if method not in METHODS or query not in CALLS:
+        raise Denied(f"Only plain reads of a table's files are signed, this is none: {shown(method)}.")
     before = f"{bucket.url}/"
-    if not path.startswith(before):
+    if not address.startswith(before):
         raise Denied(
             f"Requests are signed for {before}… only. Take endpoint and addressing from the table's config."
         )
-    return unquote(path.removeprefix(before), errors="strict")
+    try:
+        return unquote(address.removeprefix(before), errors="strict")
+    except UnicodeDecodeError:
+        raise Denied("The key in the URL is not UTF-8; no file of a table has such a name.") from None
 
 
 def signed_request(bucket: Bucket, keys: AwsKeys, method: str, key: str, headers: Headers) -> SignedRequest:

@@ -19,8 +19,6 @@ from sqlalchemy import select
 from lakeshare_server.catalog import Recipients
 from lakeshare_server.catalog.hand_shares import allow_directory_access
 from lakeshare_server.catalog.models import AuditRow
-from lakeshare_server.signing.signed_request import read_key
-from lakeshare_server.stores.s3 import Bucket
 from tests.builders.iceberg_door import SECRET_BRANCH, TABLE, door, leave_secrets, rest_catalog, state_of
 from tests.builders.lake_tables import IcebergTable, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server
@@ -205,12 +203,6 @@ def test_a_signature_is_for_the_one_file_only(provider: Provider, made: IcebergT
             assert client.post(f"{TABLE}/sign", json=asked).status_code == 403
         for body in ({}, {"method": "GET"}, {"method": "GET", "uri": uris[0], "headers": {"a": "b"}}):
             assert client.post(f"{TABLE}/sign", json=body).status_code == 400
-
-
-def test_keys_are_read_from_both_ways_to_address_a_bucket() -> None:
-    for by_path, uri in ((True, "https://s3.host/lake/t/a%20b"), (False, "https://lake.s3.host/t/a%20b")):
-        bucket = Bucket("lake", REGION, "https://s3.host", by_path)
-        assert read_key(bucket, "GET", uri) == "t/a b"
 
 
 def test_a_revoked_recipient_has_nothing_signed(provider: Provider, made: IcebergTable) -> None:

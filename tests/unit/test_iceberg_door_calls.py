@@ -166,3 +166,16 @@ def test_every_request_is_in_the_audit_log(provider: Provider, tmp_path: Path) -
         ("sign_request", "bob", "flights.lake.flights", 403, 0),
         ("not_offered", "bob", f"/iceberg{TABLE}", 406, None),
     ]
+
+
+@pytest.mark.parametrize("prefix", ["/", "/iceberg", "/iceberg/v1"])
+def test_the_other_protocol_may_have_a_prefix_like_this_one(tmp_path: Path, prefix: str) -> None:
+    provider = a_provider(tmp_path, endpoint=prefix)
+    provider.publish_iceberg("lake.flights", an_iceberg_table(tmp_path / "warehouse").state())
+    provider.share("lake.flights")
+    with a_server(provider) as server:
+        token = provider.recipient()
+        with door(server, token) as iceberg, server.client(token) as delta:
+            assert iceberg.get(TABLE).status_code == 200
+            assert delta.get("shares").json()["items"][0]["name"] == "flights"
+            assert delta.post("shares/flights/schemas/lake/tables/flights/query", json={}).status_code == 200
