@@ -14,6 +14,10 @@ from lakeshare_server.tables.iceberg.avro import AvroBlocks, AvroError, read_byt
 
 # Takes a block, a place in it and a row; keeps what is there in the row's columns; returns the place behind it.
 Step: TypeAlias = Callable[[bytes, int, int], int]
+# Of a record: whether it is a union of null and what the step reads. Nearly all are, so that is asked in one place.
+Member: TypeAlias = tuple[bool, Step]
+# How Avro numbers the second type of a union.
+SAID = 2
 
 LONGS = {
     0: "status",
@@ -131,14 +135,16 @@ class Entries:
     def _record(self, schema: Mapping[str, Any], spec_id: int) -> Step:
         return _in_turn([self._field(field, spec_id) for field in schema["fields"]])
 
-    def _field(self, field: Mapping[str, Any], spec_id: int) -> Step:
+    def _field(self, field: Mapping[str, Any], spec_id: int) -> Member:
         field_id, kind = field.get("field-id", NAMED.get(field["name"])), field["type"]
         if field_id == 2:
-            return self._record(kind, spec_id)
+            return False, self._record(kind, spec_id)
         if field_id == PARTITION:
-            return _in_turn([self._partition(member, spec_id) for member in kind["fields"]])
+            return False, _in_turn([self._partition(member, spec_id) for member in kind["fields"]])
         step = self._kept(field_id)
-        return _of_union(kind, skip(_without_null(kind)) if step is None else step)
+        if step is None:
+            return _is_nullable(kind), skip(kind[1] if _is_nullable(kind) else kind)
+        return _member(kind, step)
 
     def _kept(self, field_id: int) -> Step | None:
         if field_id in LONGS:
@@ -153,11 +159,11 @@ class Entries:
             return _bounds(self.lower if BOUNDS[field_id] == "lower" else self.upper)
         return None
 
-    def _partition(self, field: Mapping[str, Any], spec_id: int) -> Step:
+    def _partition(self, field: Mapping[str, Any], spec_id: int) -> Member:
         key, kind = (spec_id, field["field-id"]), field["type"]
         [said] = [one for one in kind if one != "null"] if isinstance(kind, list) else [kind]
         self.partition_kinds[key] = _name(said)
-        return _of_union(kind, _value(_name(said), said, self.partition[key]))
+        return _member(kind, _value(_name(said), said, self.partition[key]))
 
 
 def longs(packed: bytes) -> list[int]:
@@ -172,7 +178,7 @@ def skip(kind: Any) -> Step:
         return lambda block, pos, row: branches[block[pos] >> 1](block, pos + 1, row)
     name = _name(kind)
     if name in ("record", "error"):
-        return _in_turn([skip(field["type"]) for field in kind["fields"]])
+        return _in_turn([(False, skip(field["type"])) for field in kind["fields"]])
     if name in ("array", "map"):
         return _skip_items(kind)
     if name in _WIDTHS or name == "fixed":
@@ -204,37 +210,36 @@ def _name(kind: Any) -> str:
     return name
 
 
-def _in_turn(steps: Sequence[Step]) -> Step:
+def _in_turn(members: Sequence[Member]) -> Step:
     def all_of(block: bytes, pos: int, row: int) -> int:
-        for step in steps:
+        for is_nullable, step in members:
+            if is_nullable:
+                branch = block[pos]
+                pos += 1
+                if not branch:
+                    continue
+                if branch != SAID:
+                    raise IndexError
             pos = step(block, pos, row)
         return pos
 
     return all_of
 
 
-def _without_null(kind: Any) -> Any:
-    """What a nullable type is when it is not null; other unions stay what they are."""
-    return kind[1] if isinstance(kind, list) and kind[0] == "null" and len(kind) == 2 else kind
+def _is_nullable(kind: Any) -> bool:
+    return isinstance(kind, list) and len(kind) == 2 and kind[0] == "null"
 
 
 def _nothing(_block: bytes, pos: int, _row: int) -> int:
     return pos
 
 
-def _null(block: bytes, pos: int) -> int:
-    if block[pos]:
-        raise IndexError
-    return pos + 1
-
-
-def _of_union(kind: Any, step: Step) -> Step:
-    if not isinstance(kind, list):
-        return step
-    if kind[0] == "null" and len(kind) == 2:
-        return lambda block, pos, row: step(block, pos + 1, row) if block[pos] == 2 else _null(block, pos)
+def _member(kind: Any, step: Step) -> Member:
+    """A record's member, of which the step knows the type without null."""
+    if _is_nullable(kind) or not isinstance(kind, list):
+        return _is_nullable(kind), step
     branches = [_nothing if one == "null" else step for one in kind]
-    return lambda block, pos, row: branches[block[pos] >> 1](block, pos + 1, row)
+    return False, lambda block, pos, row: branches[block[pos] >> 1](block, pos + 1, row)
 
 
 def _long(column: list[Any]) -> Step:
@@ -341,7 +346,7 @@ def _skip_items(kind: Mapping[str, Any]) -> Step:
         numbers = _numbers_in(kind["items"])
         item = skip(kind["items"])
     else:
-        numbers, item = 0, _in_turn([skip("string"), skip(kind["values"])])
+        numbers, item = 0, _in_turn([(False, skip("string")), (False, skip(kind["values"]))])
 
     def step(block: bytes, pos: int, row: int) -> int:
         count = block[pos]
