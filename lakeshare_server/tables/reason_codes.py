@@ -27,6 +27,17 @@ class ReasonCode(StrEnum):
         "Write with merge-on-read switched off (write.delete.mode, write.update.mode, write.merge.mode = "
         "copy-on-write) and run CALL system.rewrite_data_files with delete-file-threshold 1.",
     )
+    EQUALITY_DELETES = (
+        "EQUALITY_DELETES",
+        "Rows are deleted by the values in them: which ones is known only to who reads all rows.",
+        "Run CALL system.rewrite_data_files with delete-file-threshold 1, and publish the table again.",
+    )
+    DELETE_FORMAT = (
+        "DELETE_FORMAT",
+        "Position deletes are in files that are not Parquet.",
+        "Set write.delete.format.default to parquet and run CALL system.rewrite_position_delete_files with "
+        "rewrite-all true.",
+    )
     RENAMED_COLUMNS = (
         "RENAMED_COLUMNS",
         "Live files have columns under other names than the table, so they are found by id and not by name.",

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import StaticTable
     from pyiceberg.table.snapshots import Snapshot
 
-DELETE_FIX = (
-    "Write with merge-on-read switched off (write.delete.mode, write.update.mode, write.merge.mode = "
-    "copy-on-write) and run CALL system.rewrite_data_files with delete-file-threshold 1."
-)
-
 
 def read_iceberg(metadata_location: str, snapshot_id: int) -> TableSnapshot:
     """The table of a metadata file, at one of its snapshots.
@@ -61,9 +56,9 @@ def read_iceberg(metadata_location: str, snapshot_id: int) -> TableSnapshot:
 def _require_no_deletes(live: LiveFiles, root: str) -> None:
     if live.deletes:
         raise Unserveable(
-            f"{root} has row-level deletes ({len(live.deletes)} delete files), which the parquet response format "
-            "cannot carry.",
-            DELETE_FIX,
+            f"{root} has row-level deletes ({len(live.deletes)} delete files).",
+            ReasonCode.ROW_LEVEL_DELETES.fix,
+            ReasonCode.ROW_LEVEL_DELETES,
         )
 
 
