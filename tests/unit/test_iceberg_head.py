@@ -11,6 +11,8 @@ import pytest
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, open_index, read_iceberg, write_index
+from lakeshare_server.tables.iceberg.head import iceberg_head
+from lakeshare_server.tables.iceberg.names import columns_in_files
 from tests.builders.lake_tables import IcebergState, IcebergTable, an_iceberg_table, some_rows
 
 
@@ -314,3 +316,17 @@ def test_a_name_mapping_is_for_files_without_ids_only(tmp_path: Path) -> None:
         change.set_properties({"schema.name-mapping.default": json.dumps(mapping)})
     [hindrance] = read(table).head.hindrances
     assert hindrance.reason.endswith("has an older, dropped column under the name s")
+
+
+def test_row_level_deletes_add_deletion_vectors_to_what_else_is_needed(tmp_path: Path) -> None:
+    table = an_iceberg_table(tmp_path)
+    rename(table, "carrier", "airline")
+    schema = table.table.schema()
+    paths = [task.file.file_path for task in table.table.scan().plan_files()]
+    in_files = columns_in_files(table.table, schema, paths, "t")
+    head = iceberg_head(table.table, schema, "t", (), in_files, has_vectors=True)
+    assert (
+        head.protocol.reader_features == head.protocol.writer_features == ("columnMapping", "deletionVectors")
+    )
+    assert head.configuration["delta.enableDeletionVectors"] == "true"
+    assert [one.code for one in head.hindrances] == ["RENAMED_COLUMNS", "ROW_LEVEL_DELETES"]
