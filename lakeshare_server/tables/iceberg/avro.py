@@ -1,7 +1,7 @@
 """Avro container files, in which Iceberg keeps manifests: header, codecs, blocks. entries.py knows what is in them.
 
 Decoding is ours: for the same manifests fastavro took twice as long, because it makes objects of every entry and of
-every bound, and pyiceberg's own reader at least half as long again (docs/adr/0011).
+every bound, and pyiceberg's own reader at least half as long again (docs/adr/0014).
 """
 
 import json
