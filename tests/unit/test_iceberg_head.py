@@ -8,11 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyroaring import BitMap64
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, open_index, read_iceberg, write_index
+from lakeshare_server.tables.deletion_vectors import vector_columns, vector_of
 from lakeshare_server.tables.iceberg.head import iceberg_head
 from lakeshare_server.tables.iceberg.names import columns_in_files
+from lakeshare_server.tables.iceberg.vectors import with_vectors
 from tests.builders.lake_tables import IcebergState, IcebergTable, an_iceberg_table, some_rows
 
 
@@ -324,7 +327,8 @@ def test_row_level_deletes_add_deletion_vectors_to_what_else_is_needed(tmp_path:
     schema = table.table.schema()
     paths = [task.file.file_path for task in table.table.scan().plan_files()]
     in_files = columns_in_files(table.table, schema, paths, "t")
-    head = iceberg_head(table.table, schema, "t", (), in_files, has_vectors=True)
+    vectors = vector_columns({0: vector_of(BitMap64([1]))}, len(paths), None)
+    head = with_vectors(iceberg_head(table.table, schema, "t", (), in_files), vectors)
     assert (
         head.protocol.reader_features == head.protocol.writer_features == ("columnMapping", "deletionVectors")
     )

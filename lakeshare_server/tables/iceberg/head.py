@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 PROPERTIES = {
     "columnMapping": ("delta.columnMapping.mode", "id"),
     "typeWidening": ("delta.enableTypeWidening", "true"),
-    "deletionVectors": ("delta.enableDeletionVectors", "true"),
 }
 
 

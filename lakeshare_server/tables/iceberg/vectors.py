@@ -52,7 +52,12 @@ def with_vectors(head: TableHead, vectors: Mapping[str, pa.Array]) -> TableHead:
         f"Run {COMPACTION}; or write copy-on-write.",
         ReasonCode.ROW_LEVEL_DELETES,
     )
-    return replace(head, protocol=_with_feature(head.protocol), hindrances=(*head.hindrances, hindrance))
+    return replace(
+        head,
+        protocol=_with_feature(head.protocol),
+        configuration={**head.configuration, "delta.enableDeletionVectors": "true"},
+        hindrances=(*head.hindrances, hindrance),
+    )
 
 
 def _with_feature(protocol: TableProtocol) -> TableProtocol:
