@@ -53,13 +53,40 @@ def create_app(settings: ServerSettings) -> FastAPI:
         BadRequest: the signing key that is given is too short, or the catalog's URL is none.
         Unavailable: the catalog or the signing key cannot be used.
     """
+    parts = _parts(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # A thread that makes lines gives way to the event loop sooner than the five milliseconds of the default.
+        sys.setswitchinterval(SWITCH_S)
+        parts.async_worker.start()
+        yield
+        parts.async_worker.stop()
+        parts.audit.close()
+        parts.catalog.close()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app.state.parts = parts
+    app.add_middleware(AuditMiddleware, audit=parts.audit)
+    add_error_responses(app)
+    app.include_router(health.router)
+    prefix = settings.endpoint.rstrip("/")
+    for routes in (listings, tables, windows, async_queries, credentials, files):
+        app.include_router(routes.router, prefix=prefix)
+    # The other catalog's paths none of ours can take: no prefix begins like them.
+    app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
+    app.router.routes.append(iceberg_catalog.other_calls())
+    return app
+
+
+def _parts(settings: ServerSettings) -> Parts:
     catalog = open_catalog(settings.catalog_url)
     key = load_key(settings)
     stores = Stores(settings)
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
     views = Views(catalog, Versions(catalog, settings, stores))
     queries = AsyncQueries(catalog)
-    parts = Parts(
+    return Parts(
         settings=settings,
         catalog=catalog,
         readers=Readers(catalog),
@@ -74,29 +101,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
         signable_files=SignableFiles(stores),
         audit=AuditLog(catalog),
     )
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        # A thread that makes lines gives way to the event loop sooner than the five milliseconds of the default.
-        sys.setswitchinterval(SWITCH_S)
-        parts.async_worker.start()
-        yield
-        parts.async_worker.stop()
-        parts.audit.close()
-        catalog.close()
-
-    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    app.state.parts = parts
-    app.add_middleware(AuditMiddleware, audit=parts.audit)
-    add_error_responses(app)
-    app.include_router(health.router)
-    prefix = settings.endpoint.rstrip("/")
-    for routes in (listings, tables, windows, async_queries, credentials, files):
-        app.include_router(routes.router, prefix=prefix)
-    # The other catalog's paths none of ours can take: no prefix begins like them.
-    app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
-    app.router.routes.append(iceberg_catalog.other_calls())
-    return app
 
 
 def app_from_environment() -> FastAPI:

@@ -116,7 +116,7 @@ class IcebergTables:
         return found
 
     def _specs(self, snapshot: Fields) -> set[int]:
-        return {manifest.partition_spec_id for manifest in manifests_of(snapshot, self._stores)}
+        return {manifest.spec_id for manifest in manifests_of(snapshot, self._stores)}
 
 
 def is_iceberg_table(view: TableView) -> bool:

@@ -9,10 +9,17 @@ from typing import Any
 import httpx
 
 from tests.builders.log_files import WrittenLog, add
-from tests.builders.sharing import FLIGHTS, Provider, a_server, files
+from tests.builders.sharing import FLIGHTS, Provider, a_provider, a_server, files
 
 NAME = "lake.flights"
 BEGIN_MS = 1_700_000_000_000
+
+
+def a_sharing_provider(folder: Path) -> Provider:
+    """One who shares the table, which nobody follows yet."""
+    provider = a_provider(folder)
+    provider.share(NAME)
+    return provider
 
 
 @contextmanager

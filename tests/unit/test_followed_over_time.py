@@ -19,6 +19,7 @@ from tests.builders.followed_logs import (
     BEGIN_MS,
     NAME,
     a_client,
+    a_sharing_provider,
     count_of,
     dated,
     refused,
@@ -29,14 +30,12 @@ from tests.builders.followed_logs import (
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.log_files import PROTOCOL, WrittenLog, add, metadata, remove
 from tests.builders.publications import a_publication
-from tests.builders.sharing import FLIGHTS, Provider, a_provider, files, lines
+from tests.builders.sharing import FLIGHTS, Provider, files, lines
 
 
 @pytest.fixture
 def provider(tmp_path: Path) -> Provider:
-    provider = a_provider(tmp_path)
-    provider.share(NAME)
-    return provider
+    return a_sharing_provider(tmp_path)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from tests.builders.followed_logs import (
     BEGIN_MS,
     NAME,
     a_client,
+    a_sharing_provider,
     count_of,
     dated,
     refused,
@@ -16,14 +17,12 @@ from tests.builders.followed_logs import (
     started,
 )
 from tests.builders.log_files import PROTOCOL, WrittenLog, add, metadata
-from tests.builders.sharing import FLIGHTS, Provider, a_provider
+from tests.builders.sharing import FLIGHTS, Provider
 
 
 @pytest.fixture
 def provider(tmp_path: Path) -> Provider:
-    provider = a_provider(tmp_path)
-    provider.share(NAME)
-    return provider
+    return a_sharing_provider(tmp_path)
 
 
 @pytest.fixture

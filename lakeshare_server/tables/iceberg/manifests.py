@@ -79,7 +79,7 @@ class LiveFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Manifest:
+class Manifest:
     """What the manifest list says of a manifest; `files` is None where an old writer did not count."""
 
     path: str
@@ -100,7 +100,7 @@ def live_files(io: "FileIO", snapshot: "Snapshot", root: str) -> LiveFiles:
     """
     name = snapshot.manifest_list
     try:
-        manifests = _listed(read_container(_content(io, name)))
+        manifests = listed_manifests(_content(io, name))
         reading = _Reading()
         with ThreadPoolExecutor(READERS) as pool:
             for manifest, blocks in _in_order(pool, io, manifests):
@@ -117,6 +117,17 @@ def live_files(io: "FileIO", snapshot: "Snapshot", root: str) -> LiveFiles:
         ) from error
 
 
+def delete_files(manifest: Manifest, content: bytes) -> list[DeleteFile]:
+    """The live files of a manifest of deletes.
+
+    Raises:
+        ValueError: it is not whole.
+    """
+    reading = _Reading()
+    reading.add(manifest, read_container(content))
+    return reading.deletes
+
+
 class _Reading:
     """Takes manifests one after the other."""
 
@@ -126,7 +137,7 @@ class _Reading:
         # Of delete files other things are kept, and there are few: they become objects.
         self._delete_entries = Entries()
 
-    def add(self, manifest: _Manifest, blocks: AvroBlocks) -> None:
+    def add(self, manifest: Manifest, blocks: AvroBlocks) -> None:
         entries = self._delete_entries if manifest.has_deletes else self._entries
         first = entries.rows
         entries.read(blocks, manifest.spec_id)
@@ -148,12 +159,16 @@ class _Reading:
             self._entries.empty()
 
 
-def _listed(blocks: AvroBlocks) -> list[_Manifest]:
-    """The manifests of a manifest list; in v1 it has neither deletes nor sequence numbers, and need not have counts."""
+def listed_manifests(content: bytes) -> list[Manifest]:
+    """The manifests of a manifest list; in v1 it has neither deletes nor sequence numbers, and need not have counts.
+
+    Raises:
+        ValueError: it is not whole.
+    """
     listed = Entries()
-    listed.read(blocks, 0)
+    listed.read(read_container(content), 0)
     return [
-        _Manifest(
+        Manifest(
             path=row["path"].decode(),
             size_bytes=row["length"],
             spec_id=row["spec_id"] or 0,
@@ -173,9 +188,9 @@ def _rows(entries: Entries, names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, io: "FileIO", manifests: list[_Manifest]
-) -> Iterator[tuple[_Manifest, Future[AvroBlocks]]]:
-    ahead: deque[tuple[_Manifest, Future[AvroBlocks]]] = deque()
+    pool: ThreadPoolExecutor, io: "FileIO", manifests: list[Manifest]
+) -> Iterator[tuple[Manifest, Future[AvroBlocks]]]:
+    ahead: deque[tuple[Manifest, Future[AvroBlocks]]] = deque()
     for manifest in manifests:
         ahead.append((manifest, pool.submit(_fetched, io, manifest)))
         if len(ahead) > AHEAD:
@@ -183,7 +198,7 @@ def _in_order(
     yield from ahead
 
 
-def _fetched(io: "FileIO", manifest: _Manifest) -> AvroBlocks:
+def _fetched(io: "FileIO", manifest: Manifest) -> AvroBlocks:
     content = _content(io, manifest.path)
     # Where files were not counted, a manifest cut off between two blocks is noticed by its length only.
     if manifest.files is None and len(content) < manifest.size_bytes:
@@ -196,14 +211,14 @@ def _content(io: "FileIO", location: str) -> bytes:
         return stream.read()
 
 
-def _require_all_files(entries: Entries, first: int, manifest: _Manifest) -> None:
+def _require_all_files(entries: Entries, first: int, manifest: Manifest) -> None:
     statuses = entries.columns["status"][first:]
     files = len(statuses) - statuses.count(DELETED)
     if manifest.files is not None and files != manifest.files:
         raise AvroError(f"it has {files} files, its manifest list says {manifest.files}")
 
 
-def _inherit(entries: Entries, first: int, manifest: _Manifest) -> None:
+def _inherit(entries: Entries, first: int, manifest: Manifest) -> None:
     """What entries leave to their manifest (Iceberg spec, "Sequence Number Inheritance" and "Row Lineage")."""
     columns, count = entries.columns, entries.rows - first
     columns["spec_id"][first:] = [manifest.spec_id] * count

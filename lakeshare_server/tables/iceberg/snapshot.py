@@ -1,4 +1,4 @@
-"""Reading an Iceberg table at one snapshot: metadata and manifests through pyiceberg.
+"""Reading an Iceberg table at one snapshot: its metadata through pyiceberg, its manifests by our own reader.
 
 What no client could read is refused with a reason and a fix, never approximated; see `head.py` for what some can.
 """
