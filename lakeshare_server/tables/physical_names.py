@@ -25,8 +25,8 @@ class PhysicalNames:
         self.partition_columns = tuple(physical.get(column, column) for column in head.partition_columns)
 
     def of(self, files: pa.Table) -> pa.Table:
-        """The files with their structs renamed; texts of a log are under these names as they are."""
-        if not self._leaves:
+        """The files with their structs renamed; texts of a log, which lines are made of then, have these names."""
+        if not self._leaves or "stats" in files.column_names:
             return files
         for name in STRUCTS:
             place = files.schema.get_field_index(name)
