@@ -43,29 +43,30 @@ COMPACT_DELETES = (
 def insert(first: int, rows: int) -> str:
     """Rows over three days, in two files for each partition."""
     return (
-        "INSERT INTO deletes.{t} SELECT /*+ REPARTITION(2) */ id, "
+        "INSERT INTO {t} SELECT /*+ REPARTITION(2) */ id, "
         "date_add(DATE'2024-01-01', CAST(id % 3 AS INT)), concat('n', id) "
         f"FROM range({first}, {first + rows})"
     )
 
 
 def delete(where: str) -> str:
-    return f"DELETE FROM deletes.{{t}} WHERE {where}"
+    return f"DELETE FROM {{t}} WHERE {where}"
 
 
 DELETE = delete("id % 7 = 3")
-UPDATE = "UPDATE deletes.{t} SET name = 'changed' WHERE id % 11 = 5"
+UPDATE = "UPDATE {t} SET name = 'changed' WHERE id % 11 = 5"
 MERGE = (
-    "MERGE INTO deletes.{t} t USING (SELECT id FROM range(50, 450, 50)) s ON t.id = s.id "
+    "MERGE INTO {t} t USING (SELECT id FROM range(50, 450, 50)) s ON t.id = s.id "
     "WHEN MATCHED AND t.id % 100 = 0 THEN DELETE WHEN MATCHED THEN UPDATE SET name = 'merged' "
     "WHEN NOT MATCHED THEN INSERT (id, day, name) VALUES (s.id, DATE'2024-01-09', 'new')"
 )
-BY_DAY = "ALTER TABLE deletes.{t} ADD PARTITION FIELD day"
-BY_BUCKET = "ALTER TABLE deletes.{t} ADD PARTITION FIELD bucket(2, id)"
-BY_FILE = "ALTER TABLE deletes.{t} SET TBLPROPERTIES ('write.delete.granularity' = 'file')"
-UPGRADE = "ALTER TABLE deletes.{t} SET TBLPROPERTIES ('format-version' = '3')"
+BY_DAY = "ALTER TABLE {t} ADD PARTITION FIELD day"
+BY_BUCKET = "ALTER TABLE {t} ADD PARTITION FIELD bucket(2, id)"
+BY_FILE = "ALTER TABLE {t} SET TBLPROPERTIES ('write.delete.granularity' = 'file')"
+UPGRADE = "ALTER TABLE {t} SET TBLPROPERTIES ('format-version' = '3')"
 
-# What is done to a table of 300 rows, of either version; {t} is its name.
+# What is done to a table of 300 rows, of either version. {t} is its whole name with the catalog, since its namespace is
+# called as another catalog of the session is.
 STORIES = {
     "deleted": [DELETE],
     "updated": [UPDATE],
@@ -134,7 +135,7 @@ def tables(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Wr
     stories = {f"v{version}_{name}": story for version in (2, 3) for name, story in STORIES.items()}
     stories |= {f"v2_{name}": story for name, story in OF_V2.items()} | dict.fromkeys(WITHOUT, COMPACTED)
     written = {name: write(lake, name, [insert(0, 300), *story]) for name, story in stories.items()}
-    rows = "INSERT INTO deletes.{t} SELECT /*+ COALESCE(1) */ id, DATE'2024-01-01', 'n' FROM range(600000)"
+    rows = "INSERT INTO {t} SELECT /*+ COALESCE(1) */ id, DATE'2024-01-01', 'n' FROM range(600000)"
     return written | {name: write(lake, name, [rows, delete("hash(id) % 2 = 0")]) for name in LARGE}
 
 
@@ -151,7 +152,7 @@ def write(lake: Lake, name: str, story: list[str]) -> Written:
 
 def tell(lake: Lake, name: str, *story: str) -> None:
     for statement in story:
-        lake.spark.sql(statement.format(t=f"lake.{name}"))
+        lake.spark.sql(statement.format(t=f"deletes.lake.{name}"))
 
 
 def as_it_is(lake: Lake, name: str) -> Written:
@@ -257,7 +258,7 @@ def test_equality_deletes_are_refused_until_the_procedure_ran(lake: Lake, tables
 
 def test_deletes_in_avro_are_refused_until_the_procedure_ran(lake: Lake, tables: dict[str, Written]) -> None:
     avro, parquet = (
-        f"ALTER TABLE deletes.{{t}} SET TBLPROPERTIES ('write.delete.format.default' = '{kind}')"
+        f"ALTER TABLE {{t}} SET TBLPROPERTIES ('write.delete.format.default' = '{kind}')"
         for kind in ("avro", "parquet")
     )
     state = write(lake, "v2_avro", [insert(0, 300), avro, DELETE]).state
