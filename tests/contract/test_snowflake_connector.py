@@ -197,7 +197,7 @@ def test_a_table_that_was_there_before_and_shows_something_else_is_told(
     ("code", "state", "said", "remedy"),
     [
         ("003001", "42501", "SQL access control error:\nInsufficient privileges to operate on schema 'SALES'", "Grant"),
-        ("002003", "02000", "Integration 'LAKE_FILES' does not exist or not\nauthorized.", "ddl TABLE --with-integrations"),
+        ("002003", "02000", "Integration 'LAKE_FILES' does not exist or not\nauthorized.", "--with-integrations"),
         ("000606", "57P03", "No active warehouse selected in the current session.", "LAKESHARE_SNOWFLAKE_WAREHOUSE"),
         ("091357", "22000", "Failed to access the metadata file.", "query history has it as q-refused"),
     ],
