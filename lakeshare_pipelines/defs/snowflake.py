@@ -10,6 +10,7 @@ from lakeshare_pipelines.defs.wap import table_key
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.snowflake.follow import Followed, follow
+from lakeshare_pipelines.share.snowflake.names import TableName
 from lakeshare_server.errors import LakeshareError, Unavailable
 
 
@@ -40,7 +41,8 @@ def _table(contract: SetContract, entry: SnowflakeEntry) -> dg.AssetsDefinition:
     )
     def table(lake: LakeResource) -> dg.MaterializeResult[None]:
         try:
-            followed = follow(lake.catalog(), entry, lake.settings())
+            target = TableName(entry.name, entry.schema, entry.database)
+            followed = follow(lake.catalog(), entry.table, target, lake.settings())
         except LakeshareError as refusal:
             passing = isinstance(refusal, Unavailable) or (
                 isinstance(refusal, SnowflakeError) and refusal.passing

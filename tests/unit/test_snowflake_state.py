@@ -11,7 +11,7 @@ from lakeshare_pipelines.cli import main
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.snowflake.shown_state import require_shown, shown_state
-from lakeshare_server.catalog import Ledger, open_catalog
+from lakeshare_server.catalog import FollowedTables, Ledger, open_catalog
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
 from tests.builders.answering_store import AnsweringStore
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
@@ -161,6 +161,21 @@ def test_the_command_prints_the_newest_publication_or_the_one_asked_for(
     assert (
         'ALTER ICEBERG TABLE "LAKE"."S"."O" REFRESH \'tables/sales/orders/metadata/6.metadata.json\';' in text
     )
+
+
+def test_a_table_that_is_followed_no_more_is_published_no_more(
+    settings: LakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalog = open_catalog(settings.catalog_url)
+    FollowedTables(catalog).add("sales.daily", "s3://lake/tables/sales/daily", 0.0, 0)
+    Ledger(catalog).append([a_publication(**DELTA, audited=False)])
+    code, text = run(monkeypatch, capsys, "sales.daily", *BOTH)
+    assert code == 0
+    assert "-- Publication 2 of sales.daily, unaudited: followed in storage." in text
+    FollowedTables(catalog).remove("sales.daily")
+    code, text = run(monkeypatch, capsys, "sales.daily", *BOTH)
+    assert code == 1
+    assert "sales.daily" in text
 
 
 BOTH = ["--external-volume", "v", "--catalog-integration", "c"]

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lakeshare_pipelines.contracts import SnowflakeEntry
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.snowflake.names import TableName
@@ -17,7 +16,7 @@ from lakeshare_pipelines.share.snowflake.shown_state import (
 )
 from lakeshare_pipelines.share.snowflake.statements import Objects, create_table, refresh_table
 from lakeshare_pipelines.share.snowflake.target import objects_for, published
-from lakeshare_server.catalog import Catalog, Ledger, Publication
+from lakeshare_server.catalog import Catalog, Publication
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.tables.own_state import path_below
 
@@ -35,8 +34,8 @@ class Followed:
     query_ids: tuple[str, ...]
 
 
-def follow(catalog: Catalog, entry: SnowflakeEntry, settings: LakeSettings) -> Followed:
-    """Make the table in Snowflake if it is missing, and bring it to the newest publication.
+def follow(catalog: Catalog, table: str, target: TableName, settings: LakeSettings) -> Followed:
+    """Make the table `target` in Snowflake if it is missing, and bring it to the newest publication of `table`.
 
     Two runs at once end at the newest publication both: each looks at the ledger again when it is done.
 
@@ -44,26 +43,23 @@ def follow(catalog: Catalog, entry: SnowflakeEntry, settings: LakeSettings) -> F
         SnowflakeError: the publication cannot be shown, or Snowflake refused, did not answer, or shows another state.
         BadRequest: nothing of the table was published yet.
     """
-    ledger = Ledger(catalog)
-    table = TableName(entry.name, entry.schema, entry.database)
-    publication = published(ledger, entry.table)
-    state, objects = _aim(publication, table, settings)
+    state, objects = _aim(published(catalog, table), target, settings)
     with snowflake_session(settings) as session:
         for _ in range(ATTEMPTS):
             _bring(session, state, objects, settings)
-            newest = published(ledger, entry.table)
+            newest = published(catalog, table)
             if newest.version == state.publication.version:
-                return Followed(table.sql, newest, _opened(state), tuple(session.query_ids))
-            state, objects = _aim(newest, table, settings)
+                return Followed(target.sql, newest, _opened(state), tuple(session.query_ids))
+            state, objects = _aim(newest, target, settings)
     raise SnowflakeError(
-        f"{entry.table} was published {ATTEMPTS} times while {table.sql} was brought to it",
+        f"{table} was published {ATTEMPTS} times while {target.sql} was brought to it",
         "Run this again when the publications have ended.",
         passing=True,
     )
 
 
-def _aim(publication: Publication, table: TableName, settings: LakeSettings) -> tuple[ShownState, Objects]:
-    objects = objects_for(table, publication.format, settings)
+def _aim(publication: Publication, target: TableName, settings: LakeSettings) -> tuple[ShownState, Objects]:
+    objects = objects_for(target, publication.format, settings)
     return shown_state(publication, settings.snowflake_volume_location, settings), objects
 
 

@@ -4,18 +4,21 @@ from lakeshare_pipelines.errors import NoSuchPublication, SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.snowflake.names import TableName
 from lakeshare_pipelines.share.snowflake.statements import Objects
-from lakeshare_server.catalog import Ledger, Publication
+from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, Publication
 from lakeshare_server.catalog.publications import TableFormat
 from lakeshare_server.errors import BadRequest
 
 
-def published(ledger: Ledger, table: str, version: int | None = None) -> Publication:
+def published(catalog: Catalog, table: str, version: int | None = None) -> Publication:
     """A publication of a table of the lake, the newest by default.
+
+    As recipients do, Snowflake gets nothing of what was found while a table was followed, once it is followed no more.
 
     Raises:
         BadRequest: nothing of the table was ever published.
         NoSuchPublication: the table has no such number.
     """
+    ledger = Ledger(catalog, audited_only=FollowedTables(catalog).get(table) is None)
     newest = ledger.latest(table)
     if newest is None:
         raise BadRequest(
