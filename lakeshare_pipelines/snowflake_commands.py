@@ -75,10 +75,10 @@ def ddl(
     from lakeshare_server.catalog import open_catalog
 
     settings = _settings(external_volume, catalog_integration, volume_location)
-    publication = published(open_catalog(settings.catalog_url), table, version)
+    aimed_at = published(open_catalog(settings.catalog_url), table, version)
     target = TableName(name or table.rpartition(".")[2], schema, database)
-    state = shown_state(publication, settings.snowflake_volume_location, settings)
-    objects = objects_for(target, publication.format, settings)
+    state = shown_state(aimed_at, settings.snowflake_volume_location, settings)
+    objects = objects_for(target, aimed_at.publication.format, settings)
     typer.echo(script(state, objects, with_integrations=with_integrations), nl=False)
 
 

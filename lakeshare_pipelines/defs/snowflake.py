@@ -13,6 +13,8 @@ from lakeshare_pipelines.share.snowflake.follow import Followed, follow
 from lakeshare_pipelines.share.snowflake.names import TableName
 from lakeshare_server.errors import LakeshareError, Unavailable
 
+RETRIES, RETRY_AFTER_S = 3, 60
+
 
 def snowflake_tables(contracts: Sequence[SetContract], settings: LakeSettings) -> list[dg.AssetsDefinition]:
     """The assets of all contracts; none where no account is set."""
@@ -34,6 +36,7 @@ def _table(contract: SetContract, entry: SnowflakeEntry) -> dg.AssetsDefinition:
         group_name="share",
         kinds={"snowflake"},
         owners=list(contract.owners),
+        retry_policy=dg.RetryPolicy(max_retries=RETRIES, delay=RETRY_AFTER_S),
         # After each publication, which is audited by then. Of a daily set most days have none: nothing waits for them.
         automation_condition=dg.AutomationCondition.eager().without(
             ~dg.AutomationCondition.any_deps_missing()

@@ -1,6 +1,8 @@
 """The state that a table's own metadata shows: what engines read that open it in storage, without asking a server."""
 
 import gzip
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import orjson
 
@@ -12,8 +14,20 @@ from lakeshare_server.tables.delta.log import list_for_latest
 GZIP = b"\x1f\x8b"
 
 
-def current_snapshot_id(metadata_location: str, settings: StoreSettings) -> int | None:
-    """The current snapshot of an Iceberg metadata file; None when the table has none yet.
+@dataclass(frozen=True)
+class MetadataState:
+    """What can be read by way of one Iceberg metadata file; `current` is None while a table has no snapshot.
+
+    `snapshots` are all that are listed, `refs` the snapshots of its branches and tags by name.
+    """
+
+    current: int | None
+    snapshots: frozenset[int]
+    refs: Mapping[str, int]
+
+
+def metadata_state(metadata_location: str, settings: StoreSettings) -> MetadataState:
+    """What a metadata file shows, and to whom asks for it by id or by name.
 
     Raises:
         StoreError, Unavailable: the file cannot be read, or not now.
@@ -21,11 +35,15 @@ def current_snapshot_id(metadata_location: str, settings: StoreSettings) -> int 
     text = Stores(settings).read(metadata_location)
     try:
         metadata = orjson.loads(gzip.decompress(text) if text.startswith(GZIP) else text)
-        found = metadata.get("current-snapshot-id")
-    except (ValueError, AttributeError, OSError, EOFError) as error:
+        current = metadata.get("current-snapshot-id")
+        return MetadataState(
+            # Older writers have -1 for none.
+            current=None if current in (None, -1) else int(current),
+            snapshots=frozenset(int(one["snapshot-id"]) for one in metadata.get("snapshots") or ()),
+            refs={name: int(ref["snapshot-id"]) for name, ref in (metadata.get("refs") or {}).items()},
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, OSError, EOFError) as error:
         raise TableFilesMissing(metadata_location, "it is no Iceberg metadata file, or not whole") from error
-    # Older writers have -1 for none.
-    return None if found in (None, -1) else int(found)
 
 
 def newest_delta_version(location: str, settings: StoreSettings) -> int:

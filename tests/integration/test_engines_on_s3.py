@@ -11,7 +11,7 @@ from pyiceberg.table import StaticTable
 
 from lakeshare_pipelines.cli import main
 from lakeshare_server.catalog.hand_shares import allow_directory_access
-from tests.builders.iceberg_door import leave_secrets, state_of
+from tests.builders.iceberg_door import SECRET_BRANCH, SECRET_TAG, leave_secrets, state_of
 from tests.builders.lake_tables import IcebergState, IcebergTable, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server
 from tests.integration.s3_server import REGION, S3Server, running_s3
@@ -95,25 +95,55 @@ def test_snippets_read_with_credentials_and_else_by_signed_requests(
     assert (code, f"iceberg.rest-catalog.uri={door}" in text) == (0, True)
 
 
-def test_snowflake_is_sent_to_the_published_snapshot_or_nowhere(
+def test_snowflake_is_sent_to_a_file_of_published_snapshots_alone_once_the_fix_is_made(
     made: tuple[Provider, IcebergTable], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     provider, table = made
     words = ["snowflake", "ddl", "lake.flights", "--external-volume", "v", "--catalog-integration", "c"]
     first = state_of(table)
-    table.append(some_rows(days=1))
+    provider.publish_iceberg("lake.flights", first)
     leave_secrets(table)
-    published = state_of(table)
-    provider.publish_iceberg("lake.flights", published)
-    code, text = run(monkeypatch, capsys, *words)
-    assert code == 0, text
-    relative = published.metadata_location.removeprefix("s3://engines/")
-    assert f"METADATA_FILE_PATH = '{relative}';" in text
-    opened = StaticTable.from_metadata(f"s3://engines/{relative}")
-    assert opened.metadata.current_snapshot_id == published.snapshot_id
-
-    provider.publish_iceberg("lake.flights", IcebergState(published.metadata_location, first.snapshot_id))
+    provider.publish_iceberg("lake.flights", state_of(table))
     code, text = run(monkeypatch, capsys, *words)
     assert code == 1
-    assert f"Snowflake would read snapshot {published.snapshot_id}" in text
+    assert "lists 1 snapshots that were never published" in text
+    assert SECRET_BRANCH in text
+
+    secret = table.table.metadata.refs[SECRET_BRANCH].snapshot_id
+    with table.table.manage_snapshots() as manage:
+        manage.remove_branch(SECRET_BRANCH).remove_tag(SECRET_TAG)
+    table.table.maintenance.expire_snapshots().by_id(secret).commit()
+    fixed = state_of(table)
+    provider.publish_iceberg("lake.flights", fixed)
+    code, text = run(monkeypatch, capsys, *words)
+    assert code == 0, text
+    relative = fixed.metadata_location.removeprefix("s3://engines/")
+    assert f"METADATA_FILE_PATH = '{relative}';" in text
+    opened = StaticTable.from_metadata(f"s3://engines/{relative}").metadata
+    assert (
+        [one.snapshot_id for one in opened.snapshots] == [opened.current_snapshot_id] == [first.snapshot_id]
+    )
+
+
+def test_snowflake_is_not_sent_to_a_snapshot_that_is_not_the_current_one(
+    made: tuple[Provider, IcebergTable], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provider, table = made
+    first = state_of(table)
+    later = table.append(some_rows(days=1))
+    for state in (first, later, IcebergState(later.metadata_location, first.snapshot_id)):
+        provider.publish_iceberg("lake.flights", state)
+    code, text = run(
+        monkeypatch,
+        capsys,
+        "snowflake",
+        "ddl",
+        "lake.flights",
+        "--external-volume",
+        "v",
+        "--catalog-integration",
+        "c",
+    )
+    assert code == 1
+    assert f"Snowflake would read snapshot {later.snapshot_id}" in text
     assert "CREATE" not in text

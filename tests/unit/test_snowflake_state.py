@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from lakeshare_pipelines.cli import main
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share.snowflake.shown_state import require_shown, shown_state
+from lakeshare_pipelines.share.snowflake.shown_state import Published, require_shown, shown_state
 from lakeshare_server.catalog import FollowedTables, Ledger, open_catalog
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
 from tests.builders.answering_store import AnsweringStore
@@ -26,11 +27,26 @@ DELTA = {
     "location": "s3://lake/tables/sales/daily",
     "delta_version": 2,
 }
+
+
+def metadata(current: int, *snapshots: int, **refs: int) -> bytes:
+    return json.dumps(
+        {
+            "current-snapshot-id": current,
+            "snapshots": [{"snapshot-id": one} for one in (current, *snapshots)],
+            "refs": {name: {"snapshot-id": one} for name, one in refs.items()},
+        }
+    ).encode()
+
+
 METADATA_OF = {
-    "7": json.dumps({"current-snapshot-id": 70}).encode(),
-    "6": gzip.compress(json.dumps({"current-snapshot-id": 60}).encode()),
-    "none": json.dumps({"current-snapshot-id": -1}).encode(),
+    "7": metadata(70, 60, main=70),
+    "6": gzip.compress(metadata(60)),
+    "none": b'{"current-snapshot-id": -1}',
     "cut": b'{"current-snapshot-id": 7',
+    "list": b'{"current-snapshot-id": 7, "snapshots": [7]}',
+    "hidden": metadata(70, 60, 65, 66, main=70, audit=66, old=60),
+    "branch": metadata(70, main=70, stray=65),
 }
 
 
@@ -59,6 +75,11 @@ def settings(store: AnsweringStore, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return LakeSettings()
 
 
+def among(**different: object) -> Published:
+    """A publication of a table whose publications are the snapshots 60 and 70."""
+    return Published(published(**different), {60, 70})
+
+
 @pytest.mark.parametrize(
     ("volume", "path", "base"),
     [
@@ -70,12 +91,12 @@ def settings(store: AnsweringStore, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_metadata_file_is_named_from_the_volume_on(
     settings: LakeSettings, volume: str | None, path: str, base: str
 ) -> None:
-    state = shown_state(published(**ICEBERG), volume, settings)
+    state = shown_state(among(**ICEBERG), volume, settings)
     assert (state.path, state.volume_location) == (path, base)
 
 
 def test_a_delta_table_at_its_newest_version_is_named_by_its_folder(settings: LakeSettings) -> None:
-    assert shown_state(published(**DELTA), "s3://lake", settings).path == "tables/sales/daily"
+    assert shown_state(among(**DELTA), "s3://lake", settings).path == "tables/sales/daily"
 
 
 @pytest.mark.parametrize(
@@ -99,31 +120,44 @@ def test_what_snowflake_would_not_show_is_refused(
     settings: LakeSettings, different: dict[str, object], volume: str | None, said: str
 ) -> None:
     with pytest.raises(SnowflakeError, match=said) as refusal:
-        shown_state(published(**{**ICEBERG, **different}), volume, settings)
+        shown_state(among(**{**ICEBERG, **different}), volume, settings)
     assert refusal.value.fix
 
 
 def test_a_delta_table_that_has_moved_on_is_refused(settings: LakeSettings) -> None:
     with pytest.raises(SnowflakeError, match="is Delta version 1, but Snowflake would read version 2"):
-        shown_state(published(**{**DELTA, "delta_version": 1}), None, settings)
+        shown_state(among(**{**DELTA, "delta_version": 1}), None, settings)
 
 
 def test_an_unpublished_commit_of_a_delta_table_is_seen(settings: LakeSettings, tmp_path: Path) -> None:
     table = a_delta_table(tmp_path / "daily")
-    publication = published(format="delta", location=str(table), delta_version=0)
+    publication = among(format="delta", location=str(table), delta_version=0)
     require_shown(publication, settings)
     append_delta(table, some_rows(days=1))
     with pytest.raises(SnowflakeError, match="would read version 1"):
         require_shown(publication, settings)
 
 
-@pytest.mark.parametrize(("name", "error"), [("cut", TableFilesMissing), ("gone", StoreMissing)])
+def test_snapshots_that_were_never_published_are_refused_by_id_and_by_name(settings: LakeSettings) -> None:
+    for name, said in (
+        ("hidden", "lists 2 snapshots that were never published (65, 66, by the names audit)"),
+        ("branch", "lists 1 snapshots that were never published (65, by the names stray)"),
+    ):
+        hidden = among(**{**ICEBERG, "metadata_location": METADATA.replace("/7.", f"/{name}.")})
+        with pytest.raises(SnowflakeError, match=re.escape(said)) as refusal:
+            shown_state(hidden, None, settings)
+        assert "expire_snapshots" in refusal.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("cut", TableFilesMissing), ("list", TableFilesMissing), ("gone", StoreMissing)]
+)
 def test_metadata_that_cannot_be_read_is_an_error_of_the_store(
     settings: LakeSettings, name: str, error: type[Exception]
 ) -> None:
     location = METADATA.replace("/7.", f"/{name}.")
     with pytest.raises(error):
-        shown_state(published(**{**ICEBERG, "metadata_location": location}), None, settings)
+        shown_state(among(**{**ICEBERG, "metadata_location": location}), None, settings)
 
 
 def run(
@@ -200,7 +234,9 @@ def test_the_command_refuses_in_a_sentence(
     words: list[str],
     said: str,
 ) -> None:
-    Ledger(open_catalog(settings.catalog_url)).append([a_publication(**ICEBERG)])
+    ledger = Ledger(open_catalog(settings.catalog_url))
+    for number in (60, 70):
+        ledger.append([a_publication(**{**ICEBERG, "snapshot_id": number})])
     code, text = run(monkeypatch, capsys, *words)
     assert (code, text.startswith("lakeshare: ")) == (1, True)
     assert said in text

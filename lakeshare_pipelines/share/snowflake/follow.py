@@ -9,6 +9,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.snowflake.names import TableName
 from lakeshare_pipelines.share.snowflake.session import SnowflakeSession, snowflake_session
 from lakeshare_pipelines.share.snowflake.shown_state import (
+    Published,
     ShownState,
     in_our_spelling,
     require_shown,
@@ -43,14 +44,21 @@ def follow(catalog: Catalog, table: str, target: TableName, settings: LakeSettin
         SnowflakeError: the publication cannot be shown, or Snowflake refused, did not answer, or shows another state.
         BadRequest: nothing of the table was published yet.
     """
-    state, objects = _aim(published(catalog, table), target, settings)
+    aimed_at = published(catalog, table)
+    state, objects = _aim(aimed_at, target, settings)
     with snowflake_session(settings) as session:
         for _ in range(ATTEMPTS):
-            _bring(session, state, objects, settings)
+            _bring(session, state, objects)
+            if state.publication.format == "iceberg":
+                _require_opened(session, state, objects, settings)
+            else:
+                # The log may have grown meanwhile. Asked, Snowflake would write metadata into the table's folder.
+                require_shown(aimed_at, settings)
             newest = published(catalog, table)
-            if newest.version == state.publication.version:
-                return Followed(target.sql, newest, _opened(state), tuple(session.query_ids))
-            state, objects = _aim(newest, target, settings)
+            if newest.publication.version == state.publication.version:
+                return Followed(target.sql, newest.publication, _opened(state), tuple(session.query_ids))
+            aimed_at = newest
+            state, objects = _aim(aimed_at, target, settings)
     raise SnowflakeError(
         f"{table} was published {ATTEMPTS} times while {target.sql} was brought to it",
         "Run this again when the publications have ended.",
@@ -58,24 +66,21 @@ def follow(catalog: Catalog, table: str, target: TableName, settings: LakeSettin
     )
 
 
-def _aim(publication: Publication, target: TableName, settings: LakeSettings) -> tuple[ShownState, Objects]:
-    objects = objects_for(target, publication.format, settings)
-    return shown_state(publication, settings.snowflake_volume_location, settings), objects
+def _aim(aimed_at: Published, target: TableName, settings: LakeSettings) -> tuple[ShownState, Objects]:
+    objects = objects_for(target, aimed_at.publication.format, settings)
+    return shown_state(aimed_at, settings.snowflake_volume_location, settings), objects
 
 
-def _bring(session: SnowflakeSession, state: ShownState, objects: Objects, settings: LakeSettings) -> None:
+def _bring(session: SnowflakeSession, state: ShownState, objects: Objects) -> None:
     session.run(create_table(state, objects))
     session.run(refresh_table(state, objects))
-    if state.publication.format == "iceberg":
-        _require_opened(session.run(SHOWN, objects.table.sql), state, objects, settings)
-    else:
-        # Asking Snowflake would make it write metadata of its own into the table's folder.
-        require_shown(state.publication, settings)
 
 
-def _require_opened(answer: object, state: ShownState, objects: Objects, settings: LakeSettings) -> None:
+def _require_opened(
+    session: SnowflakeSession, state: ShownState, objects: Objects, settings: LakeSettings
+) -> None:
     """Refuse to say that all is well when a table of that name was there before and reads from another place."""
-    location = _metadata_location(answer)
+    location = _metadata_location(session.run(SHOWN, objects.table.sql))
     try:
         path = path_below(in_our_spelling(location), state.volume_location, settings) if location else None
     except BadRequest:

@@ -1,20 +1,31 @@
-"""What Snowflake has to open so that it shows one publication and nothing else; refused where that cannot be.
+"""What Snowflake has to open so that it shows one publication, and nothing unpublished; refused where that cannot be.
 
-Snowflake reads the table's own metadata in storage: of an Iceberg table one metadata file, of which it shows the
-current snapshot; of a Delta table the newest version of the log, whichever that is.
+Snowflake reads the table's own metadata in storage. Of an Iceberg table that is one metadata file: the current snapshot
+is shown, others to whoever asks by id, branch or tag (`AT (VERSION => …)`, `VERSION_REF`). Of a Delta table it is the
+newest version of the log, whichever that is.
 """
 
 import re
+from collections.abc import Set
 from dataclasses import dataclass
 
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_server.catalog import Publication
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.tables.own_state import current_snapshot_id, newest_delta_version, path_below
+from lakeshare_server.tables.own_state import metadata_state, newest_delta_version, path_below
 
 # Snowflake's own spelling of a container.
 AZURE = re.compile(r"azure://([^./]+)\.blob\.([^/]+)/([^/]+)/?(.*)", re.DOTALL)
 STORE_ROOT = re.compile(r"[a-z0-9]+://[^/]+")
+NAMED = 5  # snapshots, in a message
+
+
+@dataclass(frozen=True)
+class Published:
+    """A publication, and the Iceberg snapshots of all publications of its table."""
+
+    publication: Publication
+    snapshots: Set[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -29,12 +40,13 @@ class ShownState:
     volume_location: str
 
 
-def shown_state(publication: Publication, volume_location: str | None, settings: StoreSettings) -> ShownState:
+def shown_state(published: Published, volume_location: str | None, settings: StoreSettings) -> ShownState:
     """The state to open; the volume's location is the root of the table's store when none is given.
 
     Raises:
-        SnowflakeError: Snowflake cannot reach the table, or would show something else than the publication.
+        SnowflakeError: Snowflake cannot reach the table, or could show something else than publications.
     """
+    publication = published.publication
     opened = publication.metadata_location if publication.format == "iceberg" else publication.location
     if opened is None:
         raise SnowflakeError(
@@ -54,33 +66,56 @@ def shown_state(publication: Publication, volume_location: str | None, settings:
             f"{publication.table} is not below the volume's location {volume_location}: it is at {opened}",
             "Give the location that the external volume has as STORAGE_BASE_URL, or another volume.",
         )
-    require_shown(publication, settings)
+    require_shown(published, settings)
     return ShownState(publication, path, base.rstrip("/"))
 
 
-def require_shown(publication: Publication, settings: StoreSettings) -> None:
-    """Refuse a publication that is not what the table's own metadata shows.
+def require_shown(published: Published, settings: StoreSettings) -> None:
+    """Refuse a publication that is not what the table's own metadata shows, or not all that it shows.
 
     Raises:
-        SnowflakeError: says what is shown instead.
+        SnowflakeError: says what else is shown.
     """
-    where = f"publication {publication.version} of {publication.table}"
-    if publication.format == "iceberg":
-        current = current_snapshot_id(publication.metadata_location or "", settings)
-        if current != publication.snapshot_id:
-            raise SnowflakeError(
-                f"{where} is snapshot {publication.snapshot_id}, but Snowflake would read snapshot {current}, "
-                "which is the current one of its metadata file",
-                "Publish the table again, so that a metadata file has the published snapshot as its current one.",
-            )
-        return
+    if published.publication.format == "iceberg":
+        _require_current_and_published(published, settings)
+    else:
+        _require_newest(published.publication, settings)
+
+
+def _require_current_and_published(published: Published, settings: StoreSettings) -> None:
+    publication = published.publication
+    state = metadata_state(publication.metadata_location or "", settings)
+    if state.current != publication.snapshot_id:
+        raise SnowflakeError(
+            f"{_named(publication)} is snapshot {publication.snapshot_id}, but Snowflake would read snapshot "
+            f"{state.current}, which is the current one of its metadata file",
+            "Publish the table again, so that a metadata file has the published snapshot as its current one.",
+        )
+    hidden = sorted((state.snapshots | set(state.refs.values())) - published.snapshots)
+    if hidden:
+        names = [name for name, snapshot in sorted(state.refs.items()) if snapshot in hidden]
+        by_name = f", by the names {', '.join(names)}" if names else ""
+        some = ", ".join(str(one) for one in hidden[:NAMED]) + (", …" if len(hidden) > NAMED else "")
+        raise SnowflakeError(
+            f"the metadata file of {_named(publication)} lists {len(hidden)} snapshots that were never published "
+            f"({some}{by_name}), and Snowflake would read them for whoever asks",
+            "Drop such branches and tags, run CALL system.expire_snapshots with these snapshot_ids, and publish the "
+            "table again.",
+        )
+
+
+def _require_newest(publication: Publication, settings: StoreSettings) -> None:
     newest = newest_delta_version(publication.location, settings)
     if newest != publication.delta_version:
         raise SnowflakeError(
-            f"{where} is Delta version {publication.delta_version}, but Snowflake would read version {newest}, "
-            "the newest one of the log",
+            f"{_named(publication)} is Delta version {publication.delta_version}, but Snowflake would read version "
+            f"{newest}, the newest one of the log",
             "Snowflake cannot be held at an older version of a Delta table: publish the newest one.",
         )
+
+
+def _named(publication: Publication) -> str:
+    return f"publication {publication.version} of {publication.table}"
 
 
 def in_our_spelling(location: str) -> str:

@@ -9,10 +9,16 @@ from dataclasses import dataclass
 
 from lakeshare_pipelines.share.snowflake.names import TableName, identifier, literal, named_in_text
 from lakeshare_pipelines.share.snowflake.shown_state import ShownState
-from lakeshare_server.stores import place_of
 
 # What the person who runs the statements has to put in; no valid value looks like it.
 ROLE_ARN, TENANT_ID = "<ARN of the role that Snowflake assumes>", "<tenant id>"
+ACCESS = {
+    "S3": (f"STORAGE_AWS_ROLE_ARN = {literal(ROLE_ARN)}",),
+    "GCS": (),
+    "AZURE": (f"AZURE_TENANT_ID = {literal(TENANT_ID)}",),
+}
+PROVIDERS = {"s3": "S3", "s3a": "S3", "s3n": "S3", "gs": "GCS", "gcs": "GCS"}
+SPELT = {"S3": "s3", "GCS": "gcs", "AZURE": "azure"}
 
 
 @dataclass(frozen=True)
@@ -48,20 +54,17 @@ def refresh_table(state: ShownState, objects: Objects) -> str:
 
 def create_volume(state: ShownState, objects: Objects) -> str:
     """The statement that makes the external volume, with placeholders for what only its owner knows."""
-    place = place_of(state.volume_location)
-    key = f"{place.key.strip('/')}/".lstrip("/")
-    if place.kind == "s3":
-        base = f"s3://{place.bucket}/{key}"
-        access = [f"STORAGE_AWS_ROLE_ARN = {literal(ROLE_ARN)}"]
-    elif place.kind == "gcs":
-        base, access = f"gcs://{place.bucket}/{key}", []
-    else:
-        host = place.root.partition("@")[2].replace(".dfs.", ".blob.")
-        base = f"azure://{host}/{place.bucket}/{key}"
-        access = [f"AZURE_TENANT_ID = {literal(TENANT_ID)}"]
+    scheme, _, rest = state.volume_location.partition("://")
+    provider = PROVIDERS.get(scheme, "AZURE")
+    root, _, key = rest.partition("/")
+    access = ACCESS[provider]
+    if provider == "AZURE":
+        container, _, host = root.partition("@")
+        root = f"{host.replace('.dfs.', '.blob.')}/{container}"
+    base = "/".join(part for part in (f"{SPELT[provider]}://{root}", key.strip("/")) if part) + "/"
     location = [
         "NAME = 'lakeshare'",
-        f"STORAGE_PROVIDER = {literal(place.kind.upper())}",
+        f"STORAGE_PROVIDER = {literal(provider)}",
         f"STORAGE_BASE_URL = {literal(base)}",
         *access,
     ]

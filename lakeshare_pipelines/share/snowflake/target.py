@@ -3,14 +3,15 @@
 from lakeshare_pipelines.errors import NoSuchPublication, SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.snowflake.names import TableName
+from lakeshare_pipelines.share.snowflake.shown_state import Published
 from lakeshare_pipelines.share.snowflake.statements import Objects
-from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, Publication
+from lakeshare_server.catalog import Catalog, FollowedTables, Ledger
 from lakeshare_server.catalog.publications import TableFormat
 from lakeshare_server.errors import BadRequest
 
 
-def published(catalog: Catalog, table: str, version: int | None = None) -> Publication:
-    """A publication of a table of the lake, the newest by default.
+def published(catalog: Catalog, table: str, version: int | None = None) -> Published:
+    """A publication of a table of the lake, the newest by default, among all that Snowflake may show.
 
     As recipients do, Snowflake gets nothing of what was found while a table was followed, once it is followed no more.
 
@@ -19,19 +20,18 @@ def published(catalog: Catalog, table: str, version: int | None = None) -> Publi
         NoSuchPublication: the table has no such number.
     """
     ledger = Ledger(catalog, audited_only=FollowedTables(catalog).get(table) is None)
-    newest = ledger.latest(table)
-    if newest is None:
+    history = ledger.history(table)
+    if not history:
         raise BadRequest(
             "TABLE",
             table,
             f"Published are: {', '.join(ledger.tables()) or 'none'}. Publish it, or follow it, first.",
         )
-    if version is None:
-        return newest
-    found = ledger.at(table, version)
-    if found is None:
-        raise NoSuchPublication(table, version)
-    return found
+    snapshots = {one.snapshot_id for one in history if one.snapshot_id is not None}
+    for one in history:
+        if version in (None, one.version):
+            return Published(one, snapshots)
+    raise NoSuchPublication(table, version or 0)
 
 
 def objects_for(table: TableName, table_format: TableFormat, settings: LakeSettings) -> Objects:
