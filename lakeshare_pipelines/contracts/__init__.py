@@ -14,6 +14,7 @@ from lakeshare_pipelines.contracts.model import (
     Rule,
     SetContract,
     ShareEntry,
+    SnowflakeEntry,
     Table,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "Rule",
     "SetContract",
     "ShareEntry",
+    "SnowflakeEntry",
     "Table",
     "describe",
     "load_contract",

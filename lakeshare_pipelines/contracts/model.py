@@ -140,6 +140,16 @@ class ShareEntry:
 
 
 @dataclass(frozen=True)
+class SnowflakeEntry:
+    """Snowflake's table `database`.`schema`.`name` follows `table`."""
+
+    database: str
+    schema: str
+    name: str
+    table: str
+
+
+@dataclass(frozen=True)
 class SetContract:
     """Tables that are published together, each after the ones it depends on."""
 
@@ -154,6 +164,7 @@ class SetContract:
     shares: tuple[ShareEntry, ...]
     digest: str
     path: Path
+    snowflake: tuple[SnowflakeEntry, ...] = ()
 
     def table(self, name: str) -> Table:
         """A table by its lake name or its short name.
