@@ -68,6 +68,11 @@ class TableVersions(Protocol):
         """What the versions `first` to `last` changed, in order."""
         ...
 
+    def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
+        """A column that the schema of version `told_at` does not tell for all changes from `first` to `last`, if any:
+        it had another name or type in between, and the files are not told by column ids."""
+        ...
+
     def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
         """What the versions `first` to `last` are in Iceberg's own words, in order; none of other formats."""
         ...

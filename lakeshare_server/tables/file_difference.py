@@ -1,0 +1,72 @@
+"""Which files differ between two states of a table, from their file indexes: no metadata and no data is read."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.lines import LINE_COLUMNS
+
+COLUMNS = ("path", "size", *LINE_COLUMNS)
+INLINE_VECTOR = r'(?s)(?P<vector>"deletionVector":\{[^{}]*\})'
+
+
+@dataclass(frozen=True)
+class FileDifference:
+    """The files of two states that differ, with the columns `COLUMNS` of a file index.
+
+    `left` and `entered` are files of one state only. `before` and `after` are the files of both whose deletion vectors
+    differ, in the same order.
+    """
+
+    left: pa.Table
+    entered: pa.Table
+    before: pa.Table
+    after: pa.Table
+
+    @property
+    def removed(self) -> pa.Table:
+        """What is not there any more: the files that left, and the older state of those that stayed."""
+        return pa.concat_tables([self.left, self.before])
+
+    @property
+    def added(self) -> pa.Table:
+        """What was not there before."""
+        return pa.concat_tables([self.entered, self.after])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether both states have the same files with the same deleted rows."""
+        return not (self.left.num_rows or self.entered.num_rows or self.after.num_rows)
+
+
+def file_difference(before: FileIndex | None, after: FileIndex) -> FileDifference:
+    """What differs between two states of one table; before the first one there was nothing."""
+    new = _files(after)
+    old = new.slice(0, 0) if before is None else _files(before)
+    place = pc.index_in(new.column("path"), value_set=old.column("path").combine_chunks())
+    stays = pc.is_valid(place)
+    still, was = new.filter(stays), old.take(pc.drop_null(place))
+    differs = pc.not_equal(vectors_of(still), vectors_of(was))
+    return FileDifference(
+        left=old.filter(pc.invert(pc.is_in(old.column("path"), new.column("path").combine_chunks()))),
+        entered=new.filter(pc.invert(stays)),
+        before=was.filter(differs),
+        after=still.filter(differs),
+    )
+
+
+def vectors_of(files: pa.Table) -> pa.Array:
+    """What tells the deletion vector of each file from others; empty for a file without one."""
+    rest = files.column("delta_rest").combine_chunks()
+    inline = pc.struct_field(pc.extract_regex(rest, pattern=INLINE_VECTOR), "vector")
+    stored = pc.binary_join_element_wise(
+        files.column("dv_path").combine_chunks(), files.column("dv_rest").combine_chunks(), " "
+    )
+    return pc.coalesce(inline, stored, pa.scalar("", pa.string()))
+
+
+def _files(index: FileIndex) -> pa.Table:
+    schema = pa.schema([index.schema.field(name) for name in COLUMNS])
+    return pa.Table.from_batches([batch.select(list(COLUMNS)) for batch in index.batches()], schema)
