@@ -9,12 +9,14 @@ from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.lines import LINE_COLUMNS
 
 COLUMNS = ("path", "size", *LINE_COLUMNS)
+# Where an index has them; they may be of other types in the other state.
+BOUNDS = ("min", "max")
 INLINE_VECTOR = r'(?s)(?P<vector>"deletionVector":\{[^{}]*\})'
 
 
 @dataclass(frozen=True)
 class FileDifference:
-    """The files of two states that differ, with the columns `COLUMNS` of a file index.
+    """The files of two states that differ, with the columns `COLUMNS` and `BOUNDS` of a file index.
 
     `left` and `entered` are files of one state only. `before` and `after` are the files of both whose deletion vectors
     differ, in the same order.
@@ -68,5 +70,6 @@ def vectors_of(files: pa.Table) -> pa.Array:
 
 
 def _files(index: FileIndex) -> pa.Table:
-    schema = pa.schema([index.schema.field(name) for name in COLUMNS])
-    return pa.Table.from_batches([batch.select(list(COLUMNS)) for batch in index.batches()], schema)
+    names = [name for name in (*COLUMNS, *BOUNDS) if name in index.schema.names]
+    schema = pa.schema([index.schema.field(name) for name in names])
+    return pa.Table.from_batches([batch.select(names) for batch in index.batches()], schema)

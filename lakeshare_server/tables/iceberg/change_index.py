@@ -22,6 +22,7 @@ from lakeshare_server.tables.delta.change_segment import (
     SegmentVersion,
     open_segment,
 )
+from lakeshare_server.tables.delta_schema import parse_schema
 from lakeshare_server.tables.file_difference import FileDifference, file_difference, vectors_of
 from lakeshare_server.tables.head import TableHead
 from lakeshare_server.tables.iceberg.change_head import change_head
@@ -30,6 +31,8 @@ from lakeshare_server.tables.index import FileIndex, index_path
 from lakeshare_server.tables.locations import elsewhere, roots_of
 from lakeshare_server.tables.scratch import remove_abandoned, scratch_file, sync_folder
 
+# The feed's own columns, which clients add.
+RESERVED = frozenset({"_change_type", "_commit_version", "_commit_timestamp"})
 ONLY_FILES = "rows were rewritten or deleted, and only their files are known"
 
 
@@ -68,19 +71,13 @@ class StateChange:
             return FeedSource.NOTHING
         if self.before is None:
             return FeedSource.FILES
-        touched = pa.concat_tables([difference.removed, difference.added])
-        if difference.after.num_rows or pc.any(pc.not_equal(vectors_of(touched), "")).as_py():
+        if difference.after.num_rows or _vectors(difference.left) or _vectors(difference.entered):
             return FeedSource.ROWS
         if not difference.left.num_rows:
             return FeedSource.FILES
         # What went is told under the names of this version: they must be those of its own time.
         alike = _columns(self.before.header.head) == _columns(self.after.header.head)
         return FeedSource.FILES if alike and not difference.entered.num_rows else FeedSource.ROWS
-
-
-def feed_source(change: StateChange) -> FeedSource:
-    """Whether the files alone tell a change, as `StateChange.source` says."""
-    return change.source(file_difference(change.before, change.after))
 
 
 def write_change_index(change: StateChange, made_of: tuple[str, str], index_dir: Path) -> str:
@@ -139,6 +136,10 @@ def _rows(change: StateChange) -> tuple[pa.Table, str | None]:
     """The rows of a version, and why they do not tell which rows changed."""
     difference = file_difference(change.before, change.after)
     source = change.source(difference)
+    taken = sorted(RESERVED & {field.name.lower() for field in parse_schema(change.head.schema_string)})
+    if taken and source != FeedSource.NOTHING:
+        files = file_rows(difference, change.version, change.changed_at_ms, in_feed=False)
+        return files, f"the table has a column {taken[0]}, which the change data feed has itself"
     of_rows = change.change_files
     if source == FeedSource.ROWS and of_rows is not None and not of_rows.num_rows:
         # Other files with the same rows.
