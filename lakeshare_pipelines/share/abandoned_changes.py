@@ -10,14 +10,13 @@ from pathlib import Path
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.share.repair import pay_debts
+from lakeshare_pipelines.share.table_state import CHANGES_FOLDER
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_server.catalog import Catalog, Ledger, Publication, set_lock
 from lakeshare_server.tables.delta.change_segment import open_segment
 from lakeshare_server.tables.iceberg.change_index import change_files_of
 from lakeshare_server.tables.index import index_path
 
-FOLDER = "_changes"
-"""The folder beside a table's own files that each publication has a folder of change files in."""
 DAY_S = 24 * 3600
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ def drop_abandoned(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: 
 def _abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[Path]:
     history = ledger.history(table.name)
     horizon = time.time() - lake.settings.branch_days * DAY_S
-    places = {Path(one.location) / FOLDER for one in history if one.location.startswith("/")}
+    places = {Path(one.location) / CHANGES_FOLDER for one in history if one.location.startswith("/")}
     folders = [folder for place in sorted(places) if place.is_dir() for folder in sorted(place.iterdir())]
     old = [folder for folder in folders if folder.stat().st_mtime <= horizon]
     if not old:

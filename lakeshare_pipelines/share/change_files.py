@@ -9,7 +9,6 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,8 +21,7 @@ from lakeshare_pipelines.share.change_frames import (
     named,
     with_field_ids,
 )
-from lakeshare_pipelines.share.abandoned_changes import FOLDER
-from lakeshare_pipelines.share.table_state import TableState
+from lakeshare_pipelines.share.table_state import CHANGES_FOLDER, TableState
 from lakeshare_server.tables.file_difference import FileDifference
 
 if TYPE_CHECKING:
@@ -57,7 +55,7 @@ def write_change_files(
     new = _of_files(after.frame(spark), difference.added)
     rows = changed_rows(as_columns_of(old, then, new, now), new, _known(key, now))
     run = f"{after.snapshot_id}-{uuid.uuid4().hex}"
-    folder = f"{location.rstrip('/')}/{FOLDER}/{run}"
+    folder = f"{location.rstrip('/')}/{CHANGES_FOLDER}/{run}"
     rows = with_field_ids(rows, now)
     with _conf(spark, PARQUET_CONF):
         _write(rows, partition_columns, _for_spark(folder))

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from pyiceberg.types import StructType
     from pyspark.sql import DataFrame, SparkSession
 
+CHANGES_FOLDER = "_changes"
+"""The folder beside a table's own files that each publication has a folder of change files in."""
+
 
 @dataclass(frozen=True)
 class TableState:

@@ -88,7 +88,8 @@ def table_changes(by: TableDep) -> Response:
     else:
         first, last = by.view.changes_range(asked)
         latest = by.view.latest().number
-    changes = by.view.versions.changes(first, last)
+    told_at = None if asked.include_historical_metadata else latest
+    changes = by.view.versions.changes(first, last, told_at)
     require_recorded(changes)
     head, head_version = changes[0].head, changes[0].version
     if not asked.include_historical_metadata:
@@ -115,7 +116,9 @@ def _latest_head(by: AskedTable, changes: Sequence[VersionChanges], last: int, l
     if last == latest:
         return changes[-1].head
     header = by.view.index(by.view.pinned(latest)).header
-    return change_head(header.head) if header.table_format == "iceberg" else header.head
+    if header.table_format != "iceberg":
+        return header.head
+    return replace(change_head(header.head), partition_columns=changes[-1].head.partition_columns)
 
 
 def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:

@@ -90,7 +90,7 @@ class FollowedVersions:
         """The files of a version; built when it is asked for first."""
         return self._index(version.number)
 
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
+    def changes(self, first: int, last: int, told_at: int | None = None) -> Sequence[VersionChanges]:
         """What the versions `first` to `last` changed."""
         log = self._log
         changes = read_changes(

@@ -104,8 +104,8 @@ class PublishedVersions:
                 _opened.cache_clear()
             return self._cache.get(_identity(publication), lambda: self._pinned(publication))
 
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """What the publications from `first` to `last` changed.
+    def changes(self, first: int, last: int, told_at: int | None = None) -> Sequence[VersionChanges]:
+        """What the publications from `first` to `last` changed, told under the head of `told_at` where that is given.
 
         Raises:
             Unserveable: somebody else's commits lie between the publications of a Delta table.
@@ -116,7 +116,7 @@ class PublishedVersions:
         if publication.format == "iceberg":
             before = self._ledger.at_or_below(self._table, first - 1)
             changes = PublishedChanges(self._index_dir, self._segments, self._change_files, self._index)
-            return changes.of(published, before)
+            return changes.of(published, before, None if told_at is None else self._publication(told_at))
         times = {one.version: int(one.published_at.timestamp() * 1000) for one in published}
         log = ChangeLog(self._stores, publication.location, publication.table_id)
         of_log = read_changes(log, self._segments, first, last)

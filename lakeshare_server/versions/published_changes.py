@@ -18,7 +18,7 @@ from threading import Lock
 from lakeshare_server.catalog import Publication
 from lakeshare_server.errors import StoreError, TableFilesMissing, Unserveable
 from lakeshare_server.stores import Stores
-from lakeshare_server.tables.delta.change_segment import Segment
+from lakeshare_server.tables.delta.change_segment import ChangedWords, Segment
 from lakeshare_server.tables.delta.changes import SegmentCache, VersionChanges, with_all_hindrances
 from lakeshare_server.tables.head import TableHead
 from lakeshare_server.tables.iceberg.change_index import (
@@ -27,6 +27,7 @@ from lakeshare_server.tables.iceberg.change_index import (
     open_changes,
     write_changes,
 )
+from lakeshare_server.tables.iceberg.change_rows import without_partition_values
 from lakeshare_server.tables.iceberg.lineage import ColumnsById, column_conflict, columns_by_id, keeps_rows
 from lakeshare_server.tables.iceberg.vectors import vector_hindrance
 from lakeshare_server.tables.index import FileIndex, index_path
@@ -92,8 +93,12 @@ class PublishedChanges:
         self._index_dir, self._segments, self._change_files = index_dir, segments, change_files
         self._index = index
 
-    def of(self, publications: Sequence[Publication], before: Publication | None) -> list[VersionChanges]:
+    def of(
+        self, publications: Sequence[Publication], before: Publication | None, told_at: Publication | None
+    ) -> list[VersionChanges]:
         """What each of some publications in a row changed; `before` is the one before the first of them.
+
+        They go out under one set of partition columns, also with the head of `told_at`: where these differ, with none.
 
         Raises:
             TableFilesMissing: the files of one of them are not known any more; tells from which number on they are.
@@ -102,6 +107,10 @@ class PublishedChanges:
         pairs = list(zip([before, *publications[:-1]], publications, strict=True))
         # The newest one that is lost says where the readable ones begin.
         told = [self._told(*pair) for pair in reversed(pairs)][::-1]
+        heads = [one.head for one in told]
+        others = [] if told_at is None else [self._index(told_at).header.head]
+        if len({head.partition_columns for head in (*heads, *others)}) > 1:
+            told = [_without_partitions(one) for one in told]
         heads = with_all_hindrances([one.head for one in told])
         return [replace(one, head=head) for one, head in zip(told, heads, strict=True)]
 
@@ -205,6 +214,13 @@ def _changes(segment: Segment, publication: Publication, fault: str | None) -> V
         feed_hindrances=(vector_hindrance(one.feed_vectors),) if one.feed_vectors else (),
         feed_fault=fault or one.feed_fault,
     )
+
+
+def _without_partitions(one: VersionChanges) -> VersionChanges:
+    if not one.head.partition_columns:
+        return one
+    segment = ChangedWords(one.segment, without_partition_values)
+    return replace(one, head=replace(one.head, partition_columns=()), segment=segment)
 
 
 def _time_ms(publication: Publication) -> int:

@@ -64,8 +64,9 @@ class TableVersions(Protocol):
         """The files of a version."""
         ...
 
-    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """What the versions `first` to `last` changed, in order."""
+    def changes(self, first: int, last: int, told_at: int | None = None) -> Sequence[VersionChanges]:
+        """What the versions `first` to `last` changed, in order; told under the head of `told_at`, where it is given,
+        else each under its own."""
         ...
 
     def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:

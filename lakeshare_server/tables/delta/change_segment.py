@@ -5,7 +5,7 @@ Its last batch has one row with a note about the versions: it is known only when
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,18 @@ class Segment:
             begin, end = self._starts[number], min(self._starts[number + 1], stop)
             yield self._reader.get_batch(number).slice(start - begin, end - start)
             start, number = end, number + 1
+
+
+class ChangedWords(Segment):
+    """A segment whose rows go out in other words than it was written with."""
+
+    def __init__(self, segment: Segment, said: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+        self.note = segment.note
+        self._segment, self._said = segment, said
+
+    def rows(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """The rows from one place to another, in batches."""
+        return map(self._said, self._segment.rows(start, stop))
 
 
 def open_segment(path: Path) -> Segment:

@@ -26,7 +26,7 @@ from lakeshare_server.tables.delta_schema import parse_schema
 from lakeshare_server.tables.file_difference import FileDifference, file_difference, vectors_of
 from lakeshare_server.tables.head import TableHead
 from lakeshare_server.tables.iceberg.change_head import change_head
-from lakeshare_server.tables.iceberg.change_rows import change_file_rows, file_rows
+from lakeshare_server.tables.iceberg.change_rows import change_file_rows, file_rows, without_partition_values
 from lakeshare_server.tables.index import FileIndex, index_path
 from lakeshare_server.tables.locations import elsewhere, roots_of
 from lakeshare_server.tables.scratch import remove_abandoned, scratch_file, sync_folder
@@ -62,8 +62,21 @@ class StateChange:
 
     @property
     def head(self) -> TableHead:
-        """What recipients are told at the version."""
-        return change_head(self.after.header.head)
+        """What recipients are told at the version.
+
+        Files of the version before that say their partition in another way are told of with the others: then none has
+        partition columns.
+        """
+        head = change_head(self.after.header.head)
+        return head if self.is_partitioned_alike else replace(head, partition_columns=())
+
+    @property
+    def is_partitioned_alike(self) -> bool:
+        """Whether files of both states have the same partition columns."""
+        if self.before is None:
+            return True
+        columns = (one.header.head.partition_columns for one in (self.before, self.after))
+        return len(set(columns)) == 1
 
     def source(self, difference: FileDifference) -> FeedSource:
         """Where the changed rows are. Files speak for themselves when all that is in them came, or all of it went."""
@@ -103,6 +116,8 @@ def write_change_index(change: StateChange, made_of: tuple[str, str], index_dir:
 def write_changes(change: StateChange, made_of: tuple[str, str], path: Path) -> None:
     """Write the changes of a version: to a place of the caller's, neither named nor synced."""
     rows, fault = _rows(change)
+    if not change.is_partitioned_alike:
+        rows = without_partition_values(rows)
     location = change.after.header.location
     roots = roots_of(location, elsewhere(location, rows)) if rows.num_rows else set()
     note = SegmentNote({change.version: _described(change, rows, fault)}, tuple(sorted(roots)), made_of)

@@ -15,6 +15,7 @@ from lakeshare_server.tables.physical_names import PhysicalNames
 
 # Quotes inside of values are escaped, so that these members are where they seem to be.
 WITHOUT_STATS = (r'(?s)^("partitionValues":\{.*\},"size":\d+).*$', r"\1")
+WITHOUT_PARTITION = (r'(?s)^"partitionValues":\{.*\},"size":(\d+)', r'"partitionValues":{},"size":\1')
 MODIFIED = r'^,"modificationTime":-?\d+,"dataChange":true'
 OF_CHANGE_FILES = ',"dataChange":false'
 
@@ -44,6 +45,12 @@ def change_file_rows(files: pa.Table, head: TableHead, version: int) -> pa.Table
     lines = dict(zip(LINE_COLUMNS, rendered(names.of(pa.table(told)), names.partition_columns), strict=True))
     lines["delta_rest"] = pa.array([OF_CHANGE_FILES] * count, pa.string())
     return _table(version, CDC, True, pa.table({"path": told["path"], "size": told["size"], **lines}))
+
+
+def without_partition_values(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch | pa.Table:
+    """The rows under a head without partition columns. Iceberg's files have these columns as any others."""
+    words = pc.replace_substring_regex(rows.column("common"), *WITHOUT_PARTITION)
+    return rows.set_column(rows.schema.get_field_index("common"), "common", words)
 
 
 def _as_removes(files: pa.Table, changed_at_ms: int) -> pa.Table:
