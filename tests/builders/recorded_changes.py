@@ -1,8 +1,6 @@
-"""Publications of Iceberg tables with their changes recorded, and what applying the changes that are read gives."""
+"""Publications of Iceberg tables with their changes recorded, as the pipelines make them."""
 
 import json
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,11 +15,8 @@ from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.tables import read_iceberg
 from tests.builders.canonical import Rows
 from tests.builders.lake_tables import IcebergState
-from tests.builders.protocol_reader import FEED_COLUMNS
 from tests.builders.sharing import Provider
 from tests.builders.spark_iceberg import SparkIceberg
-
-CAME = {"insert", "update_postimage"}
 
 
 @dataclass(frozen=True)
@@ -70,28 +65,3 @@ def publish_recorded(
     digest = changes_to(lake, Ledger(provider.catalog), table, pinned)
     snapshot = read_iceberg(state.metadata_location, state.snapshot_id, provider.settings.vectors_dir)
     return provider.publish(name, snapshot, metadata_location=state.metadata_location, changes_digest=digest)
-
-
-def applied(before: Rows, changes: Rows, renamed: Mapping[str, str] | None = None) -> Rows:
-    """The rows of a version after changes; `renamed` has the older names of columns by their newer ones.
-
-    Raises:
-        AssertionError: a row goes that is not there.
-    """
-    columns = changes.columns[: -len(FEED_COLUMNS)]
-    count: Counter[str] = Counter(_under(columns, before, renamed or {}))
-    for row in map(json.loads, changes.rows):
-        values, kind = json.dumps(row[: -len(FEED_COLUMNS)]), row[-len(FEED_COLUMNS)]
-        count[values] += 1 if kind in CAME else -1
-    gone = [row for row, times in count.items() if times < 0]
-    assert not gone, f"rows went that were not there: {gone[:3]}"
-    return Rows(columns, tuple(sorted(count.elements())))
-
-
-def _under(columns: tuple, before: Rows, renamed: Mapping[str, str]) -> list[str]:
-    places = {name: place for place, name in enumerate(before.names)}
-    wanted = [places.get(renamed.get(name, name)) for name, _ in columns]
-    return [
-        json.dumps([None if place is None else row[place] for place in wanted])
-        for row in map(json.loads, before.rows)
-    ]

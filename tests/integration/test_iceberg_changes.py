@@ -14,11 +14,12 @@ import pandas as pd
 import pytest
 
 from lakeshare_pipelines.wap.lake import Lake
+from tests.builders.applied_changes import applied
 from tests.builders.canonical import Rows, same_frame, same_rows
 from tests.builders.hostile.served import quietly
 from tests.builders.protocol_lines import Format
 from tests.builders.protocol_reader import ProtocolReader, refusal
-from tests.builders.recorded_changes import RecordingLake, applied
+from tests.builders.recorded_changes import RecordingLake
 from tests.builders.sharing import Running, a_provider, a_server
 from tests.builders.spark_iceberg import SparkIceberg
 

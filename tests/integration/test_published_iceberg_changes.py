@@ -32,9 +32,9 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables.delta.change_segment import open_segment
 from lakeshare_server.tables.iceberg.change_index import change_files_of
 from lakeshare_server.tables.index import index_path
+from tests.builders.applied_changes import applied
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.protocol_reader import ProtocolReader, refusal
-from tests.builders.recorded_changes import applied
 from tests.builders.sets import a_contract, a_delivery, an_order, orders
 from tests.builders.sharing import Provider, a_server
 from tests.builders.spark_iceberg import frame_rows
