@@ -15,7 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.types import StructType
 
+from lakeshare_pipelines.errors import ChangesDoNotAddUp
 from lakeshare_pipelines.share.change_frames import (
+    CAME,
+    CHANGE_TYPE,
     as_columns_of,
     changed_rows,
     named,
@@ -47,7 +50,11 @@ def write_change_files(
 ) -> pa.Table:
     """Find the rows that differ between two states, and write them; only files that differ are compared.
 
-    Returns a row for each change file: path, size (bytes), modification_time (ms) and the struct partition.
+    Returns a row for each change file: path, size (bytes), modification_time (ms), the struct partition, and more_rows:
+    how many rows came less those that went.
+
+    Raises:
+        ChangesDoNotAddUp: the rows found are not as many as the files' own counts say.
     """
     before, after = states
     then, now = before.columns(), after.columns()
@@ -60,6 +67,9 @@ def write_change_files(
     with _conf(spark, PARQUET_CONF):
         _write(rows, partition_columns, _for_spark(folder))
     found = _described(spark.read.schema(rows.schema).parquet(_for_spark(folder)), folder, partition_columns)
+    more = pc.sum(found.column("more_rows"), min_count=0).as_py()
+    if difference.more_rows not in (None, more):
+        raise ChangesDoNotAddUp(location, more, difference.more_rows)
     log.info("%s has %s change files", folder, found.num_rows)
     if not found.num_rows and folder.startswith("/"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -135,6 +145,7 @@ def _described(written: "DataFrame", folder: str, partition_columns: Sequence[st
     described = written.groupBy(F.col("_metadata.file_path").alias("written_to")).agg(
         F.first("_metadata.file_size").alias("size"),
         F.first(F.expr(MODIFIED_MS)).alias("modification_time"),
+        F.sum(F.when(F.col(CHANGE_TYPE).isin(*CAME), 1).otherwise(-1)).alias("more_rows"),
         *(F.first(named(name)).alias(f"p{place}") for place, name in enumerate(partition_columns)),
     )
     found = described.orderBy("written_to").toArrow()
@@ -153,6 +164,7 @@ def _described(written: "DataFrame", folder: str, partition_columns: Sequence[st
             "size": found.column("size").cast(pa.int64()),
             "modification_time": found.column("modification_time").cast(pa.int64()),
             "partition": partition,
+            "more_rows": found.column("more_rows"),
         }
     )
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 CHANGE_TYPE = "_change_type"
+CAME, WENT = ("insert", "update_postimage"), ("delete", "update_preimage")
 FIELD_ID = "parquet.field.id"
 ROW, KEY, TIMES = "row", "key", "times"
 
@@ -106,7 +107,7 @@ def _change_type(counted: "DataFrame", key: Sequence[str]) -> "Column":
     from pyspark.sql.window import Window
 
     came = F.col(TIMES) > 0
-    plain = F.when(came, F.lit("insert")).otherwise(F.lit("delete"))
+    plain = F.when(came, F.lit(CAME[0])).otherwise(F.lit(WENT[0]))
     if not key:
         return plain
     row: Any = counted.schema[ROW].dataType
@@ -117,7 +118,7 @@ def _change_type(counted: "DataFrame", key: Sequence[str]) -> "Column":
     )
     alone = [F.sum(F.when(side, F.abs(TIMES)).otherwise(F.lit(0))).over(same) == 1 for side in (came, ~came)]
     known = [value.isNotNull() for value in values]
-    updated = F.when(came, F.lit("update_postimage")).otherwise(F.lit("update_preimage"))
+    updated = F.when(came, F.lit(CAME[1])).otherwise(F.lit(WENT[1]))
     return F.when(reduce(lambda one, other: one & other, known + alone), updated).otherwise(plain)
 
 

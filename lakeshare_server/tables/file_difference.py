@@ -9,14 +9,14 @@ from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.lines import LINE_COLUMNS
 
 COLUMNS = ("path", "size", *LINE_COLUMNS)
-# Where an index has them; they may be of other types in the other state.
-BOUNDS = ("min", "max")
+# Where an index has them; bounds may be of other types in the other state.
+MORE = ("rows", "dv_cardinality", "min", "max")
 INLINE_VECTOR = r'(?s)(?P<vector>"deletionVector":\{[^{}]*\})'
 
 
 @dataclass(frozen=True)
 class FileDifference:
-    """The files of two states that differ, with the columns `COLUMNS` and `BOUNDS` of a file index.
+    """The files of two states that differ, with the columns `COLUMNS` and `MORE` of a file index.
 
     `left` and `entered` are files of one state only. `before` and `after` are the files of both whose deletion vectors
     differ, in the same order.
@@ -41,6 +41,12 @@ class FileDifference:
     def is_empty(self) -> bool:
         """Whether both states have the same files with the same deleted rows."""
         return not (self.left.num_rows or self.entered.num_rows or self.after.num_rows)
+
+    @property
+    def more_rows(self) -> int | None:
+        """How many rows the later state has more than the earlier one; None when a file does not say."""
+        counts = [_live_rows(files) for files in (self.added, self.removed)]
+        return None if counts[0] is None or counts[1] is None else counts[0] - counts[1]
 
 
 def file_difference(before: FileIndex | None, after: FileIndex) -> FileDifference:
@@ -70,6 +76,14 @@ def vectors_of(files: pa.Table) -> pa.Array:
 
 
 def _files(index: FileIndex) -> pa.Table:
-    names = [name for name in (*COLUMNS, *BOUNDS) if name in index.schema.names]
+    names = [name for name in (*COLUMNS, *MORE) if name in index.schema.names]
     schema = pa.schema([index.schema.field(name) for name in names])
     return pa.Table.from_batches([batch.select(names) for batch in index.batches()], schema)
+
+
+def _live_rows(files: pa.Table) -> int | None:
+    rows = files.column("rows")
+    if rows.null_count:
+        return None
+    deleted = files.column("dv_cardinality") if "dv_cardinality" in files.column_names else pa.array([0])
+    return int(pc.sum(rows, min_count=0).as_py()) - int(pc.sum(deleted, min_count=0).as_py())
