@@ -42,14 +42,14 @@ def require_one_schema(unlike: str | None, first: int, latest: int) -> None:
     """Refuse a feed under the latest schema when that does not fit the files of the range.
 
     Raises:
-        BadRequest: names the column that does not fit.
+        BadRequest: says what does not fit.
     """
     if unlike is not None:
         raise BadRequest(
             "includeHistoricalMetadata",
             "False",
-            f"Column {unlike} had another name or type at a version from {first} on than at version {latest}, whose "
-            "schema would be told. Ask with includeHistoricalMetadata=true, or for versions after the change.",
+            f"The schema of version {latest} does not tell the changes from version {first} on: {unlike}. Ask with "
+            "includeHistoricalMetadata=true, or for versions after that.",
         )
 
 

@@ -89,7 +89,7 @@ def table_changes(by: TableDep) -> Response:
         first, last = by.view.changes_range(asked)
         latest = by.view.latest().number
     told_at = None if asked.include_historical_metadata else latest
-    changes = by.view.versions.changes(first, last, told_at)
+    changes = by.view.versions.feed(first, last, told_at)
     require_recorded(changes)
     head, head_version = changes[0].head, changes[0].version
     if not asked.include_historical_metadata:

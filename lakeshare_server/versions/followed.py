@@ -90,13 +90,17 @@ class FollowedVersions:
         """The files of a version; built when it is asked for first."""
         return self._index(version.number)
 
-    def changes(self, first: int, last: int, told_at: int | None = None) -> Sequence[VersionChanges]:
+    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
         """What the versions `first` to `last` changed."""
         log = self._log
         changes = read_changes(
             ChangeLog(log.stores, log.root, listing=log.listing), self._segments, first, last
         )
         return [one if one.tells_time else one.at(log.timestamp_ms(one.version)) for one in changes]
+
+    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+        """The same: Delta's log has one answer for both."""
+        return self.changes(first, last)
 
     def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
         """None: Delta's log tells renamed columns by id for good."""

@@ -104,26 +104,26 @@ class PublishedVersions:
                 _opened.cache_clear()
             return self._cache.get(_identity(publication), lambda: self._pinned(publication))
 
-    def changes(self, first: int, last: int, told_at: int | None = None) -> Sequence[VersionChanges]:
-        """What the publications from `first` to `last` changed, told under the head of `told_at` where that is given.
+    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
+        """What the publications from `first` to `last` changed.
 
         Raises:
             Unserveable: somebody else's commits lie between the publications of a Delta table.
             TableFilesMissing: the changes of one of them are not known any more.
         """
-        publication = self._publication(last)
-        published = self._ledger.between(self._table, first, last)
-        if publication.format == "iceberg":
-            before = self._ledger.at_or_below(self._table, first - 1)
-            changes = PublishedChanges(self._index_dir, self._segments, self._change_files, self._index)
-            return changes.of(published, before, None if told_at is None else self._publication(told_at))
-        times = {one.version: int(one.published_at.timestamp() * 1000) for one in published}
-        log = ChangeLog(self._stores, publication.location, publication.table_id)
-        of_log = read_changes(log, self._segments, first, last)
-        return [one.at(times[one.version]) for one in of_log if self._is_told(one, times)]
+        if self._publication(last).format == "iceberg":
+            return self._recorded().window(*self._between(first, last))
+        return self._of_log(first, last)
+
+    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+        """The same, as the change data feed tells it; Delta's log has one answer for both."""
+        if self._publication(last).format == "iceberg":
+            told = None if told_at is None else self._publication(told_at)
+            return self._recorded().feed(*self._between(first, last), told)
+        return self._of_log(first, last)
 
     def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
-        """A column that the schema of version `told_at` does not tell for all files of `first` to `last`."""
+        """Why the schema of version `told_at` does not tell the columns of all files from `first` to `last`."""
         told = self._publication(told_at)
         if told.format == "delta" or mapping_mode(self._index(told).header.head.configuration) != "none":
             return None
@@ -138,6 +138,25 @@ class PublishedVersions:
             for one in self._ledger.between(self._table, first, last)
             if one.metadata_location is not None and one.snapshot_id is not None
         ]
+
+    def _recorded(self) -> PublishedChanges:
+        return PublishedChanges(self._index_dir, self._segments, self._change_files, self._index)
+
+    def _between(self, first: int, last: int) -> tuple[list[Publication], Publication | None]:
+        """The publications from `first` to `last`, and the one before them."""
+        return self._ledger.between(self._table, first, last), self._ledger.at_or_below(
+            self._table, first - 1
+        )
+
+    def _of_log(self, first: int, last: int) -> list[VersionChanges]:
+        publication = self._publication(last)
+        times = {
+            one.version: int(one.published_at.timestamp() * 1000)
+            for one in self._ledger.between(self._table, first, last)
+        }
+        log = ChangeLog(self._stores, publication.location, publication.table_id)
+        of_log = read_changes(log, self._segments, first, last)
+        return [one.at(times[one.version]) for one in of_log if self._is_told(one, times)]
 
     def _is_told(self, change: VersionChanges, times: dict[int, int]) -> bool:
         if change.version in times:

@@ -20,7 +20,9 @@ from lakeshare_server.errors import StoreError, TableFilesMissing, Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.delta.change_segment import ChangedWords, Segment
 from lakeshare_server.tables.delta.changes import SegmentCache, VersionChanges, with_all_hindrances
+from lakeshare_server.tables.delta.mapping import mapping_mode
 from lakeshare_server.tables.head import TableHead
+from lakeshare_server.tables.iceberg.change_head import head_of_rows
 from lakeshare_server.tables.iceberg.change_index import (
     StateChange,
     change_files_of,
@@ -93,26 +95,36 @@ class PublishedChanges:
         self._index_dir, self._segments, self._change_files = index_dir, segments, change_files
         self._index = index
 
-    def of(
-        self, publications: Sequence[Publication], before: Publication | None, told_at: Publication | None
-    ) -> list[VersionChanges]:
+    def window(self, publications: Sequence[Publication], before: Publication | None) -> list[VersionChanges]:
         """What each of some publications in a row changed; `before` is the one before the first of them.
 
-        They go out under one set of partition columns, also with the head of `told_at`: where these differ, with none.
+        They go out under one set of partition columns: where these differ, with none.
 
         Raises:
             TableFilesMissing: the files of one of them are not known any more; tells from which number on they are.
             Unavailable: a store does not answer.
         """
+        return _together(self._all(publications, before), [])
+
+    def feed(
+        self, publications: Sequence[Publication], before: Publication | None, told_at: Publication | None
+    ) -> list[VersionChanges]:
+        """The same as the feed tells it: under the head of `told_at`, or each under its own.
+
+        Raises:
+            TableFilesMissing, Unavailable: as `window`.
+        """
+        told = self._all(publications, before)
+        if told_at is None:
+            return _together([_as_rows(one) for one in told], [])
+        if [one.version for one in publications] == [told_at.version]:
+            return [_as_rows(one) for one in told]
+        return _together(told, [self._index(told_at).header.head])
+
+    def _all(self, publications: Sequence[Publication], before: Publication | None) -> list[VersionChanges]:
         pairs = list(zip([before, *publications[:-1]], publications, strict=True))
         # The newest one that is lost says where the readable ones begin.
-        told = [self._told(*pair) for pair in reversed(pairs)][::-1]
-        heads = [one.head for one in told]
-        others = [] if told_at is None else [self._index(told_at).header.head]
-        if len({head.partition_columns for head in (*heads, *others)}) > 1:
-            told = [_without_partitions(one) for one in told]
-        heads = with_all_hindrances([one.head for one in told])
-        return [replace(one, head=head) for one, head in zip(told, heads, strict=True)]
+        return [self._told(*pair) for pair in reversed(pairs)][::-1]
 
     def _told(self, before: Publication | None, one: Publication) -> VersionChanges:
         made_of = "" if before is None else before.index_digest, one.index_digest
@@ -160,15 +172,15 @@ class PublishedChanges:
 
 
 def unlike_columns(publications: Sequence[Publication]) -> str | None:
-    """A column that one schema cannot name, or type, in the files of all these publications; None when all can be read
-    under the columns of any."""
+    """Why one schema does not tell the columns of all these publications' files by name; None when it does."""
     of_schema = {one.schema_string: one for one in publications}
     if len(of_schema) < 2:
         return None
     try:
-        return column_conflict([_columns(one) for one in of_schema.values()])
+        column = column_conflict([_columns(one) for one in of_schema.values()])
     except Unserveable:
-        return "(not known any more)"
+        return "what the columns were at one of the versions is not known any more"
+    return column and f"column {column} had another name or type at one of the versions"
 
 
 def _columns(one: Publication) -> ColumnsById:
@@ -213,6 +225,31 @@ def _changes(segment: Segment, publication: Publication, fault: str | None) -> V
         window_hindrances=(vector_hindrance(one.vectors),) if one.vectors else (),
         feed_hindrances=(vector_hindrance(one.feed_vectors),) if one.feed_vectors else (),
         feed_fault=fault or one.feed_fault,
+    )
+
+
+def _together(told: Sequence[VersionChanges], others: Sequence[TableHead]) -> list[VersionChanges]:
+    """The changes as one answer tells them, which begins with one of the `others` or with their own heads."""
+    if len({head.partition_columns for head in (*(one.head for one in told), *others)}) > 1:
+        told = [_without_partitions(one) for one in told]
+    heads = with_all_hindrances([one.head for one in told])
+    return [replace(one, head=head) for one, head in zip(told, heads, strict=True)]
+
+
+def _as_rows(one: VersionChanges) -> VersionChanges:
+    """The changes under a plain head, when it has change files only, or none: they need nothing of their readers.
+
+    Partition values of mapped tables go by names that a plain head does not have.
+    """
+    is_mapped = mapping_mode(one.head.configuration) != "none"
+    if one.feed_rows != one.cdc_rows or (is_mapped and one.head.partition_columns):
+        return one
+    head = head_of_rows(one.head)
+    return replace(
+        one,
+        head=head,
+        metadata_text=f"{head.schema_string} {head.partition_columns}",
+        protocol_text=str(head.protocol),
     )
 
 

@@ -207,14 +207,17 @@ def test_columns_conflict_by_name_type_and_id(
     assert column_conflict(versions) == column
 
 
-def change_files(folder: Path, rows: list[tuple[int, int, str]]) -> pa.Table:
+def change_files(
+    folder: Path, rows: list[tuple[int, int, str]], names_of: tuple[str, str] = ("day", "id")
+) -> pa.Table:
     """Change files, one for each day, as the pipelines describe those that Spark wrote."""
     described = []
     for day in sorted({row[0] for row in rows}):
         ids, kinds = zip(*((one, kind) for its_day, one, kind in rows if its_day == day), strict=True)
         path = folder / "_changes" / "run" / f"{day}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(people(*ids, day=day).append_column("_change_type", pa.array(kinds)), path)
+        rows_of_day = people(*ids, day=day).rename_columns(list(names_of))
+        pq.write_table(rows_of_day.append_column("_change_type", pa.array(kinds)), path)
         described.append((str(path), path.stat().st_size, 0, {"day": day}))
     columns = list(zip(*described, strict=True)) or [[], [], [], []]
     kinds_of = (pa.string(), pa.int64(), pa.int64(), pa.struct([("day", pa.int64())]))
@@ -236,7 +239,11 @@ def publish(
         before=None if latest is None else open_index(provider.settings.index_dir, latest.index_digest),
         after=open_index(provider.settings.index_dir, digest),
         changed_at_ms=0,
-        change_files=None if rows is None else change_files(Path(snapshot.location), rows),
+        change_files=None
+        if rows is None
+        else change_files(
+            Path(snapshot.location), rows, tuple(field.name for field in table.table.schema().fields)
+        ),
         **given,
     )
     made_of = "" if latest is None else latest.index_digest, digest
@@ -372,3 +379,23 @@ def test_an_index_names_its_change_files(provider: Provider, table: IcebergTable
     assert segment is not None
     [(path, size)] = change_files_of(segment, 1).items()
     assert Path(path).stat().st_size == size
+
+
+def test_change_files_of_a_table_with_renamed_columns_need_no_mapping(
+    provider: Provider, table: IcebergTable
+) -> None:
+    """They have the names of their version, so that the parquet format carries them, too."""
+    table.append(people(8, day=2))
+    publish(provider, table)
+    with table.table.update_schema() as update:
+        update.rename_column("id", "number")
+    table.table.delete("number = 2")
+    publish(provider, table, [(1, 2, "delete")])
+    with a_reader(provider, "parquet") as reader:
+        for given in ({}, {"includeHistoricalMetadata": True}):
+            changes = reader.change_rows(reader.changes(1, 1, **given))
+            assert changes.names[:2] == ["day", "number"]
+            assert [json.loads(row)[:3] for row in changes.rows] == [[1, 2, "delete"]]
+        asked = f"{reader.path}/query"
+        window = reader.client.post(asked, json={"startingVersion": 1}, headers=reader.headers())
+        assert "field ids" in refusal(window, 400)["message"], "files of the table itself need the mapping"
