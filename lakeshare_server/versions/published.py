@@ -14,13 +14,16 @@ from lakeshare_server.tables.delta.mapping import mapping_mode
 from lakeshare_server.tables.index import FileIndex, index_path, open_index
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.tables.snapshot import TableSnapshot
-from lakeshare_server.versions.published_changes import ChangeFiles, PublishedChanges, unlike_columns
+from lakeshare_server.versions.published_changes import (
+    ChangeFiles,
+    PublishedChanges,
+    require_store,
+    unlike_columns,
+)
 from lakeshare_server.versions.version import PinnedSnapshot, Version
 
 OPEN_INDEXES = 64
 SEEN = 256  # rows of the ledger, each with its schema
-# What a store says of an object for good; what else comes from the system is a store that does not answer.
-LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 _log = logging.getLogger(__name__)
 
@@ -193,12 +196,8 @@ class PublishedVersions:
         try:
             snapshot = self._read_again(publication)
         except (Unserveable, StoreError) as error:
-            # The reader of Iceberg's metadata has one word for a file that is gone and a store that is away.
-            is_iceberg_away = isinstance(error.__cause__, OSError) and not isinstance(
-                error.__cause__, LASTING
-            )
-            if isinstance(error, Unserveable) and is_iceberg_away:
-                raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
+            if isinstance(error, Unserveable):
+                require_store(error)
             raise _lost(publication, "what it was made of cannot be read any more", error) from error
         if snapshot.table_id != publication.table_id:
             raise _lost(publication, "another table is in its place now", snapshot.table_id)

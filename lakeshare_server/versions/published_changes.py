@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 
 from lakeshare_server.catalog import Publication
-from lakeshare_server.errors import StoreError, TableFilesMissing, Unserveable
+from lakeshare_server.errors import StoreError, TableFilesMissing, Unavailable, Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.delta.change_segment import ChangedWords, Segment
 from lakeshare_server.tables.delta.changes import SegmentCache, VersionChanges, with_all_hindrances
@@ -39,6 +39,8 @@ LAYOUT = 1
 OPEN_CHANGES = 512
 LOOKED_EVERY_S = 60.0
 LOOKS_KEPT = 10_000
+# What a store says of an object for good; what else comes from the system is a store that does not answer.
+LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 NOT_RECORDED = "it was published without a record of its changes, and files were removed or rewritten"
 LOST_INDEX = "its index of changes is lost, and files were removed or rewritten"
 LOST_FILES = "its change files are lost"
@@ -104,7 +106,7 @@ class PublishedChanges:
             TableFilesMissing: the files of one of them are not known any more; tells from which number on they are.
             Unavailable: a store does not answer.
         """
-        return _together(self._all(publications, before), [])
+        return _together(self._all(publications, before, feed=False), [])
 
     def feed(
         self, publications: Sequence[Publication], before: Publication | None, told_at: Publication | None
@@ -114,25 +116,28 @@ class PublishedChanges:
         Raises:
             TableFilesMissing, Unavailable: as `window`.
         """
-        told = self._all(publications, before)
+        told = self._all(publications, before, feed=True)
         if told_at is None:
             return _together([_as_rows(one) for one in told], [])
         if [one.version for one in publications] == [told_at.version]:
             return [_as_rows(one) for one in told]
         return _together(told, [self._index(told_at).header.head])
 
-    def _all(self, publications: Sequence[Publication], before: Publication | None) -> list[VersionChanges]:
+    def _all(
+        self, publications: Sequence[Publication], before: Publication | None, *, feed: bool
+    ) -> list[VersionChanges]:
         pairs = list(zip([before, *publications[:-1]], publications, strict=True))
         # The newest one that is lost says where the readable ones begin.
-        return [self._told(*pair) for pair in reversed(pairs)][::-1]
+        return [self._told(*pair, feed=feed) for pair in reversed(pairs)][::-1]
 
-    def _told(self, before: Publication | None, one: Publication) -> VersionChanges:
+    def _told(self, before: Publication | None, one: Publication, *, feed: bool) -> VersionChanges:
         made_of = "" if before is None else before.index_digest, one.index_digest
         segment = self._recorded(one, made_of)
-        if segment is not None and one.changes_digest is not None:
-            is_whole = self._change_files.are_there(one.changes_digest, segment, one.version)
-            return _changes(segment, one, None if is_whole else LOST_FILES)
-        return _changes(self._compared(before, one, made_of), one, None)
+        if segment is None or one.changes_digest is None:
+            return _changes(self._compared(before, one, made_of), one, None)
+        # Windows tell of no change files.
+        is_whole = not feed or self._change_files.are_there(one.changes_digest, segment, one.version)
+        return _changes(segment, one, None if is_whole else LOST_FILES)
 
     def _recorded(self, one: Publication, made_of: tuple[str, str]) -> Segment | None:
         if one.changes_digest is None:
@@ -178,9 +183,20 @@ def unlike_columns(publications: Sequence[Publication]) -> str | None:
         return None
     try:
         column = column_conflict([_columns(one) for one in of_schema.values()])
-    except Unserveable:
+    except Unserveable as error:
+        require_store(error)
         return "what the columns were at one of the versions is not known any more"
     return column and f"column {column} had another name or type at one of the versions"
+
+
+def require_store(error: Unserveable) -> None:
+    """Tell metadata that cannot be read for good from a store that is away.
+
+    Raises:
+        Unavailable: the store did not answer; the reader of Iceberg's metadata has one word for both.
+    """
+    if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, LASTING):
+        raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
 
 
 def _columns(one: Publication) -> ColumnsById:
@@ -200,7 +216,8 @@ def _keeps_rows(before: Publication, one: Publication) -> bool:
         return False
     try:
         return keeps_rows(one.metadata_location, one.snapshot_id, before.snapshot_id)
-    except Unserveable:
+    except Unserveable as error:
+        require_store(error)
         return False
 
 
