@@ -56,7 +56,7 @@ class SegmentVersion:
 class SegmentNote:
     """The versions of a segment, as far as the log has them, and what `tables.locations` calls their roots.
 
-    `made_of` are the digests of the file indexes that changes of an Iceberg table were found between.
+    `made_of` says of changes of an Iceberg table which layout they have, and between which file indexes they are.
     """
 
     versions: dict[int, SegmentVersion] = field(default_factory=dict)

@@ -31,6 +31,8 @@ from lakeshare_server.tables.index import FileIndex, index_path
 from lakeshare_server.tables.locations import elsewhere, roots_of
 from lakeshare_server.tables.scratch import remove_abandoned, scratch_file, sync_folder
 
+# Grows whenever rows or notes get another meaning; they are kept for as long as their publication is.
+LAYOUT = "1"
 # The feed's own columns, which clients add.
 RESERVED = frozenset({"_change_type", "_commit_version", "_commit_timestamp"})
 ONLY_FILES = "rows were rewritten or deleted, and only their files are known"
@@ -120,7 +122,9 @@ def write_changes(change: StateChange, made_of: tuple[str, str], path: Path) -> 
         rows = without_partition_values(rows)
     location = change.after.header.location
     roots = roots_of(location, elsewhere(location, rows)) if rows.num_rows else set()
-    note = SegmentNote({change.version: _described(change, rows, fault)}, tuple(sorted(roots)), made_of)
+    note = SegmentNote(
+        {change.version: _described(change, rows, fault)}, tuple(sorted(roots)), (LAYOUT, *made_of)
+    )
     with SegmentFile(path) as file:
         if rows.num_rows:
             file.add(rows)
@@ -128,12 +132,12 @@ def write_changes(change: StateChange, made_of: tuple[str, str], path: Path) -> 
 
 
 def open_changes(path: Path, version: int, made_of: tuple[str, str]) -> Segment | None:
-    """The changes of a version between two states; None when they are not there, or those of other states."""
+    """The changes of a version between two states; None when they are not there, of other states or another layout."""
     try:
         segment = open_segment(path)
     except (OSError, KeyError, TypeError, ValueError):
         return None
-    is_right = segment.note.made_of == made_of and list(segment.note.versions) == [version]
+    is_right = segment.note.made_of == (LAYOUT, *made_of) and list(segment.note.versions) == [version]
     return segment if is_right else None
 
 
