@@ -184,7 +184,9 @@ def rollback(table: str, number: int) -> None:
     for contract in _contracts():
         for candidate in contract.tables:
             if candidate.name == table:
-                publication = roll_back(_lake(), _catalog(), contract, candidate, number)
+                # Spark starts where rows have to be compared, to tell recipients what the rollback changes.
+                with _lake_with_spark() as lake:
+                    publication = roll_back(lake, _catalog(), contract, candidate, number)
                 typer.echo(f"{table} shows publication {number} again, as number {publication.version}")
                 return
     raise typer.BadParameter(f"no contract has a table {table!r}", param_hint="TABLE")
@@ -195,10 +197,14 @@ def repair() -> None:
     """Write ledger entries that crashed runs still owe (the next run of the set does the same)."""
     from lakeshare_pipelines.share.repair import repair as repair_set
 
-    lake, catalog = _lake(), _catalog()
-    for contract in _contracts():
-        for publication in repair_set(lake, catalog, contract, lake.settings.lock_wait_s):
-            typer.echo(f"{publication.table} is publication {publication.version}: {publication.rows} rows")
+    contracts, catalog = _contracts(), _catalog()
+    # Spark starts only where what crashed did not record its changes.
+    with _lake_with_spark() as lake:
+        for contract in contracts:
+            for publication in repair_set(lake, catalog, contract, lake.settings.lock_wait_s):
+                typer.echo(
+                    f"{publication.table} is publication {publication.version}: {publication.rows} rows"
+                )
 
 
 @app.command("ci-gate")

@@ -9,6 +9,7 @@ LakeshareError (lakeshare_server.errors)
     ├── Conflict           tables, base, head        main moved under a staged set: replay answers it
     ├── BranchMoved        branch, expected, found   the branch is not what was audited
     ├── NoSuchPublication  table, version            the ledger does not have that number
+    ├── ChangesDoNotAddUp  folder, found, expected   the changed rows are not as many as the files' counts say
     ├── NessieError        status, code, message     Nessie refused or is not there
     ├── SparkError         reason, fix               Spark did not start or died
     ├── JavaError          reason, fix               no usable Java
@@ -89,6 +90,18 @@ class NoSuchPublication(PipelineError):
             f"table {table} has no publication {version}. `lakeshare publications {table}` lists them."
         )
         self.table, self.version = table, version
+
+
+class ChangesDoNotAddUp(PipelineError):
+    """The rows that a publication changes are more or fewer than the counts of its files say."""
+
+    def __init__(self, folder: str, found: int, expected: int | None) -> None:
+        super().__init__(
+            f"{folder}: the changed rows make the table {found} rows longer, by the counts of its files it is "
+            f"{expected}. Nothing was published: run CALL system.rewrite_data_files with rewrite-all true, so that its "
+            "files have right counts, then run again."
+        )
+        self.folder, self.found, self.expected = folder, found, expected
 
 
 class NessieError(PipelineError):

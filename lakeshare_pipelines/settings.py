@@ -78,7 +78,11 @@ class LakeSettings(StateSettings):
         300, ge=0, description="A delivery without _SUCCESS counts as complete after this many quiet seconds."
     )
     replay_attempts: int = Field(4, ge=1, description="How often a conflicting publication is replayed.")
-    branch_days: int = Field(14, ge=0, description="Age in days at which the janitor drops failed branches.")
+    branch_days: int = Field(
+        14,
+        ge=0,
+        description="Age in days at which the janitor drops failed branches, and change files of no publication.",
+    )
     lock_wait_s: int = Field(120, ge=0, description="How long a publication waits for its set's lock.")
 
     slack_token: SecretStr | None = Field(None, description="Slack bot token; no token, no message.")

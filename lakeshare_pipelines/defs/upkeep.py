@@ -6,6 +6,7 @@ import dagster as dg
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.defs.resources import LakeResource
+from lakeshare_pipelines.share import abandoned_changes
 from lakeshare_pipelines.share.repair import repair
 from lakeshare_pipelines.wap.branches import drop_abandoned
 
@@ -27,9 +28,21 @@ def upkeep(contracts: Sequence[SetContract]) -> dg.Definitions:
         refs = ", ".join(place.ref for place in dropped) or "none"
         context.log.info(f"dropped {len(dropped)} staging places: {refs} ({repaired} repaired before)")
 
-    @dg.job(description="Repairs the ledger, then removes abandoned staging places.")
+    @dg.op(description="Remove change files older than LAKESHARE_BRANCH_DAYS that no publication names.")
+    def drop_abandoned_changes(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
+        for contract in contracts:
+            folders = abandoned_changes.drop_abandoned(
+                lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s
+            )
+            context.log.info(
+                f"removed {len(folders)} folders of change files: {', '.join(folders) or 'none'}"
+            )
+
+    @dg.job(description="Repairs the ledger, then removes abandoned staging places and change files.")
     def janitor() -> None:
-        drop_abandoned_places(repair_ledger())
+        repaired = repair_ledger()
+        drop_abandoned_places(repaired)
+        drop_abandoned_changes(repaired)
 
     nightly = dg.ScheduleDefinition(
         name="janitor_nightly",

@@ -3,15 +3,17 @@
 from collections.abc import Mapping
 
 from lakeshare_pipelines.contracts import Table
-from lakeshare_pipelines.errors import NessieError
+from lakeshare_pipelines.share.changes import ensured_changes, state_at
+from lakeshare_pipelines.share.table_state import TableState
 from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_server.catalog import NewPublication
-from lakeshare_server.tables import Stores, described, read_delta, read_iceberg, write_index
+from lakeshare_server.catalog import Ledger, NewPublication
+from lakeshare_server.tables import Stores, described, read_delta, write_index
 
 
 def pinned(
     lake: Lake,
+    ledger: Ledger,
     table: Table,
     *,
     nessie_hash: str | None,
@@ -22,27 +24,32 @@ def pinned(
     contract_digest: str,
     verdicts: Mapping[str, object],
     rollback_of: int | None = None,
+    changes_digest: str | None = None,
 ) -> NewPublication:
     """The table at a Nessie commit of main, or at a Delta version, indexed.
+
+    `changes_digest` is of the changes as they were recorded before the table came to main; made now where they were
+    not, or against another publication than the latest.
 
     Raises:
         Unserveable: the table's state cannot be served correctly; the ledger stays as it was.
         Unavailable: the table's store does not answer.
     """
-    stores = Stores(lake.settings)
+    state: TableState | None = None
     if table.format == "iceberg":
-        metadata_location, snapshot_id = _iceberg_state(lake, table, nessie_hash)
-        snapshot = read_iceberg(metadata_location, snapshot_id, lake.settings.vectors_dir, stores)
+        state = state_at(lake, table, f"main@{nessie_hash}")
+        snapshot = state.read(lake.settings.vectors_dir)
     else:
-        metadata_location, snapshot_id = None, None
-        snapshot = read_delta(str(table_location(lake.settings, table)), delta_version, stores)
+        snapshot = read_delta(str(table_location(lake.settings, table)), delta_version, Stores(lake.settings))
     index = write_index(snapshot, lake.settings.index_dir)
+    if state is not None:
+        changes_digest = ensured_changes(lake, ledger, table, state, index.digest, changes_digest)
     return NewPublication(
         table=table.name,
         set_name=set_name,
         format=table.format,
-        metadata_location=metadata_location,
-        snapshot_id=snapshot_id,
+        metadata_location=None if state is None else state.metadata_location,
+        snapshot_id=None if state is None else state.snapshot_id,
         delta_version=delta_version,
         nessie_hash=nessie_hash,
         **described(snapshot, index),
@@ -52,11 +59,5 @@ def pinned(
         run_id=run_id,
         partition=partition,
         rollback_of=rollback_of,
+        changes_digest=changes_digest,
     )
-
-
-def _iceberg_state(lake: Lake, table: Table, nessie_hash: str | None) -> tuple[str, int]:
-    content = lake.nessie().content(table.name, f"main@{nessie_hash}")
-    if content is None:
-        raise NessieError(404, "CONTENT_NOT_FOUND", f"{table.name} is not on main at {nessie_hash}")
-    return content.metadata_location, content.snapshot_id

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import NotAudited
+from lakeshare_pipelines.share.changes import with_changes
 from lakeshare_pipelines.share.repair import pay_debts, record_landed
 from lakeshare_pipelines.wap.branches import drop
 from lakeshare_pipelines.wap.checks import checks_of
@@ -51,7 +52,8 @@ def publish(
         pay_debts(lake, ledger, contract, lease)
         publications = _of_run(ledger, contract, staged.run_id) or in_force(ledger, contract, staged)
         if not publications:
-            landed = staging_for(lake, contract).land(staged, _evidence(staged, verdicts))
+            evidence = with_changes(lake, ledger, contract, staged, _evidence(staged, verdicts))
+            landed = staging_for(lake, contract).land(staged, evidence)
             publications = record_landed(lake, ledger, contract, landed, lease)
     drop(lake, contract, staged.ref)
     return publications

@@ -11,6 +11,7 @@ from typing import Any
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import NoSuchPublication
+from lakeshare_pipelines.share.changes import recorded_in
 from lakeshare_pipelines.share.pin import pinned
 from lakeshare_pipelines.wap.branches import drop
 from lakeshare_pipelines.wap.delta import DeltaStaging
@@ -30,12 +31,14 @@ class RolledBack:
     version: int
     nessie_hash: str | None
     delta_version: int | None
+    changes_digest: str | None
 
 
 def repair(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[Publication]:
-    """Write the ledger entries that crashed runs of this set still owe; needs no Spark.
+    """Write the ledger entries that crashed runs of this set still owe; needs Spark only where changes are lost.
 
     Raises:
+        SparkError: the changes of a publication have to be recorded anew, which needs Spark.
         CatalogConflict: a run of the set is publishing right now.
     """
     with set_lock(catalog, contract.name, "repair", wait_s) as lease:
@@ -56,9 +59,11 @@ def record_landed(
     lake: Lake, ledger: Ledger, contract: SetContract, landed: Landed, lease: Lease
 ) -> list[Publication]:
     """Pin, index and number every table of a set that main shows; all of them or none."""
+    evidence, changes = recorded_in(landed.evidence)
     rows = [
         pinned(
             lake,
+            ledger,
             table,
             nessie_hash=landed.nessie_hash,
             delta_version=landed.versions.get(table.name),
@@ -66,7 +71,8 @@ def record_landed(
             run_id=landed.staged.run_id,
             partition=landed.staged.partition,
             contract_digest=landed.staged.contract_digest,
-            verdicts=landed.evidence,
+            verdicts=evidence,
+            changes_digest=changes.get(table.name),
         )
         for table in contract.tables
     ]
@@ -90,6 +96,7 @@ def record_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, lease: L
                 raise NoSuchPublication(table.name, owed.version)
             row = pinned(
                 lake,
+                ledger,
                 table,
                 nessie_hash=owed.nessie_hash,
                 delta_version=owed.delta_version,
@@ -99,14 +106,17 @@ def record_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, lease: L
                 contract_digest=target.contract_digest,
                 verdicts=target.verdicts,
                 rollback_of=target.version,
+                changes_digest=owed.changes_digest,
             )
             recorded += ledger.append([row], lease)
     return recorded
 
 
-def rollback_properties(contract: SetContract, table: Table, version: int, run_id: str) -> dict[str, str]:
+def rollback_properties(
+    contract: SetContract, table: Table, version: int, run_id: str, changes_digest: str | None
+) -> dict[str, str]:
     """What a rollback's commit on main says of it: enough to write the ledger from storage."""
-    note = {"table": table.name, "version": version}
+    note = {"table": table.name, "version": version, "changes": changes_digest}
     return {
         PROPERTY + "set": contract.name,
         PROPERTY + "run": run_id,
@@ -125,7 +135,8 @@ def _owed_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, table: Ta
             break
         note = json.loads(properties.get(PROPERTY + "rollback", "{}"))
         if note.get("table") == table.name:
-            found.append(RolledBack(run, table.name, note["version"], nessie_hash, delta_version))
+            changes = note.get("changes")
+            found.append(RolledBack(run, table.name, note["version"], nessie_hash, delta_version, changes))
     return found[::-1]
 
 

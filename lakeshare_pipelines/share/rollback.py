@@ -8,6 +8,7 @@ import uuid
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import NoSuchPublication
 from lakeshare_pipelines.nessie.client import TableContent
+from lakeshare_pipelines.share.changes import changes_to, state_at
 from lakeshare_pipelines.share.repair import pay_debts, record_rollbacks, rollback_properties
 from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.lake import Lake
@@ -29,12 +30,20 @@ def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, 
         target = ledger.at(table.name, version)
         if target is None:
             raise NoSuchPublication(table.name, version)
-        properties = rollback_properties(contract, table, version, f"rollback-{uuid.uuid4()}")
+        changes = _changes(lake, ledger, table, target)
+        properties = rollback_properties(contract, table, version, f"rollback-{uuid.uuid4()}", changes)
         if table.format == "iceberg":
             _move_main_back(lake, table, target, properties)
         else:
             _restore(lake, table, target, properties)
         return record_rollbacks(lake, ledger, contract, lease)[-1]
+
+
+def _changes(lake: Lake, ledger: Ledger, table: Table, target: Publication) -> str | None:
+    """What the rollback will change, recorded before main moves; of a Delta table its log tells."""
+    if table.format == "delta":
+        return None
+    return changes_to(lake, ledger, table, state_at(lake, table, f"main@{target.nessie_hash}"))
 
 
 def _move_main_back(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:

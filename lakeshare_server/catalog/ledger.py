@@ -198,6 +198,7 @@ def _row(new: NewPublication, version: int, published_at: datetime) -> Publicati
         audited=new.audited,
         rollback_of=new.rollback_of,
         published_at=published_at,
+        changes_digest=new.changes_digest,
     )
 
 
@@ -225,4 +226,5 @@ def _publication(row: PublicationRow) -> Publication:
         audited=row.audited,
         rollback_of=row.rollback_of,
         published_at=row.published_at,
+        changes_digest=row.changes_digest,
     )

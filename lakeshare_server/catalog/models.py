@@ -103,6 +103,7 @@ class PublicationRow(Base):
     audited: Mapped[bool]
     rollback_of: Mapped[Long | None]
     published_at: Mapped[datetime]
+    changes_digest: Mapped[str | None] = mapped_column(ShortText(64))
 
 
 class SetLockRow(Base):

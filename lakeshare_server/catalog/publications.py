@@ -10,7 +10,11 @@ TableFormat = Literal["iceberg", "delta"]
 
 @dataclass(frozen=True, kw_only=True)
 class NewPublication:
-    """A publication that has no number yet; `table` is the lake's own name, like `flights.departures`."""
+    """A publication that has no number yet; `table` is the lake's own name, like `flights.departures`.
+
+    `changes_digest` is that of its index of changes: None for Delta tables, whose log has them, and where none was
+    made.
+    """
 
     table: str
     set_name: str
@@ -32,6 +36,7 @@ class NewPublication:
     partition: str
     audited: bool = True
     rollback_of: int | None = None
+    changes_digest: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

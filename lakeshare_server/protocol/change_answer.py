@@ -21,11 +21,12 @@ from lakeshare_server.tables.head import TableHead, TableProtocol
 
 
 def require_recorded(changes: Sequence[VersionChanges]) -> None:
-    """Refuse a change data feed with a version at which it was switched off.
+    """Refuse a change data feed with a version at which it was switched off, or whose changed rows are not known.
 
     Raises:
         BadRequest: names the range and the version, in the words that clients' tests look for (protocol §1.8).
     """
+    _require_known(changes)
     for one in changes:
         if not one.head.has_change_data_feed:
             first, last = changes[0].version, changes[-1].version
@@ -35,6 +36,43 @@ def require_recorded(changes: Sequence[VersionChanges]) -> None:
                 f"Error getting change data for range [{first}, {last}] as change data was not recorded for version "
                 f"[{one.version}]. Ask for a range without it.",
             )
+
+
+def require_one_schema(unlike: str | None, first: int, latest: int) -> None:
+    """Refuse a feed under the latest schema when that does not fit the files of the range.
+
+    Raises:
+        BadRequest: says what does not fit.
+    """
+    if unlike is not None:
+        raise BadRequest(
+            "includeHistoricalMetadata",
+            "False",
+            f"The schema of version {latest} does not tell the changes from version {first} on: {unlike}. Ask with "
+            "includeHistoricalMetadata=true, or for versions after that.",
+        )
+
+
+def _require_known(changes: Sequence[VersionChanges]) -> None:
+    unknown = [one for one in changes if one.feed_fault is not None]
+    if not unknown:
+        return
+    newest, last = unknown[-1], changes[-1].version
+    following = newest.version + 1
+    remedy = (
+        f"The first version from which changes can be read up to {last} is {following}: ask with "
+        f"startingVersion={following}"
+        if newest.version < last
+        else f"No changes can be read up to version {last}: ask for those from startingVersion={following} on once "
+        "it is published"
+    )
+    raise BadRequest(
+        "startingVersion",
+        changes[0].version,
+        f"Error getting change data for range [{changes[0].version}, {last}] as change data was not recorded for "
+        f"version [{newest.version}]: {newest.feed_fault}. {remedy}, and read a snapshot of version {newest.version} "
+        "for what was before.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

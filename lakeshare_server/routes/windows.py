@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from fastapi import APIRouter, Response
 
 from lakeshare_server.protocol.answer import Progress
-from lakeshare_server.protocol.change_answer import ChangeAnswer, require_recorded
+from lakeshare_server.protocol.change_answer import ChangeAnswer, require_one_schema, require_recorded
 from lakeshare_server.protocol.change_lines import ChangeLines
 from lakeshare_server.protocol.changes_request import parse_changes
 from lakeshare_server.protocol.negotiation import announced_protocol
@@ -16,6 +17,7 @@ from lakeshare_server.routes.context import AskedTable, TableDep
 from lakeshare_server.routes.streams import Closing, opened, page_question, page_size
 from lakeshare_server.tables.delta.changes import VersionChanges
 from lakeshare_server.tables.head import TableHead
+from lakeshare_server.tables.iceberg.change_head import change_head
 
 router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
 
@@ -40,7 +42,8 @@ class Window:
     def hindered_head(self) -> TableHead:
         """The head that is told first, hindered by what hinders any version of the range."""
         others = self.changes[0].head.hindrances if self.changes else ()
-        hindrances = dict.fromkeys((*self.head.hindrances, *others))
+        of_files = (one.feed_hindrances if self.feed else one.window_hindrances for one in self.changes)
+        hindrances = dict.fromkeys((*self.head.hindrances, *others, *chain.from_iterable(of_files)))
         return replace(self.head, hindrances=tuple(hindrances))
 
     def page_after(self, so_far: Progress, table_id: str) -> Page:
@@ -85,10 +88,12 @@ def table_changes(by: TableDep) -> Response:
     else:
         first, last = by.view.changes_range(asked)
         latest = by.view.latest().number
-    changes = by.view.versions.changes(first, last)
+    told_at = None if asked.include_historical_metadata else latest
+    changes = by.view.versions.feed(first, last, told_at)
     require_recorded(changes)
     head, head_version = changes[0].head, changes[0].version
     if not asked.include_historical_metadata:
+        require_one_schema(by.view.versions.unlike_columns(first, last, latest), first, latest)
         head, head_version = _latest_head(by, changes, last, latest), latest
     window = Window(
         changes=changes,
@@ -108,7 +113,12 @@ def table_changes(by: TableDep) -> Response:
 
 def _latest_head(by: AskedTable, changes: Sequence[VersionChanges], last: int, latest: int) -> TableHead:
     """Protocol and metadata of the latest version, which is what a feed without history begins with."""
-    return changes[-1].head if last == latest else by.view.index(by.view.pinned(latest)).header.head
+    if last == latest:
+        return changes[-1].head
+    header = by.view.index(by.view.pinned(latest)).header
+    if header.table_format != "iceberg":
+        return header.head
+    return replace(change_head(header.head), partition_columns=changes[-1].head.partition_columns)
 
 
 def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:

@@ -98,6 +98,14 @@ class FollowedVersions:
         )
         return [one if one.tells_time else one.at(log.timestamp_ms(one.version)) for one in changes]
 
+    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+        """The same: Delta's log has one answer for both."""
+        return self.changes(first, last)
+
+    def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
+        """None: Delta's log tells renamed columns by id for good."""
+        return None
+
     def _numbers(self) -> list[int]:
         self._log.refresh(self._publish)
         return self._log.numbers(self._first())

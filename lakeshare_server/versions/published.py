@@ -10,9 +10,15 @@ from lakeshare_server.errors import NotFound, StoreError, TableFilesMissing, Una
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables import read_delta, read_iceberg
 from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, VersionChanges, read_changes
+from lakeshare_server.tables.delta.mapping import mapping_mode
 from lakeshare_server.tables.index import FileIndex, index_path, open_index
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.tables.snapshot import TableSnapshot
+from lakeshare_server.versions.published_changes import (
+    ChangeFiles,
+    PublishedChanges,
+    unlike_columns,
+)
 from lakeshare_server.versions.version import PinnedSnapshot, Version
 
 OPEN_INDEXES = 64
@@ -33,9 +39,11 @@ class PublishedVersions:
         segments: SegmentCache,
         stores: Stores,
         vectors_dir: Path | None = None,
+        change_files: ChangeFiles | None = None,
     ) -> None:
         self._ledger, self._table, self._vectors_dir = ledger, table, vectors_dir
         self._index_dir, self._cache, self._segments, self._stores = index_dir, cache, segments, stores
+        self._change_files = change_files or ChangeFiles(stores)
         self._seen: dict[int, Publication] = {}
         self._first: Publication | None = None
         self._last: Publication | None = None
@@ -88,7 +96,9 @@ class PublishedVersions:
             TableFilesMissing: the index is gone, and so is the pinned state.
             Unavailable: the store of the pinned state does not answer.
         """
-        publication = self._publication(version.number)
+        return self._index(self._publication(version.number))
+
+    def _index(self, publication: Publication) -> FileIndex:
         try:
             return _opened(self._index_dir, publication.index_digest)
         except Unavailable:
@@ -100,18 +110,26 @@ class PublishedVersions:
         """What the publications from `first` to `last` changed.
 
         Raises:
-            Unserveable: the table is no Delta table, or somebody else's commits lie between its publications.
+            Unserveable: somebody else's commits lie between the publications of a Delta table.
+            TableFilesMissing: the changes of one of them are not known any more.
         """
-        publication = self._publication(last)
-        if publication.format != "delta":
-            raise Unserveable(
-                "Changes of this table are not served by this server yet.", "Query its versions instead."
-            )
-        published = self._ledger.between(self._table, first, last)
-        times = {one.version: int(one.published_at.timestamp() * 1000) for one in published}
-        log = ChangeLog(self._stores, publication.location, publication.table_id)
-        changes = read_changes(log, self._segments, first, last)
-        return [one.at(times[one.version]) for one in changes if self._is_told(one, times)]
+        if self._publication(last).format == "iceberg":
+            return self._recorded().window(*self._between(first, last))
+        return self._of_log(first, last)
+
+    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+        """The same, as the change data feed tells it; Delta's log has one answer for both."""
+        if self._publication(last).format == "iceberg":
+            told = None if told_at is None else self._publication(told_at)
+            return self._recorded().feed(*self._between(first, last), told)
+        return self._of_log(first, last)
+
+    def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
+        """Why the schema of version `told_at` does not tell the columns of all files from `first` to `last`."""
+        told = self._publication(told_at)
+        if told.format == "delta" or mapping_mode(self._index(told).header.head.configuration) != "none":
+            return None
+        return unlike_columns(self._stores, [*self._ledger.between(self._table, first, last), told])
 
     def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
         """What the publications from `first` to `last` pin, in order; nothing of a Delta table."""
@@ -122,6 +140,27 @@ class PublishedVersions:
             for one in self._ledger.between(self._table, first, last)
             if one.metadata_location is not None and one.snapshot_id is not None
         ]
+
+    def _recorded(self) -> PublishedChanges:
+        return PublishedChanges(
+            self._index_dir, self._segments, self._change_files, self._stores, self._index
+        )
+
+    def _between(self, first: int, last: int) -> tuple[list[Publication], Publication | None]:
+        """The publications from `first` to `last`, and the one before them."""
+        return self._ledger.between(self._table, first, last), self._ledger.at_or_below(
+            self._table, first - 1
+        )
+
+    def _of_log(self, first: int, last: int) -> list[VersionChanges]:
+        publication = self._publication(last)
+        times = {
+            one.version: int(one.published_at.timestamp() * 1000)
+            for one in self._ledger.between(self._table, first, last)
+        }
+        log = ChangeLog(self._stores, publication.location, publication.table_id)
+        of_log = read_changes(log, self._segments, first, last)
+        return [one.at(times[one.version]) for one in of_log if self._is_told(one, times)]
 
     def _is_told(self, change: VersionChanges, times: dict[int, int]) -> bool:
         if change.version in times:

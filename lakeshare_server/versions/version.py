@@ -65,7 +65,16 @@ class TableVersions(Protocol):
         ...
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """What the versions `first` to `last` changed, in order."""
+        """What the versions `first` to `last` changed, in order, as windows tell it."""
+        ...
+
+    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+        """The same as the change data feed tells it: under the head of version `told_at`, or each under its own."""
+        ...
+
+    def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
+        """Why the schema of version `told_at` does not tell all changes from `first` to `last`, None when it does: a
+        column had another name or type in between, and files are not told by column ids."""
         ...
 
     def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:

@@ -10,6 +10,7 @@ from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.versions.followed import FollowedVersions
 from lakeshare_server.versions.followed_log import FollowedLog
 from lakeshare_server.versions.published import PublishedVersions
+from lakeshare_server.versions.published_changes import ChangeFiles
 from lakeshare_server.versions.version import TableVersions
 
 
@@ -22,6 +23,7 @@ class Versions:
         self._index_dir, self._vectors_dir, self._stores = settings.index_dir, settings.vectors_dir, stores
         self._cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
         self._segments = segment_cache(self._cache.folder, settings.index_cache_bytes)
+        self._change_files = ChangeFiles(stores)
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
         self._opening = Lock()
         self._known = GenerationCache[TableVersions](catalog)
@@ -43,6 +45,7 @@ class Versions:
             self._segments,
             self._stores,
             self._vectors_dir,
+            self._change_files,
         )
 
     def _log(self, followed: FollowedTable) -> FollowedLog:

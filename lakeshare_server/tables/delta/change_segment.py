@@ -5,7 +5,7 @@ Its last batch has one row with a note about the versions: it is known only when
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ BATCH_ROWS = 16_000
 class SegmentVersion:
     """What a segment knows of a version; `protocol` and `metadata` are JSON of the log, in force after its commit.
 
-    `own_time_ms` is the time the commit tells itself; `fault` says why its changes cannot be told.
+    `own_time_ms` is the time the commit tells itself; `fault` says why its changes cannot be told. A version of an
+    Iceberg table has a `head` of its own, in JSON: what recipients are told. `feed_fault` says why its files are known,
+    but not its changed rows.
     """
 
     version: int
@@ -40,6 +42,9 @@ class SegmentVersion:
     vectors: int
     lacks_row_ids: bool
     fault: str | None = None
+    head: str | None = None
+    feed_vectors: int = 0
+    feed_fault: str | None = None
 
     @property
     def rows(self) -> int:
@@ -49,10 +54,14 @@ class SegmentVersion:
 
 @dataclass(frozen=True)
 class SegmentNote:
-    """The versions of a segment, as far as the log has them, and what `tables.locations` calls their roots."""
+    """The versions of a segment, as far as the log has them, and what `tables.locations` calls their roots.
+
+    `made_of` says of changes of an Iceberg table which layout they have, and between which file indexes they are.
+    """
 
     versions: dict[int, SegmentVersion] = field(default_factory=dict)
     roots: tuple[str, ...] = ()
+    made_of: tuple[str, ...] = ()
 
     def as_json(self) -> str:
         """The note as text; each protocol and metadata once."""
@@ -61,7 +70,8 @@ class SegmentNote:
         for one in self.versions.values():
             places = [texts.setdefault(text, len(texts)) for text in (one.protocol, one.metadata)]
             versions.append({**asdict(one), "protocol": places[0], "metadata": places[1]})
-        return json.dumps({"texts": list(texts), "versions": versions, "roots": self.roots})
+        said = {"texts": list(texts), "versions": versions, "roots": self.roots, "made_of": self.made_of}
+        return json.dumps(said)
 
     @classmethod
     def from_json(cls, text: str) -> "SegmentNote":
@@ -69,7 +79,7 @@ class SegmentNote:
         said = json.loads(text)
         texts: list[str] = said["texts"]
         versions = [_version(one, texts) for one in said["versions"]]
-        return cls({one.version: one for one in versions}, tuple(said["roots"]))
+        return cls({one.version: one for one in versions}, tuple(said["roots"]), tuple(said["made_of"]))
 
 
 def _version(said: dict[str, Any], texts: list[str]) -> SegmentVersion:
@@ -96,6 +106,18 @@ class Segment:
             begin, end = self._starts[number], min(self._starts[number + 1], stop)
             yield self._reader.get_batch(number).slice(start - begin, end - start)
             start, number = end, number + 1
+
+
+class ChangedWords(Segment):
+    """A segment whose rows go out in other words than it was written with."""
+
+    def __init__(self, segment: Segment, said: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+        self.note = segment.note
+        self._segment, self._said = segment, said
+
+    def rows(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """The rows from one place to another, in batches."""
+        return map(self._said, self._segment.rows(start, stop))
 
 
 def open_segment(path: Path) -> Segment:

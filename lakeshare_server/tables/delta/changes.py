@@ -20,10 +20,10 @@ from lakeshare_server.tables.delta.change_writing import HeadTexts, SegmentWrite
 from lakeshare_server.tables.delta.features import delta_head, require_known
 from lakeshare_server.tables.delta.log import LogListing, list_log
 from lakeshare_server.tables.delta.replay import NOT_AS_SPECIFIED
-from lakeshare_server.tables.head import TableHead
+from lakeshare_server.tables.head import Hindrance, TableHead
 
 # Grows whenever columns, notes or rendering change; segments of another layout are not found.
-LAYOUT = 3
+LAYOUT = 4
 LENGTHS = (100, 10)
 HEADS_KEPT = 256
 
@@ -35,7 +35,8 @@ class VersionChanges:
     """What one version changed.
 
     `head` is in force after its commit; its hindrances are those of the whole range that was read. `tells_time` says
-    that the time stands in the commit; others come from files, and whoever knows better uses `at`.
+    that the time stands in the commit; others come from files, and whoever knows better uses `at`. Of Iceberg tables,
+    windows and the feed can have hindrances of their own, and `feed_fault` says why the feed cannot be told.
     """
 
     version: int
@@ -51,6 +52,9 @@ class VersionChanges:
     feed_bytes: int
     first_row: int
     segment: Segment = field(repr=False, compare=False)
+    window_hindrances: tuple[Hindrance, ...] = ()
+    feed_hindrances: tuple[Hindrance, ...] = ()
+    feed_fault: str | None = None
 
     @property
     def has_data_changes(self) -> bool:
@@ -188,7 +192,7 @@ def _heads(root: str, asked: Sequence[SegmentVersion]) -> list[TableHead]:
         heads = [_head(one.protocol, one.metadata, vectors, lacks_row_ids) for one in asked]
     except NOT_AS_SPECIFIED as error:
         raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole") from error
-    return _with_all_hindrances(heads)
+    return with_all_hindrances(heads)
 
 
 @lru_cache(HEADS_KEPT)
@@ -204,7 +208,7 @@ def _head(protocol_text: str, metadata_text: str, vectors: int, lacks_row_ids: b
     return delta_head(protocol, metadata, pa.table(files))
 
 
-def _with_all_hindrances(heads: Sequence[TableHead]) -> list[TableHead]:
+def with_all_hindrances(heads: Sequence[TableHead]) -> list[TableHead]:
     """The heads with whatever hinders one of them: an answer has one format from its first line to its last."""
     different = {id(head): head for head in heads}
     hindrances = tuple(dict.fromkeys(one for head in different.values() for one in head.hindrances))

@@ -43,17 +43,21 @@ def with_vectors(head: TableHead, vectors: Mapping[str, pa.Array]) -> TableHead:
     if not vectors:
         return head
     files = pc.count(vectors["dv_storage"], mode="only_valid").as_py()
-    hindrance = Hindrance(
-        FEATURE,
-        f"has deletion vectors on {files} files",
-        f"Run {COMPACTION}; or write copy-on-write.",
-        ReasonCode.ROW_LEVEL_DELETES,
-    )
     return replace(
         head,
         protocol=_with_feature(head.protocol),
         configuration={**head.configuration, "delta.enableDeletionVectors": "true"},
-        hindrances=(*head.hindrances, hindrance),
+        hindrances=(*head.hindrances, vector_hindrance(files)),
+    )
+
+
+def vector_hindrance(files: int) -> Hindrance:
+    """Why parquet cannot carry files with vectors, of which there are so many."""
+    return Hindrance(
+        FEATURE,
+        f"has deletion vectors on {files} files",
+        f"Run {COMPACTION}; or write copy-on-write.",
+        ReasonCode.ROW_LEVEL_DELETES,
     )
 
 

@@ -1,0 +1,291 @@
+"""Changes of Iceberg tables: what is read of a version, applied to the one before it, gives what Spark reads of it.
+
+Spark makes the tables, in all ways in which rows come and go; readers are the official Python client in both formats
+and our own at the level of the protocol.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import delta_sharing
+import httpx
+import pandas as pd
+import pytest
+
+from lakeshare_pipelines.wap.lake import Lake
+from tests.builders.applied_changes import applied
+from tests.builders.canonical import Rows, same_frame, same_rows
+from tests.builders.hostile.served import quietly
+from tests.builders.protocol_lines import Format
+from tests.builders.protocol_reader import ProtocolReader, refusal
+from tests.builders.recorded_changes import RecordingLake
+from tests.builders.sharing import Running, a_provider, a_server
+from tests.builders.spark_iceberg import SparkIceberg
+
+COMPACT = (
+    "CALL {c}.system.rewrite_data_files(table => '{t}', "
+    "options => map('rewrite-all', 'true', 'delete-file-threshold', '1'))"
+)
+OVERWRITE = (
+    "INSERT OVERWRITE {t} PARTITION (day = DATE'2024-01-02') SELECT id, concat('n', id) FROM range(30, 40)"
+)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:The behavior of DataFrame concatenation:FutureWarning"),
+]
+
+
+def insert(first: int, rows: int) -> str:
+    return (
+        "INSERT INTO {t} SELECT id, concat('n', id), date_add(DATE'2024-01-01', CAST(id % 3 AS INT)) "
+        f"FROM range({first}, {first + rows})"
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done between two publications; `kinds` are change types that recipients are to learn of, none of
+    nothing."""
+
+    name: str
+    statements: tuple[str, ...]
+    kinds: frozenset[str]
+    rolls_back_to: int | None = None
+
+
+def step(name: str, *statements: str, kinds: str = "") -> Step:
+    return Step(name, statements, frozenset(kinds.split()))
+
+
+UPDATED = "update_preimage update_postimage"
+STEPS = (
+    step("first", insert(0, 30), kinds="insert"),
+    step("append", insert(30, 9), kinds="insert"),
+    step("overwrite", OVERWRITE, kinds="delete insert"),
+    step("overwritten with the same", OVERWRITE),
+    step("delete", "DELETE FROM {t} WHERE id % 7 = 3", kinds="delete"),
+    step("update", "UPDATE {t} SET name = 'changed' WHERE id % 5 = 1", kinds=UPDATED),
+    step(
+        "merge",
+        "MERGE INTO {t} t USING (SELECT id FROM range(0, 60, 4)) s ON t.id = s.id "
+        "WHEN MATCHED AND t.id % 3 = 0 THEN DELETE WHEN MATCHED THEN UPDATE SET name = NULL "
+        "WHEN NOT MATCHED THEN INSERT (id, name, day) VALUES (s.id, 'new', DATE'2024-01-09')",
+        kinds=f"delete insert {UPDATED}",
+    ),
+    step("compaction", COMPACT),
+    step("duplicates", insert(0, 6), insert(0, 6), kinds="insert"),
+    step("one of two", "DELETE FROM {t} WHERE id < 3", insert(0, 3), kinds="delete"),
+    step("partition deleted", "DELETE FROM {t} WHERE day = DATE'2024-01-09'", kinds="delete"),
+    step("several", insert(70, 6), "DELETE FROM {t} WHERE id = 71", COMPACT, kinds="insert"),
+    Step("rollback", (), frozenset(("insert", "update_preimage", "update_postimage")), 1),
+    step("nothing left", "DELETE FROM {t}", kinds="delete"),
+)  # fmt: skip
+# Merge-on-read makes a difference only where rows are deleted or updated.
+OF_FILES = {"append", "overwrite", "overwritten with the same", "duplicates", "one of two"}
+ROW_LEVEL = tuple(one for one in STEPS if one.name not in OF_FILES)
+TABLES = {
+    "v2_cow": ("2", "copy-on-write", STEPS),
+    "v2_mor": ("2", "merge-on-read", ROW_LEVEL),
+    "v3_mor": ("3", "merge-on-read", ROW_LEVEL),
+}
+EVOLVED = (
+    "CREATE TABLE {t} (id INT, s STRING, d DOUBLE, m MAP<STRING, INT>, st STRUCT<a: INT, b: STRING>, ts TIMESTAMP) "
+    "USING iceberg"
+)
+ROWS = (
+    "INSERT INTO {t} SELECT /*+ REPARTITION(2) */ CAST(id AS INT), concat('s', id), "
+    "CASE id % 3 WHEN 0 THEN CAST('NaN' AS DOUBLE) WHEN 1 THEN 0.0D END, map('k', CAST(id AS INT), 'l', NULL), "
+    "IF(id % 4 = 0, NULL, named_struct('a', CAST(id AS INT), 'b', 'x')), TIMESTAMP'1500-01-01 00:00:00.000001' "
+    "FROM range(12)"
+)
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """Statements between two publications; `renamed` has older names of columns by newer ones, '' for none."""
+
+    statements: tuple[str, ...]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+
+EVOLUTIONS = (
+    Evolution((ROWS,)),
+    Evolution(("ALTER TABLE {t} ADD COLUMN c INT", "UPDATE {t} SET c = id WHERE id < 3")),
+    Evolution(
+        ("ALTER TABLE {t} RENAME COLUMN s TO text", "UPDATE {t} SET text = 'x' WHERE id = 4"), {"text": "s"}
+    ),
+    Evolution(("ALTER TABLE {t} RENAME COLUMN st.b TO name", "UPDATE {t} SET st.name = 'y' WHERE id = 5")),
+    Evolution(("ALTER TABLE {t} ALTER COLUMN id TYPE BIGINT", "DELETE FROM {t} WHERE id = 5")),
+    Evolution(
+        ("ALTER TABLE {t} DROP COLUMN c", "UPDATE {t} SET d = -d, m = map('l', NULL, 'k', id) WHERE d = 0")
+    ),
+    Evolution(
+        (
+            "ALTER TABLE {t} DROP COLUMN text",
+            "ALTER TABLE {t} ADD COLUMN text STRING",
+            "UPDATE {t} SET text = 'new' WHERE id = 6",
+        ),
+        {"text": ""},
+    ),
+    Evolution(("ALTER TABLE {t} ADD PARTITION FIELD id", "UPDATE {t} SET text = NULL WHERE id >= 6")),
+    Evolution(("INSERT INTO {t} SELECT id + 5000000000L, 0.5D, NULL, NULL, NULL, 't' FROM {t}",)),
+    Evolution(("DELETE FROM {t} WHERE id > 9",)),
+)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """All tables behind one server."""
+
+    recorded: RecordingLake
+    server: Running
+    token: str
+    client: httpx.Client
+    data: httpx.Client
+
+    def reader(self, table: str, fmt: Format = "delta") -> ProtocolReader:
+        return ProtocolReader(self.client, f"flights.lake.{table}", fmt, self.data)
+
+    def frame(self, table: str, version: int, *, delta: bool) -> pd.DataFrame:
+        url = f"{self.server.profile(self.token)}#flights.lake.{table}"
+        options = {"starting_version": version, "ending_version": version, "use_delta_format": delta}
+        return quietly(delta_sharing.load_table_changes_as_pandas, url, **options)
+
+
+@pytest.fixture(scope="module")
+def recorded(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> RecordingLake:
+    tables = SparkIceberg.at(lake.spark, "changed", tmp_path_factory.mktemp("changed rows"))
+    provider = a_provider(tmp_path_factory.mktemp("provider"))
+    recorded = RecordingLake(tables, provider, key=("id",))
+    for name, (version, mode, steps) in TABLES.items():
+        tell(recorded, name, version, mode, steps)
+    tables.run("evolved", [EVOLVED])
+    for one in EVOLUTIONS:
+        tables.run("evolved", one.statements)
+        recorded.publish("evolved")
+    tables.run(
+        "renamed", ["CREATE TABLE {t} (id INT, s STRING) USING iceberg", "INSERT INTO {t} VALUES (1, 'a')"]
+    )
+    recorded.publish("renamed")
+    tables.run("renamed", ["ALTER TABLE {t} RENAME COLUMN s TO name", "INSERT OVERWRITE {t} VALUES (1, 'b')"])
+    recorded.publish("renamed")
+    return recorded
+
+
+def tell(recorded: RecordingLake, name: str, version: str, mode: str, steps: Sequence[Step]) -> None:
+    modes = ", ".join(f"'write.{verb}.mode' = '{mode}'" for verb in ("delete", "update", "merge"))
+    create = (
+        "CREATE TABLE {t} (id BIGINT, name STRING, day DATE) USING iceberg PARTITIONED BY (day) "
+        f"TBLPROPERTIES ('format-version' = '{version}', {modes})"
+    )
+    recorded.tables.run(name, [create])
+    states = []
+    for one in steps:
+        recorded.tables.run(name, one.statements)
+        if one.rolls_back_to is None:
+            recorded.publish(name)
+        else:
+            before = recorded.read[name][one.rolls_back_to]
+            recorded.publish(name, states[one.rolls_back_to], before)
+        states.append(recorded.state(name))
+
+
+@pytest.fixture(scope="module")
+def shared(recorded: RecordingLake) -> Iterator[Shared]:
+    provider = recorded.provider
+    provider.share(*(f"lake.{name}" for name in recorded.read), history=True)
+    token = provider.recipient()
+    with a_server(provider) as running, running.client(token) as client, httpx.Client(timeout=30) as data:
+        yield Shared(recorded, running, token, client, data)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_changes_applied_to_a_version_give_the_next(shared: Shared, name: str) -> None:
+    reader = shared.reader(name)
+    for version, (one, after) in enumerate(zip(TABLES[name][2], shared.recorded.read[name], strict=True)):
+        before = shared.recorded.read[name][version - 1] if version else Rows(after.columns, ())
+        changes = reader.change_rows(reader.changes(version, version))
+        same_rows(applied(before, changes), after, f"{name} after {one.name!r}")
+        assert one.kinds <= kinds_of(changes), f"{name}: {one.name}"
+        assert one.kinds or not changes.rows, f"{name}: {one.name}"
+
+
+@pytest.mark.parametrize("fmt", ["parquet", "delta"])
+@pytest.mark.parametrize("name", TABLES)
+def test_the_python_client_reads_the_same_changes(shared: Shared, name: str, fmt: Format) -> None:
+    reader = shared.reader(name)
+    for version, one in enumerate(TABLES[name][2]):
+        wanted = reader.change_rows(reader.changes(version, version)).without("_commit_timestamp")
+        frame = shared.frame(name, version, delta=fmt == "delta")
+        same_frame(frame.drop(columns="_commit_timestamp"), wanted, f"{name} after {one.name!r}")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_windows_give_the_same_rows_as_snapshots(shared: Shared, name: str) -> None:
+    reader = shared.reader(name)
+    first = reader.snapshot(version=0)
+    for last in range(1, len(TABLES[name][2])):
+        told = reader.window(1, last)
+        found = reader.replica(first, [told], first.head.shape)
+        same_rows(found, shared.recorded.read[name][last], f"{name} up to {TABLES[name][2][last].name!r}")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_changes_no_row_shows_nothing(shared: Shared, name: str) -> None:
+    reader = shared.reader(name)
+    for version, one in enumerate(TABLES[name][2]):
+        if not one.kinds:
+            assert not reader.window(version, version).files, one.name
+            assert not reader.changes(version, version).files, one.name
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_range_tells_all_its_versions_by_pages(shared: Shared, name: str) -> None:
+    reader = shared.reader(name)
+    last = len(TABLES[name][2]) - 1
+    whole = reader.changes(0, last, includeHistoricalMetadata=True)
+    paged = reader.changes(0, last, includeHistoricalMetadata=True, maxFiles=2)
+    assert paged.ids == whole.ids
+    assert paged.pages > 2
+    same_rows(reader.change_rows(paged), reader.change_rows(whole))
+    rows = shared.recorded.read[name]
+    same_rows(applied(Rows(rows[0].columns, ()), reader.change_rows(whole)), rows[last])
+
+
+def test_changes_go_through_the_evolution_of_columns_and_partitions(shared: Shared) -> None:
+    reader, read = shared.reader("evolved"), shared.recorded.read["evolved"]
+    for version, (one, after) in enumerate(zip(EVOLUTIONS, read, strict=True)):
+        before = read[version - 1] if version else Rows(after.columns, ())
+        told = reader.changes(version, version, includeHistoricalMetadata=True)
+        changes = reader.change_rows(told)
+        same_rows(applied(before, changes, one.renamed), after, f"after {one.statements}")
+        assert len(changes.rows) < len(after.rows) or version in (0, 8, 9), (
+            f"more than {one.statements} changed"
+        )
+
+
+def test_the_python_client_reads_changes_of_renamed_and_promoted_columns(shared: Shared) -> None:
+    """Change files have the names and types of their version: no column mapping is told of them."""
+    reader = shared.reader("evolved")
+    for version in (0, 1, 2, 3, 4, 5, 6, 7, 9):
+        told = reader.change_rows(reader.changes(version, version, includeHistoricalMetadata=True))
+        frame = shared.frame("evolved", version, delta=True).drop(columns="_commit_timestamp")
+        same_frame(frame, told.without("_commit_timestamp"), f"at {version}")
+
+
+def test_one_schema_for_columns_that_changed_meanwhile_is_refused(shared: Shared) -> None:
+    """Without the metadata of each version, files with other names would be read by the names of the latest one."""
+    reader = shared.reader("renamed", "parquet")
+    answer = reader.client.get(f"{reader.path}/changes?startingVersion=0", headers=reader.headers())
+    assert "Ask with includeHistoricalMetadata=true" in refusal(answer, 400)["message"]
+    # What was rewritten since has one name.
+    read = shared.recorded.read["renamed"]
+    changes = reader.change_rows(reader.changes(1, 1))
+    same_rows(applied(read[0], changes, {"name": "s"}), read[1])
+    assert reader.changes(0, 1, includeHistoricalMetadata=True).body.later
+
+
+def kinds_of(changes: Rows) -> frozenset[str]:
+    place = changes.names.index("_change_type")
+    return frozenset(json.loads(row)[place] for row in changes.rows)
