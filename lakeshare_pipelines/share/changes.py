@@ -16,14 +16,14 @@ from lakeshare_pipelines.wap.staged import Staged
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.tables import FileIndex, Stores, open_index, write_index
-from lakeshare_server.tables.file_difference import file_difference
+from lakeshare_server.tables.file_difference import all_files, file_difference
 from lakeshare_server.tables.iceberg.change_index import (
     FeedSource,
     StateChange,
     open_changes,
     write_change_index,
 )
-from lakeshare_server.tables.iceberg.lineage import keeps_rows
+from lakeshare_server.tables.iceberg.lineage import brings_back_columns, keeps_rows
 from lakeshare_server.tables.index import index_path
 
 CHANGES = "changes"
@@ -95,6 +95,7 @@ def changes_to(lake: Lake, ledger: Ledger, table: Table, state: TableState) -> s
         after=open_index(lake.settings.index_dir, digest),
         changed_at_ms=state.written_ms(),
         keeps_rows=_keeps_rows(latest, state),
+        brings_back_columns=latest is not None and _brings_back_columns(_pinned_by(lake, latest), state),
     )
     if latest is not None:
         change = _with_change_files(lake, table, change, (_pinned_by(lake, latest), state))
@@ -109,8 +110,10 @@ def _with_change_files(
     from lakeshare_pipelines.share.change_files import write_change_files
 
     difference = file_difference(change.before, change.after)
-    if change.source(difference) != FeedSource.ROWS:
+    if change.before is None or change.source(difference) != FeedSource.ROWS:
         return change
+    if change.brings_back_columns:
+        difference = all_files(change.before, change.after)
     header = change.after.header
     with explained(lake.settings, f"change files of {table.name}"):
         files = write_change_files(
@@ -139,6 +142,10 @@ def _files_of(lake: Lake, publication: Publication) -> FileIndex:
 def _keeps_rows(latest: Publication | None, state: TableState) -> bool:
     before = None if latest is None else latest.snapshot_id
     return before is not None and keeps_rows(state.stores, state.metadata_location, state.snapshot_id, before)
+
+
+def _brings_back_columns(before: TableState, after: TableState) -> bool:
+    return brings_back_columns(after.stores, before.place, after.place)
 
 
 def _next_version(latest: Publication | None) -> int:

@@ -23,6 +23,11 @@ class TableState:
     snapshot_id: int
     stores: Stores
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """The metadata location and the snapshot id."""
+        return self.metadata_location, self.snapshot_id
+
     def read(self, vectors_dir: Path) -> TableSnapshot:
         """The table as recipients get it; large deletion vectors are written to `vectors_dir`.
 

@@ -11,7 +11,8 @@ from lakeshare_server.tables.lines import LINE_COLUMNS
 COLUMNS = ("path", "size", *LINE_COLUMNS)
 # Where an index has them; bounds may be of other types in the other state.
 MORE = ("rows", "dv_cardinality", "min", "max")
-INLINE_VECTOR = r'(?s)(?P<vector>"deletionVector":\{[^{}]*\})'
+# Texts of vectors are Z85, which has braces but neither quotes nor backslashes.
+INLINE_VECTOR = r'(?P<vector>"deletionVector":\{[^"{}]*(?:"[^"]*"[^"{}]*)*\})'
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ def file_difference(before: FileIndex | None, after: FileIndex) -> FileDifferenc
         before=was.filter(differs),
         after=still.filter(differs),
     )
+
+
+def all_files(before: FileIndex, after: FileIndex) -> FileDifference:
+    """All files of two states, where files that both have do not tell the same rows in both."""
+    old, new = _files(before), _files(after)
+    return FileDifference(left=old, entered=new, before=old.slice(0, 0), after=new.slice(0, 0))
 
 
 def vectors_of(files: pa.Table) -> pa.Array:

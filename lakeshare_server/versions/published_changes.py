@@ -30,7 +30,13 @@ from lakeshare_server.tables.iceberg.change_index import (
     write_changes,
 )
 from lakeshare_server.tables.iceberg.change_rows import without_partition_values
-from lakeshare_server.tables.iceberg.lineage import ColumnsById, column_conflict, columns_by_id, keeps_rows
+from lakeshare_server.tables.iceberg.lineage import (
+    ColumnsById,
+    brings_back_columns,
+    column_conflict,
+    columns_by_id,
+    keeps_rows,
+)
 from lakeshare_server.tables.iceberg.vectors import vector_hindrance
 from lakeshare_server.tables.index import FileIndex, index_path
 
@@ -171,6 +177,7 @@ class PublishedChanges:
             after=now,
             changed_at_ms=_time_ms(one),
             keeps_rows=before is not None and _keeps_rows(self._stores, before, one),
+            brings_back_columns=before is not None and _brings_back_columns(self._stores, before, one),
             fault=LOST_INDEX if is_lost else NOT_RECORDED,
         )
 
@@ -192,9 +199,7 @@ def unlike_columns(stores: Stores, publications: Sequence[Publication]) -> str |
 
 
 def _columns(stores: Stores, one: Publication) -> ColumnsById:
-    if one.metadata_location is None or one.snapshot_id is None:
-        raise Unserveable("It pins no snapshot.", "Publish the table again.")
-    return _columns_at(stores, one.metadata_location, one.snapshot_id)
+    return _columns_at(stores, *_pinned_by(one))
 
 
 # What a metadata file says never changes.
@@ -210,6 +215,22 @@ def _keeps_rows(stores: Stores, before: Publication, one: Publication) -> bool:
         return keeps_rows(stores, one.metadata_location, one.snapshot_id, before.snapshot_id)
     except Unserveable:
         return False
+
+
+def _brings_back_columns(stores: Stores, before: Publication, one: Publication) -> bool:
+    if before.schema_string == one.schema_string:
+        return False
+    try:
+        return brings_back_columns(stores, _pinned_by(before), _pinned_by(one))
+    except Unserveable:
+        # Then files do not tell what else a change of columns did.
+        return True
+
+
+def _pinned_by(one: Publication) -> tuple[str, int]:
+    if one.metadata_location is None or one.snapshot_id is None:
+        raise Unserveable("It pins no snapshot.", "Publish the table again.")
+    return one.metadata_location, one.snapshot_id
 
 
 def _changes(segment: Segment, publication: Publication, fault: str | None) -> VersionChanges:

@@ -50,7 +50,8 @@ class FeedSource(StrEnum):
 class StateChange:
     """What one version changed: the files of the version before it, None before the first one, and its own.
 
-    `keeps_rows` says that nothing but compaction lies in between. `change_files` are those of the changed rows, as
+    `keeps_rows` says that nothing but compaction lies in between, `brings_back_columns` that files of both have a column
+    which only the later one shows. `change_files` are those of the changed rows, as
     `change_rows.change_file_rows` takes them, where they were made; `fault` says why they were not.
     """
 
@@ -59,6 +60,7 @@ class StateChange:
     after: FileIndex
     changed_at_ms: int
     keeps_rows: bool = False
+    brings_back_columns: bool = False
     change_files: pa.Table | None = None
     fault: str | None = None
 
@@ -82,10 +84,12 @@ class StateChange:
 
     def source(self, difference: FileDifference) -> FeedSource:
         """Where the changed rows are. Files speak for themselves when all that is in them came, or all of it went."""
+        if self.before is None:
+            return FeedSource.NOTHING if difference.is_empty else FeedSource.FILES
+        if self.brings_back_columns:
+            return FeedSource.ROWS
         if self.keeps_rows or difference.is_empty:
             return FeedSource.NOTHING
-        if self.before is None:
-            return FeedSource.FILES
         if difference.after.num_rows or _vectors(difference.left) or _vectors(difference.entered):
             return FeedSource.ROWS
         if not difference.left.num_rows:

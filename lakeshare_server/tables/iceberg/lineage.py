@@ -30,6 +30,20 @@ def keeps_rows(stores: Stores, metadata_location: str, snapshot_id: int, before_
     return False
 
 
+def brings_back_columns(stores: Stores, before: tuple[str, int], after: tuple[str, int]) -> bool:
+    """Whether a later state, given by metadata location and snapshot id, has a column that the table had before, but
+    not at the earlier state: files of both then tell other rows in each. Rolling back over a dropped column does that.
+
+    Raises:
+        Unserveable: the metadata cannot be read.
+        Unavailable: its store does not answer.
+    """
+    then = open_metadata(stores, *before)
+    now = open_metadata(stores, *after)
+    new = schema_at(*now).field_ids - schema_at(*then).field_ids
+    return any(field_id <= then[0].last_column_id for field_id in new)
+
+
 def columns_by_id(stores: Stores, metadata_location: str, snapshot_id: int) -> ColumnsById:
     """The name and the type of each column of a snapshot, those inside of others too, by field id.
 
