@@ -34,7 +34,7 @@ def made_serveable(
         tried |= new
     if found:
         log.warning("%s was rewritten, and still has %s", target, ", ".join(sorted(found)))
-    return tuple(sorted(tried - found))
+    return tuple(sorted(str(code) for code in tried - found))
 
 
 def _rewrite(spark: "SparkSession", target: str, rewrite: Rewrite, codes: Iterable[str]) -> None:

@@ -46,11 +46,10 @@ class Rewrite:
 def codes_in_the_way(promised: Collection[str], verdicts: Iterable[Verdict]) -> frozenset[str]:
     """The codes that a rewrite takes away, of promised clients that could read the table then.
 
-    For a client that something else keeps from the table, too, or something without a code, nothing is rewritten.
+    For a client that something else keeps from the table, too, nothing is rewritten.
     """
-    refused = [one for one in verdicts if one.id in promised and one.served_as is None]
-    helped = [one for one in refused if one.codes and SOLVABLE.issuperset(one.codes)]
-    return frozenset(code for one in helped for code in one.codes)
+    of_clients = [[why.code for why in one.refused_for] for one in verdicts if one.id in promised]
+    return frozenset(code for codes in of_clients if SOLVABLE.issuperset(codes) for code in codes if code)
 
 
 def rewrite_for(codes: Collection[str]) -> Rewrite:

@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 
 from lakeshare_pipelines.contracts import Promise
 from lakeshare_pipelines.nessie.records import TableContent
+from lakeshare_pipelines.wap.rewrites import SOLVABLE
 from lakeshare_pipelines.wap.verdicts import Finding
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableHead, TableSnapshot, read_delta, read_iceberg
 from lakeshare_server.tables.delta.features import hindrances
-from lakeshare_server.tables.serveability import Verdict, nobody_is_served, serveability
+from lakeshare_server.tables.serveability import Refusal, Verdict, nobody_is_served, serveability
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def serveable(promise: Promise, clients: ClientMatrix, rewritten: Iterable[str])
     observed = {
         "promised": list(promise.clients),
         "rewritten": list(rewritten),
-        "clients": [_row(one) for one in clients.verdicts],
+        "clients": [row for one in clients.verdicts for row in _rows(one)],
     }
     if clients.is_refused:
         reason = f"it cannot be published: {_why(clients.verdicts[0])}"
@@ -108,15 +109,15 @@ def _kept(files: pa.Table, column: str | None, partitions: Sequence[str]) -> pa.
     return files.filter(pc.invert(pc.is_in(values, pa.array(partitions, pa.string()))))
 
 
-def _row(verdict: Verdict) -> Mapping[str, Any]:
-    return {
-        "client": verdict.id,
-        "served as": verdict.served_as or "not",
-        "needs": ", ".join(verdict.features),
-        "code": verdict.code or "",
-        "reason": verdict.reason or "",
-        "fix": verdict.fix or "",
-    }
+def _rows(verdict: Verdict) -> list[Mapping[str, Any]]:
+    """A client's line of the matrix, or one for each reason why it has none."""
+    served = {"client": verdict.id, "served as": verdict.served_as or "not"}
+    if not verdict.refused_for:
+        return [{**served, "needs": ", ".join(verdict.features), "code": "", "reason": "", "fix": ""}]
+    return [
+        {**served, "needs": "", "code": one.code or "", "reason": one.reason, "fix": one.fix or ""}
+        for one in verdict.refused_for
+    ]
 
 
 def _by_reason(missed: Iterable[Verdict]) -> list[str]:
@@ -128,5 +129,11 @@ def _by_reason(missed: Iterable[Verdict]) -> list[str]:
 
 
 def _why(verdict: Verdict) -> str:
-    code = f" [{verdict.code}]" if verdict.code else ""
-    return f"{(verdict.reason or '').rstrip('.')}{code}." + (f" {verdict.fix}" if verdict.fix else "")
+    """The reasons, first those that no rewrite takes away: of a long text only the beginning is told."""
+    lasting_first = sorted(verdict.refused_for, key=lambda one: one.code in SOLVABLE)
+    return " ".join(_sentence(one) for one in lasting_first)
+
+
+def _sentence(refusal: Refusal) -> str:
+    code = f" [{refusal.code}]" if refusal.code else ""
+    return f"{refusal.reason.rstrip('.')}{code}." + (f" {refusal.fix}" if refusal.fix else "")

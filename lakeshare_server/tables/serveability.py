@@ -47,32 +47,47 @@ DIRECTORY_ID, DIRECTORY_ACCESS = "directory", "directory access"
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """One reason why a client does not get a table, and what the provider can do; `code` is one of `ReasonCode`."""
+
+    reason: str
+    fix: str | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """How one client gets a table: `served_as` is parquet, delta, iceberg or files, None when it does not.
 
-    `features` are the reader features that are needed; `code`, `reason` and `fix` say why not, where it is not served:
-    the first reason of several. `codes` has all of them.
+    `features` are the reader features that are needed; `refused_for` has every reason of a client that is not served,
+    the one that its requests are told first.
     """
 
     id: str
     client: str
     served_as: str | None
     features: tuple[str, ...] = ()
-    code: str | None = None
-    reason: str | None = None
-    fix: str | None = None
-    codes: tuple[str, ...] = ()
+    refused_for: tuple[Refusal, ...] = ()
+
+    @property
+    def code(self) -> str | None:
+        """The code of the reason that requests are told."""
+        return self.refused_for[0].code if self.refused_for else None
 
     def as_json(self) -> dict[str, Any]:
-        """The verdict as JSON's types."""
-        return {**asdict(self), "features": list(self.features), "codes": list(self.codes)}
+        """The verdict as JSON's types; `code`, `reason` and `fix` are of the reason that requests are told."""
+        first = self.refused_for[0] if self.refused_for else None
+        told = {name: getattr(first, name, None) for name in ("code", "reason", "fix")}
+        lists = {"features": list(self.features), "refused_for": [asdict(one) for one in self.refused_for]}
+        return {"id": self.id, "client": self.client, "served_as": self.served_as, **told, **lists}
 
     def __str__(self) -> str:
         if self.served_as is not None:
             needs = f", needs {', '.join(self.features)}" if self.features else ""
             return f"yes, as {self.served_as}{needs}"
-        code = f" [{self.code}]" if self.code else ""
-        return f"no, {self.reason}{code}" + (f". {self.fix}" if self.fix else "")
+        first = self.refused_for[0]
+        code = f" [{first.code}]" if first.code else ""
+        return f"no, {first.reason}{code}" + (f". {first.fix}" if first.fix else "")
 
 
 def needed_features(head: TableHead) -> list[str]:
@@ -99,8 +114,8 @@ def serveability(table_format: str, head: TableHead) -> list[Verdict]:
 def nobody_is_served(why: Unserveable) -> list[Verdict]:
     """The same verdicts for a state that cannot be published at all, from the refusal to read it."""
     clients = [*((client.id, client.name) for client in CLIENTS), (ICEBERG_REST_ID, ICEBERG_REST)]
-    codes = () if why.code is None else (why.code,)
-    return [Verdict(id_, name, None, (), why.code, why.reason, why.fix, codes) for id_, name in clients]
+    refusal = Refusal(why.reason, why.fix, why.code)
+    return [Verdict(id_, name, None, refused_for=(refusal,)) for id_, name in clients]
 
 
 def directory_verdict(path: str, refusal: str | None) -> Verdict:
@@ -108,14 +123,14 @@ def directory_verdict(path: str, refusal: str | None) -> Verdict:
     client = f"{DIRECTORY_ACCESS} to {path}"
     if refusal is None:
         return Verdict(DIRECTORY_ID, client, "files")
-    return Verdict(DIRECTORY_ID, client, None, reason=refusal)
+    return Verdict(DIRECTORY_ID, client, None, refused_for=(Refusal(refusal),))
 
 
 def _verdict(client: Client, head: TableHead) -> Verdict:
     found = _in_the_way(client, head)
     if found:
-        first, codes = found[0], tuple(one.code for one in found if one.code is not None)
-        return Verdict(client.id, client.name, None, (), first.code, f"it {first.reason}", first.fix, codes)
+        refusals = tuple(Refusal(f"it {one.reason}", one.fix, one.code) for one in found)
+        return Verdict(client.id, client.name, None, refused_for=refusals)
     needed = () if client.response_format == "parquet" else tuple(needed_features(head))
     return Verdict(client.id, client.name, client.response_format, needed)
 
@@ -131,4 +146,5 @@ def _in_the_way(client: Client, head: TableHead) -> tuple[Hindrance, ...]:
 def _iceberg_rest(table_format: str) -> Verdict:
     if table_format == "iceberg":
         return Verdict(ICEBERG_REST_ID, ICEBERG_REST, "iceberg")
-    return Verdict(ICEBERG_REST_ID, ICEBERG_REST, None, reason="it is no Iceberg table")
+    refusal = Refusal("it is no Iceberg table")
+    return Verdict(ICEBERG_REST_ID, ICEBERG_REST, None, refused_for=(refusal,))
