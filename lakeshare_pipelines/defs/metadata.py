@@ -33,6 +33,7 @@ def staged_metadata(staged: Staged) -> Mapping[str, Any]:
         "lakeshare/head": staged.head,
         "lakeshare/rows": {table.table: table.rows for table in staged.tables},
         "lakeshare/rejected": {table.table: table.rejected for table in staged.tables},
+        "lakeshare/rewritten": {table.table: list(table.rewritten) for table in staged.tables},
     }
 
 

@@ -3,6 +3,7 @@
 The server itself is asked, by the code that it publishes with. What can be done about a refusal is in `rewrites.py`.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableHead, TableSnapshot, read_delta, read_iceberg
 from lakeshare_server.tables.delta.features import hindrances
 from lakeshare_server.tables.serveability import Refusal, Verdict, nobody_is_served, serveability
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class ClientMatrix:
 
 def of_iceberg(content: TableContent) -> ClientMatrix:
     """How each client would get an Iceberg table in this state."""
+    log.info("looking at who can read %s", content.metadata_location)
     # Large deletion vectors are files, which only a publication is to leave behind.
     with TemporaryDirectory(prefix="lakeshare-vectors-") as folder:
         try:
@@ -58,6 +62,7 @@ def of_delta(
 
     `version` is the table's own before that, None when there is none.
     """
+    log.info("looking at who can read %s", main)
     try:
         new = read_delta(str(staged))
         if version is None:
@@ -131,7 +136,7 @@ def _by_reason(missed: Iterable[Verdict]) -> list[str]:
 def _why(verdict: Verdict) -> str:
     """The reasons, first those that no rewrite takes away: of a long text only the beginning is told."""
     lasting_first = sorted(verdict.refused_for, key=lambda one: one.code in SOLVABLE)
-    return " ".join(_sentence(one) for one in lasting_first)
+    return " Besides, ".join(_sentence(one) for one in lasting_first)
 
 
 def _sentence(refusal: Refusal) -> str:

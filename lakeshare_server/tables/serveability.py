@@ -76,8 +76,8 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as JSON's types; `code`, `reason` and `fix` are of the reason that requests are told."""
-        first = self.refused_for[0] if self.refused_for else None
-        told = {name: getattr(first, name, None) for name in ("code", "reason", "fix")}
+        nothing = dict.fromkeys(("code", "reason", "fix"))
+        told = asdict(self.refused_for[0]) if self.refused_for else nothing
         lists = {"features": list(self.features), "refused_for": [asdict(one) for one in self.refused_for]}
         return {"id": self.id, "client": self.client, "served_as": self.served_as, **told, **lists}
 
