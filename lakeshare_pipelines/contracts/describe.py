@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lakeshare_pipelines.contracts.model import Column, Drift, Promise, SetContract, Table
+from lakeshare_pipelines.contracts.model import Column, Drift, SetContract, Table
 
 
 def describe(contract: SetContract) -> str:
@@ -50,7 +50,7 @@ def _table_lines(table: Table) -> Iterator[str]:
         target = f"{reference.to_table}({', '.join(reference.to_columns)})"
         yield f"    {reference.severity:7} on the table: {', '.join(reference.columns)} exists in {target}"
     if table.serveable_to.clients:
-        yield f"  {_promise_words(table.serveable_to)}"
+        yield f"  {_promise_words(table)}"
     yield f"  at most {table.max_quarantined_fraction:.1%} of rows in quarantine{_drift_words(table.drift)}"
 
 
@@ -65,8 +65,10 @@ def _column_words(column: Column) -> str:
     return "; ".join(word for word in words if word)
 
 
-def _promise_words(promise: Promise) -> str:
-    rewritten = ", rewritten for them where needed" if promise.rewrite else ""
+def _promise_words(table: Table) -> str:
+    promise = table.serveable_to
+    is_rewritten = promise.rewrite and table.format == "iceberg"
+    rewritten = ", rewritten for them where needed" if is_rewritten else ""
     return f"can be read by {', '.join(promise.clients)}{rewritten} ({promise.severity})"
 
 

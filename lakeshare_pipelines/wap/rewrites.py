@@ -4,7 +4,7 @@ Choosing only; `iceberg_rewriting.py` has it done.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lakeshare_server.tables.reason_codes import ReasonCode
 from lakeshare_server.tables.serveability import Verdict
@@ -33,14 +33,16 @@ FILES_WITH_DELETES = {
     "min-file-size-bytes": "0",
     "max-file-size-bytes": str(2**63 - 1),
 }
+# PyIceberg refuses a table with equality deletes also when they apply to no file any more.
+NO_DELETES_LEFT = {"remove-dangling-deletes": "true"}
 
 
 @dataclass(frozen=True)
 class Rewrite:
     """A rewrite of data files: the table's properties before it, and the options of Iceberg's procedure."""
 
-    properties: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str]
+    options: Mapping[str, str]
 
 
 def codes_in_the_way(promised: Collection[str], verdicts: Iterable[Verdict]) -> frozenset[str]:
@@ -56,11 +58,13 @@ def rewrite_for(codes: Collection[str]) -> Rewrite:
     """The one rewrite that takes away these codes, all of `SOLVABLE`."""
     found = frozenset(codes)
     properties: dict[str, str] = {}
+    # A rewrite of all files leaves no deleted rows either.
+    options = FILES_WITH_DELETES if found <= OF_DELETES else ALL_FILES
     if found & OF_DELETES:
         properties |= COPY_ON_WRITE
+        options = options | NO_DELETES_LEFT
     if ReasonCode.DELETE_FORMAT in found:
         properties |= DELETES_IN_PARQUET
     if found & OF_FORMAT:
         properties |= IN_PARQUET
-    # A rewrite of all files leaves no deleted rows either.
-    return Rewrite(properties, FILES_WITH_DELETES if found <= OF_DELETES else ALL_FILES)
+    return Rewrite(properties, options)

@@ -8,14 +8,13 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import delta_sharing
 import pytest
-import yaml
+from pyiceberg.table import StaticTable
 
-from lakeshare_pipelines.contracts import SetContract, load_contract
+from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import NotAudited
 from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.wap.lake import Lake
@@ -25,10 +24,22 @@ from lakeshare_pipelines.wap.staged import Staged
 from lakeshare_pipelines.wap.verdicts import Verdict, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication
 from lakeshare_server.settings import ServerSettings
+from lakeshare_server.tables import read_iceberg
 from tests.builders.audits import of
 from tests.builders.canonical import same_frame
 from tests.builders.hostile.served import quietly
 from tests.builders.main_state import main_state
+from tests.builders.promised_sets import (
+    DEFAULT,
+    EQUALITY_DELETE,
+    MONDAY,
+    TUESDAY,
+    a_promising_contract,
+    by_hand,
+    created,
+    deliver_tuesday,
+    inserted,
+)
 from tests.builders.sharing import Provider, Running, a_server
 from tests.builders.spark_iceberg import SparkIceberg
 
@@ -37,25 +48,11 @@ pytestmark = [
     # The client's own: it concatenates empty frames.
     pytest.mark.filterwarnings("ignore:The behavior of DataFrame concatenation:FutureWarning"),
 ]
-MONDAY, TUESDAY = "2024-01-01", "2024-01-02"
 SETS = (f"kept{number}" for number in itertools.count(1))
 MERGE_ON_READ = ", ".join(f"'write.{verb}.mode' = 'merge-on-read'" for verb in ("delete", "update", "merge"))
 DELETE = "DELETE FROM {t} WHERE id % 3 = 1"
-
-
-def created(properties: str = "", columns: str = "id INT, name STRING") -> str:
-    return (
-        f"CREATE TABLE {{t}} (day DATE, {columns}) USING iceberg PARTITIONED BY (day) "
-        f"TBLPROPERTIES ('format-version' = '2'{properties and ', ' + properties})"
-    )
-
-
-def inserted(*more: str) -> str:
-    values = ", ".join((f"DATE'{MONDAY}'", "CAST(id AS INT)", *more))
-    return f"INSERT INTO {{t}} SELECT {values} FROM range(6)"
-
-
 NAMES = inserted("concat('n', id)")
+LATER = f"INSERT INTO {{t}} VALUES (DATE'{MONDAY}', 7, 'late')"
 
 
 @dataclass(frozen=True)
@@ -68,13 +65,13 @@ class Case:
 
 
 CASES: Mapping[str, Case] = {
-    "deleted_v2": Case([created(MERGE_ON_READ), NAMES, DELETE], ("ROW_LEVEL_DELETES",)),
+    "deleted_v2": Case([created(MERGE_ON_READ), NAMES, DELETE, LATER], ("ROW_LEVEL_DELETES",)),
     "deleted_v3": Case([created(MERGE_ON_READ).replace("'2'", "'3'"), NAMES, DELETE], ("ROW_LEVEL_DELETES",)),
     "deleted_in_avro": Case(
         [created(f"{MERGE_ON_READ}, 'write.delete.format.default' = 'avro'"), NAMES, DELETE],
         ("DELETE_FORMAT",),
     ),
-    "deleted_by_value": Case([created(), NAMES, "equality"], ("EQUALITY_DELETES",)),
+    "deleted_by_value": Case([created(), NAMES, EQUALITY_DELETE], ("EQUALITY_DELETES",)),
     "renamed": Case(
         [created(columns="id INT, label STRING"), NAMES, "ALTER TABLE {t} RENAME COLUMN label TO name"],
         ("RENAMED_COLUMNS",),
@@ -95,7 +92,7 @@ CASES: Mapping[str, Case] = {
         {"count": "bigint", "ratio": "double", "price": "decimal(12,2)"},
     ),
     "with_default": Case(
-        [created(columns="id INT").replace("'2'", "'3'"), inserted(), "default"],
+        [created(columns="id INT").replace("'2'", "'3'"), inserted(), DEFAULT],
         ("COLUMN_DEFAULTS",),
         {"rate": "int"},
     ),
@@ -121,81 +118,8 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def a_contract(folder: Path, name: str, tables: Mapping[str, Mapping[str, str]], promise: Any) -> SetContract:
-    """A daily set of tables of these columns beside day and id, `lake.<set>_<table>` each."""
-    document = {
-        "apiVersion": "v3.1.0",
-        "kind": "DataContract",
-        "id": name,
-        "name": name,
-        "version": "1.0.0",
-        "status": "active",
-        "team": {"name": "lake"},
-        "servers": [{"server": "lake", "type": "local", "format": "iceberg"}],
-        "schema": [_of_contract(name, table, columns, promise) for table, columns in tables.items()],
-        "customProperties": _properties(partitioning="daily", firstPartition=MONDAY),
-    }
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
-    return load_contract(path)
-
-
-def _of_contract(name: str, table: str, columns: Mapping[str, str], promise: Any) -> dict[str, Any]:
-    day = {"name": "day", "logicalType": "date", "partitioned": True, "partitionKeyPosition": 1}
-    others = [{"name": name, "physicalType": kind} for name, kind in {"id": "int", **columns}.items()]
-    promised = {} if promise is None else {"serveableTo": promise}
-    return {
-        "name": table,
-        "physicalName": f"lake.{name}_{table}",
-        "properties": [day, *others],
-        "customProperties": _properties(source=table, allowSchemaChanges=True, **promised),
-    }
-
-
-def _properties(**values: Any) -> list[dict[str, Any]]:
-    return [{"property": name, "value": value} for name, value in values.items()]
-
-
-def on_main(lake: Lake, name: str, stories: Mapping[str, Sequence[str]]) -> None:
-    """Tables `lake.<name>_<table>` on main, each as its story leaves it."""
-    ref, nessie, publisher = f"by-hand-{uuid4()}", lake.nessie(), lake.nessie("publisher")
-    nessie.create_branch(ref, nessie.reference("main").hash)
-    iceberg = SparkIceberg(lake.spark, lake.catalog(ref))
-    lake.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {iceberg.name}.lake")
-    for table, story in stories.items():
-        for statement in story:
-            if statement == "equality":
-                iceberg.add_equality_delete(f"{name}_{table}", "id", 4, f"day={MONDAY}")
-            elif statement == "default":
-                iceberg.add_column_with_default(f"{name}_{table}", "rate", 7)
-            else:
-                iceberg.run(f"{name}_{table}", [statement])
-    publisher.merge(
-        *(ref, nessie.reference(ref).hash),
-        onto_hash=nessie.reference("main").hash,
-        message="by hand",
-        author="tests",
-        properties={},
-    )
-
-
-def deliver(lake: Lake, contract: SetContract) -> None:
-    """Two rows for each table on Tuesday."""
-    values = {"string": ("a", "b"), "bigint": (5_000_000_000, 1), "double": (1e300, 0.1)}
-    folder = lake.settings.landing / contract.name / TUESDAY
-    folder.mkdir(parents=True, exist_ok=True)
-    for table in contract.tables:
-        kinds = {column.name: column.type for column in table.columns[2:]}
-        lines = [
-            [TUESDAY, 10 + row, *(values.get(kind, (1, 2))[row] for kind in kinds.values())] for row in (0, 1)
-        ]
-        text = "\n".join(",".join(str(value) for value in line) for line in [["day", "id", *kinds], *lines])
-        (folder / f"{table.source}.csv").write_text(text + "\n")
-    (folder / "_SUCCESS").touch()
-
-
 def staged_and_judged(lake: Lake, contract: SetContract) -> tuple[Staged, Verdicts]:
-    deliver(lake, contract)
+    deliver_tuesday(lake, contract)
     staged = stage(lake, contract, [TUESDAY], str(uuid4()))
     return staged, judged(lake, contract, staged)
 
@@ -218,9 +142,9 @@ class Kept:
 @pytest.fixture(scope="module")
 def kept(lake: Lake, catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     name = next(SETS)
-    on_main(lake, name, {table: case.story for table, case in CASES.items()})
+    by_hand(lake, name, {table: case.story for table, case in CASES.items()})
     columns = {table: case.columns for table, case in CASES.items()}
-    contract = a_contract(tmp_path_factory.mktemp("contracts"), name, columns, ["python-parquet"])
+    contract = a_promising_contract(tmp_path_factory.mktemp("contracts"), name, columns, ["python-parquet"])
     staged, verdicts = staged_and_judged(lake, contract)
     assert verdicts.green, [(one.name, one.reason) for one in verdicts.failed]
     publications = publish(lake, catalog, contract, staged, verdicts)
@@ -265,13 +189,21 @@ def test_the_ledger_knows_the_verdicts(kept: Kept) -> None:
 
 
 def test_files_without_deleted_rows_stay_where_they_are(lake: Lake, kept: Kept) -> None:
-    """Tuesday's file is as it was written; Monday's has the rows of no other day."""
-    [table] = [one for one in kept.contract.tables if one.name.endswith("_deleted_v2")]
-    frame = lake.spark.sql(
-        f"SELECT * FROM {lake.catalog('main')}.{table.name}.snapshots ORDER BY committed_at"
-    )
-    newest = frame.collect()[-1]
-    assert (newest.operation, newest.summary["deleted-data-files"]) == ("replace", "1")
+    """Tuesday's, and one of Monday that was written after the rows were deleted."""
+    table = f"{lake.catalog('main')}.lake.{kept.contract.name}_deleted_v2"
+    snapshots = lake.spark.sql(f"SELECT * FROM {table}.snapshots ORDER BY committed_at").collect()
+    rewritten = [one.summary for one in snapshots if "deleted-data-files" in one.summary]
+    assert [one["deleted-data-files"] for one in rewritten] == ["1"]
+
+
+@pytest.mark.parametrize("name", ["deleted_v2", "deleted_v3", "deleted_in_avro", "deleted_by_value"])
+def test_no_deletes_are_left_for_other_readers_to_stumble_over(lake: Lake, kept: Kept, name: str) -> None:
+    """PyIceberg reads no table with equality deletes, whether they apply to a file or not."""
+    publication = kept.publications[f"lake.{kept.contract.name}_{name}"]
+    assert publication.metadata_location is not None
+    table = StaticTable.from_metadata(publication.metadata_location)
+    assert table.scan(snapshot_id=publication.snapshot_id).to_arrow().num_rows == publication.rows
+    assert table.inspect.delete_files(publication.snapshot_id).num_rows == 0
 
 
 def test_who_deletes_after_that_writes_copies(lake: Lake, kept: Kept) -> None:
@@ -284,7 +216,7 @@ def test_who_deletes_after_that_writes_copies(lake: Lake, kept: Kept) -> None:
 def deleted(lake: Lake) -> str:
     """A set with one table of main, from which rows were deleted by position."""
     name = next(SETS)
-    on_main(lake, name, {"t": CASES["deleted_v2"].story})
+    by_hand(lake, name, {"t": CASES["deleted_v2"].story})
     return name
 
 
@@ -292,7 +224,7 @@ def test_a_broken_promise_that_may_not_be_mended_stops_the_publication(
     lake: Lake, catalog: Catalog, deleted: str, tmp_path: Path
 ) -> None:
     promise = {"clients": ["python-delta", "python-parquet"], "rewrite": False}
-    contract = a_contract(tmp_path, deleted, {"t": {"name": "string"}}, promise)
+    contract = a_promising_contract(tmp_path, deleted, {"t": {"name": "string"}}, promise)
     before = main_state(lake, contract)
 
     staged, verdicts = staged_and_judged(lake, contract)
@@ -311,7 +243,7 @@ def test_a_broken_promise_can_be_a_warning(
     lake: Lake, catalog: Catalog, deleted: str, tmp_path: Path
 ) -> None:
     promise = {"clients": ["python-parquet"], "rewrite": False, "severity": "warning"}
-    contract = a_contract(tmp_path, deleted, {"t": {"name": "string"}}, promise)
+    contract = a_promising_contract(tmp_path, deleted, {"t": {"name": "string"}}, promise)
 
     staged, verdicts = staged_and_judged(lake, contract)
     [publication] = publish(lake, catalog, contract, staged, verdicts)
@@ -319,8 +251,8 @@ def test_a_broken_promise_can_be_a_warning(
     verdict = of(verdicts, "serveable", "_t")
     assert (verdict.passed, verdict.severity, verdicts.green) == (False, "warning", True)
     assert publication.verdicts["failed_checks"] == [verdict.name]
-    # Six of Monday, two of them deleted, and two of Tuesday.
-    assert publication.rows == 6 == lake.table(publication.table).count()
+    # Seven of Monday, two of them deleted, and two of Tuesday.
+    assert publication.rows == 7 == lake.table(publication.table).count()
 
 
 def test_a_promise_that_no_rewrite_can_keep_stops_the_publication_with_the_fix(
@@ -328,8 +260,8 @@ def test_a_promise_that_no_rewrite_can_keep_stops_the_publication_with_the_fix(
 ) -> None:
     name = next(SETS)
     story = [created(columns="id INT, name STRING, at TIMESTAMP_NTZ"), inserted("'n'", "NULL")]
-    on_main(lake, name, {"t": [*story, "ALTER TABLE {t} RENAME COLUMN name TO label"]})
-    contract = a_contract(tmp_path, name, {"t": {"label": "string"}}, ["python-parquet"])
+    by_hand(lake, name, {"t": [*story, "ALTER TABLE {t} RENAME COLUMN name TO label"]})
+    contract = a_promising_contract(tmp_path, name, {"t": {"label": "string"}}, ["python-parquet"])
     before = main_state(lake, contract)
 
     staged, verdicts = staged_and_judged(lake, contract)
@@ -352,8 +284,8 @@ def test_what_cannot_be_published_at_all_is_stopped_before_main_whatever_is_prom
     lake: Lake, catalog: Catalog, tmp_path: Path
 ) -> None:
     name = next(SETS)
-    on_main(lake, name, {"t": CASES["deleted_by_value"].story})
-    contract = a_contract(tmp_path, name, {"t": {"name": "string"}}, None)
+    by_hand(lake, name, {"t": CASES["deleted_by_value"].story})
+    contract = a_promising_contract(tmp_path, name, {"t": {"name": "string"}}, None)
     before = main_state(lake, contract)
 
     staged, verdicts = staged_and_judged(lake, contract)
@@ -365,3 +297,20 @@ def test_what_cannot_be_published_at_all_is_stopped_before_main_whatever_is_prom
     with pytest.raises(NotAudited, match="serveable"):
         publish(lake, catalog, contract, staged, verdicts)
     assert main_state(lake, contract) == before
+
+
+def test_names_that_files_spell_otherwise_outlast_a_rewrite_until_they_are_changed(
+    lake: Lake, tmp_path: Path
+) -> None:
+    iceberg = SparkIceberg.at(lake.spark, "spelt", tmp_path)
+    rewrite = "CALL {c}.system.rewrite_data_files(table => '{t}', options => map('rewrite-all', 'true'))"
+
+    def codes() -> list[str | None]:
+        state = iceberg.state("t")
+        head = read_iceberg(state.metadata_location, state.snapshot_id).head
+        return [one.code for one in head.hindrances]
+
+    iceberg.run("t", ["CREATE TABLE {t} (`a b` INT) USING iceberg", "INSERT INTO {t} VALUES (1)", rewrite])
+    assert codes() == ["NAMES_SPELT_OTHERWISE"]
+    iceberg.run("t", ["ALTER TABLE {t} RENAME COLUMN `a b` TO a_b", rewrite])
+    assert codes() == []

@@ -155,6 +155,10 @@ def test_clients_are_promised_in_short_or_in_full(tmp_path: Path, value: str, pr
     assert f"  can be read by spark{rewritten}\n" in describe(contract)
 
 
+def test_of_delta_tables_no_rewrite_is_told() -> None:
+    assert "  can be read by python-parquet, python-delta, spark (error)\n" in describe(REFERENCE)
+
+
 def test_a_contract_that_promises_nobody_has_no_promise(tmp_path: Path) -> None:
     path = tmp_path / "flights.yaml"
     lines = [line for line in FLIGHTS.path.read_text().splitlines() if "serveableTo" not in line]

@@ -79,7 +79,7 @@ def test_what_nobody_can_read_is_in_the_way_of_each_client(code: str | None, fou
 @pytest.mark.parametrize("code", ["ROW_LEVEL_DELETES", "EQUALITY_DELETES", "DELETE_FORMAT", "LARGE_DELETES"])
 def test_of_deletes_only_files_that_have_some_are_rewritten(code: str) -> None:
     rewrite = rewrite_for([code])
-    assert rewrite.options == FILES_WITH_DELETES
+    assert rewrite.options == {**FILES_WITH_DELETES, "remove-dangling-deletes": "true"}
     assert COPY_ON_WRITE.items() <= rewrite.properties.items()
     deletes_are_set = "write.delete.format.default" in rewrite.properties
     assert deletes_are_set == (code == "DELETE_FORMAT")
@@ -94,4 +94,5 @@ def test_of_columns_and_formats_all_files_are_rewritten(code: str) -> None:
 
 def test_several_codes_are_one_rewrite() -> None:
     rewrite = rewrite_for(["RENAMED_COLUMNS", "ROW_LEVEL_DELETES"])
-    assert (rewrite.options, rewrite.properties) == (ALL_FILES, COPY_ON_WRITE)
+    assert rewrite.options == {**ALL_FILES, "remove-dangling-deletes": "true"}
+    assert rewrite.properties == COPY_ON_WRITE
