@@ -14,6 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.stores import Stores
 from lakeshare_server.tables.deletion_vectors import vector_columns
 from lakeshare_server.tables.iceberg.delete_targets import Target, Targets
 from lakeshare_server.tables.iceberg.deletes import deletion_vectors
@@ -31,8 +33,7 @@ MOST = 10.0
 
 def main() -> int:
     """Measure, print, and return the exit code."""
-    from pyiceberg.io.pyarrow import PyArrowFileIO
-
+    stores = Stores(ServerSettings())
     with tempfile.TemporaryDirectory() as folder:
         targets = Targets([_target(number) for number in range(FILES)])
         deletes = [_delete_file(Path(folder), number) for number in range(FILES)]
@@ -42,9 +43,7 @@ def main() -> int:
             read.append(_seconds(lambda: _read(paths)))
             turned.append(
                 _seconds(
-                    lambda: vector_columns(
-                        deletion_vectors(PyArrowFileIO(), targets, deletes, folder), FILES, None
-                    )
+                    lambda: vector_columns(deletion_vectors(stores, targets, deletes, folder), FILES, None)
                 )
             )
     ratio = min(turned) / min(read)

@@ -7,7 +7,7 @@ from lakeshare_pipelines.errors import NessieError
 from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_server.catalog import NewPublication
-from lakeshare_server.tables import described, read_delta, read_iceberg, write_index
+from lakeshare_server.tables import Stores, described, read_delta, read_iceberg, write_index
 
 
 def pinned(
@@ -27,13 +27,15 @@ def pinned(
 
     Raises:
         Unserveable: the table's state cannot be served correctly; the ledger stays as it was.
+        Unavailable: the table's store does not answer.
     """
+    stores = Stores(lake.settings)
     if table.format == "iceberg":
         metadata_location, snapshot_id = _iceberg_state(lake, table, nessie_hash)
-        snapshot = read_iceberg(metadata_location, snapshot_id, lake.settings.vectors_dir)
+        snapshot = read_iceberg(metadata_location, snapshot_id, lake.settings.vectors_dir, stores)
     else:
         metadata_location, snapshot_id = None, None
-        snapshot = read_delta(str(table_location(lake.settings, table)), delta_version)
+        snapshot = read_delta(str(table_location(lake.settings, table)), delta_version, stores)
     index = write_index(snapshot, lake.settings.index_dir)
     return NewPublication(
         table=table.name,

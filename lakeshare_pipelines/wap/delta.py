@@ -27,6 +27,7 @@ from lakeshare_pipelines.wap.staging import (
     owed_run,
     said_by,
 )
+from lakeshare_server.tables import Stores
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -75,6 +76,7 @@ class DeltaStaging:
     def clients(self, staged: Staged, table: Table) -> ClientMatrix:
         version = json.loads(staged.base)[table.name]
         return of_delta(
+            Stores(self.lake.settings),
             self._staged(table.name, staged.ref),
             self.location(table.name),
             None if version == ABSENT else version,

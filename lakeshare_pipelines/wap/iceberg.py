@@ -21,6 +21,7 @@ from lakeshare_pipelines.wap.staging import (
     said_by,
 )
 from lakeshare_pipelines.wap.structure import types_of
+from lakeshare_server.tables import Stores
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -157,7 +158,7 @@ class IcebergStaging:
         content = self.lake.nessie().content(table.name, at)
         if content is None:
             raise NessieError(404, "CONTENT_NOT_FOUND", f"{table.name} is not at {at}")
-        return of_iceberg(content)
+        return of_iceberg(Stores(self.lake.settings), content)
 
     def _target(self, ref: str, table: Table) -> str:
         return f"{self.lake.catalog(ref)}.{table.name}"

@@ -18,7 +18,7 @@ from lakeshare_pipelines.nessie.records import TableContent
 from lakeshare_pipelines.wap.rewrites import SOLVABLE
 from lakeshare_pipelines.wap.verdicts import Finding
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables import TableHead, TableSnapshot, read_delta, read_iceberg
+from lakeshare_server.tables import Stores, TableHead, TableSnapshot, read_delta, read_iceberg
 from lakeshare_server.tables.delta.features import hindrances
 from lakeshare_server.tables.serveability import Refusal, Verdict, nobody_is_served, serveability
 
@@ -43,20 +43,29 @@ class ClientMatrix:
         return cls(tuple(nobody_is_served(why)), is_refused=True)
 
 
-def of_iceberg(content: TableContent) -> ClientMatrix:
-    """How each client would get an Iceberg table in this state."""
+def of_iceberg(stores: Stores, content: TableContent) -> ClientMatrix:
+    """How each client would get an Iceberg table in this state.
+
+    Raises:
+        Unavailable: the table's store does not answer.
+    """
     log.info("looking at who can read %s", content.metadata_location)
     # Large deletion vectors are files, which only a publication is to leave behind.
     with TemporaryDirectory(prefix="lakeshare-vectors-") as folder:
         try:
-            snapshot = read_iceberg(content.metadata_location, content.snapshot_id, Path(folder))
+            snapshot = read_iceberg(content.metadata_location, content.snapshot_id, Path(folder), stores)
         except Unserveable as refusal:
             return ClientMatrix.of_refused(refusal)
     return ClientMatrix.of("iceberg", snapshot.head)
 
 
 def of_delta(
-    staged: Path, main: Path, version: int | None, column: str | None, partitions: Sequence[str]
+    stores: Stores,
+    staged: Path,
+    main: Path,
+    version: int | None,
+    column: str | None,
+    partitions: Sequence[str],
 ) -> ClientMatrix:
     """How each client would get a Delta table whose `partitions` of `column`, or all files, the staged ones replace.
 
@@ -64,10 +73,10 @@ def of_delta(
     """
     log.info("looking at who can read %s", main)
     try:
-        new = read_delta(str(staged))
+        new = read_delta(str(staged), stores=stores)
         if version is None:
             return ClientMatrix.of("delta", new.head)
-        head = _after(read_delta(str(main), version), new, column, partitions)
+        head = _after(read_delta(str(main), version, stores), new, column, partitions)
     except Unserveable as refusal:
         return ClientMatrix.of_refused(refusal)
     return ClientMatrix.of("delta", head)

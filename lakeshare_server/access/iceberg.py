@@ -3,7 +3,6 @@
 The rewriting itself is in `protocol.iceberg_metadata`; how clients get at the files is in `iceberg_storage`.
 """
 
-import gzip
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,13 +18,13 @@ from lakeshare_server.errors import NotFound, StoreError, Unserveable
 from lakeshare_server.protocol.iceberg_metadata import Fields, published_metadata
 from lakeshare_server.protocol.iceberg_trimming import trimmed
 from lakeshare_server.stores import Stores
+from lakeshare_server.tables.iceberg.metadata import metadata_text
 from lakeshare_server.versions import PinnedSnapshot
 
 KEPT = 512  # tables, as one kind of recipient sees them
 LOCKS = 64
 # What a file that is not whole, or not Iceberg's at all, does to whoever takes it apart.
-UNUSABLE = (KeyError, TypeError, ValueError, AttributeError, EOFError)
-GZIP = b"\x1f\x8b"
+UNUSABLE = (KeyError, TypeError, ValueError, AttributeError)
 
 _log = logging.getLogger(__name__)
 
@@ -108,11 +107,11 @@ class IcebergTables:
 
     def _read(self, location: str, wanted: set[int]) -> Fields | None:
         try:
-            text = self._stores.read(location)
+            text = metadata_text(self._stores, location)
         except StoreError as error:
             _log.warning("the Iceberg metadata %s cannot be read: %s", location, error)
             return None
-        found: Fields = trimmed(gzip.decompress(text) if text.startswith(GZIP) else text, wanted)
+        found: Fields = trimmed(text, wanted)
         return found
 
     def _specs(self, snapshot: Fields) -> set[int]:

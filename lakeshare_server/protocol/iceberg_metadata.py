@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.tables.iceberg.metadata import readers_schema_id
 from lakeshare_server.versions import PinnedSnapshot
 
 Fields = dict[str, Any]
@@ -134,11 +135,12 @@ def _all_specs(metadata: Fields) -> list[Fields]:
 
 
 def _current_schema_id(own: Fields, newest: Fields) -> int:
-    # As the file index says it: readers of the newest snapshot get today's columns.
-    today = int(own.get("current-schema-id", 0))
-    if newest["snapshot-id"] == own.get("current-snapshot-id"):
-        return today
-    return int(newest.get("schema-id", today))
+    return readers_schema_id(
+        is_newest=newest["snapshot-id"] == own.get("current-snapshot-id"),
+        written_with=newest.get("schema-id"),
+        today=int(own.get("current-schema-id", 0)),
+        known={one.get("schema-id", 0) for one in _all_schemas(own)},
+    )
 
 
 def _schemas(own: Fields, ids: set[int]) -> list[Fields]:

@@ -4,7 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from lakeshare_server.errors import BadRequest, StoreError
 from lakeshare_server.stores.locations import Place
+
+# What asking again for the same location does not change.
+LASTING = (StoreError, BadRequest)
 
 
 @dataclass(frozen=True)

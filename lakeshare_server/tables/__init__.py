@@ -3,6 +3,7 @@
 Delta logs and Iceberg metadata are read when something is published; requests only touch the index.
 """
 
+from lakeshare_server.stores import Stores
 from lakeshare_server.tables.delta import read_delta
 from lakeshare_server.tables.description import described
 from lakeshare_server.tables.head import TableHead, TableProtocol
@@ -14,6 +15,7 @@ from lakeshare_server.tables.snapshot import TableSnapshot
 __all__ = [
     "FileIndex",
     "StoredIndex",
+    "Stores",
     "TableHead",
     "TableProtocol",
     "TableSnapshot",

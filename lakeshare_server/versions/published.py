@@ -17,8 +17,6 @@ from lakeshare_server.versions.version import PinnedSnapshot, Version
 
 OPEN_INDEXES = 64
 SEEN = 256  # rows of the ledger, each with its schema
-# What a store says of an object for good; what else comes from the system is a store that does not answer.
-LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 _log = logging.getLogger(__name__)
 
@@ -159,13 +157,10 @@ class PublishedVersions:
     def _pinned(self, publication: Publication) -> TableSnapshot:
         try:
             snapshot = self._read_again(publication)
+        except Unavailable as error:
+            _log.warning("publication %s of %s: %s", publication.version, publication.table, error)
+            raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
         except (Unserveable, StoreError) as error:
-            # The reader of Iceberg's metadata has one word for a file that is gone and a store that is away.
-            is_iceberg_away = isinstance(error.__cause__, OSError) and not isinstance(
-                error.__cause__, LASTING
-            )
-            if isinstance(error, Unserveable) and is_iceberg_away:
-                raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
             raise _lost(publication, "what it was made of cannot be read any more", error) from error
         if snapshot.table_id != publication.table_id:
             raise _lost(publication, "another table is in its place now", snapshot.table_id)
@@ -176,7 +171,9 @@ class PublishedVersions:
             return read_delta(publication.location, publication.delta_version, self._stores)
         if publication.metadata_location is None or publication.snapshot_id is None:
             raise Unserveable("It pins no snapshot.", "Publish the table again.")
-        return read_iceberg(publication.metadata_location, publication.snapshot_id, self._vectors_dir)
+        return read_iceberg(
+            publication.metadata_location, publication.snapshot_id, self._vectors_dir, self._stores
+        )
 
 
 def _lost(publication: Publication, why: str, found: object) -> TableFilesMissing:

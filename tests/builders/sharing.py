@@ -28,6 +28,7 @@ from lakeshare_server.catalog import (
 )
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import SigningSession
+from lakeshare_server.stores import Stores
 from lakeshare_server.tables import TableSnapshot, described, read_delta, read_iceberg, write_index
 from tests.builders.lake_tables import IcebergState, a_delta_table
 from tests.builders.publications import a_publication
@@ -50,7 +51,9 @@ class Provider:
 
     def publish_iceberg(self, table: str, state: IcebergState) -> Publication:
         """Publish an Iceberg table at a snapshot."""
-        snapshot = read_iceberg(state.metadata_location, state.snapshot_id, self.settings.vectors_dir)
+        snapshot = read_iceberg(
+            state.metadata_location, state.snapshot_id, self.settings.vectors_dir, Stores(self.settings)
+        )
         return self.publish(table, snapshot, metadata_location=state.metadata_location)
 
     def follow(

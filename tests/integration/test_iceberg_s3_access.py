@@ -1,26 +1,40 @@
 """Iceberg tables in S3 through the REST door: with credentials where the folder is granted, else request by request."""
 
 import itertools
+import shutil
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import boto3
+import delta_sharing
 import httpx
+import pandas as pd
 import pytest
 from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from pyiceberg.exceptions import SignError
 from pyiceberg.io.fsspec import S3V4RestSigner
-from pyiceberg.table import StaticTable
 from sqlalchemy import select
 
+from lakeshare_pipelines.contracts import Table
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.share import pin
+from lakeshare_pipelines.wap.lake import without_spark
 from lakeshare_server.catalog import Recipients
 from lakeshare_server.catalog.hand_shares import allow_directory_access
 from lakeshare_server.catalog.models import AuditRow
+from lakeshare_server.errors import Unserveable
+from lakeshare_server.stores import Stores
+from lakeshare_server.tables.iceberg.delete_targets import Targets
+from lakeshare_server.tables.iceberg.deletes import deletion_vectors
+from tests.builders.deletion_vector import positions
 from tests.builders.iceberg_door import SECRET_BRANCH, TABLE, door, leave_secrets, rest_catalog, state_of
 from tests.builders.lake_tables import IcebergTable, some_rows
+from tests.builders.row_deletes import a_target, a_vector, position_deletes
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
@@ -37,9 +51,6 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def provider(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Provider:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
-    # Publishing reads by pyiceberg's own settings, of which AWS itself is the only endpoint.
-    read = StaticTable.from_metadata
-    monkeypatch.setattr(StaticTable, "from_metadata", lambda location: read(location, pyiceberg_at(s3)))
     return a_provider(tmp_path, s3_endpoint=s3.endpoint, s3_region=REGION, s3_role_arn=s3.role_arn)
 
 
@@ -90,6 +101,60 @@ def files_of(made: IcebergTable, snapshot: Any) -> set[str]:
         entry.data_file.file_path for one in manifests for entry in one.fetch_manifest_entry(made.table.io)
     }
     return {snapshot.manifest_list, *(one.manifest_path for one in manifests)} | data
+
+
+def test_a_table_in_s3_is_published_and_served_with_the_settings_alone(
+    provider: Provider, made: IcebergTable
+) -> None:
+    """Its metadata, manifests and, since a column was renamed, the footers of its files are read in S3."""
+    with made.table.update_schema() as change:
+        change.rename_column("carrier", "airline")
+    granted(provider, made)
+    shutil.rmtree(provider.settings.index_dir)  # so that the server reads it all once more
+    wanted = made.table.scan().to_arrow().to_pandas(date_as_object=True)
+    with a_server(provider) as server:
+        profile = server.profile(provider.recipient())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the client's own
+            found = delta_sharing.load_as_pandas(f"{profile}#flights.lake.flights", use_delta_format=True)
+    order = ["distance"]
+    pd.testing.assert_frame_equal(
+        found.sort_values(order, ignore_index=True)[list(wanted.columns)],
+        wanted.sort_values(order, ignore_index=True),
+        check_dtype=False,
+    )
+
+
+def test_deletes_are_read_in_s3(provider: Provider, s3: S3Server, tmp_path: Path) -> None:
+    bucket = next(BUCKETS)
+    s3.client().create_bucket(Bucket=bucket)
+    (folder := tmp_path / "deletes").mkdir()
+    targets = [a_target("a"), a_target("b")]
+    deletes = []
+    for one in (position_deletes(folder, [("a", 1), ("a", 5)]), a_vector(folder, [7], of="b")):
+        s3.client().upload_file(one.path, bucket, Path(one.path).name)
+        deletes.append(replace(one, path=f"s3://{bucket}/{Path(one.path).name}"))
+    stores = Stores(provider.settings)
+    vectors = deletion_vectors(stores, Targets(targets), deletes, "/t")
+    found = {number: positions(one.content).tolist() for number, one in vectors.items()}
+    assert found == {0: [1, 5], 1: [7]}
+    for one in deletes:
+        s3.client().delete_object(**bucket_and_key(one.path))
+        with pytest.raises(Unserveable, match=one.path):
+            deletion_vectors(stores, Targets(targets), [one], "/t")
+
+
+def test_pipelines_read_what_they_publish_with_their_own_settings(
+    provider: Provider, made: IcebergTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the catalog says that a table is in S3; our own catalogs are on disks."""
+    state = state_of(made)
+    monkeypatch.setattr(pin, "_iceberg_state", lambda *_: (state.metadata_location, state.snapshot_id))
+    lake = without_spark(LakeSettings(**provider.settings.model_dump(include=set(LakeSettings.model_fields))))
+    table = Table("lake.flights", "iceberg", ())
+    nothing = {"set_name": "", "run_id": "", "partition": "", "contract_digest": "", "verdicts": {}}
+    found = pin.pinned(lake, table, nessie_hash="0", delta_version=None, **nothing)
+    assert (found.rows, found.location) == (12, made.table.location())
 
 
 def test_granted_folders_are_read_with_vended_credentials(provider: Provider, made: IcebergTable) -> None:

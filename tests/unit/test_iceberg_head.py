@@ -11,6 +11,8 @@ import pytest
 from pyroaring import BitMap64
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.stores import Stores
 from lakeshare_server.tables import TableSnapshot, open_index, read_iceberg, write_index
 from lakeshare_server.tables.deletion_vectors import vector_columns, vector_of
 from lakeshare_server.tables.iceberg.head import iceberg_head
@@ -326,9 +328,9 @@ def test_row_level_deletes_add_deletion_vectors_to_what_else_is_needed(tmp_path:
     rename(table, "carrier", "airline")
     schema = table.table.schema()
     paths = [task.file.file_path for task in table.table.scan().plan_files()]
-    in_files = columns_in_files(table.table, schema, paths, "t")
+    in_files = columns_in_files(Stores(ServerSettings()), table.table.metadata, schema, paths, "t")
     vectors = vector_columns({0: vector_of(BitMap64([1]))}, len(paths), None)
-    head = with_vectors(iceberg_head(table.table, schema, "t", (), in_files), vectors)
+    head = with_vectors(iceberg_head(table.table.metadata, schema, "t", (), in_files), vectors)
     assert (
         head.protocol.reader_features == head.protocol.writer_features == ("columnMapping", "deletionVectors")
     )

@@ -7,15 +7,16 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.stores import Stores
 from lakeshare_server.tables.iceberg.avro import read_container, read_long
 from lakeshare_server.tables.iceberg.manifests import DeleteFile, LiveFiles, live_files
 from tests.builders.iceberg_manifests import SNAPSHOT, ToldSnapshot, a_manifest, a_snapshot, an_entry
 
 
 def read(snapshot: ToldSnapshot) -> LiveFiles:
-    from pyiceberg.io.pyarrow import PyArrowFileIO
-
-    return live_files(PyArrowFileIO(), snapshot, "/t")  # type: ignore[arg-type]  # an id and a location is all
+    stores = Stores(ServerSettings())
+    return live_files(stores, snapshot, "/t")  # type: ignore[arg-type]  # an id and a location is all
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

@@ -11,9 +11,12 @@ from lakeshare_pipelines.wap.serveable import ClientMatrix, of_delta, serveable
 from lakeshare_pipelines.wap.staged import Staged, StagedTable
 from lakeshare_pipelines.wap.verdicts import Finding, Verdict
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.tables import Stores
 from lakeshare_server.tables.head import Hindrance, TableHead
 from tests.builders.written_log import SCHEMA, WrittenLog, add, metadata, protocol
 
+STORES = Stores(ServerSettings())
 DELETES = Hindrance("deletionVectors", "has deletion vectors on 2 files", "Mend it.", "ROW_LEVEL_DELETES")
 WITHOUT_ZONE = Hindrance("timestampNtz", "has times without a zone", "Cast.", "TIMESTAMPS_WITHOUT_ZONE")
 REFUSED = ClientMatrix.of_refused(
@@ -142,12 +145,12 @@ def test_a_delta_table_is_judged_as_the_commit_will_leave_it(
     in_the_way: list[str],
 ) -> None:
     main = a_main_table(tmp_path, configuration, ("deletionVectors", "columnMapping"))
-    found = codes(of_delta(staged, main, 0, column, partitions))
+    found = codes(of_delta(STORES, staged, main, 0, column, partitions))
     assert (found["python-parquet"], found["python-delta"], found["spark"]) == (in_the_way, [], [])
 
 
 def test_a_delta_table_of_its_first_run_is_judged_by_what_is_staged(tmp_path: Path, staged: Path) -> None:
-    found = codes(of_delta(staged, tmp_path / "nothing", None, "p", ["today"]))
+    found = codes(of_delta(STORES, staged, tmp_path / "nothing", None, "p", ["today"]))
     assert (found["python-parquet"], found["iceberg-rest"]) == ([], [None])
 
 
@@ -158,13 +161,13 @@ def test_a_delta_table_gets_the_types_of_what_is_staged(tmp_path: Path, staged: 
     log.commit(
         protocol(), metadata({}, schema={**SCHEMA, "fields": [*SCHEMA["fields"], more]}), add("o.parquet")
     )
-    assert codes(of_delta(staged, log.location, 0, "p", ["today"]))["python-parquet"] == []
+    assert codes(of_delta(STORES, staged, log.location, 0, "p", ["today"]))["python-parquet"] == []
 
 
 def test_a_delta_table_that_the_server_does_not_know_is_refused(tmp_path: Path, staged: Path) -> None:
     log = WrittenLog(tmp_path / "main")
     unknown = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["x"], "writerFeatures": ["x"]}
     log.commit({"protocol": unknown}, metadata({}))
-    clients = of_delta(staged, log.location, 0, "p", ["today"])
+    clients = of_delta(STORES, staged, log.location, 0, "p", ["today"])
     assert clients.is_refused
     assert "reader features x" in str(serveable(Promise(), clients, ()).observed["reason"])

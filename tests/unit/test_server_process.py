@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-from pyiceberg.table import StaticTable
 from sqlalchemy import text
 
 from lakeshare_server.app import create_app, make_server
@@ -22,6 +21,7 @@ from lakeshare_server.catalog import AuditLog
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.answer import PIECE_ROWS
 from lakeshare_server.signing import SigningSession
+from lakeshare_server.stores.local import LocalStore
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.sharing import (
     FLIGHTS,
@@ -160,20 +160,22 @@ def test_a_lost_index_that_cannot_be_built_again_is_the_tables_fault(
 
 
 def test_a_lost_index_whose_store_does_not_answer_is_503(
-    provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """protocol §0.19: it passes, so clients may try again."""
 
     def fail(*_: object) -> None:
-        raise OSError("AWS Error NETWORK_CONNECTION: connect timeout")
+        raise Unavailable(f"{tmp_path} does not answer as it should", "Try again later.")
 
     publish_iceberg(provider, tmp_path)
     lose_indexes(provider)
-    monkeypatch.setattr(StaticTable, "from_metadata", fail)
+    monkeypatch.setattr(LocalStore, "read", fail)
     with a_server(provider) as server, server.client(provider.recipient()) as client:
         answer = client.post(ICEBERG)
     assert answer.status_code == 503
-    assert "does not answer" in answer.json()["message"]
+    assert "the table's store does not answer" in answer.json()["message"]
+    assert str(tmp_path) not in answer.json()["message"]
+    assert f"{tmp_path} does not answer as it should" in caplog.text
 
 
 def publish_iceberg(provider: Provider, folder: Path) -> None:

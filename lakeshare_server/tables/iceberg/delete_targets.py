@@ -11,7 +11,7 @@ from lakeshare_server.tables.iceberg.data_files import DataFiles
 from lakeshare_server.tables.iceberg.manifests import DeleteFile, PartitionRecord
 
 if TYPE_CHECKING:
-    from pyiceberg.table import StaticTable
+    from pyiceberg.table.metadata import TableMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Targets:
         return group is not None and group.oldest < delete.sequence_number
 
 
-def targets_of(table: "StaticTable", files: DataFiles) -> Targets:
+def targets_of(table: "TableMetadata", files: DataFiles) -> Targets:
     """The data files of a snapshot, in their order."""
     unpartitioned = frozenset(spec_id for spec_id, spec in table.specs().items() if spec.is_unpartitioned())
     columns = [files.column(name).to_pylist() for name in ("path", "spec_id", "sequence_number", "rows")]

@@ -5,18 +5,15 @@ read in position_deletes.py and puffin.py.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.stores import Stores
 from lakeshare_server.tables.deletion_vectors import Vector
 from lakeshare_server.tables.iceberg.delete_targets import Targets
 from lakeshare_server.tables.iceberg.manifests import DeleteFile
 from lakeshare_server.tables.iceberg.position_deletes import PositionFile, deleted_positions
 from lakeshare_server.tables.iceberg.puffin import VectorBlob, read_vectors
 from lakeshare_server.tables.reason_codes import ReasonCode
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
 
 COMPACTION = (
     "CALL system.rewrite_data_files(table => '…', options => map('delete-file-threshold', '1')), which writes the data "
@@ -25,7 +22,7 @@ COMPACTION = (
 
 
 def deletion_vectors(
-    io: "FileIO", targets: Targets, deletes: Sequence[DeleteFile], root: str
+    stores: Stores, targets: Targets, deletes: Sequence[DeleteFile], root: str
 ) -> dict[int, Vector]:
     """The vectors of the data files with deleted rows, by number.
 
@@ -36,9 +33,9 @@ def deletion_vectors(
     """
     _require_no_equality_deletes(targets, deletes, root)
     blobs = _vector_blobs(targets, deletes, root)
-    positions = deleted_positions(io, targets, _position_files(targets, deletes, root), root)
+    positions = deleted_positions(stores, targets, _position_files(targets, deletes, root), root)
     # A vector has taken over all that there was before it.
-    vectors = positions | read_vectors(io, list(blobs.values()), root)
+    vectors = positions | read_vectors(stores, list(blobs.values()), root)
     return {number: vector for number, vector in vectors.items() if vector.cardinality}
 
 

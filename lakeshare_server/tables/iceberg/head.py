@@ -14,7 +14,7 @@ from lakeshare_server.tables.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
-    from pyiceberg.table import StaticTable
+    from pyiceberg.table.metadata import TableMetadata
 
 # What writers would set to have the feature; readers of the protocol look at some of them.
 PROPERTIES = {
@@ -24,7 +24,7 @@ PROPERTIES = {
 
 
 def iceberg_head(
-    table: "StaticTable",
+    table: "TableMetadata",
     schema: "Schema",
     root: str,
     partition_columns: tuple[str, ...],
@@ -41,9 +41,9 @@ def iceberg_head(
     features = tuple(one.feature for one in found if one.feature is not None)
     configuration = dict(PROPERTIES[feature] for feature in features if feature in PROPERTIES)
     if in_files.renamed:
-        configuration["delta.columnMapping.maxColumnId"] = str(table.metadata.last_column_id)
+        configuration["delta.columnMapping.maxColumnId"] = str(table.last_column_id)
     return TableHead(
-        table_id=str(table.metadata.table_uuid),
+        table_id=str(table.table_uuid),
         schema_string=schema_string,
         partition_columns=partition_columns,
         protocol=TableProtocol(3, 7, features, features) if features else TableProtocol(),

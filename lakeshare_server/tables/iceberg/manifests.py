@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.stores import LASTING, Stores
 from lakeshare_server.tables.iceberg.avro import AvroBlocks, AvroError, read_container
 from lakeshare_server.tables.iceberg.data_files import DELETED, DataFiles, arrow_chunk, data_files
 from lakeshare_server.tables.iceberg.entries import Entries, longs
 from lakeshare_server.tables.locations import local_path
 
 if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
     from pyiceberg.table.snapshots import Snapshot
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Manifest:
     files: int | None
 
 
-def live_files(io: "FileIO", snapshot: "Snapshot", root: str) -> LiveFiles:
+def live_files(stores: Stores, snapshot: "Snapshot", root: str) -> LiveFiles:
     """All live files of a snapshot.
 
     Raises:
@@ -100,14 +100,14 @@ def live_files(io: "FileIO", snapshot: "Snapshot", root: str) -> LiveFiles:
     """
     name = snapshot.manifest_list
     try:
-        manifests = listed_manifests(_content(io, name))
+        manifests = listed_manifests(stores.read(name))
         reading = _Reading()
         with ThreadPoolExecutor(READERS) as pool:
-            for manifest, blocks in _in_order(pool, io, manifests):
+            for manifest, blocks in _in_order(pool, stores, manifests):
                 name = manifest.path
                 reading.add(manifest, blocks.result())
         return LiveFiles(reading.data(), reading.deletes)
-    except (OSError, ValueError, OverflowError) as error:
+    except (*LASTING, ValueError, OverflowError) as error:
         _log.warning("%s of snapshot %s of %s: %s", name, snapshot.snapshot_id, root, error)
         # Nothing of what the store says goes out: it may name places of the server.
         said = str(error) if isinstance(error, AvroError) else "it is missing or not readable"
@@ -188,27 +188,22 @@ def _rows(entries: Entries, names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, io: "FileIO", manifests: list[Manifest]
+    pool: ThreadPoolExecutor, stores: Stores, manifests: list[Manifest]
 ) -> Iterator[tuple[Manifest, Future[AvroBlocks]]]:
     ahead: deque[tuple[Manifest, Future[AvroBlocks]]] = deque()
     for manifest in manifests:
-        ahead.append((manifest, pool.submit(_fetched, io, manifest)))
+        ahead.append((manifest, pool.submit(_fetched, stores, manifest)))
         if len(ahead) > AHEAD:
             yield ahead.popleft()
     yield from ahead
 
 
-def _fetched(io: "FileIO", manifest: Manifest) -> AvroBlocks:
-    content = _content(io, manifest.path)
+def _fetched(stores: Stores, manifest: Manifest) -> AvroBlocks:
+    content = stores.read(manifest.path)
     # Where files were not counted, a manifest cut off between two blocks is noticed by its length only.
     if manifest.files is None and len(content) < manifest.size_bytes:
         raise AvroError(f"it has {len(content)} bytes, its manifest list says {manifest.size_bytes}")
     return read_container(content)
-
-
-def _content(io: "FileIO", location: str) -> bytes:
-    with io.new_input(location).open(seekable=False) as stream:
-        return stream.read()
 
 
 def _require_all_files(entries: Entries, first: int, manifest: Manifest) -> None:

@@ -1,38 +1,51 @@
 """A table's metadata file: the snapshot that is meant, and the columns that its readers get."""
 
+import gzip
 import logging
+import zlib
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.stores import LASTING, Stores
 from lakeshare_server.tables.iceberg.unknown_types import require_known_types
-from lakeshare_server.tables.locations import local_path
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
-    from pyiceberg.table import StaticTable
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
+
+GZIP = b"\x1f\x8b"
 
 _log = logging.getLogger(__name__)
 
 
-def open_metadata(metadata_location: str, snapshot_id: int) -> "tuple[StaticTable, Snapshot]":
-    """The table of a metadata file, and one of its snapshots.
+def metadata_text(stores: Stores, location: str) -> bytes:
+    """The JSON of a metadata file, which may be compressed, whatever its name says (Iceberg spec, Appendix F).
+
+    Raises:
+        ValueError: it is compressed, and not whole.
+        StoreError, Unavailable, BadRequest: as `Stores.read` says.
+    """
+    content = stores.read(location)
+    if not content.startswith(GZIP):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{location} is not whole") from error
+
+
+def open_metadata(
+    stores: Stores, metadata_location: str, snapshot_id: int
+) -> "tuple[TableMetadata, Snapshot]":
+    """What a metadata file says of its table, and one of its snapshots.
 
     Raises:
         Unserveable: the file cannot be read, has a type that nobody here knows, or has no such snapshot.
+        Unavailable: its store does not answer.
     """
-    from pyiceberg.exceptions import NotInstalledError, ValidationError
-    from pyiceberg.table import StaticTable
-
-    try:
-        table = StaticTable.from_metadata(local_path(metadata_location))
-    except (OSError, ValueError, ValidationError, NotInstalledError) as error:
-        _log.warning("%s cannot be read: %s", metadata_location, error)
-        require_known_types(local_path(metadata_location))
-        raise Unserveable(
-            f"The Iceberg metadata {metadata_location} cannot be read.",
-            "Check that the file is there and whole.",
-        ) from error
+    table = _parsed(stores, metadata_location)
     snapshot = table.snapshot_by_id(snapshot_id)
     if snapshot is None:
         raise Unserveable(
@@ -42,12 +55,44 @@ def open_metadata(metadata_location: str, snapshot_id: int) -> "tuple[StaticTabl
     return table, snapshot
 
 
-def schema_at(table: "StaticTable", snapshot: "Snapshot") -> "Schema":
+def schema_at(table: "TableMetadata", snapshot: "Snapshot") -> "Schema":
     """The columns that readers of a snapshot get."""
-    schemas = table.schemas()
-    # Readers of the newest snapshot get today's columns, also those that changed since it was written.
-    if snapshot.snapshot_id == table.metadata.current_snapshot_id:
-        return table.schema()
-    if snapshot.schema_id is not None and snapshot.schema_id in schemas:
-        return schemas[snapshot.schema_id]
-    return table.schema()
+    schemas = {schema.schema_id: schema for schema in table.schemas}
+    is_newest = snapshot.snapshot_id == table.current_snapshot_id
+    return schemas[
+        readers_schema_id(
+            is_newest=is_newest,
+            written_with=snapshot.schema_id,
+            today=table.current_schema_id,
+            known=schemas.keys(),
+        )
+    ]
+
+
+def readers_schema_id(
+    *, is_newest: bool, written_with: int | None, today: int, known: Collection[int]
+) -> int:
+    """The id of the schema that readers of a snapshot get.
+
+    Readers of a table's newest snapshot get today's columns, also those that changed since it was written.
+    """
+    if is_newest or written_with is None or written_with not in known:
+        return today
+    return written_with
+
+
+def _parsed(stores: Stores, location: str) -> "TableMetadata":
+    from pyiceberg.exceptions import ValidationError
+    from pyiceberg.table.metadata import TableMetadataUtil
+
+    text = b""
+    try:
+        text = metadata_text(stores, location)
+        return TableMetadataUtil.parse_raw(text.decode())
+    except (*LASTING, ValueError, ValidationError) as error:
+        _log.warning("%s cannot be read: %s", location, error)
+        require_known_types(text)
+        raise Unserveable(
+            f"The Iceberg metadata {location} cannot be read.",
+            "Check that the file is there and whole.",
+        ) from error

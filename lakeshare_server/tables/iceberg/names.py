@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.stores import LASTING, Stores
 from lakeshare_server.tables.iceberg.footers import FileColumn, columns_of, named_columns
 from lakeshare_server.tables.iceberg.widening import older_type, widest_last
 from lakeshare_server.tables.locations import local_path
@@ -20,7 +21,7 @@ from lakeshare_server.tables.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
-    from pyiceberg.table import StaticTable
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.name_mapping import MappedField
 
 # Footers come from object stores: waiting for one, others are fetched.
@@ -50,7 +51,9 @@ class InFiles:
 NAMES_OF_TODAY = InFiles()
 
 
-def columns_in_files(table: "StaticTable", schema: "Schema", paths: Sequence[str], root: str) -> InFiles:
+def columns_in_files(
+    stores: Stores, table: "TableMetadata", schema: "Schema", paths: Sequence[str], root: str
+) -> InFiles:
     """What the live files' columns are, compared with the table's.
 
     Raises:
@@ -62,7 +65,7 @@ def columns_in_files(table: "StaticTable", schema: "Schema", paths: Sequence[str
     with ThreadPoolExecutor(READERS) as pool:
         for start in range(0, len(paths), AHEAD):
             some = paths[start : start + AHEAD]
-            for path, footer in zip(some, pool.map(lambda one: _footer(table, one), some), strict=True):
+            for path, footer in zip(some, pool.map(lambda one: _footer(stores, one), some), strict=True):
                 compared.add(local_path(path), footer)
     return compared.found()
 
@@ -70,7 +73,7 @@ def columns_in_files(table: "StaticTable", schema: "Schema", paths: Sequence[str
 class _Compared:
     """The columns of one live file after the other, beside those of the table."""
 
-    def __init__(self, table: "StaticTable", schema: "Schema", root: str) -> None:
+    def __init__(self, table: "TableMetadata", schema: "Schema", root: str) -> None:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         self._root = root
@@ -163,7 +166,7 @@ def _is_spelt_alike(name: str) -> bool:
     return all(SPELT_ALIKE.fullmatch(part) for part in name.split("."))
 
 
-def _must_be_looked_at(table: "StaticTable", schema: "Schema") -> bool:
+def _must_be_looked_at(table: "TableMetadata", schema: "Schema") -> bool:
     columns = [schema.find_field(field_id) for field_id in schema.field_ids]
     return (
         any(column.initial_default is not None for column in columns)
@@ -174,10 +177,10 @@ def _must_be_looked_at(table: "StaticTable", schema: "Schema") -> bool:
     )
 
 
-def _has_ambiguous_history(table: "StaticTable") -> bool:
+def _has_ambiguous_history(table: "TableMetadata") -> bool:
     said = [
         (field_id, schema.find_column_name(field_id), _kind(schema, field_id))
-        for schema in table.schemas().values()
+        for schema in table.schemas
         for field_id in schema.field_ids
     ]
     ids = {field_id for field_id, _, _ in said}
@@ -193,27 +196,23 @@ def _kind(schema: "Schema", field_id: int) -> str:
     return str(kind) if kind.is_primitive else type(kind).__name__
 
 
-def _lacks_schemas(table: "StaticTable") -> bool:
+def _lacks_schemas(table: "TableMetadata") -> bool:
     """Whether schemas are gone from the metadata: expiring snapshots with `clean_expired_metadata` removes them.
 
     Schemas and columns are numbered one after the other, so a number that nobody has was one of theirs. Only a change
     that was taken back leaves none: a column renamed, named back, and all snapshots in between expired.
     """
-    schemas = table.schemas()
+    schemas = {schema.schema_id: schema for schema in table.schemas}
     columns = {field_id for schema in schemas.values() for field_id in schema.field_ids}
-    used = {snapshot.schema_id for snapshot in table.snapshots()} - {None}
-    return (
-        len(schemas) <= max(schemas)
-        or not used <= schemas.keys()
-        or len(columns) < table.metadata.last_column_id
-    )
+    used = {snapshot.schema_id for snapshot in table.snapshots} - {None}
+    return len(schemas) <= max(schemas) or not used <= schemas.keys() or len(columns) < table.last_column_id
 
 
 def _has_default(schema: "Schema", field_id: int | None) -> bool:
     return field_id is not None and schema.find_field(field_id).initial_default is not None
 
 
-def _mapped_ids(table: "StaticTable") -> dict[str, int]:
+def _mapped_ids(table: "TableMetadata") -> dict[str, int]:
     """Ids of files that carry none, by name, as the table's name mapping gives them."""
     mapping = table.name_mapping()
     return {} if mapping is None else dict(_mapped("", mapping.root))
@@ -227,13 +226,13 @@ def _mapped(parent: str, fields: "Sequence[MappedField]") -> Iterator[tuple[str,
             yield from _mapped(f"{parent}{name}.", one.fields)
 
 
-def _footer(table: "StaticTable", path: str) -> pa.Schema:
+def _footer(stores: Stores, path: str) -> pa.Schema:
     import pyarrow.parquet as pq
 
     try:
-        with table.io.new_input(path).open() as stream:
+        with stores.open(path) as stream:
             return pq.read_schema(stream)
-    except (OSError, pa.ArrowInvalid) as error:
+    except (*LASTING, OSError, pa.ArrowInvalid) as error:
         raise Unserveable(
             f"The footer of {local_path(path)} cannot be read.",
             "Check that the table's data files are whole.",

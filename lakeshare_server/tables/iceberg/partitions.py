@@ -11,14 +11,14 @@ from lakeshare_server.tables.iceberg.single_values import decoded
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
-    from pyiceberg.table import StaticTable
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import PrimitiveType
 
 # Texts of times have no zone on the wire, so every client would take its own; the others have no text there at all.
 UNSAYABLE = {"binary", "timestamp", "timestamptz", "time", "uuid"}
 
 
-def partition_columns(table: "StaticTable", schema: "Schema", files: DataFiles) -> tuple[str, ...]:
+def partition_columns(table: "TableMetadata", schema: "Schema", files: DataFiles) -> tuple[str, ...]:
     """Columns whose value every file states: partitioned by identity in each spec that has live files."""
     identities = [_identities(table, files, spec) for spec in _specs(files)]
     if not identities:
@@ -32,7 +32,7 @@ def partition_columns(table: "StaticTable", schema: "Schema", files: DataFiles) 
 
 
 def partition_values(
-    table: "StaticTable", schema: "Schema", files: DataFiles, columns: tuple[str, ...]
+    table: "TableMetadata", schema: "Schema", files: DataFiles, columns: tuple[str, ...]
 ) -> pa.StructArray:
     """The values of these columns in each file."""
     if not columns:
@@ -50,7 +50,7 @@ def _specs(files: DataFiles) -> list[int]:
     return specs
 
 
-def _identities(table: "StaticTable", files: DataFiles, spec_id: int) -> dict[int, int]:
+def _identities(table: "TableMetadata", files: DataFiles, spec_id: int) -> dict[int, int]:
     """`{source column id: partition field id}` of a spec's identity fields that its manifests have values of."""
     from pyiceberg.transforms import IdentityTransform
 
@@ -61,7 +61,7 @@ def _identities(table: "StaticTable", files: DataFiles, spec_id: int) -> dict[in
     }
 
 
-def _is_sayable(table: "StaticTable", schema: "Schema", files: DataFiles, field_id: int) -> bool:
+def _is_sayable(table: "TableMetadata", schema: "Schema", files: DataFiles, field_id: int) -> bool:
     kind = str(schema.find_type(field_id))
     if kind in UNSAYABLE or kind.startswith("fixed"):
         return False
@@ -71,7 +71,7 @@ def _is_sayable(table: "StaticTable", schema: "Schema", files: DataFiles, field_
     return not pc.any(pc.equal(_partition_values(table, files, field_id), ""), min_count=0).as_py()
 
 
-def _partition_values(table: "StaticTable", files: DataFiles, field_id: int) -> pa.Array:
+def _partition_values(table: "TableMetadata", files: DataFiles, field_id: int) -> pa.Array:
     """A column's values as manifests have them: each file's own spec says which of its partition fields it is."""
     by_spec = [files.partition[spec, _identities(table, files, spec)[field_id]] for spec in _specs(files)]
     return pc.coalesce(*by_spec)

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.stores import LASTING, Stores
 from lakeshare_server.tables.deletion_vectors import Vector, vector_of
 from lakeshare_server.tables.iceberg.delete_targets import Targets
 from lakeshare_server.tables.iceberg.manifests import DeleteFile
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
-    from pyiceberg.io import FileIO
     from pyroaring import BitMap64
 
 # Field ids that the specification reserves, and the names that it gives to them.
@@ -42,7 +42,7 @@ class PositionFile:
 
 
 def deleted_positions(
-    io: "FileIO", targets: Targets, files: Sequence[PositionFile], root: str
+    stores: Stores, targets: Targets, files: Sequence[PositionFile], root: str
 ) -> dict[int, Vector]:
     """The vectors of all data files with deleted rows, by number.
 
@@ -51,7 +51,7 @@ def deleted_positions(
     """
     merged: dict[int, BitMap64] = {}
     with ThreadPoolExecutor(READERS) as pool:
-        for found in pool.map(lambda file: _read(io, targets, file, root), files):
+        for found in pool.map(lambda file: _read(stores, targets, file, root), files):
             for number, positions in found:
                 if number in merged:
                     merged[number] |= positions
@@ -64,11 +64,11 @@ def deleted_positions(
     return {number: vector_of(positions) for number, positions in merged.items() if positions}
 
 
-def _read(io: "FileIO", targets: Targets, file: PositionFile, root: str) -> "list[tuple[int, BitMap64]]":
+def _read(stores: Stores, targets: Targets, file: PositionFile, root: str) -> "list[tuple[int, BitMap64]]":
     path = file.delete.path
     try:
-        return list(_positions(io, targets, file))
-    except (OSError, ValueError, KeyError) as error:
+        return list(_positions(stores, targets, file))
+    except (*LASTING, OSError, ValueError, KeyError) as error:
         _log.warning("the deletes %s of %s cannot be read: %s", path, root, error)
         raise Unserveable(
             f"The position deletes {path} of {root} cannot be read.",
@@ -76,10 +76,10 @@ def _read(io: "FileIO", targets: Targets, file: PositionFile, root: str) -> "lis
         ) from error
 
 
-def _positions(io: "FileIO", targets: Targets, file: PositionFile) -> "Iterator[tuple[int, BitMap64]]":
+def _positions(stores: Stores, targets: Targets, file: PositionFile) -> "Iterator[tuple[int, BitMap64]]":
     import pyarrow.parquet as pq
 
-    with io.new_input(file.delete.path).open() as stream:
+    with stores.open(file.delete.path) as stream:
         footer = pq.read_metadata(stream)
         columns = [_name_of(footer.schema.to_arrow_schema(), *which) for which in (PATH, POSITION)]
         # Paths repeat for row after row: as a dictionary each of them is one text.

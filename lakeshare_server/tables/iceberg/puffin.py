@@ -11,13 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.stores import LASTING, Stores
 from lakeshare_server.tables.deletion_vectors import MAGIC, Vector, vector_of
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO, InputStream
 
 READERS = 16
 # A length before the vector, a checksum behind it, four bytes each.
@@ -40,7 +38,7 @@ class VectorBlob:
     rows: int
 
 
-def read_vectors(io: "FileIO", blobs: Sequence[VectorBlob], root: str) -> dict[int, Vector]:
+def read_vectors(stores: Stores, blobs: Sequence[VectorBlob], root: str) -> dict[int, Vector]:
     """The vectors by the numbers of their data files.
 
     Raises:
@@ -51,16 +49,16 @@ def read_vectors(io: "FileIO", blobs: Sequence[VectorBlob], root: str) -> dict[i
         files[blob.path].append(blob)
     vectors: dict[int, Vector] = {}
     with ThreadPoolExecutor(READERS) as pool:
-        for found in pool.map(lambda path: _read(io, path, files[path], root), files):
+        for found in pool.map(lambda path: _read(stores, path, files[path], root), files):
             vectors |= dict(found)
     return vectors
 
 
-def _read(io: "FileIO", path: str, blobs: Sequence[VectorBlob], root: str) -> list[tuple[int, Vector]]:
+def _read(stores: Stores, path: str, blobs: Sequence[VectorBlob], root: str) -> list[tuple[int, Vector]]:
     try:
-        with io.new_input(path).open() as stream:
+        with stores.open(path) as stream:
             return [(blob.number, _vector(blob, framed)) for blob, framed in _stretches(stream, blobs)]
-    except (OSError, ValueError, struct.error) as error:
+    except (*LASTING, OSError, ValueError, struct.error) as error:
         _log.warning("the deletion vectors %s of %s cannot be read: %s", path, root, error)
         raise Unserveable(
             f"The deletion vectors {path} of {root} cannot be read.",
@@ -68,7 +66,7 @@ def _read(io: "FileIO", path: str, blobs: Sequence[VectorBlob], root: str) -> li
         ) from error
 
 
-def _stretches(stream: "InputStream", blobs: Sequence[VectorBlob]) -> Iterator[tuple[VectorBlob, bytes]]:
+def _stretches(stream: Any, blobs: Sequence[VectorBlob]) -> Iterator[tuple[VectorBlob, bytes]]:
     """Each vector's bytes; neighbours are read in one go."""
     stretch: list[VectorBlob] = []
     for blob in blobs:
@@ -79,7 +77,7 @@ def _stretches(stream: "InputStream", blobs: Sequence[VectorBlob]) -> Iterator[t
     yield from _stretch(stream, stretch)
 
 
-def _stretch(stream: "InputStream", blobs: Sequence[VectorBlob]) -> Iterator[tuple[VectorBlob, bytes]]:
+def _stretch(stream: Any, blobs: Sequence[VectorBlob]) -> Iterator[tuple[VectorBlob, bytes]]:
     start, end = blobs[0].offset, max(blob.offset + blob.size for blob in blobs)
     stream.seek(start)
     content = stream.read(end - start)

@@ -1,4 +1,4 @@
-"""Reading an Iceberg table at one snapshot: its metadata through pyiceberg, its manifests by our own reader.
+"""Reading an Iceberg table at one snapshot: pyiceberg parses its metadata, our own reader its manifests.
 
 What no client could read is refused with a reason and a fix, never approximated; see `head.py` for what some can.
 """
@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.stores import Stores
 from lakeshare_server.tables.iceberg.bounds import bounded_type, maxima, minima, null_counts, told_maxima
 from lakeshare_server.tables.iceberg.data_files import DataFiles
 from lakeshare_server.tables.iceberg.delete_targets import Targets, targets_of
@@ -28,30 +30,34 @@ from lakeshare_server.tables.snapshot import TableSnapshot
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
-    from pyiceberg.table import StaticTable
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
 
-def read_iceberg(metadata_location: str, snapshot_id: int, vectors_dir: Path | None = None) -> TableSnapshot:
+def read_iceberg(
+    metadata_location: str, snapshot_id: int, vectors_dir: Path | None = None, stores: Stores | None = None
+) -> TableSnapshot:
     """The table of a metadata file, at one of its snapshots.
 
     Deletion vectors that are too large for a line are written to `vectors_dir`; without it they are refused.
 
     Raises:
         Unserveable: the metadata cannot be read, or no client could read the table.
+        Unavailable: the store does not answer.
     """
-    table, snapshot = open_metadata(metadata_location, snapshot_id)
-    root = local_path(table.metadata.location)
+    stores = stores or Stores(ServerSettings())
+    table, snapshot = open_metadata(stores, metadata_location, snapshot_id)
+    root = local_path(table.location)
     schema = schema_at(table, snapshot)
     # A type that nobody can be told of is refused before a file is looked at.
     delta_schema_string(schema, root)
-    live = live_files(table.io, snapshot, root)
+    live = live_files(stores, snapshot, root)
     files = live.data
     # Nobody has to know of data files one by one where no row of them is deleted.
     targets = targets_of(table, files) if live.deletes else Targets(())
-    vectors = vectors_of(table.io, targets, live.deletes, root, vectors_dir)
+    vectors = vectors_of(stores, targets, live.deletes, root, vectors_dir)
     _require_plain_parquet(files, root)
-    in_files = columns_in_files(table, schema, files.column("path").to_pylist(), root)
+    in_files = columns_in_files(stores, table, schema, files.column("path").to_pylist(), root)
     partitioned_by = partition_columns(table, schema, files)
     return TableSnapshot(
         format="iceberg",
@@ -80,7 +86,7 @@ def _require_plain_parquet(files: DataFiles, root: str) -> None:
 
 
 def _files(
-    table: "StaticTable",
+    table: "TableMetadata",
     schema: "Schema",
     snapshot: "Snapshot",
     files: DataFiles,
@@ -113,9 +119,9 @@ def _paths(names: pa.StringArray) -> pa.StringArray:
     return pa.array([local_path(name) for name in names.to_pylist()], pa.string())
 
 
-def _added_at(table: "StaticTable", snapshot: "Snapshot", files: DataFiles) -> pa.Array:
+def _added_at(table: "TableMetadata", snapshot: "Snapshot", files: DataFiles) -> pa.Array:
     """When each file's snapshot was made, in milliseconds; of one that expired, when the one that is read was."""
-    times = {known.snapshot_id: known.timestamp_ms for known in table.snapshots()}
+    times = {known.snapshot_id: known.timestamp_ms for known in table.snapshots}
     ids = files.column("snapshot_id").dictionary_encode()
     added = [times.get(one, snapshot.timestamp_ms) for one in ids.dictionary.to_pylist()]
     return pc.fill_null(pc.take(pa.array(added, pa.int64()), ids.indices), snapshot.timestamp_ms)

@@ -19,7 +19,7 @@ from lakeshare_server.tables.iceberg.single_values import DAY_US, DECIMAL_BYTES,
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField
     from pyiceberg.schema import Schema
-    from pyiceberg.table import StaticTable
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import PrimitiveType
 
 HOUR_US = 3_600_000_000
@@ -61,7 +61,7 @@ def _is_said(one: pa.Array, other_says_more: pa.BooleanArray) -> pa.BooleanArray
 
 
 def partition_ranges(
-    table: "StaticTable",
+    table: "TableMetadata",
     schema: "Schema",
     files: DataFiles,
     type_of: "Callable[[PrimitiveType], pa.DataType | None]",
@@ -82,7 +82,7 @@ def partition_ranges(
 
 
 def _bounding(
-    table: "StaticTable",
+    table: "TableMetadata",
     schema: "Schema",
     spec_id: int,
     type_of: "Callable[[PrimitiveType], pa.DataType | None]",

@@ -10,16 +10,16 @@ from lakeshare_server.tables.reason_codes import ReasonCode
 FIXES = {"variant": ReasonCode.VARIANTS.fix}
 
 
-def require_known_types(metadata_location: str) -> None:
+def require_known_types(metadata_text: bytes) -> None:
     """Refuse metadata of which a schema has a type that cannot be parsed; what is no metadata at all passes.
 
     Raises:
         Unserveable: names the column and its type.
     """
     try:
-        metadata = json.loads(_content(metadata_location))
+        metadata = json.loads(metadata_text)
         table, unknown = metadata["location"], list(_in_schemas(metadata))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return
     if unknown:
         path, name = unknown[0]
@@ -28,13 +28,6 @@ def require_known_types(metadata_location: str) -> None:
             FIXES.get(name, ReasonCode.UNSUPPORTED_TYPE.fix),
             ReasonCode.UNSUPPORTED_TYPE,
         )
-
-
-def _content(location: str) -> bytes:
-    from pyiceberg.io import load_file_io
-
-    with load_file_io({}, location).new_input(location).open() as stream:
-        return stream.read()
 
 
 def _in_schemas(metadata: dict[str, Any]) -> Iterator[tuple[str, str]]:
