@@ -33,7 +33,7 @@ FILES_WITH_DELETES = {
     "min-file-size-bytes": "0",
     "max-file-size-bytes": str(2**63 - 1),
 }
-# PyIceberg refuses a table with equality deletes also when they apply to no file any more.
+# PyIceberg 0.12 refuses a scan that meets equality deletes, also those that apply to no file any more.
 NO_DELETES_LEFT = {"remove-dangling-deletes": "true"}
 
 

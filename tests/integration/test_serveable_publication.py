@@ -198,7 +198,7 @@ def test_files_without_deleted_rows_stay_where_they_are(lake: Lake, kept: Kept) 
 
 @pytest.mark.parametrize("name", ["deleted_v2", "deleted_v3", "deleted_in_avro", "deleted_by_value"])
 def test_no_deletes_are_left_for_other_readers_to_stumble_over(lake: Lake, kept: Kept, name: str) -> None:
-    """PyIceberg reads no table with equality deletes, whether they apply to a file or not."""
+    """PyIceberg refuses a scan that meets equality deletes, whether they apply to a file or not."""
     publication = kept.publications[f"lake.{kept.contract.name}_{name}"]
     assert publication.metadata_location is not None
     table = StaticTable.from_metadata(publication.metadata_location)
