@@ -31,7 +31,7 @@ find_uv() {
 
 python=$(find_python)
 uv=$(find_uv "$python")
-say "installing the locked packages into .venv (about 700 MB the first time)"
+say "installing the locked packages into .venv (about 800 MB the first time)"
 [ -x .venv/bin/python ] || "$uv" venv --quiet --python "$python" .venv
 # Where Python is told not to keep its bytecode (common in containers), every start would compile 2,000 modules anew.
 "$uv" pip sync --quiet ${PYTHONDONTWRITEBYTECODE:+--compile-bytecode} --python .venv/bin/python \

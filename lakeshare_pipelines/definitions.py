@@ -6,6 +6,7 @@ from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.defs.ingest import landing_asset, landing_sensor
 from lakeshare_pipelines.defs.resources import LakeResource, SparkResource, landing_store
 from lakeshare_pipelines.defs.share import automation_sensor, share_catalog
+from lakeshare_pipelines.defs.snowflake import snowflake_tables
 from lakeshare_pipelines.defs.upkeep import upkeep
 from lakeshare_pipelines.defs.wap import publish_job, wap_set
 from lakeshare_pipelines.settings import LakeSettings
@@ -23,6 +24,7 @@ def defs() -> dg.Definitions:
                 *(landing_asset(contract) for contract in contracts),
                 *(wap_set(contract) for contract in contracts),
                 share_catalog(contracts),
+                *snowflake_tables(contracts, settings),
             ],
             jobs=[
                 *(publish_job(contract) for contract in contracts),

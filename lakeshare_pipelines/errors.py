@@ -12,7 +12,8 @@ LakeshareError (lakeshare_server.errors)
     ├── NessieError        status, code, message     Nessie refused or is not there
     ├── SparkError         reason, fix               Spark did not start or died
     ├── JavaError          reason, fix               no usable Java
-    └── DownloadError      coordinate, reason, fix   a jar could not be had, or is not what the lock says
+    ├── DownloadError      coordinate, reason, fix   a jar could not be had, or is not what the lock says
+    └── SnowflakeError     reason, fix, passing      Snowflake cannot show a publication, refused, or did not answer
 """
 
 from collections.abc import Sequence
@@ -121,3 +122,11 @@ class DownloadError(PipelineError):
     def __init__(self, coordinate: str, reason: str, fix: str) -> None:
         super().__init__(f"{coordinate}: {reason}. {fix}")
         self.coordinate, self.reason, self.fix = coordinate, reason, fix
+
+
+class SnowflakeError(PipelineError):
+    """Snowflake cannot show a publication, refused a statement or did not answer; `passing`: it may work later."""
+
+    def __init__(self, reason: str, fix: str, *, passing: bool = False) -> None:
+        super().__init__(f"Snowflake: {reason}. {fix}")
+        self.reason, self.fix, self.passing = reason, fix, passing

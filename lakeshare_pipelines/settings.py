@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from lakeshare_server.settings import AbsolutePath, StateSettings
+from lakeshare_server.settings import AbsolutePath, Endpoint, StateSettings
 
 SHORT_RUNS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
 """Java options for a driver that compiles quickly rather than well.
@@ -85,6 +85,44 @@ class LakeSettings(StateSettings):
     slack_channel: str = Field("#lakeshare", description="Slack channel for failed audits.")
     slack_base_url: str | None = Field(None, description="Root of the Slack API, for a stand-in or a proxy.")
     dagster_url: str = Field("http://127.0.0.1:3000", description="Where the Dagster UI is, for links.")
+
+    snowflake_account: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="Snowflake account, as organisation-account; tables that contracts name are followed there.",
+    )
+    snowflake_url: Endpoint | None = Field(
+        None, description="URL of Snowflake, for private links and stand-ins; the account's own by default."
+    )
+    snowflake_user: str | None = Field(None, description="User to log in to Snowflake as.")
+    snowflake_password: SecretStr | None = Field(
+        None, description="Password or programmatic access token of SNOWFLAKE_USER."
+    )
+    snowflake_private_key_file: AbsolutePath | None = Field(
+        None, description="Private key of SNOWFLAKE_USER, a PEM file, instead of a password."
+    )
+    snowflake_private_key_passphrase: SecretStr | None = Field(
+        None, description="Passphrase of SNOWFLAKE_PRIVATE_KEY_FILE."
+    )
+    snowflake_role: str | None = Field(None, description="Role to take in Snowflake; the user's by default.")
+    snowflake_warehouse: str | None = Field(
+        None, description="Snowflake's warehouse, which creating tables needs; the user's by default."
+    )
+    snowflake_external_volume: str | None = Field(
+        None, description="Snowflake's external volume over the store of the tables."
+    )
+    snowflake_volume_location: str | None = Field(
+        None, description="STORAGE_BASE_URL of that volume; the root of each table's store by default."
+    )
+    snowflake_iceberg_integration: str | None = Field(
+        None, description="Snowflake's catalog integration for Iceberg files in object storage."
+    )
+    snowflake_delta_integration: str | None = Field(
+        None, description="Snowflake's catalog integration for Delta files in object storage."
+    )
+    snowflake_login_s: int = Field(
+        60, ge=1, description="How long a login to Snowflake is tried, in seconds."
+    )
 
     @property
     def warehouse(self) -> Path:

@@ -94,16 +94,10 @@ def list_tables() -> None:
 @table_app.command("show")
 def show(path: Annotated[str, typer.Argument(help="What recipients call it: share.schema.table.")]) -> None:
     """Show what recipients get of a shared table: version, files, formats, and how else it can be read."""
-    from lakeshare_server.catalog.listings import all_shared_tables
-    from lakeshare_server.errors import BadRequest
+    from lakeshare_server.catalog.listings import shared_table_at
 
     settings, catalog = _state()
-    entries = {entry.path.lower(): entry for entry in all_shared_tables(catalog)}
-    entry = entries.get(path.lower())
-    if entry is None:
-        raise BadRequest(
-            "PATH", path, f"Shared are: {', '.join(one.path for one in entries.values()) or 'none'}."
-        )
+    entry = shared_table_at(catalog, path, "PATH")
     versions = _versions(settings, catalog, entry.lake_table)
     latest = versions.latest()
     header = versions.index(latest).header

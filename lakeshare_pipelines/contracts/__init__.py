@@ -15,6 +15,7 @@ from lakeshare_pipelines.contracts.model import (
     Rule,
     SetContract,
     ShareEntry,
+    SnowflakeEntry,
     Table,
 )
 
@@ -27,6 +28,7 @@ __all__ = [
     "Rule",
     "SetContract",
     "ShareEntry",
+    "SnowflakeEntry",
     "Table",
     "describe",
     "load_contract",

@@ -4,7 +4,7 @@ import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from lakeshare_pipelines.contracts.document import (
     ColumnExtras,
@@ -16,6 +16,8 @@ from lakeshare_pipelines.contracts.document import (
     RuleExtras,
     SchemaObject,
     SetExtras,
+    SharedSchema,
+    SnowflakeSchema,
     TableExtras,
 )
 from lakeshare_pipelines.contracts.expectations import EXPECTATIONS, UNIQUENESS, columns_of, rule_name
@@ -30,9 +32,12 @@ from lakeshare_pipelines.contracts.model import (
     Scope,
     SetContract,
     ShareEntry,
+    SnowflakeEntry,
     Table,
 )
 from lakeshare_pipelines.contracts.types import DEFAULTS, TYPES_OF_FORMAT, spelled, wrong_type
+
+Tables = TypeVar("Tables", SharedSchema, SnowflakeSchema)
 
 ENGINE = "greatExpectations"
 OWNER = re.compile(r"[A-Za-z0-9_]+|[^@\s]+@[^@\s]+\.[^@\s]+")
@@ -48,6 +53,7 @@ def build_set(document: Document, digest: str, path: Path, faults: Faults) -> Se
     )
     names = {name: table.name for table in tables for name in (table.short_name, table.name)}
     shares = tuple(_share_entries(extras, names, faults, document))
+    snowflake = tuple(_snowflake_entries(extras, names, faults, document))
     return SetContract(
         name=document.name,
         version=document.version,
@@ -60,6 +66,7 @@ def build_set(document: Document, digest: str, path: Path, faults: Faults) -> Se
         shares=shares,
         digest=digest,
         path=path,
+        snowflake=snowflake,
     )
 
 
@@ -331,14 +338,32 @@ def _owners(document: Document, faults: Faults) -> tuple[str, ...]:
 def _share_entries(
     extras: SetExtras, names: Mapping[str, str], faults: Faults, document: Document
 ) -> Iterator[ShareEntry]:
-    index = next((i for i, p in enumerate(document.custom_properties) if p.property == "shares"), 0)
-    for number, entry in enumerate(extras.shares):
-        for place, shared in enumerate(entry.tables):
-            if shared.table not in names:
+    for entry, name, lake_name in _named_tables("shares", extras.shares, names, faults, document):
+        yield ShareEntry(entry.share, entry.schema_name, name, lake_name)
+
+
+def _snowflake_entries(
+    extras: SetExtras, names: Mapping[str, str], faults: Faults, document: Document
+) -> Iterator[SnowflakeEntry]:
+    for entry, name, lake_name in _named_tables("snowflake", extras.snowflake, names, faults, document):
+        yield SnowflakeEntry(entry.database, entry.schema_name, name, lake_name)
+
+
+def _named_tables(
+    property_name: str,
+    schemas: Sequence[Tables],
+    names: Mapping[str, str],
+    faults: Faults,
+    document: Document,
+) -> Iterator[tuple[Tables, str, str]]:
+    """Each table under each schema of a property: what names it, its name there, and its name in the lake."""
+    properties = [entry.property for entry in document.custom_properties]
+    index = properties.index(property_name) if property_name in properties else 0
+    for number, entry in enumerate(schemas):
+        for place, named in enumerate(entry.tables):
+            if named.table not in names:
                 where: Location = ["customProperties", index, "value", number, "tables", place]
-                faults.add(where, f"the set has no table {shared.table!r}", did_you_mean(shared.table, names))
+                faults.add(where, f"the set has no table {named.table!r}", did_you_mean(named.table, names))
                 continue
-            lake_name = names[shared.table]
-            yield ShareEntry(
-                entry.share, entry.schema_name, shared.name or lake_name.rsplit(".", 1)[-1], lake_name
-            )
+            lake_name = names[named.table]
+            yield entry, named.name or lake_name.rsplit(".", 1)[-1], lake_name

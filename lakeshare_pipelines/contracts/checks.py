@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from lakeshare_pipelines.contracts.faults import Faults, Location, did_you_mean
-from lakeshare_pipelines.contracts.model import Column, Reference, SetContract, ShareEntry, Table
+from lakeshare_pipelines.contracts.model import (
+    Column,
+    Reference,
+    SetContract,
+    ShareEntry,
+    SnowflakeEntry,
+    Table,
+)
 
 TRANSFORMS = {
     "iceberg": {
@@ -33,7 +40,8 @@ def check_set(contract: SetContract, faults: Faults) -> SetContract:
     elif contract.first_partition is not None and not contract.is_partition(contract.first_partition):
         hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
         faults.add("customProperties", f"firstPartition cannot be {contract.first_partition!r}", hint)
-    _check_shares(contract.shares, faults)
+    _check_once([share_key(entry) for entry in contract.shares], "share entry", faults)
+    _check_once([snowflake_key(entry) for entry in contract.snowflake], "table of Snowflake", faults)
     return _in_order(contract, faults)
 
 
@@ -157,16 +165,21 @@ def _check_reference(
             faults.add(here, f"{target.short_name} has no column {name!r}", hint)
 
 
-def _check_shares(shares: Sequence[ShareEntry], faults: Faults) -> None:
-    for entry, count in Counter(share_key(entry) for entry in shares).items():
+def _check_once(keys: Sequence[tuple[str, ...]], kind: str, faults: Faults) -> None:
+    for key, count in Counter(keys).items():
         if count > 1:
             hint = "Give one of them another name: {table: …, name: …}."
-            faults.add("customProperties", f"the share entry {'.'.join(entry)} is given {count} times", hint)
+            faults.add("customProperties", f"the {kind} {'.'.join(key)} is given {count} times", hint)
 
 
 def share_key(entry: ShareEntry) -> tuple[str, str, str]:
     """What a recipient calls the table; the protocol's names ignore case."""
     return entry.share.lower(), entry.schema.lower(), entry.name.lower()
+
+
+def snowflake_key(entry: SnowflakeEntry) -> tuple[str, str, str]:
+    """Which table of Snowflake is meant; names like these ignore case there."""
+    return entry.database.lower(), entry.schema.lower(), entry.name.lower()
 
 
 def _check_unique(names: Iterable[str], at: Location, kind: str, faults: Faults) -> None:

@@ -27,6 +27,8 @@ def _lines(contract: SetContract) -> Iterator[str]:
     yield ""
     for entry in contract.shares:
         yield f"shared as {entry.share}.{entry.schema}.{entry.name}: {entry.table}"
+    for follower in contract.snowflake:
+        yield f"in Snowflake as {follower.database}.{follower.schema}.{follower.name}: {follower.table}"
 
 
 def _table_lines(table: Table) -> Iterator[str]:

@@ -227,6 +227,14 @@ class SharedSchema(Part):
     tables: Annotated[list[Annotated[SharedTable, BeforeValidator(_shared_table)]], Field(min_length=1)]
 
 
+class SnowflakeSchema(Part):
+    """Which tables of the set follow along in a schema of Snowflake."""
+
+    database: Name
+    schema_name: Annotated[Name, Field(alias="schema")]
+    tables: Annotated[list[Annotated[SharedTable, BeforeValidator(_shared_table)]], Field(min_length=1)]
+
+
 def _iso_day(value: Any) -> Any:
     return value.isoformat() if isinstance(value, dt.date) else value
 
@@ -239,6 +247,7 @@ class SetExtras(Part):
         Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None, BeforeValidator(_iso_day)
     ] = None
     shares: list[SharedSchema] = []
+    snowflake: list[SnowflakeSchema] = []
 
 
 class DriftExtras(Part):
@@ -316,6 +325,7 @@ PARTS: dict[str, type[Part]] = {
     "description": Description,
     "customProperties": CustomProperty,
     "shares": SharedSchema,
+    "snowflake": SnowflakeSchema,
     "tables": SharedTable,
     "drift": DriftExtras,
     "reading": ReadingExtras,

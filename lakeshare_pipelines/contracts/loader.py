@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from lakeshare_pipelines.contracts.build import build_set
-from lakeshare_pipelines.contracts.checks import check_set, share_key
+from lakeshare_pipelines.contracts.checks import check_set, share_key, snowflake_key
 from lakeshare_pipelines.contracts.document import Document
 from lakeshare_pipelines.contracts.faults import Faults
 from lakeshare_pipelines.contracts.model import SetContract
@@ -59,6 +59,7 @@ def _refuse_shared_names(contracts: tuple[SetContract, ...]) -> None:
         claims = [("set", contract.name.lower())]
         claims += [("table", table.name.lower()) for table in contract.tables]
         claims += [("share entry", ".".join(share_key(entry))) for entry in contract.shares]
+        claims += [("table of Snowflake", ".".join(snowflake_key(entry))) for entry in contract.snowflake]
         for kind, name in claims:
             other = taken.setdefault((kind, name), contract)
             if other is not contract:

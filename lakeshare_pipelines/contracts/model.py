@@ -153,6 +153,16 @@ class ShareEntry:
 
 
 @dataclass(frozen=True)
+class SnowflakeEntry:
+    """Snowflake's table `database`.`schema`.`name` follows `table`."""
+
+    database: str
+    schema: str
+    name: str
+    table: str
+
+
+@dataclass(frozen=True)
 class SetContract:
     """Tables that are published together, each after the ones it depends on."""
 
@@ -167,6 +177,7 @@ class SetContract:
     shares: tuple[ShareEntry, ...]
     digest: str
     path: Path
+    snowflake: tuple[SnowflakeEntry, ...] = ()
 
     def table(self, name: str) -> Table:
         """A table by its lake name or its short name.

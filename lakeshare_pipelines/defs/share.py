@@ -39,7 +39,7 @@ def share_catalog(contracts: Sequence[SetContract]) -> dg.AssetsDefinition:
 
 
 def automation_sensor() -> dg.AutomationConditionSensorDefinition:
-    """Evaluates `share_catalog`'s condition; on from the start."""
+    """Evaluates the conditions of `share_catalog` and of Snowflake's tables; on from the start."""
     return dg.AutomationConditionSensorDefinition(
         "share_automation",
         target=dg.AssetSelection.groups("share"),

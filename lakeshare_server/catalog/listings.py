@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import GrantRow, RecipientRow, SchemaRow, SharedTableRow, ShareRow
-from lakeshare_server.errors import NotFound
+from lakeshare_server.errors import BadRequest, NotFound
 
 
 @dataclass(frozen=True)
@@ -199,3 +199,16 @@ def table_entry(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEnt
         start_version=row.start_version,
         directory_access=row.directory_access,
     )
+
+
+def shared_table_at(catalog: Catalog, path: str, field: str) -> TableEntry:
+    """The table that is shared as `share.schema.table`, whoever may read it; for the operator's own commands.
+
+    Raises:
+        BadRequest: `field` names no shared table; says which there are.
+    """
+    entries = {entry.path.lower(): entry for entry in all_shared_tables(catalog)}
+    if path.lower() not in entries:
+        shared = ", ".join(entry.path for entry in entries.values()) or "none"
+        raise BadRequest(field, path, f"Shared are: {shared}.")
+    return entries[path.lower()]

@@ -2,9 +2,10 @@
 
 import uuid
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
-from lakeshare_server.catalog import NewPublication
+from lakeshare_server.catalog import NewPublication, Publication
 
 NOTHING_PINNED = NewPublication(
     table="lake.flights",
@@ -27,3 +28,10 @@ NOTHING_PINNED = NewPublication(
 def a_publication(**different: Any) -> NewPublication:
     """A publication of nothing in particular, but for what the test says."""
     return replace(NOTHING_PINNED, **{"run_id": str(uuid.uuid4()), **different})
+
+
+def published(*, version: int = 0, **different: Any) -> Publication:
+    """The same as the ledger gives it back."""
+    new = a_publication(**different)
+    fields = {name: getattr(new, name) for name in new.__dataclass_fields__}
+    return Publication(**fields, version=version, published_at=datetime(2030, 1, 1, tzinfo=UTC))

@@ -9,10 +9,12 @@ import pytest
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
 from lakeshare_pipelines.defs.wap import wap_set
-from lakeshare_pipelines.errors import BranchMoved, NoSuchPublication, NotAudited
+from lakeshare_pipelines.errors import BranchMoved, NoSuchPublication, NotAudited, SnowflakeError
 from lakeshare_pipelines.share.publication import publish, publish_or_replay
 from lakeshare_pipelines.share.retry import retry
 from lakeshare_pipelines.share.rollback import rollback
+from lakeshare_pipelines.share.snowflake.shown_state import require_shown
+from lakeshare_pipelines.share.snowflake.target import published
 from lakeshare_pipelines.wap.branches import drop_abandoned, places
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
 from lakeshare_pipelines.wap.lake import Lake
@@ -44,6 +46,12 @@ def delete_staged(lake: Lake, contract: SetContract, staged: Staged, short_name:
     place = f"{lake.catalog(staged.ref)}.{table.name}" if table.format == "iceberg" else None
     folder = table_location(lake.settings, table) / STAGED_FOLDER / staged.ref
     lake.spark.sql(f"DELETE FROM {place or f'delta.`{folder}`'} WHERE {where}")
+
+
+def require_all_shown(lake: Lake, catalog: Catalog, contract: SetContract) -> None:
+    """Engines that open the tables' own metadata find the newest publications, and nothing unpublished."""
+    for table in contract.tables:
+        require_shown(published(catalog, table.name), lake.settings)
 
 
 def test_a_green_run_publishes_every_table_of_the_set(lake, catalog, ledger, contract):
@@ -148,6 +156,9 @@ def test_what_was_repaired_on_the_staging_place_is_audited_again_and_published(l
         row["id"] for row in orders(MONDAY, 2)
     ]
     assert outcome.publications[0].rows == 2
+    if contract.tables[0].format == "iceberg":
+        with pytest.raises(SnowflakeError, match="lists 1 snapshots that were never published"):
+            require_shown(published(catalog, contract.tables[0].name), lake.settings)
 
 
 def test_a_conflict_is_answered_by_replay_and_loses_no_day(lake, catalog, ledger, contract):
@@ -163,6 +174,7 @@ def test_a_conflict_is_answered_by_replay_and_loses_no_day(lake, catalog, ledger
     assert [p.partition for p in ledger.history(f"{contract.name}.orders")] == [TUESDAY, MONDAY]
     assert ledger.latest(f"{contract.name}.orders").rows == 6
     assert places(lake, [contract]) == []
+    require_all_shown(lake, catalog, contract)
 
 
 def test_a_replay_that_turns_red_is_kept_and_told(lake, catalog, ledger, contract, monkeypatch):
@@ -220,11 +232,13 @@ def test_a_rollback_is_a_new_number_that_shows_old_rows(lake, catalog, ledger, c
     assert (back.version, back.rows, back.rollback_of) == (2, 3, 0)
     assert rows_on_main(lake, contract, "orders") == old
     assert [p.version for p in ledger.history(table.name)] == [2, 1, 0]
+    require_all_shown(lake, catalog, contract)
     with pytest.raises(NoSuchPublication, match="99"):
         rollback(lake, catalog, contract, table, 99)
     # What was rolled back is not in force any more: delivering it again publishes it again.
     again = run(lake, catalog, contract, MONDAY)
     assert again[0].version == 3
+    require_all_shown(lake, catalog, contract)
 
 
 def test_the_janitor_drops_what_nobody_came_back_to_and_nothing_else(lake, catalog, contract):

@@ -8,7 +8,9 @@ import pytest
 
 from lakeshare_pipelines.contracts import Promise, describe, load_contract, load_contracts
 from lakeshare_pipelines.contracts.types import can_widen
+from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.tables.serveability import clients_of
+from tests.builders.sets import a_contract
 
 FLIGHTS, REFERENCE = load_contracts()
 
@@ -200,3 +202,45 @@ def _split(text: str) -> tuple[str, str, str, str]:
     second = text.index("  - name: daily_delays")
     last = text.index("customProperties:\n  - {property: partitioning")
     return text[:first], text[first:second], text[second:last], text[last:]
+
+
+def test_a_set_names_the_tables_that_follow_along_in_snowflake(tmp_path: Path) -> None:
+    more = """\
+  - property: snowflake
+    value:
+      - {database: LAKE, schema: SHOP, tables: [orders, {table: totals, name: daily}]}
+"""
+    contract = a_contract(tmp_path, "shop", "iceberg", more)
+    assert [(entry.name, entry.table) for entry in contract.snowflake] == [
+        ("orders", "shop.orders"),
+        ("daily", "shop.totals"),
+    ]
+    assert "in Snowflake as LAKE.SHOP.daily: shop.totals" in describe(contract)
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ("[ordres]", r"customProperties\[3\].value\[0\].tables\[0\]: the set has no table 'ordres'"),
+        (
+            "[orders, {table: totals, name: Orders}]",
+            "the table of Snowflake lake.shop.orders is given 2 times",
+        ),
+        ("[{table: orders, name: a b}]", "cannot be 'a b'"),
+        ("[]", "cannot be"),
+    ],
+)
+def test_a_follower_that_cannot_be_is_refused_by_its_place(tmp_path: Path, tables: str, said: str) -> None:
+    value = f"{{database: LAKE, schema: SHOP, tables: {tables}}}"
+    with pytest.raises(ContractError, match=said):
+        a_contract(tmp_path, "shop", "iceberg", f"  - property: snowflake\n    value: [{value}]\n")
+
+
+def test_two_sets_cannot_follow_into_one_table(tmp_path: Path) -> None:
+    value = "{database: LAKE, schema: SHOP, tables: [{table: orders, name: o}]}"
+    for name in ("shop", "sales"):
+        a_contract(tmp_path, name, "iceberg", f"  - property: snowflake\n    value: [{value}]\n")
+    with pytest.raises(
+        ContractError, match=r"the table of Snowflake 'lake\.shop\.o' is sales.yaml's already"
+    ):
+        load_contracts(tmp_path)

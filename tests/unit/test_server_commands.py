@@ -188,7 +188,8 @@ def test_refusals_are_a_sentence_and_exit_code_1(
 
 
 @pytest.mark.parametrize(
-    "name", ["serve", "publications", "explain", "recipient", "share", "recipient add", "share list"]
+    "name",
+    ["serve", "publications", "explain", "snippet", "recipient", "share", "recipient add", "share list"],
 )
 def test_every_command_explains_itself(run: Runner, name: str) -> None:
     assert name.split()[0] in run("--help")
@@ -201,6 +202,6 @@ def test_the_commands_are_mounted_on_another_application_as_they_are(run: Runner
     names = [command.callback.__name__ for command in other.registered_commands if command.callback]
     groups = [group.name for group in other.registered_groups]
     assert (names, groups) == (
-        ["serve", "publications", "explain"],
+        ["serve", "publications", "explain", "snippet"],
         ["recipient", "share", "table", "conformance"],
     )

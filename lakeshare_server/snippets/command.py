@@ -1,0 +1,79 @@
+"""The command `lakeshare snippet`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lakeshare_server.snippets.shared_table import Door, EngineName
+
+if TYPE_CHECKING:
+    from lakeshare_server.catalog import Catalog, TableEntry
+    from lakeshare_server.settings import ServerSettings
+    from lakeshare_server.snippets.doors import Doors
+
+
+def snippet(
+    path: Annotated[
+        str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="The table as recipients call it.")
+    ],
+    engine: Annotated[EngineName, typer.Option(help="What reads the table.")],
+    profile: Annotated[
+        Path, typer.Option(help="The recipient's profile file, as the snippet is to find it.")
+    ] = Path("recipient.share"),
+    door: Annotated[
+        Door | None,
+        typer.Option(
+            help="The Iceberg REST catalog or Delta Sharing; what works from most places by default."
+        ),
+    ] = None,
+) -> None:
+    """Print how a recipient reads a shared table with an engine, ready to run; the token stays in the profile.
+
+    Example: lakeshare snippet partners.sales.orders --engine polars --profile bob.share > orders.py
+    """
+    from lakeshare_server.catalog import open_catalog
+    from lakeshare_server.catalog.listings import shared_table_at
+    from lakeshare_server.settings import ServerSettings
+    from lakeshare_server.snippets.engines import ENGINES, SPARK
+    from lakeshare_server.snippets.engines import snippet as text_of
+    from lakeshare_server.snippets.shared_table import SnippetTable
+
+    settings = ServerSettings()
+    catalog = open_catalog(settings.catalog_url)
+    entry = shared_table_at(catalog, path, "SHARE.SCHEMA.TABLE")
+    doors = _doors(settings, catalog, entry)
+    table = SnippetTable(
+        share=entry.share.name,
+        schema=entry.schema,
+        name=entry.name,
+        profile=str(profile),
+        iceberg_url=_iceberg_url(profile, settings),
+        storage=doors.storage,
+        scheme=doors.place.root.partition("://")[0],
+        needs_delta=bool(doors.verdicts[SPARK].features),
+    )
+    typer.echo(text_of(ENGINES[engine], table, doors, door), nl=False)
+
+
+def _doors(settings: "ServerSettings", catalog: "Catalog", entry: "TableEntry") -> "Doors":
+    from lakeshare_server.signing import LocalSigner, Signers
+    from lakeshare_server.snippets.doors import doors_of
+    from lakeshare_server.stores import Stores
+    from lakeshare_server.versions import Versions
+
+    stores = Stores(settings)
+    versions = Versions(catalog, settings, stores).of(entry.lake_table)
+    # Only asked what they can do; nothing is signed with this key.
+    signers = Signers(settings, LocalSigner(b"", settings.base_url()), stores)
+    return doors_of(entry, versions.index(versions.latest()).header, signers)
+
+
+def _iceberg_url(profile: Path, settings: "ServerSettings") -> str:
+    """Where the profile says the Iceberg door is, or this server's own when there is no such file here."""
+    try:
+        told = json.loads(profile.read_text()).get("icebergEndpoint")
+    except (OSError, ValueError, AttributeError):
+        told = None
+    return told if isinstance(told, str) else settings.iceberg_url()

@@ -1,0 +1,281 @@
+"""A printed snippet reads the table as it is printed, by a door that works for it; what cannot be is refused."""
+
+import ast
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from lakeshare_pipelines.spark.jars import pinned
+from lakeshare_server.commands import main
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.snippets.doors import Doors
+from lakeshare_server.snippets.engines import ENGINES, snippet
+from lakeshare_server.snippets.python import ICEBERG_PACKAGE, SHARING_PACKAGE, STORE_PACKAGES
+from lakeshare_server.snippets.shared_table import EngineName, SnippetTable, Storage
+from lakeshare_server.stores import place_of
+from lakeshare_server.tables.serveability import ICEBERG_REST, Verdict
+from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
+from tests.builders.sharing import Running, a_provider, a_server
+
+SERVED = {
+    "Python, parquet format": Verdict("Python, parquet format", "parquet"),
+    "Python, delta format": Verdict("Python, delta format", "delta"),
+    "Spark, delta format": Verdict("Spark, delta format", "delta"),
+    ICEBERG_REST: Verdict(ICEBERG_REST, "iceberg"),
+}
+HOSTILE = "a\"b'c`d\\\n; DROP"
+ORDERS = SnippetTable(
+    "Partner's-1", "sales", "orders", "bob.share", "https://lake.example/iceberg", "credentials", "s3"
+)
+PLACES: dict[Storage, str] = {
+    "credentials": "gs://lake/t",
+    "signed requests": "s3://lake/t",
+    "disk": "/lake/t",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of an Iceberg table and a Delta table, and a profile, in the folder that snippets are run in."""
+    folder = tmp_path_factory.mktemp("snippets")
+    provider = a_provider(folder)
+    provider.publish_iceberg("lake.flights", an_iceberg_table(folder / "iceberg").state())
+    provider.publish_delta("lake.delta", a_delta_table(folder / "delta"))
+    provider.share("lake.flights", "lake.delta", share="Partner's-1")
+    token = provider.recipient(shares=("Partner's-1",))
+    with a_server(provider) as running:
+        profile = {
+            "shareCredentialsVersion": 1,
+            "endpoint": running.url,
+            "bearerToken": token,
+            "icebergEndpoint": running.url.replace("/delta-sharing", "/iceberg"),
+        }
+        (folder / "bob.share").write_text(json.dumps(profile))
+        yield replace(running, folder=folder)
+
+
+@pytest.fixture
+def printed(
+    server: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(server.folder / "state"))
+    monkeypatch.chdir(server.folder)
+
+    def run(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["lakeshare", "snippet", *words, "--profile", "bob.share"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert ended.value.code == 0, said.err
+        return said.out
+
+    return run
+
+
+def rows(found: Any) -> pa.Table:
+    """What a snippet has got, whatever it holds it in."""
+    if isinstance(found, pl.LazyFrame):
+        found = found.collect()
+    if isinstance(found, pl.DataFrame | duckdb.DuckDBPyRelation):
+        return found.to_arrow_table() if isinstance(found, duckdb.DuckDBPyRelation) else found.to_arrow()
+    return pa.Table.from_pandas(found)
+
+
+def in_order(table: pa.Table) -> list[tuple[Any, ...]]:
+    columns = [table.column(name).to_pylist() for name in ("distance", "carrier", "cancelled")]
+    return sorted(zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("engine", "door", "name", "result"),
+    [
+        ("pandas", None, "flights", lambda names: names["frame"]),
+        ("pandas", None, "delta", lambda names: names["frame"]),
+        ("polars", None, "flights", lambda names: names["frame"]),
+        ("polars", "iceberg", "flights", lambda names: names["frame"].head(10)),
+        ("polars", None, "delta", lambda names: names["frame"]),
+        ("duckdb", None, "flights", lambda names: names["connection"].table("shared")),
+        ("duckdb", "iceberg", "flights", lambda names: names["connection"].table("shared")),
+        ("duckdb", None, "delta", lambda names: names["connection"].table("shared")),
+        ("pyiceberg", None, "flights", lambda names: pl.from_arrow(names["table"].scan().to_arrow())),
+    ],
+)
+def test_a_snippet_reads_the_table_as_it_is_printed(
+    printed: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
+    door: str | None,
+    name: str,
+    result: Callable[[dict[str, Any]], Any],
+) -> None:
+    text = printed(f"Partner's-1.lake.{name}", "--engine", engine, *(["--door", door] if door else []))
+    names: dict[str, Any] = {}
+    exec(compile(text, f"{engine}.py", "exec"), names)
+    assert "day" in capsys.readouterr().out
+    read, source = in_order(rows(result(names))), in_order(some_rows())
+    assert len(read) in (10, len(source))
+    assert set(read) <= set(source)
+
+
+def test_the_token_is_never_printed_and_the_profiles_address_is_taken(
+    printed: Callable[..., str], server: Running
+) -> None:
+    profile = json.loads((server.folder / "bob.share").read_text())
+    table = "Partner's-1.lake.flights"
+    texts = [
+        printed(table, "--engine", engine)
+        for engine in ("pyiceberg", "pandas", "polars", "duckdb", "duckdb-sql", "spark")
+    ]
+    assert not [text for text in texts if profile["bearerToken"] in text]
+    assert profile["icebergEndpoint"] in texts[4]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["no.such.table", "--engine", "pandas"],
+            "Shared are: Partner's-1.lake.flights, Partner's-1.lake.delta",
+        ),
+        (["Partner's-1.lake.delta", "--engine", "pyiceberg"], "iceberg: it is no Iceberg table."),
+        (["Partner's-1.lake.flights", "--engine", "trino"], "on the server's own disk"),
+        (
+            ["Partner's-1.lake.flights", "--engine", "pandas", "--door", "iceberg"],
+            "does not go through this door",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_sentence(
+    server: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(server.folder / "state"))
+    monkeypatch.setattr("sys.argv", ["lakeshare", "snippet", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (1, "")
+    assert said in told.err
+
+
+def doors(storage: Storage | None, **verdicts: Verdict) -> Doors:
+    changed = {**SERVED, **{verdict.client: verdict for verdict in verdicts.values()}}
+    place = place_of(PLACES[storage] if storage else "gs://lake/t")
+    return Doors(changed, place, storage, None if storage == "credentials" else "they were not allowed")
+
+
+@pytest.mark.parametrize(
+    ("engine", "storage", "by"),
+    [
+        ("spark", "credentials", "Iceberg REST"),
+        ("spark", "signed requests", "Iceberg REST"),
+        ("spark", "disk", "Delta Sharing"),
+        ("spark", None, "Delta Sharing"),
+        ("polars", "signed requests", "Iceberg REST"),
+        ("polars", "disk", "Delta Sharing"),
+        ("pyiceberg", "disk", "Iceberg REST"),
+        ("pandas", "credentials", "Delta Sharing"),
+    ],
+)
+def test_a_snippet_takes_the_door_that_works_from_most_places(
+    engine: EngineName, storage: Storage | None, by: str
+) -> None:
+    assert f"by {by}" in snippet(ENGINES[engine], ORDERS, doors(storage)).replace("by the ", "by ")
+
+
+@pytest.mark.parametrize("engine", get_args(EngineName))
+def test_what_nobody_is_served_is_refused_with_the_reason_and_the_fix(engine: EngineName) -> None:
+    refused = {
+        client: Verdict(client, None, code="C", reason="it is odd", fix="Make it even.") for client in SERVED
+    }
+    with pytest.raises(BadRequest, match=r"it is odd \[C\]\. Make it even\."):
+        snippet(ENGINES[engine], ORDERS, replace(doors("credentials"), verdicts=refused))
+
+
+@pytest.mark.parametrize("engine", ["pyiceberg", "trino", "duckdb-sql"])
+def test_a_folder_without_credentials_is_refused_with_what_hinders(engine: EngineName) -> None:
+    with pytest.raises(BadRequest, match=r"needs credentials for the folder.*they were not allowed"):
+        snippet(ENGINES[engine], ORDERS, doors(None))
+
+
+def test_signed_requests_are_left_to_the_reader_that_can_sign() -> None:
+    table = replace(ORDERS, storage="signed requests")
+    for engine in ("pyiceberg", "polars", "duckdb"):
+        text = snippet(ENGINES[engine], table, doors("signed requests"))
+        assert "pyiceberg.io.fsspec.FsspecFileIO" in text
+        assert "s3fs" in text
+    with pytest.raises(BadRequest, match="needs credentials"):
+        snippet(ENGINES["trino"], table, doors("signed requests"))
+
+
+@pytest.mark.parametrize(
+    "engine", [name for name in get_args(EngineName) if name not in ("duckdb-sql", "trino")]
+)
+@pytest.mark.parametrize("door", ["iceberg", "delta-sharing"])
+@pytest.mark.parametrize("delta", [False, True])
+def test_hostile_names_stay_texts_of_python(engine: EngineName, door: Any, delta: bool) -> None:
+    table = SnippetTable(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, "disk", "", needs_delta=delta)
+    plain = SnippetTable("a", "a", "a", "a", "a", "disk", "", needs_delta=delta)
+    texts = ENGINES[engine].iceberg if door == "iceberg" else ENGINES[engine].sharing
+    if texts is None:
+        return
+    assert shape(texts(table)) == shape(texts(plain))
+
+
+def shape(text: str) -> list[str]:
+    """The kinds of a program's parts, in order."""
+    return [type(node).__name__ for node in ast.walk(ast.parse(text))]
+
+
+def test_duckdbs_own_sql_is_sql_of_duckdb_whatever_the_names_are() -> None:
+    for table in (ORDERS, SnippetTable("é'\"", 's"', "t'", "p'.share", "http://x/'", "disk", "")):
+        text = snippet(ENGINES["duckdb-sql"], table, doors("disk"))
+        kinds = [one.type.name for one in duckdb.extract_statements(text)]
+        assert kinds == ["LOAD", "LOAD", "SET", "CREATE", "ATTACH", "SELECT"]
+
+
+def test_duckdbs_own_sql_takes_the_token_from_the_profile(tmp_path: Path) -> None:
+    profile = tmp_path / "bo'b.share"
+    profile.write_text(json.dumps({"bearerToken": "to'ken", "endpoint": "http://x"}))
+    table = replace(ORDERS, profile=str(profile))
+    statements = duckdb.extract_statements(snippet(ENGINES["duckdb-sql"], table, doors("disk")))
+    connection = duckdb.connect()
+    connection.execute(statements[2])
+    assert connection.execute("SELECT getvariable('lakeshare_token')").fetchone() == ("to'ken",)
+
+
+def test_trinos_catalog_file_has_the_door_and_no_token() -> None:
+    table = replace(ORDERS, share="é\\:partners")
+    text = snippet(ENGINES["trino"], table, doors("credentials"))
+    lines = [line.split("=", 1) for line in text.splitlines() if not line.startswith("#")]
+    assert dict(lines) == {
+        "connector.name": "iceberg",
+        "iceberg.catalog.type": "rest",
+        "iceberg.rest-catalog.uri": "https://lake.example/iceberg",
+        "iceberg.rest-catalog.warehouse": "\\u00e9\\\\:partners",
+        "iceberg.rest-catalog.security": "OAUTH2",
+        "iceberg.rest-catalog.oauth2.token": "${ENV:LAKESHARE_TOKEN}",
+        "iceberg.rest-catalog.vended-credentials-enabled": "true",
+        "fs.native-s3.enabled": "true",
+    }
+
+
+def test_spark_is_given_the_packages_of_the_line_that_is_tested() -> None:
+    locked = {jar.coordinate for jar in pinned().values()}
+    beside = SHARING_PACKAGE.replace("delta-sharing-spark", "delta-spark")
+    assert locked >= {ICEBERG_PACKAGE, STORE_PACKAGES["s3"], beside}
+
+
+def test_every_engine_of_the_command_has_a_text() -> None:
+    assert set(get_args(EngineName)) == set(ENGINES)
+    assert all(engine.iceberg or engine.sharing for engine in ENGINES.values())
