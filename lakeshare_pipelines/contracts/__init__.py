@@ -9,6 +9,7 @@ from lakeshare_pipelines.contracts.loader import load_contract, load_contracts
 from lakeshare_pipelines.contracts.model import (
     Column,
     Drift,
+    Promise,
     Reading,
     Reference,
     Rule,
@@ -21,6 +22,7 @@ from lakeshare_pipelines.contracts.model import (
 __all__ = [
     "Column",
     "Drift",
+    "Promise",
     "Reading",
     "Reference",
     "Rule",

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 from lakeshare_pipelines.contracts.document import (
     ColumnExtras,
     Document,
+    PromiseExtras,
     Property,
     Quality,
     ReferenceExtras,
@@ -24,6 +25,7 @@ from lakeshare_pipelines.contracts.faults import Faults, Location, did_you_mean,
 from lakeshare_pipelines.contracts.model import (
     Column,
     Drift,
+    Promise,
     Reading,
     Reference,
     Rule,
@@ -98,7 +100,14 @@ def build_table(
         reading=Reading(
             tuple(extras.reading.null_values), extras.reading.delimiter, extras.reading.multiline
         ),
+        serveable_to=_promise(extras.serveable_to),
     )
+
+
+def _promise(extras: PromiseExtras | None) -> Promise:
+    if extras is None:
+        return Promise()
+    return Promise(tuple(dict.fromkeys(extras.clients)), extras.severity, extras.rewrite)
 
 
 def _columns(

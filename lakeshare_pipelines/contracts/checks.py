@@ -56,6 +56,7 @@ def _check_table(contract: SetContract, table: Table, at: list[str | int], fault
     _check_unique([reference.name for reference in table.references], at, "reference", faults)
     if table.location is not None and table.format == "iceberg":
         faults.add(at, "location is given for an Iceberg table", "Leave it out: the catalog decides.")
+    _check_promise(table, at, faults)
 
 
 def _check_origin(contract: SetContract, table: Table, at: list[str | int], faults: Faults) -> None:
@@ -73,6 +74,22 @@ def _check_origin(contract: SetContract, table: Table, at: list[str | int], faul
     if table.derive is not None and not table.depends_on:
         hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}."
         faults.add([*at, "customProperties"], "derive names no table of the set", hint)
+
+
+def _check_promise(table: Table, at: list[str | int], faults: Faults) -> None:
+    if not table.serveable_to.clients:
+        return
+    # Here, because most contracts are looked at without it: it brings all that reads tables.
+    from lakeshare_server.tables.serveability import clients_of
+
+    known = clients_of(table.format)
+    for client in table.serveable_to.clients:
+        if client not in known:
+            hint = f"Known for {table.format} tables are: {', '.join(known)}."
+            if client == "directory":
+                hint = f"Directory access is allowed by hand for each shared table. {hint}"
+            problem = f"serveableTo: {table.short_name} cannot be promised to {client!r}"
+            faults.add([*at, "customProperties"], problem, hint)
 
 
 def _check_column(

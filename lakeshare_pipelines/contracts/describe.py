@@ -51,6 +51,8 @@ def _table_lines(table: Table) -> Iterator[str]:
     for reference in table.references:
         target = f"{reference.to_table}({', '.join(reference.to_columns)})"
         yield f"    {reference.severity:7} on the table: {', '.join(reference.columns)} exists in {target}"
+    if table.serveable_to.clients:
+        yield f"  {_promise_words(table)}"
     yield f"  at most {table.max_quarantined_fraction:.1%} of rows in quarantine{_drift_words(table.drift)}"
 
 
@@ -63,6 +65,13 @@ def _column_words(column: Column) -> str:
         column.description,
     ]
     return "; ".join(word for word in words if word)
+
+
+def _promise_words(table: Table) -> str:
+    promise = table.serveable_to
+    is_rewritten = promise.rewrite and table.format == "iceberg"
+    rewritten = ", rewritten for them where needed" if is_rewritten else ""
+    return f"can be read by {', '.join(promise.clients)}{rewritten} ({promise.severity})"
 
 
 def _drift_words(drift: Drift) -> str:

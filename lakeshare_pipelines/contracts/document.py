@@ -266,6 +266,18 @@ class ReadingExtras(Part):
     multiline: bool = False
 
 
+class PromiseExtras(Part):
+    """Which clients will be able to read the table, and what is done for that."""
+
+    clients: Annotated[list[str], Field(min_length=1)]
+    severity: Severity = "error"
+    rewrite: bool = True
+
+
+def _promise(value: Any) -> Any:
+    return {"clients": value} if isinstance(value, list) else value
+
+
 class TableExtras(Part):
     """customProperties of a table."""
 
@@ -276,6 +288,7 @@ class TableExtras(Part):
     max_quarantined_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
     drift: DriftExtras = DriftExtras()
     reading: ReadingExtras = ReadingExtras()
+    serveable_to: Annotated[PromiseExtras | None, BeforeValidator(_promise)] = None
 
 
 class ColumnExtras(Part):
@@ -316,4 +329,5 @@ PARTS: dict[str, type[Part]] = {
     "tables": SharedTable,
     "drift": DriftExtras,
     "reading": ReadingExtras,
+    "serveableTo": PromiseExtras,
 }

@@ -83,6 +83,18 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Promise:
+    """Clients that are to read every publication of a table, by their ids of `lakeshare_server.tables.serveability`.
+
+    `severity` is of the check that they can; with `rewrite` the staged table is rewritten where they could not.
+    """
+
+    clients: tuple[str, ...] = ()
+    severity: Severity = "error"
+    rewrite: bool = True
+
+
+@dataclass(frozen=True)
 class Table:
     """One table. It has a `source` (file stem or glob in the delivery) or is a `derive` (Spark SQL), never both."""
 
@@ -101,6 +113,7 @@ class Table:
     max_quarantined_fraction: float = 0.0
     drift: Drift = Drift()
     reading: Reading = Reading()
+    serveable_to: Promise = Promise()
 
     @property
     def short_name(self) -> str:

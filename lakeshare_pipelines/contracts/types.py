@@ -49,6 +49,19 @@ def base_of(spark_type: str) -> str:
     return spark_type.split("(", 1)[0]
 
 
+def can_widen(before: str, after: str) -> bool:
+    """Whether a column of one type can become one of the other without touching its values.
+
+    The promotions of Iceberg's specification, "Schema Evolution", that both types of a contract can be.
+    """
+    if (before, after) in (("int", "bigint"), ("float", "double")):
+        return True
+    narrow, wide = _DECIMAL.fullmatch(before), _DECIMAL.fullmatch(after)
+    if narrow is None or wide is None:
+        return False
+    return int(narrow[2] or 0) == int(wide[2] or 0) and int(narrow[1]) < int(wide[1])
+
+
 def wrong_type(spark_type: str, logical: str | None, table_format: str) -> str | None:
     """Why a column cannot have this type; None when it can."""
     base = base_of(spark_type)

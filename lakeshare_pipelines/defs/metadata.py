@@ -33,6 +33,7 @@ def staged_metadata(staged: Staged) -> Mapping[str, Any]:
         "lakeshare/head": staged.head,
         "lakeshare/rows": {table.table: table.rows for table in staged.tables},
         "lakeshare/rejected": {table.table: table.rejected for table in staged.tables},
+        "lakeshare/rewritten": {table.table: list(table.rewritten) for table in staged.tables},
     }
 
 
@@ -40,14 +41,21 @@ def check_metadata(verdict: Verdict, staged: Staged) -> Mapping[str, Any]:
     """What a rule saw, up to twenty masked rows that broke it, and where the staged set is kept."""
     shown: dict[str, Any] = {"lakeshare/staged_at": staged.ref, "lakeshare/head": staged.head}
     for name, value in verdict.observed.items():
-        shown[f"observed/{name}"] = (
-            value if isinstance(value, int | float | str) else dg.MetadataValue.json(value)
-        )
+        shown[f"observed/{name}"] = _shown(value)
     if verdict.samples:
         shown["lakeshare/samples"] = dg.MetadataValue.md(markdown_table(verdict.samples))
     if not verdict.passed:
         shown["lakeshare/next"] = f"lakeshare wap show {staged.ref}"
     return shown
+
+
+def _shown(value: Any) -> Any:
+    """Numbers and texts as they are, rows of one kind as a table, everything else as JSON."""
+    if isinstance(value, int | float | str):
+        return value
+    if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+        return dg.MetadataValue.md(markdown_table(value))
+    return dg.MetadataValue.json(value)
 
 
 def publication_metadata(catalog: Catalog, publication: Publication, run_id: str) -> Mapping[str, Any]:

@@ -85,7 +85,7 @@ def publish_job(contract: SetContract) -> "UnresolvedAssetJobDefinition":
 def _write(contract: SetContract) -> dg.OpDefinition:
     @dg.op(
         name=f"{contract.name}_write",
-        description="Read the deliveries into the set's tables on a branch of their own.",
+        description="Read the deliveries into the set's tables on a branch of their own, readable by promised clients.",
         ins={"delivery": dg.In(dg.Nothing)},
         out=dg.Out(dict),
         pool=_pool(contract),

@@ -16,7 +16,8 @@ ROWS_PARSED = "rows_parsed"
 NOT_EMPTY = "not_empty"
 WITHIN_PARTITIONS = "within_partitions"
 DRIFT = "drift"
-OURS = (STRUCTURE, ROWS_PARSED, NOT_EMPTY, WITHIN_PARTITIONS, DRIFT)
+SERVEABLE = "serveable"
+OURS = (STRUCTURE, ROWS_PARSED, NOT_EMPTY, WITHIN_PARTITIONS, DRIFT, SERVEABLE)
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
         yield CheckSpec(table.name, reference.name, reference.severity, text)
     if table.drift.max_shrink_fraction is not None or table.drift.max_growth_fraction is not None:
         yield CheckSpec(table.name, DRIFT, table.drift.severity, _drift_text(contract, table))
+    yield CheckSpec(table.name, SERVEABLE, table.serveable_to.severity, _serveable_text(table))
 
 
 def _rows_parsed_text(table: Table) -> str:
@@ -100,6 +102,12 @@ def _rule_text(rule: Rule) -> str:
 def _reference_text(reference: Reference) -> str:
     here, there = ", ".join(reference.columns), ", ".join(reference.to_columns)
     return f"Every {here} exists as {there} in {reference.to_table}."
+
+
+def _serveable_text(table: Table) -> str:
+    if not table.serveable_to.clients:
+        return "Recipients can read it: which clients, and why not others, is told."
+    return f"{', '.join(table.serveable_to.clients)} can read it as it will be published."
 
 
 def _drift_text(contract: SetContract, table: Table) -> str:

@@ -17,6 +17,7 @@ from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.serveable import ClientMatrix, of_delta
 from lakeshare_pipelines.wap.staged import WHOLE, Staged
 from lakeshare_pipelines.wap.staging import (
     PROPERTY,
@@ -26,6 +27,7 @@ from lakeshare_pipelines.wap.staging import (
     owed_run,
     said_by,
 )
+from lakeshare_server.tables import Stores
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -66,6 +68,21 @@ class DeltaStaging:
         if columns:
             writer = writer.partitionBy(*columns)
         writer.save(str(self._staged(table.name, ref)))
+
+    def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
+        # Staged files have nothing to rewrite, and those of main are not on the staging place: see docs/adr/0017.
+        return ()
+
+    def clients(self, staged: Staged, table: Table) -> ClientMatrix:
+        version = json.loads(staged.base)[table.name]
+        return of_delta(
+            Stores(self.lake.settings),
+            self._staged(table.name, staged.ref),
+            self.location(table.name),
+            None if version == ABSENT else version,
+            replaced_column(staged, table),
+            staged.partitions,
+        )
 
     def seal(self, ref: str) -> str:
         digest = hashlib.sha256()

@@ -5,9 +5,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.contracts.types import can_widen
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NessieError
 from lakeshare_pipelines.nessie.client import Nessie
+from lakeshare_pipelines.wap.iceberg_rewriting import made_serveable
 from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.serveable import ClientMatrix, of_iceberg
 from lakeshare_pipelines.wap.staged import WHOLE, Staged, staging_prefix
 from lakeshare_pipelines.wap.staging import (
     PROPERTY,
@@ -17,6 +20,8 @@ from lakeshare_pipelines.wap.staging import (
     owed_run,
     said_by,
 )
+from lakeshare_pipelines.wap.structure import types_of
+from lakeshare_server.tables import Stores
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -47,15 +52,29 @@ class IcebergStaging:
         partitions: Sequence[str],
         properties: Mapping[str, str],
     ) -> None:
-        target = f"{self.lake.catalog(ref)}.{table.name}"
+        target = self._target(ref, table)
         if self.lake.spark.catalog.tableExists(target):
-            self._add_columns(target, table)
+            self._evolve(target, table)
         else:
             self.lake.spark.sql(create_statement(target, table))
         writer = frame.writeTo(target)
         for name, value in properties.items():
             writer = writer.option(f"snapshot-property.{PROPERTY}{name}", value)
         writer.overwrite(replaced(table, partitions))
+
+    def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
+        promise = table.serveable_to
+        if not promise.rewrite or not promise.clients:
+            return ()
+        return made_serveable(
+            self.lake.spark,
+            self._target(ref, table),
+            promise.clients,
+            lambda: self._clients(table, ref).verdicts,
+        )
+
+    def clients(self, staged: Staged, table: Table) -> ClientMatrix:
+        return self._clients(table, f"{staged.ref}@{staged.head}")
 
     def seal(self, ref: str) -> str:
         return self.lake.nessie().reference(ref).hash
@@ -135,12 +154,25 @@ class IcebergStaging:
         if changed:
             raise Conflict(changed, staged.base, main)
 
-    def _add_columns(self, target: str, table: Table) -> None:
-        there = {name.lower() for name in self.lake.spark.table(target).columns}
+    def _clients(self, table: Table, at: str) -> ClientMatrix:
+        content = self.lake.nessie().content(table.name, at)
+        if content is None:
+            raise NessieError(404, "CONTENT_NOT_FOUND", f"{table.name} is not at {at}")
+        return of_iceberg(Stores(self.lake.settings), content)
+
+    def _target(self, ref: str, table: Table) -> str:
+        return f"{self.lake.catalog(ref)}.{table.name}"
+
+    def _evolve(self, target: str, table: Table) -> None:
+        """Give the table the contract's new columns, and its wider types; the audit judges what else differs."""
+        there = types_of(self.lake.spark.table(target).schema)
         new = [column for column in table.columns if column.name.lower() not in there]
         if new:
             added = ", ".join(f"`{column.name}` {column.type}" for column in new)
             self.lake.spark.sql(f"ALTER TABLE {target} ADD COLUMNS ({added})")
+        for column in table.columns:
+            if can_widen(there.get(column.name.lower(), column.type), column.type):
+                self.lake.spark.sql(f"ALTER TABLE {target} ALTER COLUMN `{column.name}` TYPE {column.type}")
 
 
 def create_statement(target: str, table: Table) -> str:

@@ -25,7 +25,8 @@ def _lines(place: StagingPlace) -> Iterator[str]:
     yield f"  partition {staged.partition}, run {staged.run_id}, at {staged.head}, from main at {staged.base}"
     for table in staged.tables:
         rejected = f", {table.rejected} rejected (quarantined)" if table.rejected else ""
-        yield f"  {table.table}: {table.rows} rows{rejected}"
+        rewritten = f", rewritten for {', '.join(table.rewritten)}" if table.rewritten else ""
+        yield f"  {table.table}: {table.rows} rows{rejected}{rewritten}"
     if place.attempt.verdicts is None:
         yield "  not audited yet: `lakeshare wap retry` does it"
         return

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import SetContract, Table
@@ -43,6 +44,9 @@ def stage(
         begin(lake.settings, ref)
         base = staging.open(ref)
         tables = _write_all(lake, staging, contract, ref, deliveries, run_id)
+        tables = tuple(
+            replace(one, rewritten=staging.make_serveable(ref, contract.table(one.table))) for one in tables
+        )
         for delivery in deliveries:
             still_same(delivery)
         staged = Staged(

@@ -13,12 +13,22 @@ WHOLE = ("all",)
 
 @dataclass(frozen=True)
 class StagedTable:
-    """One table of a staged set: the rows of this run, before anybody judged them."""
+    """One table of a staged set: the rows of this run, before anybody judged them.
+
+    `rewritten` are the reason codes of what kept promised clients from the table until staging rewrote its files.
+    """
 
     table: str
     rows: int
     rejected: int = 0
     problems: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = ()
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """The table a record was made from; records of earlier versions say nothing of rewrites."""
+        lists = {"problems": tuple(record["problems"]), "rewritten": tuple(record.get("rewritten", ()))}
+        return cls(**{**record, **lists})
 
 
 @dataclass(frozen=True)
@@ -58,9 +68,7 @@ class Staged:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The staged set a record was made from."""
-        tables = tuple(
-            StagedTable(**{**table, "problems": tuple(table["problems"])}) for table in record["tables"]
-        )
+        tables = tuple(StagedTable.from_record(table) for table in record["tables"])
         return cls(**{**record, "partitions": tuple(record["partitions"]), "tables": tables})
 
     def as_json(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.serveable import ClientMatrix
 from lakeshare_pipelines.wap.staged import Staged
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ class Staging(Protocol):
         properties: Mapping[str, str],
     ) -> None:
         """Replace the table's `partitions` on the staging place by `frame`."""
+
+    def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
+        """Rewrite the staged table where clients could not read it that the contract promises it to.
+
+        Returns the reason codes of what a rewrite took away; none where the contract does not ask for it.
+        """
+
+    def clients(self, staged: Staged, table: Table) -> ClientMatrix:
+        """How each client would get the table as it will stand on main after publication."""
 
     def seal(self, ref: str) -> str:
         """The state just written, as `Staged.head`."""

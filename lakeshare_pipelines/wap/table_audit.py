@@ -1,6 +1,6 @@
 """The checks of one table: its rows are read once, kept while they are judged, and let go.
 
-What each check looks at stands in structure.py, counts.py, references.py and expectations.py.
+What each check looks at stands in structure.py, counts.py, references.py, expectations.py and serveable.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +16,7 @@ from lakeshare_pipelines.wap.checks import (
     DRIFT,
     NOT_EMPTY,
     ROWS_PARSED,
+    SERVEABLE,
     STRUCTURE,
     WITHIN_PARTITIONS,
     CheckSpec,
@@ -29,6 +30,7 @@ from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_pipelines.wap.quarantine import quarantined
 from lakeshare_pipelines.wap.references import unmatched
 from lakeshare_pipelines.wap.samples import SAMPLE_ROWS, rejected_sample
+from lakeshare_pipelines.wap.serveable import serveable
 from lakeshare_pipelines.wap.staged import Staged, StagedTable
 from lakeshare_pipelines.wap.staging import Staging
 from lakeshare_pipelines.wap.structure import Types, declared_types, structure_problems, types_of
@@ -76,6 +78,7 @@ class TableAudit:
             NOT_EMPTY: lambda: self._not_empty(rows),
             WITHIN_PARTITIONS: lambda: self._within_partitions(rows),
             DRIFT: lambda: self._drift(rows),
+            SERVEABLE: self._serveable,
         }
         for rule, outcome in self._outcomes(rows, types):
             checks[rule.name] = self._rule(rule, outcome)
@@ -129,6 +132,10 @@ class TableAudit:
             return counts.drifted(self.table.drift, of_run, counts.usual_rows(everywhere, of_run))
         usual = {"table": None if self._main is None else self._main.count()}
         return counts.drifted(self.table.drift, {"table": rows.count()}, usual)
+
+    def _serveable(self) -> Finding:
+        clients = self.staging.clients(self.staged, self.table)
+        return serveable(self.table.serveable_to, clients, self.record.rewritten if self.record else ())
 
     def _by_day(self, rows: "DataFrame") -> Mapping[str, int]:
         if self._days is None:
@@ -190,6 +197,7 @@ class TableAudit:
 
 
 def _verdict(spec: CheckSpec, found: Finding) -> Verdict:
+    severity = found.severity or spec.severity
     return Verdict(
-        spec.table, spec.name, spec.severity, found.passed, spec.description, found.observed, found.samples
+        spec.table, spec.name, severity, found.passed, spec.description, found.observed, found.samples
     )

@@ -20,11 +20,15 @@ SMALLEST_SHARE = 0.0001
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, before it has a name. `observed["reason"]` says in a sentence why it failed."""
+    """What a check found, before it has a name. `observed["reason"]` says in a sentence why it failed.
+
+    `severity` is given where the finding weighs more than its check.
+    """
 
     passed: bool
     observed: Mapping[str, Any] = field(default_factory=dict)
     samples: tuple[Mapping[str, Any], ...] = ()
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True)

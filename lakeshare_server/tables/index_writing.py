@@ -32,7 +32,10 @@ STRUCTS = ("partition", "min", "max", "null_count")
 
 @dataclass(frozen=True)
 class StoredIndex:
-    """An index on disk and what it adds up to; `rows` counts a file of unknown row count as 0."""
+    """An index on disk and what it adds up to.
+
+    `rows` are those that readers get, without deleted ones; a file of unknown row count counts as 0.
+    """
 
     digest: str
     path: Path
@@ -77,10 +80,18 @@ def _header_of(snapshot: TableSnapshot, files: pa.Table) -> IndexHeader:
         parquet_schema_string=parquet_format_schema(snapshot.schema_string),
         roots=tuple(sorted(roots_of(snapshot.location, others))),
         elsewhere=len(others),
-        rows=pc.sum(files.column("rows"), min_count=0).as_py(),
+        rows=pc.sum(_live_rows(files), min_count=0).as_py(),
         files=files.num_rows,
         size_bytes=pc.sum(files.column("size"), min_count=0).as_py(),
     )
+
+
+def _live_rows(files: pa.Table) -> pa.ChunkedArray:
+    """How many rows of each file are not deleted; null where the file does not tell how many it has."""
+    rows = files.column("rows")
+    if "dv_cardinality" not in files.column_names:
+        return rows
+    return pc.subtract(rows, pc.fill_null(files.column("dv_cardinality"), 0))
 
 
 def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:

@@ -48,6 +48,11 @@ class ReasonCode(StrEnum):
         "Live files have columns under other names than the table, so they are found by id and not by name.",
         REWRITE,
     )
+    NAMES_SPELT_OTHERWISE = (
+        "NAMES_SPELT_OTHERWISE",
+        "Live files spell names of columns in another way, as Iceberg's writers do with blanks and signs.",
+        "Rename the columns to letters, digits and _, and run CALL system.rewrite_data_files with rewrite-all true.",
+    )
     FILES_WITHOUT_IDS = (
         "FILES_WITHOUT_IDS",
         "Live files carry no field ids, and the names in them do not tell which column is meant.",

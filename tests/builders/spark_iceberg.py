@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from tests.builders.canonical import Rows
 from tests.builders.lake_tables import IcebergState
 from tests.builders.protocol_reader import Answer, ProtocolReader
@@ -59,13 +62,41 @@ class SparkIceberg:
 
     def add_column_with_default(self, table: str, column: str, default: int) -> None:
         """Add a column that older files are to be read with a default for: Spark's SQL has no words for it."""
-        jvm: Any = self.spark._jvm
-        spark = getattr(self.spark, "_jsparkSession")  # noqa: B009  private, as PySpark's own helpers use it
-        loaded = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark, self.table(table))
-        iceberg = jvm.org.apache.iceberg
+        iceberg, loaded = self._loaded(table)
         kind = getattr(iceberg.types, "Types$IntegerType").get()
         literal = iceberg.expressions.Expressions.lit(default)
         loaded.updateSchema().addColumn(column, kind, literal).commit()
+
+    def add_equality_delete(self, table: str, column: str, value: int, partition: str = "") -> None:
+        """Delete by a value, as Flink does: Spark reads such deletes, but writes none."""
+        iceberg, loaded = self._loaded(table)
+        field = loaded.schema().findField(column)
+        kind = {"int": pa.int32(), "long": pa.int64()}[field.type().toString()]
+        path = Path(loaded.location().removeprefix("file:")) / "data" / "equality.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        told = pa.field(column, kind, metadata={b"PARQUET:field_id": str(field.fieldId()).encode()})
+        pq.write_table(pa.table({column: pa.array([value], kind)}, pa.schema([told])), path)
+        jvm: Any = self.spark._jvm
+        ids = self.spark.sparkContext._gateway.new_array(jvm.int, 1)
+        ids[0] = field.fieldId()
+        file = (
+            iceberg.FileMetadata.deleteFileBuilder(loaded.spec())
+            .ofEqualityDeletes(ids)
+            .withPath(str(path))
+            .withFormat(iceberg.FileFormat.PARQUET)
+            .withFileSizeInBytes(path.stat().st_size)
+            .withRecordCount(1)
+        )
+        file = file.withPartitionPath(partition) if partition else file
+        loaded.newRowDelta().addDeletes(file.build()).commit()
+        self.spark.sql(f"REFRESH TABLE {self.table(table)}")
+
+    def _loaded(self, table: str) -> tuple[Any, Any]:
+        """Iceberg's Java packages, and the table as they know it."""
+        jvm: Any = self.spark._jvm
+        spark = getattr(self.spark, "_jsparkSession")  # noqa: B009  private, as PySpark's own helpers use it
+        iceberg = jvm.org.apache.iceberg
+        return iceberg, iceberg.spark.Spark3Util.loadIcebergTable(spark, self.table(table))
 
 
 def frame_rows(frame: "DataFrame") -> Rows:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import delta_sharing
 import httpx
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from lakeshare_pipelines.wap.lake import Lake
@@ -26,6 +24,7 @@ from tests.builders.lake_tables import IcebergState
 from tests.builders.protocol_lines import Format
 from tests.builders.protocol_reader import ProtocolReader, refusal
 from tests.builders.sharing import a_provider, a_server
+from tests.builders.spark_iceberg import SparkIceberg
 
 COLUMNS = (("id", "long"), ("day", "date"), ("name", "string"))
 COMPACT = (
@@ -247,7 +246,7 @@ def test_a_limit_counts_the_rows_that_are_left(shared: Shared) -> None:
 
 def test_equality_deletes_are_refused_until_the_procedure_ran(lake: Lake, tables: dict[str, Written]) -> None:
     before = write(lake, "v2_equality", [insert(0, 300)])
-    add_equality_delete(lake, "v2_equality", 77)
+    SparkIceberg(lake.spark, "deletes").add_equality_delete("v2_equality", "id", 77)
     after = as_it_is(lake, "v2_equality")
     assert len(after.rows.rows) == len(before.rows.rows) - 1, "Spark does not apply the delete"
     with pytest.raises(Unserveable, match=r"1 files of equality deletes.*CALL system.rewrite_data_files"):
@@ -274,25 +273,3 @@ def require_all_rows(table: Written, *, with_vectors: bool) -> None:
     assert ("dv_cardinality" in files.column_names) == with_vectors
     gone = sum(files.column("dv_cardinality").to_pylist()) if with_vectors else 0
     assert sum(files.column("rows").to_pylist()) - gone == len(table.rows.rows)
-
-
-def add_equality_delete(lake: Lake, name: str, deleted_id: int) -> None:
-    """Delete by a value, as Flink does: Spark reads such deletes, but writes none."""
-    jvm = lake.spark._jvm.org.apache.iceberg
-    table = jvm.spark.Spark3Util.loadIcebergTable(lake.spark._jsparkSession, f"deletes.lake.{name}")
-    path = Path(table.location().removeprefix("file:")) / "data" / "equality.parquet"
-    schema = pa.schema([pa.field("id", pa.int64(), metadata={b"PARQUET:field_id": b"1"})])
-    pq.write_table(pa.table({"id": [deleted_id]}, schema), path)
-    ids = lake.spark.sparkContext._gateway.new_array(lake.spark._jvm.int, 1)
-    ids[0] = 1
-    file = (
-        jvm.FileMetadata.deleteFileBuilder(table.spec())
-        .ofEqualityDeletes(ids)
-        .withPath(str(path))
-        .withFormat(jvm.FileFormat.PARQUET)
-        .withFileSizeInBytes(path.stat().st_size)
-        .withRecordCount(1)
-        .build()
-    )
-    table.newRowDelta().addDeletes(file).commit()
-    lake.spark.sql(f"REFRESH TABLE deletes.lake.{name}")

@@ -8,6 +8,7 @@ from lakeshare_pipelines.contracts.document import (
     ColumnExtras,
     DriftExtras,
     Part,
+    PromiseExtras,
     ReadingExtras,
     ReferenceExtras,
     RuleExtras,
@@ -19,7 +20,16 @@ from lakeshare_pipelines.ingest.landing_files import ENDINGS
 
 TEXT = (Path(__file__).parents[2] / "docs/reference/contract.md").read_text()
 EXTRAS: tuple[type[Part], ...] = (
-    *(SetExtras, TableExtras, ColumnExtras, RuleExtras, ReferenceExtras, DriftExtras, ReadingExtras),
+    *(
+        SetExtras,
+        TableExtras,
+        ColumnExtras,
+        RuleExtras,
+        ReferenceExtras,
+        DriftExtras,
+        ReadingExtras,
+        PromiseExtras,
+    ),
 )
 
 

@@ -77,6 +77,10 @@ def of_orders(entry: dict[str, Any]) -> Spoil:
     return lambda c: c["schema"][0]["quality"].append(entry)
 
 
+def promised(value: object) -> Spoil:
+    return lambda c: c["schema"][0]["customProperties"].append({"property": "serveableTo", "value": value})
+
+
 def load(tmp_path: Path, spoil: Spoil | None = None) -> Any:
     contract = copy.deepcopy(SOUND)
     if spoil is not None:
@@ -242,6 +246,34 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
     "share entry twice": (
         lambda c: c["customProperties"][2]["value"][0].update(tables=["orders", {"table": "totals", "name": "ORDERS"}]),
         "customProperties", "shop.sales.orders is given 2 times", "another name",
+    ),
+    "unknown client": (
+        promised(["python-parket"]),
+        "schema[0].customProperties", "serveableTo: orders cannot be promised to 'python-parket'",
+        "Known for iceberg tables are: python-parquet, python-delta, spark, iceberg-rest.",
+    ),
+    "a client that no state of a table decides": (
+        promised(["directory"]),
+        "schema[0].customProperties", "orders cannot be promised to 'directory'", "allowed by hand",
+    ),
+    "a client that reads another format": (
+        lambda c: (c["servers"][0].update(format="delta"), promised(["iceberg-rest"])(c)),
+        "schema[0].customProperties", "orders cannot be promised to 'iceberg-rest'",
+        "Known for delta tables are: python-parquet, python-delta, spark.",
+    ),
+    "promised to nobody": (
+        promised([]), "schema[0].customProperties[1].value.clients", "cannot be a list", "at least 1 item",
+    ),
+    "promised without clients": (
+        promised({"severity": "warning"}), "schema[0].customProperties[1].value.clients", "is missing", "Add it",
+    ),
+    "unknown word of a promise": (
+        promised({"clients": ["spark"], "rewrites": False}),
+        "schema[0].customProperties[1].value.rewrites", "unknown field 'rewrites'", "Did you mean 'rewrite'?",
+    ),
+    "unknown severity of a promise": (
+        promised({"clients": ["spark"], "severity": "block"}),
+        "schema[0].customProperties[1].value.severity", "cannot be 'block'", "Use 'error' or 'warning'",
     ),
     "owner that Dagster refuses": (
         lambda c: c.update(team={"members": [{"username": "the lake team", "role": "owner"}]}),

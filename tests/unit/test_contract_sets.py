@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.contracts import describe, load_contract, load_contracts
+from lakeshare_pipelines.contracts import Promise, describe, load_contract, load_contracts
+from lakeshare_pipelines.contracts.types import can_widen
 from lakeshare_pipelines.errors import ContractError
+from lakeshare_server.tables.serveability import clients_of
 from tests.builders.sets import a_contract
 
 FLIGHTS, REFERENCE = load_contracts()
@@ -121,6 +123,69 @@ def test_a_description_names_tables_columns_rules_and_shares() -> None:
     ):
         assert part in text
     assert "shared as aviation.flights.daily_delays: flights.daily_delays" in text
+
+
+def test_the_sets_that_ship_promise_every_client_of_their_format() -> None:
+    for contract in (FLIGHTS, REFERENCE):
+        for table in contract.tables:
+            promise = table.serveable_to
+            assert (promise.clients, promise.severity, promise.rewrite) == (
+                clients_of(table.format),
+                "error",
+                True,
+            )
+
+
+@pytest.mark.parametrize(
+    ("value", "promise"),
+    [
+        ("[spark, spark]", Promise(("spark",))),
+        (
+            "{clients: [spark], severity: warning, rewrite: false}",
+            Promise(("spark",), "warning", rewrite=False),
+        ),
+    ],
+    ids=["a list", "in full"],
+)
+def test_clients_are_promised_in_short_or_in_full(tmp_path: Path, value: str, promise: Promise) -> None:
+    path = tmp_path / "flights.yaml"
+    before = "[python-parquet, python-delta, spark, iceberg-rest]"
+    path.write_text(FLIGHTS.path.read_text().replace(before, value))
+    contract = load_contract(path)
+    assert {table.serveable_to for table in contract.tables} == {promise}
+    rewritten = ", rewritten for them where needed (error)" if promise.rewrite else " (warning)"
+    assert f"  can be read by spark{rewritten}\n" in describe(contract)
+
+
+def test_of_delta_tables_no_rewrite_is_told() -> None:
+    assert "  can be read by python-parquet, python-delta, spark (error)\n" in describe(REFERENCE)
+
+
+def test_a_contract_that_promises_nobody_has_no_promise(tmp_path: Path) -> None:
+    path = tmp_path / "flights.yaml"
+    lines = [line for line in FLIGHTS.path.read_text().splitlines() if "serveableTo" not in line]
+    path.write_text("\n".join(lines))
+    assert {table.serveable_to.clients for table in load_contract(path).tables} == {()}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "can"),
+    [
+        ("int", "bigint", True),
+        ("float", "double", True),
+        ("decimal(5,2)", "decimal(12,2)", True),
+        ("int", "int", False),
+        ("bigint", "int", False),
+        ("int", "double", False),
+        ("decimal(5,2)", "decimal(5,2)", False),
+        ("decimal(5,2)", "decimal(12,3)", False),
+        ("decimal(12,2)", "decimal(5,2)", False),
+        ("decimal(5,2)", "double", False),
+        ("date", "timestamp", False),
+    ],
+)
+def test_types_widen_as_iceberg_lets_them(before: str, after: str, can: bool) -> None:
+    assert can_widen(before, after) is can
 
 
 def test_loading_contracts_imports_neither_spark_nor_great_expectations() -> None:

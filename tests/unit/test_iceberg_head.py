@@ -112,7 +112,7 @@ def test_a_name_that_files_spell_otherwise_is_read_by_id(tmp_path: Path) -> None
     snapshot = read(an_iceberg_table(tmp_path, rows, partitioned_by=()))
     [file] = snapshot.files.column("path").to_pylist()
     assert pq.read_schema(file).names == ["a_x20b"]
-    assert [one.code for one in snapshot.head.hindrances] == ["RENAMED_COLUMNS"]
+    assert [one.code for one in snapshot.head.hindrances] == ["NAMES_SPELT_OTHERWISE"]
 
 
 def test_a_column_that_became_a_struct_of_its_name_is_read_by_id(tmp_path: Path) -> None:

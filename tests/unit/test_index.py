@@ -13,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyroaring import BitMap64
 
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.tables import TableHead, TableProtocol, open_index, read_delta, write_index
 from lakeshare_server.tables import index as index_file
+from lakeshare_server.tables.deletion_vectors import vector_columns, vector_of
 from lakeshare_server.tables.head import Hindrance
 from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, index_path
 from lakeshare_server.tables.index_writing import BATCH_ROWS
@@ -104,6 +106,16 @@ def test_other_partitions_give_another_index(tmp_path: Path) -> None:
     parted = files.set_column(place, "partition", files.column("min"))
     other = a_snapshot(3, parted, partition_columns=("s",))
     assert write_index(a_snapshot(3), tmp_path).digest != write_index(other, tmp_path).digest
+
+
+def test_rows_that_are_deleted_are_not_counted(tmp_path: Path) -> None:
+    """Nor those of a file that does not tell how many it has."""
+    files = some_files(5)
+    assert files.column("rows").to_pylist() == [0, 1, 2, None, 4]
+    vectors = vector_columns({3: vector_of(BitMap64([0])), 4: vector_of(BitMap64([0, 2]))}, 5, None)
+    content = pa.table({**{name: files.column(name) for name in files.column_names}, **vectors})
+    stored = write_index(a_snapshot(5, content), tmp_path)
+    assert stored.rows == open_index(tmp_path, stored.digest).header.rows == 1 + 2 + (4 - 2)
 
 
 def test_the_head_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lakeshare_server.protocol.negotiation import negotiated
 from lakeshare_server.table_commands import table_app
 from lakeshare_server.tables.head import Hindrance, TableHead
 from lakeshare_server.tables.reason_codes import ReasonCode
-from lakeshare_server.tables.serveability import CLIENTS, serveability
+from lakeshare_server.tables.serveability import CLIENTS, clients_of, directory_verdict, serveability
 from tests.builders.lake_tables import an_iceberg_table, some_rows
 from tests.builders.sharing import Provider, a_provider, a_provider_of_flights
 
@@ -57,6 +57,19 @@ def test_a_table_that_needs_features_is_for_the_clients_that_have_them() -> None
         ("iceberg", None),
     ]
     assert str(verdicts[2]) == "yes, as delta, needs columnMapping, typeWidening"
+
+
+def test_all_reasons_of_a_client_are_told_the_one_of_its_requests_first() -> None:
+    parquet, *_ = serveability("delta", hindered_by("columnMapping", None, "typeWidening"))
+    told = [one["code"] for one in parquet.as_json()["refused_for"]]
+    assert told == ["CODE_columnMapping", "CODE_None", "CODE_typeWidening"]
+    assert parquet.code == parquet.as_json()["code"] == told[0]
+
+
+def test_every_id_of_a_client_is_in_the_reference() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/serveability.md").read_text()
+    ids = [one.id for one in [*serveability("iceberg", a_head()), directory_verdict("s.s.t", None)]]
+    assert [id_ for id_ in ids if f"| `{id_}` |" not in page] == []
 
 
 def test_every_code_has_a_sentence_and_a_fix() -> None:
@@ -110,6 +123,10 @@ def test_the_command_tells_of_an_iceberg_table(provider: Provider, tmp_path: Pat
     }
     assert found["Python, parquet format"]["code"] == "TIMESTAMPS_WITHOUT_ZONE"
     assert found["Python, delta format"]["features"] == ["timestampNtz"]
+    assert [one["id"] for one in found.values()] == [*clients_of("iceberg"), "directory"]
+    [why] = found["Python, parquet format"]["refused_for"]
+    assert why == {key: found["Python, parquet format"][key] for key in ("code", "reason", "fix")}
+    assert found["Python, delta format"]["refused_for"] == []
     assert told("flights.lake.flights") == list(found.values())
     said = CliRunner().invoke(table_app, ["serveability", "lake.flights"], catch_exceptions=False).output
     assert "Python, delta format\tyes, as delta, needs timestampNtz" in said.splitlines()

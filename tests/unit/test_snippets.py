@@ -20,15 +20,15 @@ from lakeshare_server.snippets.engines import ENGINES, snippet
 from lakeshare_server.snippets.python import ICEBERG_PACKAGE, SHARING_PACKAGE, STORE_PACKAGES
 from lakeshare_server.snippets.shared_table import EngineName, SnippetTable, Storage
 from lakeshare_server.stores import place_of
-from lakeshare_server.tables.serveability import ICEBERG_REST, Verdict
+from lakeshare_server.tables.serveability import ICEBERG_REST, ICEBERG_REST_ID, Refusal, Verdict
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.sharing import Running, a_provider, a_server
 
 SERVED = {
-    "Python, parquet format": Verdict("Python, parquet format", "parquet"),
-    "Python, delta format": Verdict("Python, delta format", "delta"),
-    "Spark, delta format": Verdict("Spark, delta format", "delta"),
-    ICEBERG_REST: Verdict(ICEBERG_REST, "iceberg"),
+    "Python, parquet format": Verdict("python-parquet", "Python, parquet format", "parquet"),
+    "Python, delta format": Verdict("python-delta", "Python, delta format", "delta"),
+    "Spark, delta format": Verdict("spark", "Spark, delta format", "delta"),
+    ICEBERG_REST: Verdict(ICEBERG_REST_ID, ICEBERG_REST, "iceberg"),
 }
 HOSTILE = "a\"b'c`d\\\n; DROP"
 ORDERS = SnippetTable(
@@ -195,8 +195,9 @@ def test_a_snippet_takes_the_door_that_works_from_most_places(
 
 @pytest.mark.parametrize("engine", get_args(EngineName))
 def test_what_nobody_is_served_is_refused_with_the_reason_and_the_fix(engine: EngineName) -> None:
+    odd = Refusal("it is odd", "Make it even.", "C")
     refused = {
-        client: Verdict(client, None, code="C", reason="it is odd", fix="Make it even.") for client in SERVED
+        client: replace(verdict, served_as=None, refused_for=(odd,)) for client, verdict in SERVED.items()
     }
     with pytest.raises(BadRequest, match=r"it is odd \[C\]\. Make it even\."):
         snippet(ENGINES[engine], ORDERS, replace(doors("credentials"), verdicts=refused))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lakeshare_pipelines.contracts import Drift, load_contracts
+from lakeshare_pipelines.contracts import Drift, Promise, load_contracts
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.wap.checks import checks_of, needs_whole_table
 from tests.builders.audits import (
@@ -34,12 +34,14 @@ def test_every_rule_and_reference_is_a_check_beside_ours():
             a_rule("delay_known", NOT_NULL, column="delay", severity="warning"),
             references=(a_reference("carrier", to="carriers.code", severity="warning"),),
             drift=Drift(max_shrink_fraction=0.5, severity="error"),
+            serveable_to=Promise(("spark",), severity="warning"),
         ),
     )
 
     assert names(contract) == [
         ("carriers", "structure", "error"),
         ("carriers", "not_empty", "error"),
+        ("carriers", "serveable", "error"),
         ("flights", "structure", "error"),
         ("flights", "rows_parsed", "error"),
         ("flights", "not_empty", "error"),
@@ -48,6 +50,7 @@ def test_every_rule_and_reference_is_a_check_beside_ours():
         ("flights", "delay_known", "warning"),
         ("flights", "references__carriers__carrier", "warning"),
         ("flights", "drift", "error"),
+        ("flights", "serveable", "warning"),
     ]
 
 

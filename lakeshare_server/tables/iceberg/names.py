@@ -36,12 +36,14 @@ SPELT_ALIKE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class InFiles:
     """Where the columns of live files are not the table's.
 
-    `renamed` says which column goes by another name in a file, or means another column there; `widened` has the older
-    types of columns, in Delta's words and the narrowest first, by field id; `lacking` are the ids of columns that some
-    file does not have.
+    `renamed` says which column goes by another name in a file, or means another column there, and `is_spelt_otherwise`
+    whether there is one that Iceberg's writers would not give its name to again; `widened` has the older types of
+    columns, in Delta's words and the narrowest first, by field id; `lacking` are the ids of columns that some file does
+    not have.
     """
 
     renamed: str | None = None
+    is_spelt_otherwise: bool = False
     widened: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     lacking: frozenset[int] = frozenset()
 
@@ -82,6 +84,7 @@ class _Compared:
         self._defaults = {one: name for one, name in self._names.items() if _has_default(schema, one)}
         self._seen: set[bytes] = set()
         self._renamed: str | None = None
+        self._is_spelt_otherwise = False
         self._without_ids: str | None = None
         self._widened: dict[int, set[str]] = {}
         self._lacking: set[int] = set()
@@ -101,7 +104,7 @@ class _Compared:
                 f"{self._without_ids} has no field ids, and another file {self._renamed}",
             )
         widened = {field_id: widest_last(types) for field_id, types in self._widened.items()}
-        return InFiles(self._renamed, widened, frozenset(self._lacking))
+        return InFiles(self._renamed, self._is_spelt_otherwise, widened, frozenset(self._lacking))
 
     def _compare_all(self, path: str, columns: Sequence[FileColumn]) -> None:
         has_ids = any(column.field_id is not None for column in columns)
@@ -131,6 +134,7 @@ class _Compared:
         if problem:
             # Without the file's name: hindrances are told to recipients.
             self._renamed = self._renamed or problem
+            self._is_spelt_otherwise |= not _is_spelt_alike(self._names.get(field_id, name))
         if field_id in self._names:
             self._compare_types(path, column, self._now[self._names[field_id]])
 
@@ -156,6 +160,10 @@ class _Compared:
 
     def _refuse(self, code: ReasonCode, what: str) -> None:
         raise Unserveable(f"{self._root}: {what}.", code.fix, code)
+
+
+def _is_spelt_alike(name: str) -> bool:
+    return all(SPELT_ALIKE.fullmatch(part) for part in name.split("."))
 
 
 def _must_be_looked_at(table: "TableMetadata", schema: "Schema") -> bool:
