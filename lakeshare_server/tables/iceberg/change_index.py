@@ -50,8 +50,8 @@ class FeedSource(StrEnum):
 class StateChange:
     """What one version changed: the files of the version before it, None before the first one, and its own.
 
-    `keeps_rows` says that nothing but compaction lies in between, `brings_back_columns` that files of both have a column
-    which only the later one shows. `change_files` are those of the changed rows, as
+    `keeps_rows` says that nothing but compaction lies in between, `brings_back_columns` that files of both have a
+    column which only the later one shows. `change_files` are those of the changed rows, as
     `change_rows.change_file_rows` takes them, where they were made; `fault` says why they were not.
     """
 
