@@ -43,6 +43,13 @@ class LoadedTable:
     metadata: bytes
     pins: Sequence[PinnedSnapshot]
     snapshots: Sequence[Fields]
+    schemas: Sequence[Fields]
+    current_schema_id: int
+
+    def schema(self, schema_id: int | None = None) -> Fields:
+        """One of its schemas, the table's own when the id is None or not told."""
+        by_id = {one.get("schema-id", 0): one for one in self.schemas}
+        return by_id.get(schema_id, by_id[self.current_schema_id])
 
 
 class IcebergTables:
@@ -103,6 +110,8 @@ class IcebergTables:
             metadata=body,
             pins=pins,
             snapshots=told["snapshots"],
+            schemas=told["schemas"],
+            current_schema_id=told["current-schema-id"],
         )
 
     def _read(self, location: str, wanted: set[int]) -> Fields | None:
@@ -129,7 +138,8 @@ def is_iceberg_table(view: TableView) -> bool:
 def readable_snapshots(view: TableView) -> Sequence[PinnedSnapshot]:
     """The snapshots a recipient may load, the newest last: the one place that decides it.
 
-    Whoever may load a table reads whole manifests: a grant that is restricted to some rows must get nothing here.
+    Whoever may load a table knows of its snapshots, but not of all their files: where a grant is restricted to
+    some rows, manifests are not handed out, and scans are planned here (see `iceberg_scans` and `iceberg_signing`).
 
     Raises:
         NotFound: the table is no Iceberg table, or nothing of it was published; who asks cannot tell these apart.

@@ -12,6 +12,7 @@ from lakeshare_server.protocol.changes_request import ChangesRequest
 from lakeshare_server.protocol.requests import QueryRequest, TimePoint
 from lakeshare_server.protocol.timestamps import iso
 from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.predicate import EVERYTHING, Predicate
 from lakeshare_server.versions import PinnedSnapshot, TableVersions, Version, Versions
 
 
@@ -50,6 +51,13 @@ class TableView:
 
     entry: TableEntry
     versions: TableVersions
+    # Of grants that are restricted to some rows; no grant can be yet, and so far the Iceberg door alone goes by it.
+    rule: Predicate = EVERYTHING
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether the recipient may read some rows only."""
+        return self.rule != EVERYTHING
 
     def latest(self) -> Version:
         """The version read when none is asked for.
