@@ -192,10 +192,17 @@ class TableView:
         Raises:
             NotFound: nothing was published yet.
         """
+        return self.versions.snapshots(self.first_readable(), self.latest().number)
+
+    def first_readable(self) -> int:
+        """The number from which on versions may be read.
+
+        Raises:
+            NotFound: nothing was published yet.
+        """
         latest = self.latest().number
         # The latest version is read by everyone, also where earlier ones end only after it.
-        first = min(self.entry.start_version or 0, latest) if self.entry.history else latest
-        return self.versions.snapshots(first, latest)
+        return min(self.entry.start_version or 0, latest) if self.entry.history else latest
 
     def _first_changed(self, asked: ChangesRequest, latest: Version) -> int:
         if asked.starting_timestamp is not None:

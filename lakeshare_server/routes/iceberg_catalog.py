@@ -12,7 +12,6 @@ from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.routing import Route
 
-from lakeshare_server.access.iceberg import is_iceberg_table
 from lakeshare_server.catalog import Listings, TableEntry
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.paging import Keyed, PageRequest
@@ -131,7 +130,7 @@ def _tables(by: Asked, share: str, schema: str) -> Response:
 
 def _is_iceberg(by: Asked, table: TableEntry) -> bool:
     view = by.parts.views.table(by.reader, table.share.name, table.schema, table.name, by.generation)
-    return is_iceberg_table(view)
+    return by.parts.iceberg_tables.lists(view)
 
 
 def _listed(

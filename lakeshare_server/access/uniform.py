@@ -1,0 +1,179 @@
+"""Delta tables that are Iceberg tables too: UniForm writes Iceberg metadata beside the log, some time after a commit.
+
+Each metadata file says which version of the table it stands for. Only versions that the recipient may read count, and
+the newest of them has to be there and to have the very files of its log: an older one is not passed off as it.
+"""
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from lakeshare_server.access.view import TableView
+from lakeshare_server.errors import StoreError, Unserveable
+from lakeshare_server.protocol.iceberg_trimming import trimmed
+from lakeshare_server.stores import StoredObject, Stores
+from lakeshare_server.tables.iceberg.delete_targets import targets_of
+from lakeshare_server.tables.iceberg.deletes import deletion_vectors
+from lakeshare_server.tables.iceberg.manifests import live_files
+from lakeshare_server.tables.iceberg.metadata import metadata_text, open_metadata
+from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.versions import PinnedSnapshot, Version
+
+if TYPE_CHECKING:
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+
+# Delta, UniversalFormat and IcebergConverter.
+FORMATS, VERSION = "delta.universalFormat.enabledFormats", "delta-version"
+METADATA_FILE = re.compile(r"v?(\d+)[-.][^/]*metadata\.json(\.gz)?")
+# Of one table so many metadata files are looked at, the newest first; versions before that are not there.
+MOST_FILES = 256
+KEPT = 4096
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A Delta version in Iceberg's words."""
+
+    version: int
+    metadata_location: str
+    snapshot_id: int
+
+
+class UniformTables:
+    """Finds the Iceberg metadata of Delta tables; for many threads."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        # What is in a file never changes; what is no conversion is None.
+        self._read: OrderedDict[StoredObject, Converted | None] = OrderedDict()
+        self._checked: OrderedDict[tuple[str, Converted], None] = OrderedDict()
+        self._keeping = Lock()
+
+    def is_one(self, view: TableView) -> bool:
+        """Whether a table's newest version has UniForm on, whether it was converted or not.
+
+        Raises:
+            NotFound: nothing was published yet.
+        """
+        header = view.index(view.latest()).header
+        formats = header.head.configuration.get(FORMATS, "") if header.table_format == "delta" else ""
+        return "iceberg" in [one.strip().lower() for one in formats.split(",")]
+
+    def snapshots(self, view: TableView) -> list[PinnedSnapshot]:
+        """The readable versions that were converted, the newest last.
+
+        Raises:
+            NotFound: nothing was published yet.
+            Unserveable: the newest version was not converted, or not as it is.
+            StoreError, Unavailable: its metadata cannot be read, or not now.
+        """
+        newest, first = view.latest(), view.first_readable()
+        found: dict[int, Converted] = {}
+        for one in self._converted(view.versions.location(), first):
+            # A version that was converted again counts as it was the last time.
+            found.setdefault(one.version, one)
+        if newest.number not in found:
+            raise Unserveable(
+                f"Version {newest.number} of the table has no Iceberg metadata, which UniForm writes after a commit.",
+                "Load it again later, or read it by Delta Sharing.",
+            )
+        self._require_same_files(view, newest, found[newest.number])
+        versions = {number: view.versions.at(number) for number in sorted(found) if number <= newest.number}
+        return [
+            PinnedSnapshot(version, found[number].metadata_location, found[number].snapshot_id)
+            for number, version in versions.items()
+            if version is not None and number >= first
+        ]
+
+    def _converted(self, location: str, first: int) -> Iterator[Converted]:
+        """The conversions from a version on, the last one first."""
+        for file in self._metadata_files(location):
+            with self._keeping:
+                known = file in self._read
+                converted = self._read.get(file)
+            if not known:
+                converted = self._keep(file, self._look(file.location))
+            if converted is not None:
+                yield converted
+                if converted.version < first:
+                    return
+
+    def _metadata_files(self, location: str) -> list[StoredObject]:
+        folder = f"{location.rstrip('/')}/metadata"
+        start = len(self._stores.place(folder).location) + 1
+        numbered = []
+        for file in self._stores.list(folder):
+            name = METADATA_FILE.fullmatch(file.location[start:])
+            if name is not None:
+                numbered.append((int(name[1]), file.modified_ms, file))
+        newest_first = sorted(numbered, key=lambda one: one[:2], reverse=True)
+        return [file for _, _, file in newest_first[:MOST_FILES]]
+
+    def _look(self, location: str) -> Converted | None:
+        try:
+            metadata: Any = trimmed(metadata_text(self._stores, location), ())
+            version = metadata["properties"][VERSION]
+            return Converted(int(version), location, int(metadata["current-snapshot-id"]))
+        except StoreError:
+            # It was listed a moment ago; writers clean up behind themselves.
+            return None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            _log.info("%s is no Iceberg metadata of a Delta version: %r", location, error)
+            return None
+
+    def _keep(self, file: StoredObject, converted: Converted | None) -> Converted | None:
+        with self._keeping:
+            self._read[file] = converted
+            while len(self._read) > KEPT:
+                self._read.popitem(last=False)
+        return converted
+
+    def _require_same_files(self, view: TableView, version: Version, converted: Converted) -> None:
+        """Refuse metadata whose files are not those of the version: it would show what was never published."""
+        header = view.index(version).header
+        key = (header.head.table_id, converted)
+        if key in self._checked:
+            return
+        table, snapshot = open_metadata(self._stores, converted.metadata_location, converted.snapshot_id)
+        if self._told_files(table, snapshot) != self._own_files(view.index(version)):
+            _log.error(
+                "%s does not have the files of version %s", converted.metadata_location, version.number
+            )
+            raise Unserveable(
+                f"The Iceberg metadata of version {version.number} of the table does not have its files.",
+                "Read it by Delta Sharing. Provider: the server's log says which file it is.",
+            )
+        with self._keeping:
+            self._checked[key] = None
+            while len(self._checked) > KEPT:
+                self._checked.popitem(last=False)
+
+    def _told_files(self, table: "TableMetadata", snapshot: "Snapshot") -> dict[str, int]:
+        """How many rows of each file are deleted."""
+        live = live_files(self._stores, snapshot, table.location)
+        paths, deleted = live.data.column("path").to_pylist(), {}
+        if live.deletes:
+            targets = targets_of(table, live.data)
+            vectors = deletion_vectors(self._stores, targets, live.deletes, table.location)
+            deleted = {number: vector.cardinality for number, vector in vectors.items()}
+        return {self._place(path): deleted.get(number, 0) for number, path in enumerate(paths)}
+
+    def _own_files(self, index: FileIndex) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for batch in index.batches():
+            paths = [self._place(path) for path in batch.column("path").to_pylist()]
+            has_vectors = "dv_cardinality" in batch.schema.names
+            deleted = batch.column("dv_cardinality").to_pylist() if has_vectors else [0] * len(paths)
+            found.update(zip(paths, deleted, strict=True))
+            index.give_back(batch)
+        return found
+
+    def _place(self, path: str) -> str:
+        return self._stores.place(path).location
