@@ -1,8 +1,8 @@
 """A warm full query of an Iceberg table within 10 % of that of a Delta table with the same files and statistics.
 
 Run: `python -m bench.iceberg_query [FILES]`, 100,000 by default. The Delta table's log is written from the lines that
-the Iceberg table is answered with; both are published, and asked for by turns, of which the best count. The Iceberg table is made once, in
-.lakeshare/bench; that takes a minute.
+the Iceberg table is answered with; both are published, and asked for by turns, of which the best count. The Iceberg
+table is made once, in .lakeshare/bench; that takes a minute.
 """
 
 import json

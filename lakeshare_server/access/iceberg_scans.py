@@ -5,8 +5,10 @@ where the restriction is applied.
 """
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -15,11 +17,12 @@ import pyarrow.compute as pc
 
 from lakeshare_server.access.iceberg import LoadedTable
 from lakeshare_server.access.view import TableView
-from lakeshare_server.errors import BadRequest
+from lakeshare_server.errors import BadRequest, Unavailable, Unserveable
 from lakeshare_server.protocol.iceberg_filter import Filter, parse_filter
 from lakeshare_server.protocol.iceberg_names import ColumnNames
 from lakeshare_server.protocol.iceberg_scans import PlanTask, ScanRequest
 from lakeshare_server.protocol.iceberg_statistics import Statistics
+from lakeshare_server.protocol.requests import MAX_PARTS
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.cache_folder import CacheFolder
@@ -32,8 +35,7 @@ from lakeshare_server.versions import PinnedSnapshot
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
-# What evaluating a filter may cost, in parts of it.
-MAX_PARTS = 10_000
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -86,11 +88,22 @@ class IcebergScans:
         # Partition values are told in the types of the schema, so that they are others with another one.
         identity = ("iceberg scan", LAYOUT, pin.metadata_location, pin.snapshot_id)
         return self._files.get(
-            (*identity, hashlib.sha256(said).hexdigest()),
-            lambda path: write_scan_files(
-                self._stores, pin.metadata_location, pin.snapshot_id, _schema(said), path
-            ),
+            (*identity, hashlib.sha256(said).hexdigest()), lambda path: self._write(pin, _schema(said), path)
         )
+
+    def _write(self, pin: PinnedSnapshot, told: "Schema", path: Path) -> None:
+        # Nothing of what the reader says goes out: it names places of the server.
+        try:
+            write_scan_files(self._stores, pin.metadata_location, pin.snapshot_id, told, path)
+        except Unserveable as error:
+            _log.error("scans of %s cannot be planned: %s", pin.metadata_location, error)
+            raise Unserveable(
+                "Scans of the table cannot be planned by the server.",
+                "Plan them in the client: set scan-planning-mode to client. Provider: the server's log says why.",
+            ) from error
+        except Unavailable as error:
+            _log.warning("scans of %s cannot be planned now: %s", pin.metadata_location, error)
+            raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
 
 
 def asked_task(table: LoadedTable, asked: ScanRequest) -> PlanTask:

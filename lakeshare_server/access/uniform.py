@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from lakeshare_server.access.view import TableView
-from lakeshare_server.errors import StoreError, Unserveable
+from lakeshare_server.errors import BadRequest, StoreError, Unavailable, Unserveable
 from lakeshare_server.protocol.iceberg_trimming import trimmed
 from lakeshare_server.stores import StoredObject, Stores
 from lakeshare_server.tables.iceberg.delete_targets import targets_of
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
-# Delta, UniversalFormat and IcebergConverter.
-FORMATS, VERSION = "delta.universalFormat.enabledFormats", "delta-version"
+# Delta, IcebergConverter.
+VERSION = "delta-version"
 METADATA_FILE = re.compile(r"v?(\d+)[-.][^/]*metadata\.json(\.gz)?")
 # Of one table so many metadata files are looked at, the newest first; versions before that are not there.
 MOST_FILES = 256
@@ -62,9 +62,7 @@ class UniformTables:
         Raises:
             NotFound: nothing was published yet.
         """
-        header = view.index(view.latest()).header
-        formats = header.head.configuration.get(FORMATS, "") if header.table_format == "delta" else ""
-        return "iceberg" in [one.strip().lower() for one in formats.split(",")]
+        return view.index(view.latest()).header.head.has_iceberg_metadata
 
     def snapshots(self, view: TableView) -> list[PinnedSnapshot]:
         """The readable versions that were converted, the newest last.
@@ -72,8 +70,21 @@ class UniformTables:
         Raises:
             NotFound: nothing was published yet.
             Unserveable: the newest version was not converted, or not as it is.
-            StoreError, Unavailable: its metadata cannot be read, or not now.
+            Unavailable: its store does not answer.
         """
+        try:
+            return self._snapshots(view)
+        # Nothing of what stores say goes out: it names places of the server.
+        except StoreError as error:
+            _log.error("the Iceberg metadata of %s cannot be read: %s", view.entry.lake_table, error)
+            raise Unserveable(
+                "The table's Iceberg metadata cannot be read.", "Provider: the server's log says why."
+            ) from error
+        except Unavailable as error:
+            _log.warning("the Iceberg metadata of %s: %s", view.entry.lake_table, error)
+            raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
+
+    def _snapshots(self, view: TableView) -> list[PinnedSnapshot]:
         newest, first = view.latest(), view.first_readable()
         found: dict[int, Converted] = {}
         for one in self._converted(view.versions.location(), first):
@@ -137,12 +148,11 @@ class UniformTables:
 
     def _require_same_files(self, view: TableView, version: Version, converted: Converted) -> None:
         """Refuse metadata whose files are not those of the version: it would show what was never published."""
-        header = view.index(version).header
-        key = (header.head.table_id, converted)
+        index = view.index(version)
+        key = (index.header.head.table_id, converted)
         if key in self._checked:
             return
-        table, snapshot = open_metadata(self._stores, converted.metadata_location, converted.snapshot_id)
-        if self._told_files(table, snapshot) != self._own_files(view.index(version)):
+        if not self._has_files(converted, index):
             _log.error(
                 "%s does not have the files of version %s", converted.metadata_location, version.number
             )
@@ -154,6 +164,14 @@ class UniformTables:
             self._checked[key] = None
             while len(self._checked) > KEPT:
                 self._checked.popitem(last=False)
+
+    def _has_files(self, converted: Converted, index: FileIndex) -> bool:
+        try:
+            table, snapshot = open_metadata(self._stores, converted.metadata_location, converted.snapshot_id)
+            return self._told_files(table, snapshot) == self._own_files(index)
+        except (Unserveable, BadRequest) as error:
+            _log.error("%s cannot be used: %s", converted.metadata_location, error)
+            return False
 
     def _told_files(self, table: "TableMetadata", snapshot: "Snapshot") -> dict[str, int]:
         """How many rows of each file are deleted."""

@@ -74,7 +74,7 @@ def missing_features(head: TableHead, announced: Set[str]) -> list[str]:
 
 def serveability(table_format: str, head: TableHead) -> list[Verdict]:
     """The verdicts for all clients that come through the server's doors."""
-    return [*(_verdict(client, head) for client in CLIENTS), _iceberg_rest(table_format)]
+    return [*(_verdict(client, head) for client in CLIENTS), _iceberg_rest(table_format, head)]
 
 
 def directory_verdict(path: str, refusal: str | None) -> Verdict:
@@ -96,7 +96,7 @@ def _refused(client: Client, why: Hindrance) -> Verdict:
     return Verdict(client.name, None, code=why.code, reason=f"it {why.reason}", fix=why.fix)
 
 
-def _iceberg_rest(table_format: str) -> Verdict:
-    if table_format == "iceberg":
+def _iceberg_rest(table_format: str, head: TableHead) -> Verdict:
+    if table_format == "iceberg" or head.has_iceberg_metadata:
         return Verdict(ICEBERG_REST, "iceberg")
     return Verdict(ICEBERG_REST, None, reason="it is no Iceberg table")

@@ -244,6 +244,23 @@ def test_a_restricted_recipient_is_told_of_its_own_files_only(
     assert "2013" not in refused.text
 
 
+def test_a_table_that_cannot_be_planned_is_refused_without_its_places(
+    made: IcebergTable,
+    tmp_path: Path,
+    running: tuple[Running, httpx.Client, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = running[1]
+    assert client.get(TABLE).status_code == 200
+    [manifest, *_] = made.table.current_snapshot().manifests(made.table.io)
+    Path(manifest.manifest_path.removeprefix("file://")).unlink()
+    answer = client.post(f"{TABLE}/plan", json={})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestException")
+    assert "scan-planning-mode" in answer.text
+    assert str(tmp_path) not in answer.text
+    assert f"{manifest.manifest_path.removeprefix('file://')} of snapshot" in caplog.text
+
+
 def test_answers_are_what_the_specification_says(running: tuple[Running, httpx.Client, str]) -> None:
     """PyIceberg's models of the REST specification are strict about members that have another type."""
     from pyiceberg.catalog.rest.scan_planning import PlanCompleted

@@ -7,6 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lakeshare_server.catalog import Ledger
+from lakeshare_server.tables import open_index
+from lakeshare_server.tables.serveability import serveability
 from tests.builders.iceberg_door import TABLE, door, rest_catalog, told_values
 from tests.builders.lake_tables import a_delta_table, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server
@@ -137,6 +140,24 @@ def test_delta_tables_without_uniform_are_not_there(
     assert client.get(LISTING).json()["identifiers"] == []
     answer = client.get(TABLE)
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NoSuchTableException")
+
+
+def test_conversions_that_cannot_be_read_are_refused_without_their_places(
+    provider: Provider, made: UniformTable, running: tuple[Running, httpx.Client, str]
+) -> None:
+    made.convert()
+    published(provider, made)
+    for listing in (made.location / "metadata").glob("snap-*.avro"):
+        listing.unlink()
+    assert str(made.location) not in refusal(running[1])
+    assert serveability_of(provider)["Iceberg REST"] == "iceberg"
+
+
+def serveability_of(provider: Provider) -> dict[str, str | None]:
+    publication = Ledger(provider.catalog).latest("lake.flights")
+    assert publication is not None
+    header = open_index(provider.settings.index_dir, publication.index_digest).header
+    return {one.client: one.served_as for one in serveability(header.table_format, header.head)}
 
 
 def test_files_that_are_no_conversions_are_passed_over(

@@ -5,6 +5,7 @@ ids here: clients may ask with the names of today, or with those that the snapsh
 """
 
 import mmap
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def write_scan_files(
     )
     told_deletes = [_delete_file(delete, partitions) for delete in used]
     schema = rows.schema.with_metadata({DELETE_FILES: orjson.dumps(told_deletes)})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+    with pa.OSFile(os.fsencode(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_table(rows.cast(schema).combine_chunks(), max_chunksize=BATCH_ROWS)
 
 
@@ -152,7 +153,8 @@ def _data_files(files: DataFiles, partitions: PartitionTexts) -> Iterator[str]:
     for (path, kind, spec_id, size, rows, row_id, number), partition in zip(
         zip(*columns, strict=True), partitions.of(files), strict=True
     ):
-        lineage = "" if row_id is None else f',"first-row-id":{row_id},"data-sequence-number":{number}'
+        lineage = "" if row_id is None else f',"first-row-id":{row_id}'
+        lineage += f',"data-sequence-number":{number}' if lineage and number is not None else ""
         yield (
             f'{{"spec-id":{spec_id},"content":"data","file-path":{orjson.dumps(path).decode()},'
             f'"file-format":"{kind.lower()}","partition":{partition},"file-size-in-bytes":{size},'
