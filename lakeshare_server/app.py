@@ -101,7 +101,7 @@ def _parts(settings: ServerSettings) -> Parts:
         async_worker=AsyncWorker(queries, views),
         iceberg_tables=IcebergTables(catalog, stores),
         iceberg_scans=scans,
-        plan_tasks=PlanTasks(key, settings.page_token_life_s),
+        plan_tasks=PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes),
         signable_files=SignableFiles(stores, scans),
         audit=AuditLog(catalog),
     )

@@ -35,6 +35,9 @@ from lakeshare_server.versions import PinnedSnapshot
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
+# Each task has the filter in it: of a long one fewer tasks make a page.
+PAGE_BYTES = 64 << 20
+
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +58,7 @@ class IcebergScans:
         self._files = CacheFolder(settings.index_dir / "cache", settings.index_cache_bytes, ScanFiles)
 
     def page(
-        self, view: TableView, table: LoadedTable, asked: ScanRequest, task: PlanTask, most: int | None
+        self, view: TableView, table: LoadedTable, asked: ScanRequest, task: PlanTask, most: int
     ) -> ScanPage:
         """The tasks of at most so many files, from a place on.
 
@@ -69,6 +72,7 @@ class IcebergScans:
         files = self._scan_files(table, _pin_of(table, task.snapshot_id))
         statistics = Statistics.of([names.column(name) for name in asked.stats_fields])
         page = _Page(files, wanted, statistics)
+        most = min(most, max(1, PAGE_BYTES // len(wanted.residual)))
         for begin, batch, kept in _kept(view, table, files, wanted, task.start):
             if not page.add(begin, batch, kept, most):
                 break
@@ -169,9 +173,9 @@ class _Page:
         self._residual = f',"residual-filter":{wanted.residual}}}'
         self._deletes: dict[int, int] = {}
 
-    def add(self, begin: int, batch: pa.RecordBatch, places: list[int], most: int | None) -> bool:
+    def add(self, begin: int, batch: pa.RecordBatch, places: list[int], most: int) -> bool:
         """Take the files at these places; False when there was no room for all of them."""
-        room = len(places) if most is None else most - len(self.made.tasks)
+        room = most - len(self.made.tasks)
         if len(places) > room:
             self.made.following = begin + places[room]
         chosen = batch.take(pa.array(places[:room], pa.int64()))

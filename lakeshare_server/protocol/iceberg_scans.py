@@ -15,8 +15,7 @@ from lakeshare_server.errors import BadRequest, NotFound, shown
 from lakeshare_server.protocol.seals import Seals
 from lakeshare_server.protocol.table_tokens import Asker
 
-# Of a token: it is sent back in a body, whose length has a limit of its own.
-LONGEST_TOKEN = 262_144
+TOO_LONG = "It is too long for a plan of more than one page; ask for less, or plan the scan in the client."
 INCREMENTAL = "Changes between snapshots are not planned here; leave it out, or plan the scan in the client."
 
 
@@ -59,16 +58,25 @@ def parse_scan_request(fields: Mapping[str, Any]) -> ScanRequest:
 
 
 class PlanTasks:
-    """Makes and reads the tokens of plans; their life is in seconds."""
+    """Makes and reads the tokens of plans; their life is in seconds.
 
-    def __init__(self, key: bytes, life_s: int) -> None:
+    They carry the whole question, and come back in a body of at most `max_body_bytes`.
+    """
+
+    def __init__(self, key: bytes, life_s: int, max_body_bytes: int) -> None:
         self._seals, self._life_s = Seals(key, "iceberg plan task v1"), life_s
+        # A seal makes a third more of it.
+        self._longest = max_body_bytes // 2
 
-    def token(self, asker: Asker, asked: ScanRequest, task: PlanTask) -> str | None:
-        """The token of a page; None when the request is too long to be carried about."""
+    def token(self, asker: Asker, asked: ScanRequest, task: PlanTask) -> str:
+        """The token of a page.
+
+        Raises:
+            BadRequest: the filter is too long to be carried about.
+        """
         question = base64.b85encode(zlib.compress(json.dumps(asdict(asked)).encode())).decode()
-        if len(question) > LONGEST_TOKEN:
-            return None
+        if len(question) > self._longest:
+            raise BadRequest("filter", asked.filter, TOO_LONG)
         until = int(time.time()) + self._life_s
         who = {"recipient": asker.recipient_id, "table": asker.table_id, "until": until}
         return self._seals.sealed({**who, "question": question, "task": asdict(task)})

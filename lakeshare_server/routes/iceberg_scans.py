@@ -42,14 +42,10 @@ async def fetch_scan_tasks(request: Request) -> Response:
 
 
 def _tasks(by: AskedTable, table: LoadedTable, asked: ScanRequest, task: PlanTask) -> str:
-    tokens, most = by.parts.plan_tasks, by.parts.settings.page_files
-    # Where no token can carry the question, there is one page.
-    if tokens.token(by.asker, asked, task) is None:
-        page = by.parts.iceberg_scans.page(by.view, table, asked, task, None)
-    else:
-        page = by.parts.iceberg_scans.page(by.view, table, asked, task, most)
+    page = by.parts.iceberg_scans.page(by.view, table, asked, task, by.parts.settings.page_files)
     by.note.files = len(page.tasks)
     following = None
     if page.following is not None:
-        following = tokens.token(by.asker, asked, PlanTask(task.snapshot_id, page.following))
+        next_task = PlanTask(task.snapshot_id, page.following)
+        following = by.parts.plan_tasks.token(by.asker, asked, next_task)
     return tasks_json(page.tasks, page.deletes, following)

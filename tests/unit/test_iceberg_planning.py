@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import select
 
+from lakeshare_server.access import iceberg_scans
 from lakeshare_server.catalog.models import AuditRow
 from tests.builders.iceberg_door import TABLE, door, rest_catalog, restrict
 from tests.builders.lake_tables import IcebergTable, an_iceberg_table, some_rows
@@ -205,15 +207,24 @@ def test_tokens_are_good_for_their_recipient_only(
         assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NoSuchPlanIdException")
 
 
-def test_a_filter_that_no_token_can_carry_is_answered_in_one_piece(
-    running: tuple[Running, httpx.Client, str],
+def test_a_long_filter_makes_short_pages_and_one_that_no_token_carries_is_refused(
+    running: tuple[Running, httpx.Client, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = [f"{number * 7919:x}" * 3 for number in range(60_000)]
-    answer = running[1].post(
-        f"{TABLE}/plan", json={"filter": {"type": "not-in", "term": "airline", "values": values}}
-    )
-    assert "plan-tasks" not in answer.json()
-    assert len(answer.json()["file-scan-tasks"]) == 23
+    client, long = running[1], ["x" * 10_000] * 10
+    monkeypatch.setattr(iceberg_scans, "PAGE_BYTES", 250_000)
+    filter_of = {"type": "not-in", "term": "airline", "values": long}
+    first = client.post(f"{TABLE}/plan", json={"filter": filter_of}).json()
+    assert len(first["file-scan-tasks"]) == 2
+    assert len(planned(client, filter=filter_of)) == 23
+    # It cannot be compressed below half of what a body may have.
+    random = Random(1)
+    filter_of["values"] = [f"{random.getrandbits(256):x}" for _ in range(30_000)]
+    answer = client.post(f"{TABLE}/plan", json={"filter": filter_of})
+    assert (answer.status_code, "too long for a plan" in answer.text) == (400, True)
+    assert len(answer.text) < 1000
+    nothing = {"type": "lt", "term": "distance", "value": -1}
+    short = {"type": "and", "left": nothing, "right": filter_of}
+    assert client.post(f"{TABLE}/plan", json={"filter": short}).json()["file-scan-tasks"] == []
 
 
 def test_tables_say_where_to_plan_unless_it_is_left_to_clients(tmp_path: Path, made: IcebergTable) -> None:
