@@ -1,7 +1,8 @@
 """Delta tables that are Iceberg tables too: UniForm writes Iceberg metadata beside the log, some time after a commit.
 
-Each metadata file says which version of the table it stands for. Only versions that the recipient may read count, and
-the newest of them has to be there and to have the very files of its log: an older one is not passed off as it.
+Each metadata file says which version of the table it stands for. It counts where the recipient may read that version,
+and where it has the version's very files: what it would show beside them was never published. The newest version has to
+be there: an older one is not passed off as it.
 """
 
 import logging
@@ -10,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lakeshare_server.access.view import TableView
-from lakeshare_server.errors import BadRequest, StoreError, Unavailable, Unserveable
+from lakeshare_server.errors import BadRequest, StoreError, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.protocol.iceberg_trimming import trimmed
 from lakeshare_server.stores import StoredObject, Stores
 from lakeshare_server.tables.iceberg.delete_targets import targets_of
@@ -23,15 +24,11 @@ from lakeshare_server.tables.iceberg.metadata import metadata_text, open_metadat
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.versions import PinnedSnapshot, Version
 
-if TYPE_CHECKING:
-    from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.table.snapshots import Snapshot
-
 # Delta, IcebergConverter.
 VERSION = "delta-version"
 METADATA_FILE = re.compile(r"v?(\d+)[-.][^/]*metadata\.json(\.gz)?")
 # Of one table so many metadata files are looked at, the newest first; versions before that are not there.
-MOST_FILES = 256
+MOST_FILES = 32
 KEPT = 4096
 
 _log = logging.getLogger(__name__)
@@ -53,7 +50,7 @@ class UniformTables:
         self._stores = stores
         # What is in a file never changes; what is no conversion is None.
         self._read: OrderedDict[StoredObject, Converted | None] = OrderedDict()
-        self._checked: OrderedDict[tuple[str, Converted], None] = OrderedDict()
+        self._has_same_files: OrderedDict[tuple[str, Converted], bool] = OrderedDict()
         self._keeping = Lock()
 
     def is_one(self, view: TableView) -> bool:
@@ -95,13 +92,17 @@ class UniformTables:
                 f"Version {newest.number} of the table has no Iceberg metadata, which UniForm writes after a commit.",
                 "Load it again later, or read it by Delta Sharing.",
             )
-        self._require_same_files(view, newest, found[newest.number])
-        versions = {number: view.versions.at(number) for number in sorted(found) if number <= newest.number}
-        return [
-            PinnedSnapshot(version, found[number].metadata_location, found[number].snapshot_id)
-            for number, version in versions.items()
-            if version is not None and number >= first
-        ]
+        pins = []
+        for number in sorted(number for number in found if first <= number <= newest.number):
+            version, one = view.versions.at(number), found[number]
+            if version is not None and self._is_as_published(view, version, one):
+                pins.append(PinnedSnapshot(version, one.metadata_location, one.snapshot_id))
+        if not pins or pins[-1].version.number != newest.number:
+            raise Unserveable(
+                f"The Iceberg metadata of version {newest.number} of the table does not have its files.",
+                "Read it by Delta Sharing. Provider: the server's log says which file it is.",
+            )
+        return pins
 
     def _converted(self, location: str, first: int) -> Iterator[Converted]:
         """The conversions from a version on, the last one first."""
@@ -110,7 +111,11 @@ class UniformTables:
                 known = file in self._read
                 converted = self._read.get(file)
             if not known:
-                converted = self._keep(file, self._look(file.location))
+                try:
+                    converted = self._keep(file, self._look(file.location))
+                except StoreMissing:
+                    # It was listed a moment ago; writers clean up behind themselves.
+                    continue
             if converted is not None:
                 yield converted
                 if converted.version < first:
@@ -132,9 +137,6 @@ class UniformTables:
             metadata: Any = trimmed(metadata_text(self._stores, location), ())
             version = metadata["properties"][VERSION]
             return Converted(int(version), location, int(metadata["current-snapshot-id"]))
-        except StoreError:
-            # It was listed a moment ago; writers clean up behind themselves.
-            return None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             _log.info("%s is no Iceberg metadata of a Delta version: %r", location, error)
             return None
@@ -146,42 +148,42 @@ class UniformTables:
                 self._read.popitem(last=False)
         return converted
 
-    def _require_same_files(self, view: TableView, version: Version, converted: Converted) -> None:
-        """Refuse metadata whose files are not those of the version: it would show what was never published."""
+    def _is_as_published(self, view: TableView, version: Version, converted: Converted) -> bool:
+        """Whether a conversion has the files of its version, and the same rows of them; looked at once."""
         index = view.index(version)
         key = (index.header.head.table_id, converted)
-        if key in self._checked:
-            return
-        if not self._has_files(converted, index):
+        with self._keeping:
+            known = self._has_same_files.get(key)
+        if known is not None:
+            return known
+        told = self._told_files(converted)
+        if told is None:
+            return False
+        found = told == self._own_files(index)
+        if not found:
             _log.error(
                 "%s does not have the files of version %s", converted.metadata_location, version.number
             )
-            raise Unserveable(
-                f"The Iceberg metadata of version {version.number} of the table does not have its files.",
-                "Read it by Delta Sharing. Provider: the server's log says which file it is.",
-            )
         with self._keeping:
-            self._checked[key] = None
-            while len(self._checked) > KEPT:
-                self._checked.popitem(last=False)
+            self._has_same_files[key] = found
+            while len(self._has_same_files) > KEPT:
+                self._has_same_files.popitem(last=False)
+        return found
 
-    def _has_files(self, converted: Converted, index: FileIndex) -> bool:
+    def _told_files(self, converted: Converted) -> dict[str, int] | None:
+        """How many rows of each file are deleted; None where the metadata cannot be used."""
         try:
             table, snapshot = open_metadata(self._stores, converted.metadata_location, converted.snapshot_id)
-            return self._told_files(table, snapshot) == self._own_files(index)
+            live = live_files(self._stores, snapshot, table.location)
+            paths, deleted = live.data.column("path").to_pylist(), {}
+            if live.deletes:
+                targets = targets_of(table, live.data)
+                vectors = deletion_vectors(self._stores, targets, live.deletes, table.location)
+                deleted = {number: vector.cardinality for number, vector in vectors.items()}
+            return {self._place(path): deleted.get(number, 0) for number, path in enumerate(paths)}
         except (Unserveable, BadRequest) as error:
             _log.error("%s cannot be used: %s", converted.metadata_location, error)
-            return False
-
-    def _told_files(self, table: "TableMetadata", snapshot: "Snapshot") -> dict[str, int]:
-        """How many rows of each file are deleted."""
-        live = live_files(self._stores, snapshot, table.location)
-        paths, deleted = live.data.column("path").to_pylist(), {}
-        if live.deletes:
-            targets = targets_of(table, live.data)
-            vectors = deletion_vectors(self._stores, targets, live.deletes, table.location)
-            deleted = {number: vector.cardinality for number, vector in vectors.items()}
-        return {self._place(path): deleted.get(number, 0) for number, path in enumerate(paths)}
+            return None
 
     def _own_files(self, index: FileIndex) -> dict[str, int]:
         found: dict[str, int] = {}

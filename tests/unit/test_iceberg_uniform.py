@@ -115,6 +115,22 @@ def test_metadata_that_does_not_have_the_versions_files_is_refused(
     assert "does not have its files" in refusal(running[1])
 
 
+def test_an_older_version_whose_metadata_shows_something_else_is_left_out(
+    provider: Provider, made: UniformTable, running: tuple[Running, httpx.Client, str]
+) -> None:
+    client = running[1]
+    provider.publish_delta("lake.flights", made.location, 0)
+    made.append(some_rows(days=1))
+    unpublished = made.convert(1)
+    made.table.transaction().set_properties({"delta-version": "0"}).commit_transaction()
+    made.append(some_rows(days=2))
+    last = made.convert()
+    published(provider, made, history=True)
+    told = client.get(TABLE).json()["metadata"]
+    assert [one["snapshot-id"] for one in told["snapshots"]] == [last]
+    assert str(unpublished) not in told_values(told)
+
+
 def test_a_followed_table_moves_on_with_its_log(
     provider: Provider, made: UniformTable, running: tuple[Running, httpx.Client, str]
 ) -> None:
