@@ -35,6 +35,19 @@ WHERE = (
 )
 
 
+HIDDEN = (
+    "at >= TIMESTAMP'1970-01-01 00:00:00'",
+    "at < TIMESTAMP'1969-12-31 00:00:00'",
+    "at >= TIMESTAMP'1969-12-30 00:00:00' AND at < TIMESTAMP'1969-12-31 00:00:00'",
+    "id = 7",
+    "id IN (1, 2, 3)",
+    "{0}.system.days(at) = DATE'1969-12-31'",
+    "{0}.system.bucket(4, id) = 2",
+    "local = TIMESTAMP_NTZ'1970-01-01 00:00:00'",
+    "price = 1.50 OR price > 4.75",
+)
+
+
 @pytest.fixture(scope="module")
 def direct(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A catalog of Spark's own on the disk: the judge reads and writes in it."""
@@ -129,6 +142,36 @@ def test_spark_reads_each_format_version_through_the_door(
             spark.sql(f"INSERT INTO {through} VALUES {ROWS}")
         arrow = rest_catalog(server, token).load_table(f"lake.v{version}").scan().to_arrow()
         assert arrow.num_rows == 3
+
+
+def test_spark_leaves_filters_on_hidden_partitions_to_the_plan(
+    lake: Lake, direct: str, tmp_path: Path
+) -> None:
+    """It does not filter again what ends where partitions do: planned files and what goes with them have to."""
+    name, provider = f"{direct}.lake.hidden", a_provider(tmp_path)
+    lake.spark.sql(
+        f"CREATE TABLE {name} (id BIGINT, at TIMESTAMP, local TIMESTAMP_NTZ, price DECIMAL(9, 2)) USING iceberg "
+        "PARTITIONED BY (days(at), bucket(4, id))"
+    )
+    midnights = "timestampadd(SECOND, (id - 10) * 21600 - id % 2, {}'1970-01-01 00:00:00')"
+    lake.spark.sql(
+        f"INSERT INTO {name} SELECT id, {midnights.format('TIMESTAMP')}, {midnights.format('TIMESTAMP_NTZ')}, "
+        "CAST(id / 4 AS DECIMAL(9, 2)) FROM range(24)"
+    )
+    publish(provider, lake, name)
+    provider.share("lake.hidden")
+    with a_server(provider) as server:
+        through = f"{_opened(lake.spark, server, provider.recipient(), 'door_hidden')}.lake.hidden"
+        for where in HIDDEN:
+            wanted = rows(lake, f"SELECT * FROM {name} WHERE {where.format(direct)}")
+            assert rows(lake, f"SELECT * FROM {through} WHERE {where.format('door_hidden')}") == wanted, where
+            assert 0 < len(wanted) < 24, where
+        counted = f"SELECT count(*), min(id), max(price), count(at) FROM {{}} WHERE {HIDDEN[0]}"
+        assert rows(lake, counted.format(through)) == rows(lake, counted.format(name))
+        assert rows(lake, f"SELECT count(*), min(id), max(at) FROM {through}") == rows(
+            lake, f"SELECT count(*), min(id), max(at) FROM {name}"
+        )
+        assert plans_of(provider) > len(HIDDEN)
 
 
 def _opened(spark: Any, server: Any, token: str, name: str) -> str:
