@@ -17,10 +17,12 @@ from uvicorn.supervisors import Multiprocess
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
 from lakeshare_server.access.iceberg import IcebergTables
+from lakeshare_server.access.iceberg_scans import IcebergScans
 from lakeshare_server.access.iceberg_signing import SignableFiles
 from lakeshare_server.access.view import Views
 from lakeshare_server.catalog import AsyncQueries, AuditLog, open_catalog
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.protocol.iceberg_scans import PlanTasks
 from lakeshare_server.protocol.paging import Pager
 from lakeshare_server.protocol.table_tokens import TableTokens
 from lakeshare_server.routes import (
@@ -85,7 +87,7 @@ def _parts(settings: ServerSettings) -> Parts:
     stores = Stores(settings)
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
     views = Views(catalog, Versions(catalog, settings, stores))
-    queries = AsyncQueries(catalog)
+    queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
     return Parts(
         settings=settings,
         catalog=catalog,
@@ -98,7 +100,9 @@ def _parts(settings: ServerSettings) -> Parts:
         async_queries=queries,
         async_worker=AsyncWorker(queries, views),
         iceberg_tables=IcebergTables(catalog, stores),
-        signable_files=SignableFiles(stores),
+        iceberg_scans=scans,
+        plan_tasks=PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes),
+        signable_files=SignableFiles(stores, scans),
         audit=AuditLog(catalog),
     )
 

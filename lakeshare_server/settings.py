@@ -1,7 +1,7 @@
 """Where the state is and how the server answers; shared by pipelines and server, built once at the edge."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -126,7 +126,11 @@ class ServerSettings(StateSettings):
     )
     page_size: int = Field(500, ge=1, le=500, description="Most items in one page of a listing.")
     page_files: int = Field(
-        10_000, ge=1, description="Most files in one page of a paged query or change feed."
+        10_000, ge=1, description="Most files in one page of a paged query, change feed or Iceberg scan."
+    )
+    iceberg_planning: Literal["server", "client"] = Field(
+        "server",
+        description="Who plans scans of Iceberg tables where clients leave it to the catalog: server or client.",
     )
     page_token_life_s: int = Field(259_200, ge=60, description="Life of a page token, in seconds.")
     refresh_token_life_s: int = Field(3600, ge=60, description="Life of a refresh token, in seconds.")

@@ -12,9 +12,10 @@ from threading import Lock
 import orjson
 
 from lakeshare_server.access.iceberg_files import manifests_of
+from lakeshare_server.access.uniform import UniformTables
 from lakeshare_server.access.view import TableView
 from lakeshare_server.catalog import Catalog, GenerationCache
-from lakeshare_server.errors import NotFound, StoreError, Unserveable
+from lakeshare_server.errors import LakeshareError, NotFound, StoreError, Unserveable
 from lakeshare_server.protocol.iceberg_metadata import Fields, published_metadata
 from lakeshare_server.protocol.iceberg_trimming import trimmed
 from lakeshare_server.stores import Stores
@@ -43,21 +44,29 @@ class LoadedTable:
     metadata: bytes
     pins: Sequence[PinnedSnapshot]
     snapshots: Sequence[Fields]
+    schemas: Sequence[Fields]
+    current_schema_id: int
+
+    def schema(self, schema_id: int | None = None) -> Fields:
+        """One of its schemas, the table's own when the id is None or not told."""
+        by_id = {one.get("schema-id", 0): one for one in self.schemas}
+        return by_id.get(schema_id, by_id[self.current_schema_id])
 
 
 class IcebergTables:
     """Rewritten tables, kept in memory; for many threads."""
 
     def __init__(self, catalog: Catalog, stores: Stores) -> None:
-        self._stores = stores
+        self._stores, self._uniform = stores, UniformTables(stores)
         self._seen = GenerationCache[LoadedTable](catalog, KEPT)
         self._made: OrderedDict[tuple[PinnedSnapshot, ...], LoadedTable] = OrderedDict()
         self._keeping = Lock()
         self._making = [Lock() for _ in range(LOCKS)]
 
     def peek(self, view: TableView, generation: int) -> LoadedTable | None:
-        """The table, if it was loaded in this generation of the catalog; never waits."""
-        return self._seen.peek(_key(view), generation)
+        """The table, if its newest version was loaded in this generation of the catalog; never waits."""
+        newest = view.versions.latest_now()
+        return None if newest is None else self._seen.peek(_key(view, newest.number), generation)
 
     def load(self, view: TableView, generation: int) -> LoadedTable:
         """The table as this recipient may read it.
@@ -67,10 +76,33 @@ class IcebergTables:
             Unserveable: its metadata cannot be handed out.
             StoreError, Unavailable: its metadata cannot be read, or not now.
         """
-        return self._seen.get(_key(view), lambda: self._loaded(view), generation)
+        return self._seen.get(_key(view, view.latest().number), lambda: self._loaded(view), generation)
+
+    def lists(self, view: TableView) -> bool:
+        """Whether listings of this catalog have the table."""
+        try:
+            return bool(view.snapshots()) or self._uniform.is_one(view)
+        except LakeshareError:
+            # A listing is not to fail for one table: whoever loads it is told.
+            return False
+
+    def _readable_snapshots(self, view: TableView) -> Sequence[PinnedSnapshot]:
+        """The snapshots a recipient may load, the newest last: the one place that decides it.
+
+        Whoever may load a table knows of its snapshots, but not of all their files: where a grant is restricted to
+        some rows, manifests are not handed out, and scans are planned here (see `iceberg_scans` and
+        `iceberg_signing`).
+        """
+        found = view.snapshots()
+        if not found and self._uniform.is_one(view):
+            found = self._uniform.snapshots(view)
+        if not found:
+            entry = view.entry
+            raise NotFound("[Share/Schema/Table]", f"{entry.share.name}/{entry.schema}/{entry.name}")
+        return found
 
     def _loaded(self, view: TableView) -> LoadedTable:
-        pins = tuple(readable_snapshots(view))
+        pins = tuple(self._readable_snapshots(view))
         # One at a time for each table: a file of many megabytes is not read and taken apart twice at once.
         with self._making[hash(view.entry.lake_table) % LOCKS]:
             with self._keeping:
@@ -103,6 +135,8 @@ class IcebergTables:
             metadata=body,
             pins=pins,
             snapshots=told["snapshots"],
+            schemas=told["schemas"],
+            current_schema_id=told["current-schema-id"],
         )
 
     def _read(self, location: str, wanted: set[int]) -> Fields | None:
@@ -118,28 +152,6 @@ class IcebergTables:
         return {manifest.spec_id for manifest in manifests_of(snapshot, self._stores)}
 
 
-def is_iceberg_table(view: TableView) -> bool:
-    """Whether listings of this catalog have the table."""
-    try:
-        return bool(readable_snapshots(view))
-    except NotFound:
-        return False
-
-
-def readable_snapshots(view: TableView) -> Sequence[PinnedSnapshot]:
-    """The snapshots a recipient may load, the newest last: the one place that decides it.
-
-    Whoever may load a table reads whole manifests: a grant that is restricted to some rows must get nothing here.
-
-    Raises:
-        NotFound: the table is no Iceberg table, or nothing of it was published; who asks cannot tell these apart.
-    """
-    found = view.snapshots()
-    if not found:
-        entry = view.entry
-        raise NotFound("[Share/Schema/Table]", f"{entry.share.name}/{entry.schema}/{entry.name}")
-    return found
-
-
-def _key(view: TableView) -> tuple[object, ...]:
-    return view.entry.lake_table, view.entry.history, view.entry.start_version
+def _key(view: TableView, version: int) -> tuple[object, ...]:
+    # A followed table gets new versions while the catalog stays as it is.
+    return view.entry.lake_table, view.entry.history, view.entry.start_version, version

@@ -1,17 +1,20 @@
 """Which requests of Iceberg clients are signed: reads of files of the publications that the recipient may read."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from threading import Lock
+from typing import Any
 
 import pyarrow as pa
 
 from lakeshare_server.access.iceberg import LoadedTable
 from lakeshare_server.access.iceberg_files import readable_files
+from lakeshare_server.access.iceberg_scans import IcebergScans
 from lakeshare_server.access.view import TableView
 from lakeshare_server.errors import Denied
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.versions import PinnedSnapshot
 
 KEPT = 64  # snapshots, each with the locations of its files
 
@@ -19,8 +22,8 @@ KEPT = 64  # snapshots, each with the locations of its files
 class SignableFiles:
     """The files of snapshots, looked up once; for many threads."""
 
-    def __init__(self, stores: Stores) -> None:
-        self._stores = stores
+    def __init__(self, stores: Stores, scans: IcebergScans) -> None:
+        self._stores, self._scans = stores, scans
         self._known: OrderedDict[Hashable, frozenset[str]] = OrderedDict()
         self._turn = Lock()
 
@@ -37,14 +40,22 @@ class SignableFiles:
             snapshot = by_id.get(pin.snapshot_id)
             if snapshot is None:
                 continue
-            key = view.entry.lake_table, pin
+            key = view.entry.lake_table, pin, view.rule
             files = self._known.get(key)
             if files is None:
-                data = _data_files(view.index(pin.version), self._stores)
-                files = self._keep(key, data | readable_files(snapshot, self._stores))
+                files = self._keep(key, self._files(view, table, pin, snapshot))
             if location in files:
                 return
         raise Denied(f"{location} is not a file of a publication of {view.entry.path} that you may read.")
+
+    def _files(
+        self, view: TableView, table: LoadedTable, pin: PinnedSnapshot, snapshot: Mapping[str, Any]
+    ) -> frozenset[str]:
+        if view.is_restricted:
+            # No manifests: they tell of all files.
+            paths = self._scans.readable(view, table, pin)
+            return frozenset(self._stores.place(path).location for path in paths)
+        return _data_files(view.index(pin.version), self._stores) | readable_files(snapshot, self._stores)
 
     def _keep(self, key: Hashable, files: frozenset[str]) -> frozenset[str]:
         with self._turn:

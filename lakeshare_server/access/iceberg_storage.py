@@ -30,9 +30,16 @@ class ClientStorage:
 NOTHING = ClientStorage()
 
 
-def needs_no_storage(table: LoadedTable) -> bool:
+def needs_no_storage(view: TableView, table: LoadedTable) -> bool:
     """Whether clients read the files by their paths alone: those of the server's own disk."""
-    return table.location.startswith(("/", "file:"))
+    return table.location.startswith(("/", "file:")) and not view.is_restricted
+
+
+def planning_config(view: TableView, settings: ServerSettings) -> Mapping[str, str]:
+    """Where a client is to plan its scans: Java's obey, whatever they were set to; PyIceberg's choose themselves."""
+    if view.is_restricted or settings.iceberg_planning == "server":
+        return {"scan-planning-mode": "server"}
+    return {}
 
 
 def client_storage(
@@ -45,10 +52,10 @@ def client_storage(
         Unavailable: credentials cannot be had now.
     """
     place = place_of(table.location, settings.azure_account)
-    if place.kind == LOCAL:
+    if place.kind == LOCAL and not view.is_restricted:
         return NOTHING
     config = signers.s3_client_config(place) if place.kind == S3 else {}
-    refusal = directory_refusal(view.entry, view.index(view.latest()).header, signers)
+    refusal = _folder_refusal(view, signers)
     if refusal is None:
         granted = signers.vend(place.location, settings.url_life_s)
         return ClientStorage(config, credential_config(granted, place))
@@ -57,7 +64,12 @@ def client_storage(
             f"{view.entry.path} cannot be read by Iceberg clients: {refusal}.", "Query it by Delta Sharing."
         )
     return ClientStorage(
-        {**config, **SIGNING, "s3.signer.uri": settings.iceberg_url(), "s3.signer.endpoint": sign_at}
+        {
+            **config,
+            **SIGNING,
+            "s3.signer.uri": settings.iceberg_url(),
+            "s3.signer.endpoint": sign_at,
+        }
     )
 
 
@@ -71,10 +83,16 @@ def vended_storage(
         Unavailable: they cannot be had now.
     """
     place = place_of(table.location, settings.azure_account)
-    refusal = directory_refusal(view.entry, view.index(view.latest()).header, signers)
+    refusal = _folder_refusal(view, signers)
     if refusal is not None:
         raise Unserveable(f"{view.entry.path} hands out no credentials: {refusal}.", "Load the table again.")
     return ClientStorage({}, credential_config(signers.vend(place.location, settings.url_life_s), place))
+
+
+def _folder_refusal(view: TableView, signers: Signers) -> str | None:
+    if view.is_restricted:
+        return "some of its rows are not shared, and the folder holds all of them"
+    return directory_refusal(view.entry, view.index(view.latest()).header, signers)
 
 
 def credential_config(granted: TemporaryCredentials, place: Place) -> dict[str, str]:

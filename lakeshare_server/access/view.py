@@ -12,6 +12,7 @@ from lakeshare_server.protocol.changes_request import ChangesRequest
 from lakeshare_server.protocol.requests import QueryRequest, TimePoint
 from lakeshare_server.protocol.timestamps import iso
 from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.predicate import EVERYTHING, Predicate
 from lakeshare_server.versions import PinnedSnapshot, TableVersions, Version, Versions
 
 
@@ -50,6 +51,13 @@ class TableView:
 
     entry: TableEntry
     versions: TableVersions
+    # Of grants that are restricted to some rows; no grant can be yet, and so far the Iceberg door alone goes by it.
+    rule: Predicate = EVERYTHING
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether the recipient may read some rows only."""
+        return self.rule != EVERYTHING
 
     def latest(self) -> Version:
         """The version read when none is asked for.
@@ -184,10 +192,17 @@ class TableView:
         Raises:
             NotFound: nothing was published yet.
         """
+        return self.versions.snapshots(self.first_readable(), self.latest().number)
+
+    def first_readable(self) -> int:
+        """The number from which on versions may be read.
+
+        Raises:
+            NotFound: nothing was published yet.
+        """
         latest = self.latest().number
         # The latest version is read by everyone, also where earlier ones end only after it.
-        first = min(self.entry.start_version or 0, latest) if self.entry.history else latest
-        return self.versions.snapshots(first, latest)
+        return min(self.entry.start_version or 0, latest) if self.entry.history else latest
 
     def _first_changed(self, asked: ChangesRequest, latest: Version) -> int:
         if asked.starting_timestamp is not None:

@@ -10,11 +10,13 @@ from fastapi.concurrency import run_in_threadpool
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
 from lakeshare_server.access.iceberg import IcebergTables
+from lakeshare_server.access.iceberg_scans import IcebergScans
 from lakeshare_server.access.iceberg_signing import SignableFiles
 from lakeshare_server.access.view import TableView, Views
 from lakeshare_server.catalog import AsyncQueries, AuditLog, Catalog, Reader
 from lakeshare_server.errors import BadRequest, MalformedRequest, shown
 from lakeshare_server.protocol.capabilities import HEADER, Capabilities, parse_capabilities
+from lakeshare_server.protocol.iceberg_scans import PlanTasks
 from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.protocol.paging import Pager, PageRequest
 from lakeshare_server.protocol.table_tokens import Asker, TableTokens
@@ -39,6 +41,8 @@ class Parts:
     async_queries: AsyncQueries
     async_worker: AsyncWorker
     iceberg_tables: IcebergTables
+    iceberg_scans: IcebergScans
+    plan_tasks: PlanTasks
     signable_files: SignableFiles
     audit: AuditLog
 

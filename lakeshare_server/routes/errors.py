@@ -50,6 +50,8 @@ ICEBERG_MISSING = {
     "[Share/Schema/Table]": "NoSuchTableException",
     "[Share/Schema]": "NoSuchNamespaceException",
     "Share": "NoSuchNamespaceException",
+    "plan-id": "NoSuchPlanIdException",
+    "plan-task": "NoSuchPlanTaskException",
 }
 ROUTING = {404: "RESOURCE_DOES_NOT_EXIST", 405: "METHOD_NOT_ALLOWED"}
 

@@ -12,12 +12,11 @@ from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.routing import Route
 
-from lakeshare_server.access.iceberg import is_iceberg_table
 from lakeshare_server.catalog import Listings, TableEntry
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.paging import Keyed, PageRequest
 from lakeshare_server.protocol.parameters import whole_number
-from lakeshare_server.routes import iceberg_tables
+from lakeshare_server.routes import iceberg_scans, iceberg_tables
 from lakeshare_server.routes.context import Asked, asked
 from lakeshare_server.routes.responses import iceberg_error, json_response
 from lakeshare_server.settings import ICEBERG_PATH
@@ -45,7 +44,8 @@ class Endpoint:
 
     def route(self) -> Route:
         """Where requests find it: a namespace is what a schema is elsewhere."""
-        path = f"{ICEBERG_PATH}/v1/shares/{{share}}{self.path.replace('{namespace}', '{schema}')}"
+        path = self.path.replace("{namespace}", "{schema}").replace("{plan-id}", "{plan_id}")
+        path = f"{ICEBERG_PATH}/v1/shares/{{share}}{path}"
         return Route(path, self.answer, methods=[self.method], name=self.answer.__name__)
 
 
@@ -130,7 +130,7 @@ def _tables(by: Asked, share: str, schema: str) -> Response:
 
 def _is_iceberg(by: Asked, table: TableEntry) -> bool:
     view = by.parts.views.table(by.reader, table.share.name, table.schema, table.name, by.generation)
-    return is_iceberg_table(view)
+    return by.parts.iceberg_tables.lists(view)
 
 
 def _listed(
@@ -167,6 +167,10 @@ ENDPOINTS = (
     Endpoint("HEAD", TABLE, iceberg_tables.table_exists),
     Endpoint("GET", TABLE, iceberg_tables.load_table),
     Endpoint("POST", f"{TABLE}/sign", iceberg_tables.sign_request),
+    Endpoint("POST", f"{TABLE}/plan", iceberg_scans.plan_scan),
+    Endpoint("POST", f"{TABLE}/tasks", iceberg_scans.fetch_scan_tasks),
+    Endpoint("GET", f"{TABLE}/plan/{{plan-id}}", iceberg_scans.fetch_plan),
+    Endpoint("DELETE", f"{TABLE}/plan/{{plan-id}}", iceberg_scans.cancel_plan),
     Endpoint("POST", f"{TABLE}/metrics", iceberg_tables.report_metrics),
     Endpoint("GET", f"{TABLE}/credentials", iceberg_tables.load_credentials),
     Endpoint("GET", "/namespaces", list_namespaces),

@@ -1,5 +1,6 @@
 """One table for Iceberg clients: its metadata, the way to its files, and what they report of their scans."""
 
+from dataclasses import replace
 from urllib.parse import quote
 
 import orjson
@@ -12,6 +13,7 @@ from lakeshare_server.access.iceberg_storage import (
     ClientStorage,
     client_storage,
     needs_no_storage,
+    planning_config,
     vended_storage,
 )
 from lakeshare_server.errors import BadRequest
@@ -24,43 +26,45 @@ JSON = "application/json; charset=utf-8"
 
 async def load_table(request: Request) -> Response:
     by = await asked_table(request)
-    table = await _loaded(by)
+    table = await loaded(by)
     storage = NOTHING
-    if not needs_no_storage(table):
+    if not needs_no_storage(by.view, table):
         storage = await run_in_threadpool(_storage, by, table)
     # The metadata is put in as it is kept: taking thousands of snapshots apart for each answer would cost more.
-    around = orjson.dumps({"metadata-location": table.metadata_location, **_told(table, storage)})
+    planning = planning_config(by.view, by.parts.settings)
+    told = _told(table, replace(storage, config={**planning, **storage.config}))
+    around = orjson.dumps({"metadata-location": table.metadata_location, **told})
     return Response(around[:-1] + b',"metadata":' + table.metadata + b"}", media_type=JSON)
 
 
 async def table_exists(request: Request) -> Response:
-    await _loaded(await asked_table(request))
+    await loaded(await asked_table(request))
     return Response(status_code=204)
 
 
 async def load_credentials(request: Request) -> Response:
     by = await asked_table(request)
-    table = await _loaded(by)
+    table = await loaded(by)
     storage = await run_in_threadpool(vended_storage, by.view, table, by.parts.signers, by.parts.settings)
     return json_response({"storage-credentials": _told(table, storage)["storage-credentials"]})
 
 
 async def sign_request(request: Request) -> Response:
     by = await asked_table(request)
-    table = await _loaded(by)
+    table = await loaded(by)
     body = await whole_body(request, by.parts.settings.max_body_bytes)
     return await run_in_threadpool(_signed, by, table, body)
 
 
 async def report_metrics(request: Request) -> Response:
     by = await asked_table(request)
-    await _loaded(by)
+    await loaded(by)
     # Nobody here reads what clients measure; the audit log has the request itself.
     json_object(await whole_body(request, by.parts.settings.max_body_bytes))
     return Response(status_code=204)
 
 
-async def _loaded(by: AskedTable) -> LoadedTable:
+async def loaded(by: AskedTable) -> LoadedTable:
     tables = by.parts.iceberg_tables
     table = tables.peek(by.view, by.generation)
     if table is None:
@@ -85,7 +89,7 @@ def _told(table: LoadedTable, storage: ClientStorage) -> dict[str, object]:
 
 def _signed(by: AskedTable, table: LoadedTable, body: bytes) -> Response:
     fields = json_object(body)
-    method, uri = _text(fields, "method"), _text(fields, "uri")
+    method, uri = text_field(fields, "method"), text_field(fields, "uri")
     signers = by.parts.signers
     location = signers.s3_read(table.location, method, uri)
     by.note.object_name = f"{by.view.entry.path}: {location}"
@@ -96,7 +100,7 @@ def _signed(by: AskedTable, table: LoadedTable, body: bytes) -> Response:
     return json_response({"uri": signed.uri, "headers": signed.headers}, headers={"Cache-Control": "private"})
 
 
-def _text(fields: dict[str, object], name: str) -> str:
+def text_field(fields: dict[str, object], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
         raise BadRequest(name, value, "Give it as text, as the request to sign has it.")

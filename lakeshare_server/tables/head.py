@@ -51,6 +51,12 @@ class TableHead:
         """Whether writers record row-level changes at this version."""
         return self.configuration.get("delta.enableChangeDataFeed", "false").lower() == "true"
 
+    @property
+    def has_iceberg_metadata(self) -> bool:
+        """Whether writers of a Delta table convert it to Iceberg's format too (Delta, UniForm)."""
+        formats = self.configuration.get("delta.universalFormat.enabledFormats", "").lower()
+        return "iceberg" in [one.strip() for one in formats.split(",")]
+
     def as_json(self) -> dict[str, Any]:
         """The head as JSON's types; `from_json` reads it back."""
         return asdict(self)

@@ -3,8 +3,8 @@
 A part that is not understood is `Unknown`: it may be true, false or null for any row, so it never drops a file.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Literal as OneOf
@@ -80,6 +80,22 @@ Predicate = Unknown | Constant | Compare | IsNull | Not | And | Or
 
 
 EVERYTHING = Constant(True)
+
+
+def with_columns(predicate: Predicate, column_of: Callable[[ColumnName], ColumnName | None]) -> Predicate:
+    """The predicate with other names for its columns; a part whose column has none is not understood."""
+    match predicate:
+        case Not(operand):
+            return Not(with_columns(operand, column_of))
+        case And(operands):
+            return And(tuple(with_columns(operand, column_of) for operand in operands))
+        case Or(operands):
+            return Or(tuple(with_columns(operand, column_of) for operand in operands))
+        case Compare(column) | IsNull(column):
+            name = column_of(column)
+            return Unknown(str(column)) if name is None else replace(predicate, column=name)
+        case _:
+            return predicate
 
 
 def parts_of(predicate: Predicate) -> int:

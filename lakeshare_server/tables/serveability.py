@@ -108,7 +108,7 @@ def clients_of(table_format: str) -> tuple[str, ...]:
 
 def serveability(table_format: str, head: TableHead) -> list[Verdict]:
     """The verdicts for all clients that come through the server's doors."""
-    return [*(_verdict(client, head) for client in CLIENTS), _iceberg_rest(table_format)]
+    return [*(_verdict(client, head) for client in CLIENTS), _iceberg_rest(table_format, head)]
 
 
 def nobody_is_served(why: Unserveable) -> list[Verdict]:
@@ -143,8 +143,8 @@ def _in_the_way(client: Client, head: TableHead) -> tuple[Hindrance, ...]:
     return tuple(one for one in head.hindrances if one.feature in missing)
 
 
-def _iceberg_rest(table_format: str) -> Verdict:
-    if table_format == "iceberg":
+def _iceberg_rest(table_format: str, head: TableHead) -> Verdict:
+    if table_format == "iceberg" or head.has_iceberg_metadata:
         return Verdict(ICEBERG_REST_ID, ICEBERG_REST, "iceberg")
     refusal = Refusal("it is no Iceberg table")
     return Verdict(ICEBERG_REST_ID, ICEBERG_REST, None, refused_for=(refusal,))

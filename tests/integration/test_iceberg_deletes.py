@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import delta_sharing
 import httpx
@@ -20,6 +21,7 @@ from lakeshare_server.tables.deletion_vectors import INLINE_BYTES, framed
 from tests.builders.canonical import Rows, same_frame, same_rows
 from tests.builders.deletion_vector import from_z85
 from tests.builders.hostile.served import quietly
+from tests.builders.iceberg_door import rest_catalog
 from tests.builders.lake_tables import IcebergState
 from tests.builders.protocol_lines import Format
 from tests.builders.protocol_reader import ProtocolReader, refusal
@@ -116,6 +118,8 @@ class Shared:
     profile: Path
     client: httpx.Client
     data: httpx.Client
+    # PyIceberg's, of the Iceberg door, which plans its scans.
+    planned: Any
 
     def reader(self, name: str, fmt: Format = "delta") -> ProtocolReader:
         return ProtocolReader(self.client, f"flights.lake.{name}", fmt, self.data)
@@ -173,13 +177,23 @@ def shared(tables: dict[str, Written], tmp_path_factory: pytest.TempPathFactory)
     provider.share(*(f"lake.{name}" for name in tables))
     token = provider.recipient()
     with a_server(provider) as running, running.client(token) as client, httpx.Client(timeout=30) as data:
-        yield Shared(tables, running.profile(token), client, data)
+        planned = rest_catalog(running, token, **{"scan-planning-mode": "server"})
+        yield Shared(tables, running.profile(token), client, data, planned)
 
 
 @pytest.mark.parametrize("name", [*WITH_DELETES, *WITHOUT, *LARGE])
 def test_the_python_client_reads_what_spark_reads(shared: Shared, name: str) -> None:
     frame = quietly(delta_sharing.load_as_pandas, shared.url(name), use_delta_format=True)
     same_frame(frame, shared.tables[name].rows)
+
+
+@pytest.mark.parametrize("name", [*WITH_DELETES, *WITHOUT])
+def test_pyiceberg_reads_by_plans_of_the_server_what_spark_reads(shared: Shared, name: str) -> None:
+    table, expected = shared.planned.load_table(f"lake.{name}"), shared.tables[name].rows
+    for text, wanted in (("true", expected), ("id < 60", expected.where(lambda row: int(row["id"]) < 60))):
+        rows = table.scan(row_filter=text).to_arrow()
+        values = zip(*(rows.column(column).to_pylist() for column, _ in COLUMNS), strict=True)
+        same_rows(Rows.of(COLUMNS, values), wanted, text)
 
 
 @pytest.mark.parametrize("name", [*WITH_DELETES, *WITHOUT, *LARGE])

@@ -32,7 +32,15 @@ from lakeshare_server.stores import Stores
 from lakeshare_server.tables.iceberg.delete_targets import Targets
 from lakeshare_server.tables.iceberg.deletes import deletion_vectors
 from tests.builders.deletion_vector import positions
-from tests.builders.iceberg_door import SECRET_BRANCH, TABLE, door, leave_secrets, rest_catalog, state_of
+from tests.builders.iceberg_door import (
+    SECRET_BRANCH,
+    TABLE,
+    door,
+    leave_secrets,
+    rest_catalog,
+    restrict,
+    state_of,
+)
 from tests.builders.lake_tables import IcebergTable, some_rows
 from tests.builders.row_deletes import a_target, a_vector, position_deletes
 from tests.builders.sharing import Provider, Running, a_provider, a_server
@@ -268,6 +276,39 @@ def test_a_signature_is_for_the_one_file_only(provider: Provider, made: IcebergT
             assert client.post(f"{TABLE}/sign", json=asked).status_code == 403
         for body in ({}, {"method": "GET"}, {"method": "GET", "uri": uris[0], "headers": {"a": "b"}}):
             assert client.post(f"{TABLE}/sign", json=body).status_code == 400
+
+
+def test_a_restricted_recipient_has_its_own_files_signed_only(
+    provider: Provider, made: IcebergTable, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """done-when 4; directory access or not, it gets no credentials, no manifests, and the files of one day"""
+    restrict(monkeypatch)
+    granted(provider, made, history=True)
+    allow_directory_access(provider.catalog, "flights", "lake", "flights", allowed=True)
+    files = files_of(made, made.table.current_snapshot())
+    own = {location for location in files if "day=2013-01-02" in location}
+    with a_server(provider) as server:
+        token = provider.recipient()
+        with door(server, token) as client:
+            answer = client.get(TABLE).json()
+            assert client.get(f"{TABLE}/credentials").status_code == 400
+        assert "storage-credentials" not in answer
+        assert answer["config"]["scan-planning-mode"] == "server"
+        reader = signed_client(answer["config"], server, token)
+        assert len(own) == 1
+        for location in own:
+            assert reader.get_object(**bucket_and_key(location))["Body"].read()
+        for location in files - own:
+            with pytest.raises(SignError, match="403"):
+                reader.get_object(**bucket_and_key(location))
+        io = {
+            "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO",
+            "scan-planning-mode": "server",
+            **pyiceberg_at(s3),
+        }
+        table = rest_catalog(server, token, **io).load_table("lake.flights")
+        days = table.scan().to_arrow().column("day").unique().to_pylist()
+        assert [str(day) for day in days] == ["2013-01-02"]
 
 
 def test_a_revoked_recipient_has_nothing_signed(provider: Provider, made: IcebergTable) -> None:

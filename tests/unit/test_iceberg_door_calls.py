@@ -40,6 +40,10 @@ CALLS = [
     ("GET", "/v1/shares/SHARE/namespaces/lake/tables/flights/credentials", None),
     ("POST", "/v1/shares/SHARE/namespaces/lake/tables/flights/sign", {"method": "GET", "uri": "http://a/b"}),
     ("POST", "/v1/shares/SHARE/namespaces/lake/tables/flights/metrics", {"report-type": "scan-report"}),
+    ("POST", "/v1/shares/SHARE/namespaces/lake/tables/flights/plan", {"filter": True}),
+    ("POST", "/v1/shares/SHARE/namespaces/lake/tables/flights/tasks", {"plan-task": "a"}),
+    ("GET", "/v1/shares/SHARE/namespaces/lake/tables/flights/plan/a", None),
+    ("DELETE", "/v1/shares/SHARE/namespaces/lake/tables/flights/plan/a", None),
 ]
 
 
@@ -68,10 +72,11 @@ def test_what_config_announces_is_what_is_answered(two_shares: tuple[Running, ht
     answered = set()
     for method, path, body in CALLS[1:]:
         template = path.replace("shares/SHARE", "{prefix}").replace("/lake", "/{namespace}")
+        template = template.replace("/plan/a", "/plan/{plan-id}")
         answered.add(f"{method} {template.replace('tables/flights', 'tables/{table}')}")
         status = client.request(method, path.replace("SHARE", "flights"), json=body).status_code
-        # The table is on a disk: there are no credentials for it, and nothing to sign.
-        expected = {"credentials": 400, "sign": 403}.get(path.rpartition("/")[2], 200)
+        # The table is on a disk: there are no credentials for it, and nothing to sign. No plan is kept.
+        expected = {"credentials": 400, "sign": 403, "tasks": 404, "a": 404}.get(path.rpartition("/")[2], 200)
         assert status == (204 if method == "HEAD" or path.endswith("metrics") else expected)
     assert answered == set(config["endpoints"])
 
@@ -88,7 +93,6 @@ def test_what_config_announces_is_what_is_answered(two_shares: tuple[Running, ht
         ("POST", "/v1/shares/flights/tables/rename"),
         ("POST", "/v1/shares/flights/transactions/commit"),
         ("GET", "/v1/shares/flights/namespaces/lake/views"),
-        ("POST", f"{TABLE}/plan"),
     ],
 )
 def test_what_a_read_only_catalog_does_not_do_is_refused_by_name(

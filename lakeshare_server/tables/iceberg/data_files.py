@@ -63,6 +63,17 @@ class DataFiles:
         """Which files were written under a partition spec."""
         return pc.equal(self.column("spec_id"), spec_id)
 
+    def filtered(self, kept: pa.BooleanArray) -> "DataFiles":
+        """Some of the files."""
+        return DataFiles(
+            columns=self.columns.filter(kept),
+            lower={key: values.filter(kept) for key, values in self.lower.items()},
+            upper={key: values.filter(kept) for key, values in self.upper.items()},
+            null_counts={key: values.filter(kept) for key, values in self.null_counts.items()},
+            nan_counts={key: values.filter(kept) for key, values in self.nan_counts.items()},
+            partition={key: values.filter(kept) for key, values in self.partition.items()},
+        )
+
 
 def arrow_chunk(entries: Entries) -> pa.Table:
     """The live ones of the entries read so far, in columns that `data_files` puts together."""

@@ -31,7 +31,7 @@ def deletion_vectors(
     Raises:
         Unserveable: there are equality deletes, or a file of deletes cannot be read.
     """
-    _require_no_equality_deletes(targets, deletes, root)
+    require_no_equality_deletes(targets, deletes, root)
     blobs = _vector_blobs(targets, deletes, root)
     positions = deleted_positions(stores, targets, _position_files(targets, deletes, root), root)
     # A vector has taken over all that there was before it.
@@ -39,7 +39,12 @@ def deletion_vectors(
     return {number: vector for number, vector in vectors.items() if vector.cardinality}
 
 
-def _require_no_equality_deletes(targets: Targets, deletes: Sequence[DeleteFile], root: str) -> None:
+def require_no_equality_deletes(targets: Targets, deletes: Sequence[DeleteFile], root: str) -> None:
+    """Refuse deletes that only who reads all rows can apply.
+
+    Raises:
+        Unserveable: there are some that apply to a data file.
+    """
     found = [one for one in deletes if one.content == "equality" and targets.has_equal_rows(one)]
     if found:
         raise Unserveable(

@@ -142,10 +142,10 @@ TIMES: Mapping[str, Callable[[int, int], int | None]] = {
 
 
 def _prefix(width: int, value: str) -> Span:
-    return (value, value) if len(value) < width else (value, _behind(value))
+    return (value, value) if len(value) < width else (value, behind(value))
 
 
-def _behind(prefix: str) -> str | None:
+def behind(prefix: str) -> str | None:
     """The least text that is greater than all that begin with the prefix."""
     kept = prefix.rstrip("\U0010ffff")
     if not kept:

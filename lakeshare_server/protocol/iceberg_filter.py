@@ -1,0 +1,235 @@
+"""Filters of Iceberg's scan requests (REST specification, "Expression"): to prune by, and to hand back.
+
+Parts that are not understood prune nothing, and are handed back as they came: the client filters the rows itself. In
+Iceberg's logic nothing is null, so whatever is the opposite of a comparison is true for rows without a value too.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.protocol.iceberg_literals import Constant as Literal
+from lakeshare_server.protocol.iceberg_literals import constant
+from lakeshare_server.protocol.iceberg_names import ColumnNames, NamedColumn
+from lakeshare_server.tables.iceberg.transforms import behind
+from lakeshare_server.tables.predicate import (
+    EVERYTHING,
+    MAX_DEPTH,
+    And,
+    Compare,
+    Comparison,
+    Constant,
+    IsNull,
+    Not,
+    Or,
+    Predicate,
+    Unknown,
+)
+
+FALSE = Constant(False)
+COMPARISONS: dict[str, Comparison] = {"lt": "<", "lt-eq": "<=", "gt": ">", "gt-eq": ">=", "eq": "="}
+OPPOSITE = {
+    "lt": "gt-eq", "gt-eq": "lt", "gt": "lt-eq", "lt-eq": "gt", "eq": "not-eq", "not-eq": "eq", "in": "not-in",
+    "not-in": "in", "is-null": "not-null", "not-null": "is-null",
+}  # fmt: skip
+# Engines chain what users write: of deeper parts, constants are handed back as they came.
+TOLD_DEPTH = 300
+TOO_DEEP = "It has too many levels; plan the scan in the client (scan-planning-mode)."
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A filter to prune by, whose columns are called by their field ids, and as it is told with each file."""
+
+    predicate: Predicate
+    residual: str
+
+
+def parse_filter(said: Any, names: ColumnNames, *, is_of_snapshot: bool) -> Filter:
+    """The filter of a request; with `is_of_snapshot` it goes by names that the snapshot had.
+
+    Raises:
+        BadRequest: it is no expression at all, or has too many levels.
+    """
+    if said is None:
+        return Filter(EVERYTHING, "true")
+    if not isinstance(said, bool | dict):
+        raise BadRequest("filter", said, "Give an expression: an object with a type, or true or false.")
+    reading = _Reading(names)
+    try:
+        predicate = reading.predicate(said, MAX_DEPTH, is_negated=False)
+        told = json.dumps(reading.told(said, TOLD_DEPTH), separators=(",", ":"))
+    except RecursionError as error:
+        raise BadRequest("filter", "…", TOO_DEEP) from error
+    # Java binds what it gets back to the table's own columns, by whose names this one is not to be read.
+    return Filter(predicate, told if reading.is_of_table or not is_of_snapshot else "true")
+
+
+class _Reading:
+    """One filter being read."""
+
+    def __init__(self, names: ColumnNames) -> None:
+        self._names = names
+        self.is_of_table = True
+
+    def predicate(self, node: Any, depth: int, *, is_negated: bool) -> Predicate:
+        if depth == 0:
+            return Unknown("a part of a part of …")
+        known = _truth(node)
+        if known is not None:
+            return Constant(known != is_negated)
+        kind = node.get("type") if isinstance(node, dict) else None
+        if kind == "not":
+            return self.predicate(node.get("child"), depth - 1, is_negated=not is_negated)
+        if kind in ("and", "or"):
+            parts = (
+                self.predicate(node.get("left"), depth - 1, is_negated=is_negated),
+                self.predicate(node.get("right"), depth - 1, is_negated=is_negated),
+            )
+            return And(parts) if (kind == "and") != is_negated else Or(parts)
+        return self._leaf(node, str(kind), is_negated=is_negated)
+
+    def _leaf(self, node: Any, kind: str, *, is_negated: bool) -> Predicate:
+        column = self._column(node)
+        if column is None:
+            return Unknown(kind)
+        is_opposite = is_negated and kind in OPPOSITE
+        if is_negated and not is_opposite:
+            return Unknown(f"not {kind}")
+        read = _LEAVES.get(OPPOSITE[kind] if is_opposite else kind)
+        if read is None:
+            return Unknown(kind)
+        found = read(column, _literals(column.type, node), OPPOSITE[kind] if is_opposite else kind)
+        # The opposite of a comparison is true for nulls and, in some clients, for NaN.
+        if is_negated and kind in COMPARISONS:
+            return Unknown(f"not {kind}") if column.type in ("float", "double") else _or_null(column, found)
+        return found
+
+    def _column(self, node: Any) -> NamedColumn | None:
+        name = _name(node.get("term")) if isinstance(node, dict) else None
+        return None if name is None else self._names.column(name)
+
+    def told(self, node: Any, depth: int) -> Any:
+        """The same with its constants as every client reads them."""
+        if depth == 0 or not isinstance(node, dict):
+            return node
+        inner = {
+            name: self.told(node[name], depth - 1) for name in ("left", "right", "child") if name in node
+        }
+        name = _name(node.get("term")) or _transformed(node.get("term"))
+        if name is not None and not self._names.is_of_table(name):
+            self.is_of_table = False
+        return {**node, **inner, **self._told_literals(node)}
+
+    def _told_literals(self, node: Mapping[str, Any]) -> dict[str, Any]:
+        kind = self._type(node.get("term"))
+        if kind is None:
+            return {}
+        found: dict[str, Any] = {}
+        if "value" in node:
+            found["value"] = _told(kind, node["value"])
+        if isinstance(node.get("values"), list):
+            found["values"] = [_told(kind, value) for value in node["values"]]
+        return found
+
+    def _type(self, term: Any) -> str | None:
+        """The type of what is compared; None where it is not known."""
+        name = _name(term)
+        if name is not None:
+            column = self._names.column(name)
+            return None if column is None else column.type
+        name = _transformed(term)
+        column = None if name is None else self._names.column(name)
+        transform = str(term.get("transform")) if column is not None else ""
+        if transform == "day":
+            return "date"
+        return column.type if column is not None and transform.startswith(("truncate[", "identity")) else None
+
+
+def _truth(node: Any) -> bool | None:
+    if isinstance(node, bool):
+        return node
+    kind = node.get("type") if isinstance(node, dict) else None
+    if kind in ("true", "false"):
+        return bool(kind == "true")
+    value = node.get("value") if kind == "literal" else None
+    return value if isinstance(value, bool) else None
+
+
+def _name(term: Any) -> str | None:
+    if isinstance(term, dict) and term.get("type") == "reference":
+        term = term.get("term")
+    return term if isinstance(term, str) else None
+
+
+def _transformed(term: Any) -> str | None:
+    return _name(term.get("term")) if isinstance(term, dict) and term.get("type") == "transform" else None
+
+
+def _told(kind: str, value: Any) -> Any:
+    read = constant(kind, value)
+    return value if read is None else read.told
+
+
+def _literals(kind: str, node: Mapping[str, Any]) -> list[Literal] | None:
+    """The constants of a leaf; None when one of them is not understood."""
+    said = node.get("values") if "values" in node else [node["value"]] if "value" in node else []
+    read = [constant(kind, value) for value in said] if isinstance(said, list) else [None]
+    found = [one for one in read if one is not None]
+    return found if len(found) == len(read) else None
+
+
+def _or_null(column: NamedColumn, predicate: Predicate) -> Predicate:
+    return Or((IsNull(str(column.field_id)), predicate))
+
+
+def _compare(column: NamedColumn, operator: Comparison, literal: Literal) -> Predicate:
+    return Compare(str(column.field_id), operator, literal.value, None)
+
+
+def _comparison(column: NamedColumn, literals: list[Literal] | None, kind: str) -> Predicate:
+    if literals is None or len(literals) != 1:
+        return Unknown(kind)
+    return _compare(column, COMPARISONS[kind], literals[0])
+
+
+def _in(column: NamedColumn, literals: list[Literal] | None, kind: str) -> Predicate:
+    if literals is None:
+        return Unknown(kind)
+    return Or(tuple(_compare(column, "=", one) for one in literals)) if literals else FALSE
+
+
+def _not_in(column: NamedColumn, literals: list[Literal] | None, kind: str) -> Predicate:
+    if literals is None:
+        return Unknown(kind)
+    return _or_null(column, And(tuple(Not(_compare(column, "=", one)) for one in literals)))
+
+
+def _starts_with(column: NamedColumn, literals: list[Literal] | None, kind: str) -> Predicate:
+    if literals is None or len(literals) != 1 or not isinstance(literals[0].value, str):
+        return Unknown(kind)
+    prefix, end = literals[0].value, behind(literals[0].value)
+    least = _compare(column, ">=", literals[0])
+    return least if end is None or not prefix else And((least, _compare(column, "<", Literal(end, end))))
+
+
+def _is_null(column: NamedColumn, _literals: Sequence[Literal] | None, _kind: str) -> Predicate:
+    return IsNull(str(column.field_id))
+
+
+def _not_null(column: NamedColumn, _literals: Sequence[Literal] | None, _kind: str) -> Predicate:
+    return Not(IsNull(str(column.field_id)))
+
+
+_Leaf = Callable[[NamedColumn, list[Literal] | None, str], Predicate]
+_LEAVES: dict[str, _Leaf] = {
+    **dict.fromkeys(COMPARISONS, _comparison),
+    "in": _in,
+    "not-in": _not_in,
+    "not-eq": _not_in,
+    "starts-with": _starts_with,
+    "is-null": _is_null,
+    "not-null": _not_null,
+}
