@@ -74,6 +74,11 @@ class ReasonCode(StrEnum):
         "Store them as timestamps with a zone (TIMESTAMP in Spark).",
     )
     VARIANTS = ("VARIANTS", "Variants are known to few clients.", "Share a copy that stores them as text.")
+    SHREDDED_VARIANTS = (
+        "SHREDDED_VARIANTS",
+        "Live files have parts of variants as columns of their own.",
+        "Set write.parquet.shred-variants to false and run CALL system.rewrite_data_files with rewrite-all true.",
+    )
     UNSUPPORTED_TYPE = ("UNSUPPORTED_TYPE", "A column has a type that the protocol cannot say.", COPY)
     NAMES_DIFFER_BY_CASE = (
         "NAMES_DIFFER_BY_CASE",
@@ -89,6 +94,11 @@ class ReasonCode(StrEnum):
         "FILE_FORMAT",
         "Live data files are not in Parquet.",
         "Set write.format.default to parquet and rewrite the data files.",
+    )
+    DUPLICATE_FILES = (
+        "DUPLICATE_FILES",
+        "A data file is listed more than once: Iceberg's readers read it as often, Delta's once.",
+        REWRITE,
     )
     ENCRYPTED_FILES = (
         "ENCRYPTED_FILES",

@@ -195,12 +195,14 @@ def test_names_that_differ_by_case_only_are_refused(tmp_path: Path) -> None:
 def test_an_unknown_type_is_named_with_its_column(tmp_path: Path) -> None:
     table = an_iceberg_table(tmp_path, pa.table({"s": [{"n": 1}]}), partitioned_by=())
 
-    def into_variant(metadata: dict[str, Any]) -> None:
+    def into_another(metadata: dict[str, Any]) -> None:
         metadata["format-version"] = 3
-        metadata["schemas"][0]["fields"][0]["type"]["fields"][0]["type"] = "variant"
+        metadata["schemas"][0]["fields"][0]["type"]["fields"][0]["type"] = "hologram(3)"
 
-    location = written_again(table, tmp_path, into_variant)
-    with pytest.raises(Unserveable, match=r"Column s\.n of .* has the type variant.* \[UNSUPPORTED_TYPE\]"):
+    location = written_again(table, tmp_path, into_another)
+    with pytest.raises(
+        Unserveable, match=r"Column s\.n of .* has the type hologram\(3\).* \[UNSUPPORTED_TYPE\]"
+    ):
         read(table, location)
 
 

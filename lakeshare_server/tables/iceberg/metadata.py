@@ -4,7 +4,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables.iceberg.unknown_types import require_known_types
+from lakeshare_server.tables.iceberg.metadata_json import MetadataError, parsed
 from lakeshare_server.tables.locations import local_path
 
 if TYPE_CHECKING:
@@ -19,20 +19,9 @@ def open_metadata(metadata_location: str, snapshot_id: int) -> "tuple[StaticTabl
     """The table of a metadata file, and one of its snapshots.
 
     Raises:
-        Unserveable: the file cannot be read, has a type that nobody here knows, or has no such snapshot.
+        Unserveable: the file cannot be read, or has no such snapshot.
     """
-    from pyiceberg.exceptions import NotInstalledError, ValidationError
-    from pyiceberg.table import StaticTable
-
-    try:
-        table = StaticTable.from_metadata(local_path(metadata_location))
-    except (OSError, ValueError, ValidationError, NotInstalledError) as error:
-        _log.warning("%s cannot be read: %s", metadata_location, error)
-        require_known_types(local_path(metadata_location))
-        raise Unserveable(
-            f"The Iceberg metadata {metadata_location} cannot be read.",
-            "Check that the file is there and whole.",
-        ) from error
+    table = _opened(local_path(metadata_location), snapshot_id)
     snapshot = table.snapshot_by_id(snapshot_id)
     if snapshot is None:
         raise Unserveable(
@@ -40,6 +29,31 @@ def open_metadata(metadata_location: str, snapshot_id: int) -> "tuple[StaticTabl
             "It may have been expired; publish a newer one.",
         )
     return table, snapshot
+
+
+def _opened(location: str, snapshot_id: int) -> "StaticTable":
+    from pyiceberg.catalog.noop import NoopCatalog
+    from pyiceberg.exceptions import NotInstalledError
+    from pyiceberg.io import load_file_io
+    from pyiceberg.table import StaticTable
+
+    try:
+        with load_file_io({}, location).new_input(location).open(seekable=False) as stream:
+            metadata = parsed(stream.read(), snapshot_id)
+        return StaticTable(
+            identifier=("static-table", location),
+            metadata=metadata,
+            metadata_location=location,
+            io=load_file_io(metadata.properties, location),
+            catalog=NoopCatalog("static-table"),
+        )
+    except (OSError, ValueError, NotInstalledError) as error:
+        _log.warning("%s cannot be read: %s", location, error)
+        said = f": {error}" if isinstance(error, MetadataError) else ""
+        raise Unserveable(
+            f"The Iceberg metadata {location} cannot be read{said}.",
+            "Check that the file is there and whole.",
+        ) from error
 
 
 def schema_at(table: "StaticTable", snapshot: "Snapshot") -> "Schema":

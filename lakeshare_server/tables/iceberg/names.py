@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables.iceberg.footers import FileColumn, columns_of, named_columns
+from lakeshare_server.tables.iceberg.footers import FileColumn, columns_of, columns_of_table
 from lakeshare_server.tables.iceberg.widening import older_type, widest_last
 from lakeshare_server.tables.locations import local_path
 from lakeshare_server.tables.reason_codes import ReasonCode
@@ -37,12 +37,13 @@ class InFiles:
 
     `renamed` says which column goes by another name in a file, or means another column there; `widened` has the older
     types of columns, in Delta's words and the narrowest first, by field id; `lacking` are the ids of columns that some
-    file does not have.
+    file does not have. `shredded` names a column of variants of which a file has parts in columns of their own.
     """
 
     renamed: str | None = None
     widened: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     lacking: frozenset[int] = frozenset()
+    shredded: str | None = None
 
 
 NAMES_OF_TODAY = InFiles()
@@ -69,11 +70,9 @@ class _Compared:
     """The columns of one live file after the other, beside those of the table."""
 
     def __init__(self, table: "StaticTable", schema: "Schema", root: str) -> None:
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-
         self._root = root
         self._mapped = _mapped_ids(table)
-        self._now = named_columns(schema_to_pyarrow(schema))
+        self._now = columns_of_table(schema)
         self._names = {column.field_id: column.name for column in self._now.values()}
         self._ids = {column.name.lower(): column.field_id for column in self._now.values()}
         self._defaults = {one: name for one, name in self._names.items() if _has_default(schema, one)}
@@ -82,6 +81,7 @@ class _Compared:
         self._without_ids: str | None = None
         self._widened: dict[int, set[str]] = {}
         self._lacking: set[int] = set()
+        self._shredded: str | None = None
 
     def add(self, path: str, footer: pa.Schema) -> None:
         """Take one more file into account; most are like one that was seen before."""
@@ -98,7 +98,7 @@ class _Compared:
                 f"{self._without_ids} has no field ids, and another file {self._renamed}",
             )
         widened = {field_id: widest_last(types) for field_id, types in self._widened.items()}
-        return InFiles(self._renamed, widened, frozenset(self._lacking))
+        return InFiles(self._renamed, widened, frozenset(self._lacking), self._shredded)
 
     def _compare_all(self, path: str, columns: Sequence[FileColumn]) -> None:
         has_ids = any(column.field_id is not None for column in columns)
@@ -141,6 +141,7 @@ class _Compared:
 
     def _compare_types(self, path: str, column: FileColumn, today: FileColumn) -> None:
         if column.shape == today.shape:
+            self._shredded = self._shredded or (today.name if column.is_shredded else None)
             return
         older = older_type(column.type, today.type)
         if older is None or today.field_id is None:
@@ -158,7 +159,7 @@ class _Compared:
 def _must_be_looked_at(table: "StaticTable", schema: "Schema") -> bool:
     columns = [schema.find_field(field_id) for field_id in schema.field_ids]
     return (
-        any(column.initial_default is not None for column in columns)
+        any(column.initial_default is not None or str(column.field_type) == "variant" for column in columns)
         or not all(SPELT_ALIKE.fullmatch(column.name) for column in columns)
         or _has_ambiguous_history(table)
         or bool(_mapped_ids(table))
