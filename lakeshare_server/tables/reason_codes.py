@@ -48,6 +48,12 @@ class ReasonCode(StrEnum):
         "Live files have columns under other names than the table, so they are found by id and not by name.",
         REWRITE,
     )
+    NAMES_SPELT_OTHERWISE = (
+        "NAMES_SPELT_OTHERWISE",
+        "A column's name has characters that Iceberg's writers spell in another way in files.",
+        "Rename the column to letters, digits and underscores, with no digit first, and run CALL "
+        "system.rewrite_data_files with rewrite-all true.",
+    )
     FILES_WITHOUT_IDS = (
         "FILES_WITHOUT_IDS",
         "Live files carry no field ids, and the names in them do not tell which column is meant.",

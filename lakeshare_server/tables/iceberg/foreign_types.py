@@ -6,6 +6,7 @@ Whether recipients can be told of one is decided where the columns are put into 
 from typing import Any
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_serializer, model_validator
+from pyiceberg.exceptions import ValidationError as MalformedType
 from pyiceberg.types import IcebergType, PrimitiveType
 
 
@@ -56,6 +57,6 @@ def _with_type(field: Any, part: str) -> Any:
 def _is_known(name: str) -> bool:
     try:
         IcebergType.model_validate(name)
-    except (ValidationError, ValueError):
+    except (ValidationError, ValueError, MalformedType):
         return False
     return True

@@ -75,7 +75,9 @@ def _told_partitions(schema: "Schema", columns: tuple[str, ...], in_files: InFil
 def _hindrances(schema_string: str, in_files: InFiles) -> Iterator[Hindrance]:
     if in_files.renamed:
         reason = f"is read by field ids: a file {in_files.renamed}"
-        yield _hindrance("columnMapping", ReasonCode.RENAMED_COLUMNS, reason)
+        is_odd = in_files.is_spelt_otherwise
+        code = ReasonCode.NAMES_SPELT_OTHERWISE if is_odd else ReasonCode.RENAMED_COLUMNS
+        yield _hindrance("columnMapping", code, reason)
     if in_files.widened:
         yield _hindrance(
             "typeWidening", ReasonCode.WIDENED_TYPES, "has columns of an older type in live files"

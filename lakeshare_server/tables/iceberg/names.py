@@ -35,7 +35,8 @@ SPELT_ALIKE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class InFiles:
     """Where the columns of live files are not the table's.
 
-    `renamed` says which column goes by another name in a file, or means another column there; `widened` has the older
+    `renamed` says which column goes by another name in a file, or means another column there; with `is_spelt_otherwise`
+    a column's name of today is one that files cannot have. `widened` has the older
     types of columns, in Delta's words and the narrowest first, by field id; `lacking` are the ids of columns that some
     file does not have. `shredded` names a column of variants of which a file has parts in columns of their own.
     """
@@ -44,6 +45,7 @@ class InFiles:
     widened: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     lacking: frozenset[int] = frozenset()
     shredded: str | None = None
+    is_spelt_otherwise: bool = False
 
 
 NAMES_OF_TODAY = InFiles()
@@ -76,6 +78,7 @@ class _Compared:
         self._names = {column.field_id: column.name for column in self._now.values()}
         self._ids = {column.name.lower(): column.field_id for column in self._now.values()}
         self._defaults = {one: name for one, name in self._names.items() if _has_default(schema, one)}
+        self._is_spelt_otherwise = not _is_spelt_alike(schema)
         self._seen: set[bytes] = set()
         self._renamed: str | None = None
         self._without_ids: str | None = None
@@ -98,7 +101,9 @@ class _Compared:
                 f"{self._without_ids} has no field ids, and another file {self._renamed}",
             )
         widened = {field_id: widest_last(types) for field_id, types in self._widened.items()}
-        return InFiles(self._renamed, widened, frozenset(self._lacking), self._shredded)
+        return InFiles(
+            self._renamed, widened, frozenset(self._lacking), self._shredded, self._is_spelt_otherwise
+        )
 
     def _compare_all(self, path: str, columns: Sequence[FileColumn]) -> None:
         has_ids = any(column.field_id is not None for column in columns)
@@ -160,11 +165,15 @@ def _must_be_looked_at(table: "StaticTable", schema: "Schema") -> bool:
     columns = [schema.find_field(field_id) for field_id in schema.field_ids]
     return (
         any(column.initial_default is not None or str(column.field_type) == "variant" for column in columns)
-        or not all(SPELT_ALIKE.fullmatch(column.name) for column in columns)
+        or not _is_spelt_alike(schema)
         or _has_ambiguous_history(table)
         or bool(_mapped_ids(table))
         or _lacks_schemas(table)
     )
+
+
+def _is_spelt_alike(schema: "Schema") -> bool:
+    return all(SPELT_ALIKE.fullmatch(schema.find_field(one).name) for one in schema.field_ids)
 
 
 def _has_ambiguous_history(table: "StaticTable") -> bool:

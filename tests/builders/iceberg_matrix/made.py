@@ -1,0 +1,98 @@
+"""The tables of the matrix as Spark makes them, and what it reads of each: two at once, half of a commit is waiting."""
+
+import uuid
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lakeshare_pipelines.spark.catalogs import catalog_conf, catalog_name
+from lakeshare_pipelines.wap.lake import Lake
+from tests.builders.canonical import Rows
+from tests.builders.iceberg_matrix.plan import Plan, Step
+from tests.builders.lake_tables import IcebergState
+from tests.builders.spark_iceberg import Filtered, SparkIceberg, frame_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+AT_ONCE = 2
+CONF = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.defaultColumn.enabled": "true",
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """A table as Spark left it, and what it reads of it; nothing where it does not know a type."""
+
+    state: IcebergState
+    rows: Rows | None
+    some: Filtered = None
+
+
+@dataclass(frozen=True)
+class Makers:
+    """The sessions that tables are made in, one of them for names that differ by case; each has its catalogs."""
+
+    any_case: Mapping[str, SparkIceberg]
+    own_case: Mapping[str, SparkIceberg]
+
+    @classmethod
+    def on(cls, lake: Lake, warehouse: Path) -> "Makers":
+        """Sessions of their own beside the lake's, whose configuration stays as it is."""
+        nessie, branch = lake.nessie(), f"wap-{uuid.uuid4().hex[:12]}"
+        nessie.create_branch(branch, nessie.reference("main").hash)
+        any_case = _catalogs(lake, _session(lake.spark), warehouse, branch)
+        any_case["nessie"].spark.sql(f"CREATE NAMESPACE {any_case['nessie'].name}.lake")
+        own_case = _session(lake.spark, **{"spark.sql.caseSensitive": "true"})
+        return cls(any_case, _catalogs(lake, own_case, warehouse, branch))
+
+    def of(self, plan: Plan) -> SparkIceberg:
+        """The catalog that a table is made in."""
+        return (self.own_case if plan.case_sensitive else self.any_case)[plan.catalog]
+
+    def tell(self, name: str, plan: Plan, steps: Iterable[Step], *, is_read: bool = True) -> Written:
+        """Go these steps with a table."""
+        iceberg = self.of(plan)
+        for step in steps:
+            if isinstance(step, str):
+                iceberg.run(name, [step])
+            else:
+                step(iceberg, name)
+        state = iceberg.state(name)
+        if not is_read:
+            return Written(state, None)
+        frame = iceberg.spark.table(iceberg.table(name))
+        some = None if plan.where is None else (plan.where, frame_rows(frame.where(plan.where)))
+        assert some is None or some[1].rows, f"no row of {name} is {plan.where}"
+        return Written(state, frame_rows(frame), some)
+
+    def make(self, plans: Mapping[str, Plan]) -> dict[str, Written]:
+        """Make all these tables."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            made = pool.map(lambda name: self._made(name, plans[name]), plans)
+            return dict(zip(plans, made, strict=True))
+
+    def _made(self, name: str, plan: Plan) -> Written:
+        return self.tell(name, plan, plan.steps, is_read=plan.is_read_by_spark)
+
+
+def _session(spark: "SparkSession", **conf: str) -> "SparkSession":
+    new = spark.newSession()
+    for key, value in {**CONF, **conf}.items():
+        new.conf.set(key, value)
+    return new
+
+
+def _catalogs(lake: Lake, spark: "SparkSession", warehouse: Path, branch: str) -> dict[str, SparkIceberg]:
+    """One of folders, and one at a branch of Nessie, since Spark may not write on main."""
+    for key, value in catalog_conf(lake.settings, lake.endpoint, branch).items():
+        spark.conf.set(key, value)
+    name = catalog_name(branch)
+    spark.conf.set(f"spark.sql.catalog.{name}.warehouse", f"file://{warehouse}/of nessie")
+    return {"hadoop": SparkIceberg.at(spark, "matrix", warehouse), "nessie": SparkIceberg(spark, name)}
