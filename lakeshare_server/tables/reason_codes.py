@@ -83,7 +83,8 @@ class ReasonCode(StrEnum):
     SHREDDED_VARIANTS = (
         "SHREDDED_VARIANTS",
         "Live files have parts of variants as columns of their own.",
-        "Set write.parquet.shred-variants to false and run CALL system.rewrite_data_files with rewrite-all true.",
+        "Set write.parquet.shred-variants and read.parquet.vectorization.enabled to false and run CALL "
+        "system.rewrite_data_files with rewrite-all true.",
     )
     UNSUPPORTED_TYPE = ("UNSUPPORTED_TYPE", "A column has a type that the protocol cannot say.", COPY)
     NAMES_DIFFER_BY_CASE = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import delta_sharing
 import httpx
 import pandas as pd
+import pyarrow as pa
 import requests
 
 from tests.builders.canonical import Rows, same_frame, same_rows
@@ -118,12 +119,17 @@ class Clients:
 
     def _pyiceberg(self, table: str, expected: Rows) -> None:
         found = rest_catalog(self.server, self.token).load_table(f"lake.{table}").scan().to_arrow()
-        assert found.column_names == expected.names
-        lists = [found.column(place).to_pylist() for place in range(found.num_columns)]
-        same_rows(Rows.of(expected.columns, zip(*lists, strict=True)), expected, "PyIceberg")
+        same_rows(plain_rows(found, expected), expected, "PyIceberg")
 
     def _spark_iceberg(self, table: str, expected: Rows) -> None:
         same_rows(frame_rows(self.spark.table(f"door.lake.{table}")), expected, "Spark through the door")
+
+
+def plain_rows(found: pa.Table, expected: Rows) -> Rows:
+    """An Arrow table's rows as of the expected types."""
+    assert found.column_names == expected.names
+    lists = [found.column(place).to_pylist() for place in range(found.num_columns)]
+    return Rows.of(expected.columns, zip(*lists, strict=True))
 
 
 class _Refused(Exception):

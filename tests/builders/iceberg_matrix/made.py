@@ -1,9 +1,9 @@
 """The tables of the matrix as Spark makes them, and what it reads of each: two at once, half of a commit is waiting."""
 
 import uuid
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,30 +56,44 @@ class Makers:
         """The catalog that a table is made in."""
         return (self.own_case if plan.case_sensitive else self.any_case)[plan.catalog]
 
-    def tell(self, name: str, plan: Plan, steps: Iterable[Step], *, is_read: bool = True) -> Written:
-        """Go these steps with a table."""
+    def tell(self, name: str, plan: Plan, steps: Iterable[Step]) -> Written:
+        """Go these steps with a table that Spark reads."""
+        self._go(name, plan, steps)
+        iceberg = self.of(plan)
+        return Written(iceberg.state(name), iceberg.rows(name))
+
+    def make(self, plans: Mapping[str, Plan]) -> "dict[str, Future[Written]]":
+        """Make all these tables; what fails at one of them is raised by its own future."""
+        return _all(plans, lambda name: self._made(name, plans[name]))
+
+    def mend(self, plans: Mapping[str, tuple[Plan, Sequence[Step]]]) -> "dict[str, Future[Written]]":
+        """Go more steps with tables that are made."""
+        return _all(plans, lambda name: self.tell(name, *plans[name]))
+
+    def _made(self, name: str, plan: Plan) -> Written:
+        if not plan.is_read_by_spark:
+            self._go(name, plan, plan.steps)
+            return Written(self.of(plan).state(name), None)
+        table = self.tell(name, plan, plan.steps)
+        if plan.where is None:
+            return table
+        some = self.of(plan).spark.table(self.of(plan).table(name)).where(plan.where)
+        found = frame_rows(some)
+        assert found.rows, f"no row of {name} is {plan.where}"
+        return replace(table, some=(plan.where, found))
+
+    def _go(self, name: str, plan: Plan, steps: Iterable[Step]) -> None:
         iceberg = self.of(plan)
         for step in steps:
             if isinstance(step, str):
                 iceberg.run(name, [step])
             else:
                 step(iceberg, name)
-        state = iceberg.state(name)
-        if not is_read:
-            return Written(state, None)
-        frame = iceberg.spark.table(iceberg.table(name))
-        some = None if plan.where is None else (plan.where, frame_rows(frame.where(plan.where)))
-        assert some is None or some[1].rows, f"no row of {name} is {plan.where}"
-        return Written(state, frame_rows(frame), some)
 
-    def make(self, plans: Mapping[str, Plan]) -> dict[str, Written]:
-        """Make all these tables."""
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            made = pool.map(lambda name: self._made(name, plans[name]), plans)
-            return dict(zip(plans, made, strict=True))
 
-    def _made(self, name: str, plan: Plan) -> Written:
-        return self.tell(name, plan, plan.steps, is_read=plan.is_read_by_spark)
+def _all(names: Iterable[str], make: Callable[[str], Written]) -> dict[str, Future[Written]]:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return {name: pool.submit(make, name) for name in names}
 
 
 def _session(spark: "SparkSession", **conf: str) -> "SparkSession":
