@@ -30,7 +30,8 @@ class ReasonCode(StrEnum):
     EQUALITY_DELETES = (
         "EQUALITY_DELETES",
         "Rows of live files are deleted by equality deletes: which ones is known only to who reads all rows.",
-        "Run CALL system.rewrite_data_files with delete-file-threshold 1, and publish the table again.",
+        "Run CALL system.rewrite_data_files with delete-file-threshold 1 and remove-dangling-deletes true, and publish "
+        "the table again.",
     )
     DELETE_FORMAT = (
         "DELETE_FORMAT",
@@ -105,7 +106,7 @@ class ReasonCode(StrEnum):
     DUPLICATE_FILES = (
         "DUPLICATE_FILES",
         "A data file is listed more than once: Iceberg's readers read it as often, Delta's once.",
-        REWRITE,
+        "Write the rows that are meant anew, with CREATE OR REPLACE TABLE … AS SELECT from the table.",
     )
     ENCRYPTED_FILES = (
         "ENCRYPTED_FILES",

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
 
 COMPACTION = (
-    "CALL system.rewrite_data_files(table => '…', options => map('delete-file-threshold', '1')), which writes the data "
-    "files anew without the deleted rows"
+    "CALL system.rewrite_data_files(table => '…', options => map('delete-file-threshold', '1', "
+    "'remove-dangling-deletes', 'true')), which writes the data files anew without the deleted rows"
 )
 
 

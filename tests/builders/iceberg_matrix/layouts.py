@@ -1,6 +1,14 @@
 """Tables by how they lie in storage: formats and names of files, catalogs, branches, snapshots of long ago."""
 
-from tests.builders.iceberg_matrix.plan import COMPACT, INSERT, Plan, of, properties, set_properties
+from tests.builders.iceberg_matrix.plan import (
+    COMPACT,
+    INSERT,
+    Plan,
+    created_again,
+    of,
+    properties,
+    set_properties,
+)
 from tests.builders.iceberg_matrix.steps import a_file_twice, manifests_inside
 
 FIRST, SECOND = INSERT.format("(1, 'a'), (2, NULL)"), INSERT.format("(3, 'c')")
@@ -52,7 +60,7 @@ TABLES: dict[str, Plan] = {
         ),
         where="s = 'c'",
     ),
-    "a_file_twice": Plan(of(COLUMNS, FIRST, a_file_twice), fix=(COMPACT,)),
+    "a_file_twice": Plan(of(COLUMNS, FIRST, a_file_twice), fix=created_again("SELECT * FROM {t}")),
     "unpublished_beside_main": Plan(
         of(
             COLUMNS,

@@ -47,9 +47,9 @@ class Makers:
         """Sessions of their own beside the lake's, whose configuration stays as it is."""
         nessie, branch = lake.nessie(), f"wap-{uuid.uuid4().hex[:12]}"
         nessie.create_branch(branch, nessie.reference("main").hash)
-        any_case = _catalogs(lake, _session(lake.spark), warehouse, branch)
+        any_case = _catalogs(lake, session_of_its_own(lake.spark), warehouse, branch)
         any_case["nessie"].spark.sql(f"CREATE NAMESPACE {any_case['nessie'].name}.lake")
-        own_case = _session(lake.spark, **{"spark.sql.caseSensitive": "true"})
+        own_case = session_of_its_own(lake.spark, **{"spark.sql.caseSensitive": "true"})
         return cls(any_case, _catalogs(lake, own_case, warehouse, branch))
 
     def of(self, plan: Plan) -> SparkIceberg:
@@ -96,7 +96,8 @@ def _all(names: Iterable[str], make: Callable[[str], Written]) -> dict[str, Futu
         return {name: pool.submit(make, name) for name in names}
 
 
-def _session(spark: "SparkSession", **conf: str) -> "SparkSession":
+def session_of_its_own(spark: "SparkSession", **conf: str) -> "SparkSession":
+    """A session beside a running one, set for small tables."""
     new = spark.newSession()
     for key, value in {**CONF, **conf}.items():
         new.conf.set(key, value)

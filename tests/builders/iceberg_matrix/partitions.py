@@ -98,7 +98,7 @@ TABLES: dict[str, Plan] = {
             ),
             options="PARTITIONED BY (f, g)",
         ),
-        where="g >= 1e299",
+        where="g = 1e300",
     ),
     "by_bytes_and_flags": Plan(
         of(

@@ -30,10 +30,10 @@ NESTED = of(
     INSERT.format(
         "(1, named_struct('a', 1, 'deep', named_struct('l', array(named_struct('m', "
         "map('k', array(1, NULL))), NULL))), map(1, named_struct('x', 'y'), 2, NULL), "
-        "array(array(1), NULL, array())), "
-        "(2, NULL, NULL, NULL), (3, named_struct('a', NULL, 'deep', NULL), map(), array())"
+        "array(array(1), NULL, array())), (3, named_struct('a', NULL, 'deep', NULL), map(), array())"
     ),
 )
+NULLS = INSERT.format("(2, NULL, NULL, NULL)")
 V3 = properties("format-version=3")
 VARIANTS = (
     "INSERT INTO {t} SELECT CAST(id AS INT), "
@@ -66,9 +66,9 @@ TABLES: dict[str, Plan] = {
         )
         for mode in ("none", "counts", "full")
     },
-    "nested": Plan(NESTED, where="st.a = 1"),
+    "nested": Plan((*NESTED, NULLS), where="st.a = 1"),
     "nested_renamed": Plan(
-        (*NESTED, "ALTER TABLE {t} RENAME COLUMN st.deep.l.element.m TO n"), where="id = 2"
+        (*NESTED, "ALTER TABLE {t} RENAME COLUMN st.deep.l.element.m TO n"), where="id = 3"
     ),
     "required": Plan(
         of(
