@@ -132,7 +132,7 @@ TABLES: dict[str, Plan] = {
         fix=(
             "ALTER TABLE {t} RENAME COLUMN `a b` TO a_b",
             "ALTER TABLE {t} RENAME COLUMN `1st` TO first",
-            "ALTER TABLE {t} RENAME COLUMN `ü` TO ue",
+            "ALTER TABLE {t} RENAME COLUMN `ü` TO umlaut",
             "ALTER TABLE {t} RENAME COLUMN `x-y` TO x_y",
             "ALTER TABLE {t} RENAME COLUMN `p/q=%` TO p_q",
             "ALTER TABLE {t} RENAME COLUMN `st r`.`in 1` TO in_1",
