@@ -26,7 +26,7 @@ POOLS: dict[str, tuple[str, pa.DataType, tuple[Any, ...]]] = {
     "l": ("long", pa.int64(), (-(2**63), -(2**53) - 1, -1, 0, 1, 2**53 + 1, 2**63 - 1)),
     "f": ("float", pa.float32(), (-INF, -1.5, -0.0, 0.0, 0.1, 3.4e38, INF, NAN)),
     "g": ("double", pa.float64(), (-INF, -1e300, -0.0, 0.0, 0.1, 5e-324, 1e300, INF, NAN)),
-    "p": ("decimal(9,2)", pa.decimal128(9, 2), tuple(map(Decimal, ("-9999999.99", "-0.01", "0.00", "0.01", "128.00")))),
+    "p": ("decimal(9,2)", pa.decimal128(9, 2), tuple(map(Decimal, ("-9999999.95", "-0.01", "0.00", "0.01", "128.00")))),
     "q": (
         "decimal(38,10)",
         pa.decimal128(38, 10),

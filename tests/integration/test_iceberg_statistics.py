@@ -23,7 +23,7 @@ from tests.builders.spark_iceberg import SparkIceberg, as_delta_table
 SEEDS = range(8)
 PREDICATES = 32
 # Fewer of them through Spark, which needs a tenth of a second for each, than through the server.
-BY_SPARK = 24
+BY_SPARK = 20
 
 pytestmark = pytest.mark.timeout(600)
 
