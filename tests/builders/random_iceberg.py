@@ -24,8 +24,8 @@ DAY_US = 86_400_000_000
 POOLS: dict[str, tuple[str, pa.DataType, tuple[Any, ...]]] = {
     "i": ("integer", pa.int32(), (-(2**31), -7, -1, 0, 1, 9, 10, 2**31 - 1)),
     "l": ("long", pa.int64(), (-(2**63), -(2**53) - 1, -1, 0, 1, 2**53 + 1, 2**63 - 1)),
-    "f": ("float", pa.float32(), (-INF, -1.5, -0.0, 0.0, 0.1, 3.4e38, INF, NAN)),
-    "g": ("double", pa.float64(), (-INF, -1e300, -0.0, 0.0, 0.1, 5e-324, 1e300, INF, NAN)),
+    "f": ("float", pa.float32(), (-INF, -1.5, -0.0, 0.1, NAN, NAN, NAN)),
+    "g": ("double", pa.float64(), (-1e300, -0.0, 0.1, 5e-324, 1e300, INF, NAN, NAN, NAN)),
     "p": ("decimal(9,2)", pa.decimal128(9, 2), tuple(map(Decimal, ("-9999999.95", "-0.01", "0.00", "0.01", "128.00")))),
     "q": (
         "decimal(38,10)",
@@ -53,6 +53,7 @@ POOLS: dict[str, tuple[str, pa.DataType, tuple[Any, ...]]] = {
     ),
     "b": ("boolean", pa.bool_(), (True, False)),
 }  # fmt: skip
+TRAPS = ("f", "f", "g", "g", "s", "at", "n")
 SPARK_TYPES = {"integer": "INT", "long": "BIGINT"}
 PARTITIONS = (
     "", "i", "s", "d", "at", "p", "b", "truncate(10, i)", "truncate(1, s)", "truncate(5, p)", "years(at)",
@@ -133,7 +134,8 @@ def _joined(word: str, parts: list[Predicate]) -> Predicate:
 
 
 def _leaf(random: Random) -> Predicate:
-    path = random.choice([*POOLS, "st.i", "st.s"])
+    # Half of them of columns whose statistics have traps.
+    path = random.choice([*POOLS, "st.i", "st.s", *TRAPS * 2])
     kind, _, pool = POOLS[path.removeprefix("st.")]
     column = {"op": "column", "name": path, "valueType": KINDS[kind]} if kind in KINDS else None
     if random.random() < 0.15:
