@@ -45,7 +45,7 @@ class Makers:
     @classmethod
     def on(cls, lake: Lake, warehouse: Path) -> "Makers":
         """Sessions of their own beside the lake's, whose configuration stays as it is."""
-        nessie, branch = lake.nessie(), f"wap-{uuid.uuid4().hex[:12]}"
+        nessie, branch = lake.nessie(), f"matrix-{uuid.uuid4().hex[:12]}"
         nessie.create_branch(branch, nessie.reference("main").hash)
         any_case = _catalogs(lake, session_of_its_own(lake.spark), warehouse, branch)
         any_case["nessie"].spark.sql(f"CREATE NAMESPACE {any_case['nessie'].name}.lake")
