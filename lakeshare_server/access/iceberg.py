@@ -149,7 +149,8 @@ class IcebergTables:
         return found
 
     def _specs(self, snapshot: Fields) -> set[int]:
-        return {manifest.spec_id for manifest in manifests_of(snapshot, self._stores)}
+        manifests = manifests_of(snapshot, self._stores)
+        return {manifest.spec_id for manifest in manifests if manifest.spec_id is not None}
 
 
 def _key(view: TableView, version: int) -> tuple[object, ...]:

@@ -30,7 +30,8 @@ class ReasonCode(StrEnum):
     EQUALITY_DELETES = (
         "EQUALITY_DELETES",
         "Rows of live files are deleted by equality deletes: which ones is known only to who reads all rows.",
-        "Run CALL system.rewrite_data_files with delete-file-threshold 1, and publish the table again.",
+        "Run CALL system.rewrite_data_files with delete-file-threshold 1 and remove-dangling-deletes true, and publish "
+        "the table again.",
     )
     DELETE_FORMAT = (
         "DELETE_FORMAT",
@@ -50,8 +51,9 @@ class ReasonCode(StrEnum):
     )
     NAMES_SPELT_OTHERWISE = (
         "NAMES_SPELT_OTHERWISE",
-        "Live files spell names of columns in another way, as Iceberg's writers do with blanks and signs.",
-        "Rename the columns to letters, digits and _, and run CALL system.rewrite_data_files with rewrite-all true.",
+        "A column's name has characters that Iceberg's writers spell in another way in files.",
+        "Rename the column to letters, digits and underscores, with no digit first, and run CALL "
+        "system.rewrite_data_files with rewrite-all true.",
     )
     FILES_WITHOUT_IDS = (
         "FILES_WITHOUT_IDS",
@@ -79,6 +81,12 @@ class ReasonCode(StrEnum):
         "Store them as timestamps with a zone (TIMESTAMP in Spark).",
     )
     VARIANTS = ("VARIANTS", "Variants are known to few clients.", "Share a copy that stores them as text.")
+    SHREDDED_VARIANTS = (
+        "SHREDDED_VARIANTS",
+        "Live files have parts of variants as columns of their own.",
+        "Set write.parquet.shred-variants and read.parquet.vectorization.enabled to false and run CALL "
+        "system.rewrite_data_files with rewrite-all true.",
+    )
     UNSUPPORTED_TYPE = ("UNSUPPORTED_TYPE", "A column has a type that the protocol cannot say.", COPY)
     NAMES_DIFFER_BY_CASE = (
         "NAMES_DIFFER_BY_CASE",
@@ -94,6 +102,11 @@ class ReasonCode(StrEnum):
         "FILE_FORMAT",
         "Live data files are not in Parquet.",
         "Set write.format.default to parquet and rewrite the data files.",
+    )
+    DUPLICATE_FILES = (
+        "DUPLICATE_FILES",
+        "A data file is listed more than once: Iceberg's readers read it as often, Delta's once.",
+        "Write the rows that are meant anew, with CREATE OR REPLACE TABLE … AS SELECT from the table.",
     )
     ENCRYPTED_FILES = (
         "ENCRYPTED_FILES",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +15,9 @@ from tests.builders.protocol_reader import Answer, ProtocolReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+Filtered: TypeAlias = tuple[str, Rows] | None
+"""A condition, and the rows that Spark reads directly under it."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +46,25 @@ class SparkIceberg:
         for statement in statements:
             self.spark.sql(statement.format(t=self.table(table), c=self.name))
 
+    @property
+    def jvm(self) -> Any:
+        """Iceberg's package in the JVM."""
+        return self.spark._jvm.org.apache.iceberg
+
+    def loaded(self, table: str) -> Any:
+        """A table as Iceberg's own classes have it."""
+        spark = getattr(self.spark, "_jsparkSession")  # noqa: B009  private, as PySpark's own helpers use it
+        return self.jvm.spark.Spark3Util.loadIcebergTable(spark, self.table(table))
+
+    def location(self, table: str) -> str:
+        """The folder of a table."""
+        return str(self.loaded(table).location()).removeprefix("file:").replace("///", "/")
+
     def state(self, table: str) -> IcebergState:
         """What a publication of the newest snapshot pins."""
-        log = self.spark.sql(
-            f"SELECT file, latest_snapshot_id FROM {self.table(table)}.metadata_log_entries "
-            "ORDER BY timestamp, latest_sequence_number, file"
-        ).collect()
-        # Versions are numbered in the files' names, and two may be of one millisecond.
-        newest = max(log, key=lambda row: int(row.file.rsplit("/v", 1)[1].split(".")[0]))
-        [main] = self.spark.sql(
-            f"SELECT snapshot_id FROM {self.table(table)}.refs WHERE name = 'main'"
-        ).collect()
-        return IcebergState(newest.file, main.snapshot_id)
+        loaded = self.loaded(table)
+        location = str(loaded.operations().current().metadataFileLocation())
+        return IcebergState(location, int(loaded.currentSnapshot().snapshotId()))
 
     def rows(self, table: str) -> Rows:
         """What Spark reads."""
@@ -62,22 +72,20 @@ class SparkIceberg:
 
     def add_column_with_default(self, table: str, column: str, default: int) -> None:
         """Add a column that older files are to be read with a default for: Spark's SQL has no words for it."""
-        iceberg, loaded = self._loaded(table)
-        kind = getattr(iceberg.types, "Types$IntegerType").get()
-        literal = iceberg.expressions.Expressions.lit(default)
-        loaded.updateSchema().addColumn(column, kind, literal).commit()
+        kind = getattr(self.jvm.types, "Types$IntegerType").get()
+        literal = self.jvm.expressions.Expressions.lit(default)
+        self.loaded(table).updateSchema().addColumn(column, kind, literal).commit()
 
     def add_equality_delete(self, table: str, column: str, value: int, partition: str = "") -> None:
         """Delete by a value, as Flink does: Spark reads such deletes, but writes none."""
-        iceberg, loaded = self._loaded(table)
+        iceberg, loaded = self.jvm, self.loaded(table)
         field = loaded.schema().findField(column)
         kind = {"int": pa.int32(), "long": pa.int64()}[field.type().toString()]
-        path = Path(loaded.location().removeprefix("file:")) / "data" / "equality.parquet"
+        path = Path(loaded.location().removeprefix("file:")) / "data" / f"equality-{value}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         told = pa.field(column, kind, metadata={b"PARQUET:field_id": str(field.fieldId()).encode()})
         pq.write_table(pa.table({column: pa.array([value], kind)}, pa.schema([told])), path)
-        jvm: Any = self.spark._jvm
-        ids = self.spark.sparkContext._gateway.new_array(jvm.int, 1)
+        ids = self.spark.sparkContext._gateway.new_array(self.spark._jvm.int, 1)
         ids[0] = field.fieldId()
         file = (
             iceberg.FileMetadata.deleteFileBuilder(loaded.spec())
@@ -91,17 +99,26 @@ class SparkIceberg:
         loaded.newRowDelta().addDeletes(file.build()).commit()
         self.spark.sql(f"REFRESH TABLE {self.table(table)}")
 
-    def _loaded(self, table: str) -> tuple[Any, Any]:
-        """Iceberg's Java packages, and the table as they know it."""
-        jvm: Any = self.spark._jvm
-        spark = getattr(self.spark, "_jsparkSession")  # noqa: B009  private, as PySpark's own helpers use it
-        iceberg = jvm.org.apache.iceberg
-        return iceberg, iceberg.spark.Spark3Util.loadIcebergTable(spark, self.table(table))
-
 
 def frame_rows(frame: "DataFrame") -> Rows:
     """The rows of a frame in one form."""
-    return Rows.of_arrow(frame.toArrow(), frame.schema.jsonValue())
+    schema = frame.schema.jsonValue()
+    if '"variant"' not in json.dumps(schema):
+        return Rows.of_arrow(frame.toArrow(), schema)
+    # Spark makes no Arrow of variants beside nulls.
+    columns = [(field["name"], field["type"]) for field in schema["fields"]]
+    return Rows.of(columns, ([_plain(value) for value in row] for row in frame.collect()))
+
+
+def _plain(value: Any) -> Any:
+    """What PySpark collected, with variants by their parts."""
+    from pyspark.sql import Row, VariantVal
+
+    if isinstance(value, VariantVal):
+        return {"metadata": value.metadata, "value": value.value}
+    if isinstance(value, Row):
+        return {name: _plain(one) for name, one in value.asDict().items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
 def as_delta_table(reader: ProtocolReader, answer: Answer, folder: Path) -> Path:

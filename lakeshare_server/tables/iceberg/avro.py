@@ -12,11 +12,17 @@ from functools import lru_cache
 from typing import Any
 
 MAGIC = b"Obj\x01"
+# How encrypted files of metadata begin (Iceberg spec, "AES GCM Stream File Format").
+ENCRYPTED = b"AGS1"
 SYNC_BYTES = 16
 
 
 class AvroError(ValueError):
     """A file that is cut off, changed, or no Avro at all."""
+
+
+class EncryptedError(AvroError):
+    """A file that only who has the table's keys can read."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,10 @@ def read_container(content: bytes) -> AvroBlocks:
     """The blocks of a container file (Avro spec, "Object Container Files").
 
     Raises:
-        AvroError: it is not whole.
+        AvroError: it is not whole, or encrypted.
     """
+    if content.startswith(ENCRYPTED):
+        raise EncryptedError("it is encrypted")
     if not content.startswith(MAGIC):
         raise AvroError("it does not begin like an Avro file")
     try:

@@ -16,8 +16,8 @@ from lakeshare_server.tables.iceberg.puffin import VectorBlob, read_vectors
 from lakeshare_server.tables.reason_codes import ReasonCode
 
 COMPACTION = (
-    "CALL system.rewrite_data_files(table => '…', options => map('delete-file-threshold', '1')), which writes the data "
-    "files anew without the deleted rows"
+    "CALL system.rewrite_data_files(table => '…', options => map('delete-file-threshold', '1', "
+    "'remove-dangling-deletes', 'true')), which writes the data files anew without the deleted rows"
 )
 
 

@@ -34,6 +34,8 @@ LONGS = {
     503: "snapshot_id",
     504: "added",
     505: "existing",
+    512: "added_rows",
+    513: "existing_rows",
     515: "sequence_number",
     517: "content",
     520: "first_row_id",
@@ -50,6 +52,7 @@ NAMED = {
     "key_metadata": 131, "equality_ids": 135, "first_row_id": 142, "referenced_data_file": 143,
     "content_offset": 144, "content_size_in_bytes": 145, "manifest_path": 500, "manifest_length": 501,
     "partition_spec_id": 502, "added_snapshot_id": 503, "added_files_count": 504, "existing_files_count": 505,
+    "added_rows_count": 512, "existing_rows_count": 513,
 }  # fmt: skip
 
 

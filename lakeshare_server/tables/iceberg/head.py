@@ -21,6 +21,15 @@ PROPERTIES = {
     "columnMapping": ("delta.columnMapping.mode", "id"),
     "typeWidening": ("delta.enableTypeWidening", "true"),
 }
+# Types that only readers with a feature know.
+NEEDED_BY_TYPE = (
+    (
+        *("timestamp_ntz", "timestampNtz"),
+        ReasonCode.TIMESTAMPS_WITHOUT_ZONE,
+        "has timestamps without a time zone",
+    ),
+    ("variant", "variantType", ReasonCode.VARIANTS, "has variants"),
+)
 
 
 def iceberg_head(
@@ -66,19 +75,22 @@ def _told_partitions(schema: "Schema", columns: tuple[str, ...], in_files: InFil
 def _hindrances(schema_string: str, in_files: InFiles) -> Iterator[Hindrance]:
     if in_files.renamed:
         reason = f"is read by field ids: a file {in_files.renamed}"
-        is_lasting = in_files.is_spelt_otherwise
-        code = ReasonCode.NAMES_SPELT_OTHERWISE if is_lasting else ReasonCode.RENAMED_COLUMNS
+        is_odd = in_files.is_spelt_otherwise
+        code = ReasonCode.NAMES_SPELT_OTHERWISE if is_odd else ReasonCode.RENAMED_COLUMNS
         yield _hindrance("columnMapping", code, reason)
     if in_files.widened:
         yield _hindrance(
             "typeWidening", ReasonCode.WIDENED_TYPES, "has columns of an older type in live files"
         )
-    without_zone = [column for column, kind in primitive_types(schema_string) if kind == "timestamp_ntz"]
-    if without_zone:
+    first = {kind: column for column, kind in reversed(list(primitive_types(schema_string)))}
+    for kind, feature, code, reason in NEEDED_BY_TYPE:
+        if kind in first:
+            yield _hindrance(feature, code, f"{reason} (column {first[kind]})")
+    if in_files.shredded:
         yield _hindrance(
-            "timestampNtz",
-            ReasonCode.TIMESTAMPS_WITHOUT_ZONE,
-            f"has timestamps without a time zone (column {without_zone[0]})",
+            "variantShredding",
+            ReasonCode.SHREDDED_VARIANTS,
+            f"has files in which parts of variants are columns of their own (column {in_files.shredded})",
         )
 
 

@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.stores import LASTING, Stores
-from lakeshare_server.tables.iceberg.avro import AvroBlocks, AvroError, read_container
+from lakeshare_server.tables.iceberg.avro import AvroBlocks, AvroError, EncryptedError, read_container
 from lakeshare_server.tables.iceberg.data_files import DELETED, DataFiles, arrow_chunk, data_files
 from lakeshare_server.tables.iceberg.entries import Entries, longs
 from lakeshare_server.tables.locations import local_path
+from lakeshare_server.tables.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
@@ -34,11 +35,12 @@ EQUALITY = 2
 # The column of position delete files that has the paths of data files (Iceberg spec, "Reserved Field IDs").
 FILE_PATH_ID = 2_147_483_546
 LISTED = (
-    "path", "length", "spec_id", "content", "sequence_number", "snapshot_id", "first_row_id", "added", "existing"
+    "path", "length", "spec_id", "content", "sequence_number", "snapshot_id", "first_row_id", "added", "existing",
+    "added_rows", "existing_rows",
 )  # fmt: skip
 KEPT_OF_DELETES = (
     "status", "content", "path", "format", "spec_id", "sequence_number", "rows", "size", "referenced_data_file",
-    "content_offset", "content_size_in_bytes", "equality_ids",
+    "content_offset", "content_size_in_bytes", "equality_ids", "key_metadata",
 )  # fmt: skip
 
 # The values a file was written under, by partition field id. Dates and times are integers, decimals and UUIDs bytes.
@@ -68,6 +70,7 @@ class DeleteFile:
     content_offset: int | None = None
     content_size_in_bytes: int | None = None
     equality_ids: tuple[int, ...] = ()
+    is_encrypted: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,16 +83,20 @@ class LiveFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What the manifest list says of a manifest; `files` is None where an old writer did not count."""
+    """What the manifest list says of a manifest; `files` and `rows` are None where an old writer did not count.
+
+    Of one that no list has, `spec_id` is None: it says that itself.
+    """
 
     path: str
-    size_bytes: int
-    spec_id: int
-    has_deletes: bool
-    sequence_number: int
-    snapshot_id: int | None
-    first_row_id: int | None
-    files: int | None
+    size_bytes: int = 0
+    spec_id: int | None = None
+    has_deletes: bool = False
+    sequence_number: int = 0
+    snapshot_id: int | None = None
+    first_row_id: int | None = None
+    files: int | None = None
+    rows: int | None = None
 
 
 def live_files(stores: Stores, snapshot: "Snapshot", root: str) -> LiveFiles:
@@ -98,23 +105,50 @@ def live_files(stores: Stores, snapshot: "Snapshot", root: str) -> LiveFiles:
     Raises:
         Unserveable: the manifest list or a manifest is missing, cut off, damaged, or has other files than it should.
     """
-    name = snapshot.manifest_list
+    name = listing = snapshot.manifest_list or "list of the metadata file"
     try:
-        manifests = listed_manifests(stores.read(name))
+        manifests = _manifests(stores, snapshot)
         reading = _Reading()
         with ThreadPoolExecutor(READERS) as pool:
             for manifest, blocks in _in_order(pool, stores, manifests):
                 name = manifest.path
                 reading.add(manifest, blocks.result())
-        return LiveFiles(reading.data(), reading.deletes)
+        name = listing
+        data = reading.data()
+        _require_all_manifests(snapshot, data)
+        return LiveFiles(data, reading.deletes)
     except (*LASTING, ValueError, OverflowError) as error:
         _log.warning("%s of snapshot %s of %s: %s", name, snapshot.snapshot_id, root, error)
         # Nothing of what the store says goes out: it may name places of the server.
         said = str(error) if isinstance(error, AvroError) else "it is missing or not readable"
+        code = ReasonCode.ENCRYPTED_FILES if isinstance(error, EncryptedError) else None
         raise Unserveable(
             f"The manifest {local_path(name)} of snapshot {snapshot.snapshot_id} of {root} cannot be read: {said}.",
-            "Check that the table's metadata folder is whole, or publish another snapshot.",
+            code.fix
+            if code
+            else "Check that the table's metadata folder is whole, or publish another snapshot.",
+            code,
         ) from error
+
+
+def _manifests(stores: Stores, snapshot: "Snapshot") -> list[Manifest]:
+    """Those of the manifest list, or those that a snapshot of the oldest tables names itself."""
+    inside: list[str] | None = getattr(snapshot, "manifest_paths", None)
+    if inside is not None:
+        return [Manifest(path=path, snapshot_id=snapshot.snapshot_id) for path in inside]
+    listing = read_container(stores.read(snapshot.manifest_list))
+    written_for = listing.metadata.get("snapshot-id")
+    if written_for is not None and written_for != b"%d" % snapshot.snapshot_id:
+        raise AvroError("it is the manifest list of another snapshot")
+    return _listed(listing)
+
+
+def _require_all_manifests(snapshot: "Snapshot", files: DataFiles) -> None:
+    """Refuse a list of manifests that was cut off between two blocks: nothing but the totals tells that."""
+    summary = getattr(snapshot, "summary", None)
+    told = "" if summary is None else str(summary.get("total-data-files"))
+    if told.isdecimal() and len(files) < int(told):
+        raise AvroError(f"its manifests have {len(files)} data files, the snapshot's summary says {told}")
 
 
 def delete_files(manifest: Manifest, content: bytes) -> list[DeleteFile]:
@@ -139,8 +173,11 @@ class _Reading:
 
     def add(self, manifest: Manifest, blocks: AvroBlocks) -> None:
         entries = self._delete_entries if manifest.has_deletes else self._entries
-        first = entries.rows
-        entries.read(blocks, manifest.spec_id)
+        first, spec_id = entries.rows, manifest.spec_id
+        if spec_id is None:
+            spec_id = int(blocks.metadata.get("partition-spec-id", b"0"))
+        entries.read(blocks, spec_id)
+        entries.columns["spec_id"][first:] = [spec_id] * (entries.rows - first)
         _require_all_files(entries, first, manifest)
         _inherit(entries, first, manifest)
         if manifest.has_deletes:
@@ -165,8 +202,12 @@ def listed_manifests(content: bytes) -> list[Manifest]:
     Raises:
         ValueError: it is not whole.
     """
+    return _listed(read_container(content))
+
+
+def _listed(content: AvroBlocks) -> list[Manifest]:
     listed = Entries()
-    listed.read(read_container(content), 0)
+    listed.read(content, 0)
     return [
         Manifest(
             path=row["path"].decode(),
@@ -176,10 +217,15 @@ def listed_manifests(content: bytes) -> list[Manifest]:
             sequence_number=row["sequence_number"] or 0,
             snapshot_id=row["snapshot_id"],
             first_row_id=row["first_row_id"],
-            files=None if None in (row["added"], row["existing"]) else row["added"] + row["existing"],
+            files=_sum(row["added"], row["existing"]),
+            rows=_sum(row["added_rows"], row["existing_rows"]),
         )
         for row in _rows(listed, LISTED)
     ]
+
+
+def _sum(added: int | None, existing: int | None) -> int | None:
+    return None if added is None or existing is None else added + existing
 
 
 def _rows(entries: Entries, names: Iterable[str]) -> list[dict[str, Any]]:
@@ -211,12 +257,17 @@ def _require_all_files(entries: Entries, first: int, manifest: Manifest) -> None
     files = len(statuses) - statuses.count(DELETED)
     if manifest.files is not None and files != manifest.files:
         raise AvroError(f"it has {files} files, its manifest list says {manifest.files}")
+    counts = entries.columns["rows"][first:]
+    if None in counts:
+        raise AvroError("an entry does not say how many rows its file has")
+    rows = sum(count for count, status in zip(counts, statuses, strict=True) if status != DELETED)
+    if manifest.rows is not None and rows != manifest.rows:
+        raise AvroError(f"its files have {rows} rows, its manifest list says {manifest.rows}")
 
 
 def _inherit(entries: Entries, first: int, manifest: Manifest) -> None:
     """What entries leave to their manifest (Iceberg spec, "Sequence Number Inheritance" and "Row Lineage")."""
-    columns, count = entries.columns, entries.rows - first
-    columns["spec_id"][first:] = [manifest.spec_id] * count
+    columns = entries.columns
     snapshots, numbers = columns["snapshot_id"], columns["sequence_number"]
     if None in snapshots[first:]:
         snapshots[first:] = [manifest.snapshot_id if one is None else one for one in snapshots[first:]]
@@ -256,6 +307,7 @@ def _delete_files(entries: Entries) -> list[DeleteFile]:
             content_offset=row["content_offset"],
             content_size_in_bytes=row["content_size_in_bytes"],
             equality_ids=tuple(longs(row["equality_ids"] or b"")),
+            is_encrypted=row["key_metadata"] is not None,
         )
         for place, row in enumerate(_rows(entries, KEPT_OF_DELETES))
         if row["status"] != DELETED

@@ -1,21 +1,17 @@
 """A table's metadata file: the snapshot that is meant, and the columns that its readers get."""
 
-import gzip
 import logging
-import zlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.stores import LASTING, Stores
-from lakeshare_server.tables.iceberg.unknown_types import require_known_types
+from lakeshare_server.tables.iceberg.metadata_json import MetadataError, parsed, unpacked
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
-
-GZIP = b"\x1f\x8b"
 
 _log = logging.getLogger(__name__)
 
@@ -24,16 +20,10 @@ def metadata_text(stores: Stores, location: str) -> bytes:
     """The JSON of a metadata file, which may be compressed, whatever its name says (Iceberg spec, Appendix F).
 
     Raises:
-        ValueError: it is compressed, and not whole.
+        MetadataError: it is compressed and not whole, or too long.
         StoreError, Unavailable, BadRequest: as `Stores.read` says.
     """
-    content = stores.read(location)
-    if not content.startswith(GZIP):
-        return content
-    try:
-        return gzip.decompress(content)
-    except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{location} is not whole") from error
+    return unpacked(stores.read(location))
 
 
 def open_metadata(
@@ -42,10 +32,10 @@ def open_metadata(
     """What a metadata file says of its table, and one of its snapshots.
 
     Raises:
-        Unserveable: the file cannot be read, has a type that nobody here knows, or has no such snapshot.
+        Unserveable: the file cannot be read, or has no such snapshot.
         Unavailable: its store does not answer.
     """
-    table = _parsed(stores, metadata_location)
+    table = _opened(stores, metadata_location, snapshot_id)
     snapshot = table.snapshot_by_id(snapshot_id)
     if snapshot is None:
         raise Unserveable(
@@ -81,18 +71,13 @@ def readers_schema_id(
     return written_with
 
 
-def _parsed(stores: Stores, location: str) -> "TableMetadata":
-    from pyiceberg.exceptions import ValidationError
-    from pyiceberg.table.metadata import TableMetadataUtil
-
-    text = b""
+def _opened(stores: Stores, location: str, snapshot_id: int) -> "TableMetadata":
     try:
-        text = metadata_text(stores, location)
-        return TableMetadataUtil.parse_raw(text.decode())
-    except (*LASTING, ValueError, ValidationError) as error:
+        return parsed(stores.read(location), snapshot_id)
+    except (*LASTING, MetadataError) as error:
         _log.warning("%s cannot be read: %s", location, error)
-        require_known_types(text)
+        said = f": {error}" if isinstance(error, MetadataError) else ""
         raise Unserveable(
-            f"The Iceberg metadata {location} cannot be read.",
+            f"The Iceberg metadata {location} cannot be read{said}.",
             "Check that the file is there and whole.",
         ) from error

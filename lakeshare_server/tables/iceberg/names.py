@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.stores import LASTING, Stores
-from lakeshare_server.tables.iceberg.footers import FileColumn, columns_of, named_columns
+from lakeshare_server.tables.iceberg.footers import FileColumn, columns_of, columns_of_table
 from lakeshare_server.tables.iceberg.widening import older_type, widest_last
 from lakeshare_server.tables.locations import local_path
 from lakeshare_server.tables.reason_codes import ReasonCode
@@ -36,16 +36,17 @@ SPELT_ALIKE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class InFiles:
     """Where the columns of live files are not the table's.
 
-    `renamed` says which column goes by another name in a file, or means another column there, and `is_spelt_otherwise`
-    whether there is one that Iceberg's writers would not give its name to again; `widened` has the older types of
-    columns, in Delta's words and the narrowest first, by field id; `lacking` are the ids of columns that some file does
-    not have.
+    `renamed` says which column goes by another name in a file, or means another column there; with `is_spelt_otherwise`
+    a column's name of today is one that files cannot have. `widened` has the older types of columns, in Delta's words
+    and the narrowest first, by field id; `lacking` are the ids of columns that some file does not have. `shredded` names
+    a column of variants of which a file has parts in columns of their own.
     """
 
     renamed: str | None = None
-    is_spelt_otherwise: bool = False
     widened: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     lacking: frozenset[int] = frozenset()
+    shredded: str | None = None
+    is_spelt_otherwise: bool = False
 
 
 NAMES_OF_TODAY = InFiles()
@@ -74,20 +75,19 @@ class _Compared:
     """The columns of one live file after the other, beside those of the table."""
 
     def __init__(self, table: "TableMetadata", schema: "Schema", root: str) -> None:
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-
         self._root = root
         self._mapped = _mapped_ids(table)
-        self._now = named_columns(schema_to_pyarrow(schema))
+        self._now = columns_of_table(schema)
         self._names = {column.field_id: column.name for column in self._now.values()}
         self._ids = {column.name.lower(): column.field_id for column in self._now.values()}
         self._defaults = {one: name for one, name in self._names.items() if _has_default(schema, one)}
+        self._is_spelt_otherwise = not _is_spelt_alike(schema)
         self._seen: set[bytes] = set()
         self._renamed: str | None = None
-        self._is_spelt_otherwise = False
         self._without_ids: str | None = None
         self._widened: dict[int, set[str]] = {}
         self._lacking: set[int] = set()
+        self._shredded: str | None = None
 
     def add(self, path: str, footer: pa.Schema) -> None:
         """Take one more file into account; most are like one that was seen before."""
@@ -104,7 +104,9 @@ class _Compared:
                 f"{self._without_ids} has no field ids, and another file {self._renamed}",
             )
         widened = {field_id: widest_last(types) for field_id, types in self._widened.items()}
-        return InFiles(self._renamed, self._is_spelt_otherwise, widened, frozenset(self._lacking))
+        return InFiles(
+            self._renamed, widened, frozenset(self._lacking), self._shredded, self._is_spelt_otherwise
+        )
 
     def _compare_all(self, path: str, columns: Sequence[FileColumn]) -> None:
         has_ids = any(column.field_id is not None for column in columns)
@@ -134,7 +136,6 @@ class _Compared:
         if problem:
             # Without the file's name: hindrances are told to recipients.
             self._renamed = self._renamed or problem
-            self._is_spelt_otherwise |= not _is_spelt_alike(self._names.get(field_id, name))
         if field_id in self._names:
             self._compare_types(path, column, self._now[self._names[field_id]])
 
@@ -148,6 +149,7 @@ class _Compared:
 
     def _compare_types(self, path: str, column: FileColumn, today: FileColumn) -> None:
         if column.shape == today.shape:
+            self._shredded = self._shredded or (today.name if column.is_shredded else None)
             return
         older = older_type(column.type, today.type)
         if older is None or today.field_id is None:
@@ -162,19 +164,19 @@ class _Compared:
         raise Unserveable(f"{self._root}: {what}.", code.fix, code)
 
 
-def _is_spelt_alike(name: str) -> bool:
-    return all(SPELT_ALIKE.fullmatch(part) for part in name.split("."))
-
-
 def _must_be_looked_at(table: "TableMetadata", schema: "Schema") -> bool:
     columns = [schema.find_field(field_id) for field_id in schema.field_ids]
     return (
-        any(column.initial_default is not None for column in columns)
-        or not all(SPELT_ALIKE.fullmatch(column.name) for column in columns)
+        any(column.initial_default is not None or str(column.field_type) == "variant" for column in columns)
+        or not _is_spelt_alike(schema)
         or _has_ambiguous_history(table)
         or bool(_mapped_ids(table))
         or _lacks_schemas(table)
     )
+
+
+def _is_spelt_alike(schema: "Schema") -> bool:
+    return all(SPELT_ALIKE.fullmatch(schema.find_field(one).name) for one in schema.field_ids)
 
 
 def _has_ambiguous_history(table: "TableMetadata") -> bool:

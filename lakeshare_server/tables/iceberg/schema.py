@@ -25,6 +25,7 @@ SAME_MEANING = {
     "timestamptz": "timestamp",
     "string": "string",
     "binary": "binary",
+    "variant": "variant",
 }
 FIXES = {
     "uuid": "Store it as string.",

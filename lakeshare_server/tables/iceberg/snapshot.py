@@ -17,7 +17,7 @@ from lakeshare_server.tables.iceberg.bounds import bounded_type, maxima, minima,
 from lakeshare_server.tables.iceberg.data_files import DataFiles
 from lakeshare_server.tables.iceberg.delete_targets import Targets, targets_of
 from lakeshare_server.tables.iceberg.head import iceberg_head
-from lakeshare_server.tables.iceberg.manifests import live_files
+from lakeshare_server.tables.iceberg.manifests import LiveFiles, live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
 from lakeshare_server.tables.iceberg.names import columns_in_files
 from lakeshare_server.tables.iceberg.partitions import partition_columns, partition_values
@@ -53,6 +53,9 @@ def read_iceberg(
     delta_schema_string(schema, root)
     live = live_files(stores, snapshot, root)
     files = live.data
+    _require_known_specs(table, files, root)
+    _require_each_file_once(files, root)
+    _require_no_encryption(live, root)
     # Nobody has to know of data files one by one where no row of them is deleted.
     targets = targets_of(table, files) if live.deletes else Targets(())
     vectors = vectors_of(stores, targets, live.deletes, root, vectors_dir)
@@ -76,13 +79,40 @@ def _require_plain_parquet(files: DataFiles, root: str) -> None:
             ReasonCode.FILE_FORMAT.fix,
             ReasonCode.FILE_FORMAT,
         )
-    keys = files.column("key_metadata")
-    if keys.null_count < len(keys):
+
+
+def _require_known_specs(table: "TableMetadata", files: DataFiles, root: str) -> None:
+    unknown = sorted(set(pc.unique(files.column("spec_id")).to_pylist()) - table.specs().keys())
+    if unknown:
         raise Unserveable(
-            f"{root} has encrypted data files.",
-            ReasonCode.ENCRYPTED_FILES.fix,
-            ReasonCode.ENCRYPTED_FILES,
+            f"{root} has manifests of the partition spec {unknown[0]}, which its metadata does not have.",
+            "Check that the table's metadata folder is whole, or publish another snapshot.",
         )
+
+
+def _require_no_encryption(live: LiveFiles, root: str) -> None:
+    keys = live.data.column("key_metadata")
+    what = "data files" if keys.null_count < len(keys) else None
+    if any(delete.is_encrypted for delete in live.deletes):
+        what = what or "files of deletes"
+    if what is not None:
+        raise Unserveable(
+            f"{root} has encrypted {what}.", ReasonCode.ENCRYPTED_FILES.fix, ReasonCode.ENCRYPTED_FILES
+        )
+
+
+def _require_each_file_once(files: DataFiles, root: str) -> None:
+    """Iceberg's readers read a file as often as it is listed, Delta's once."""
+    paths = files.column("path")
+    if pc.count_distinct(paths).as_py() == len(paths):
+        return
+    counts = pc.value_counts(paths)
+    [twice, *_] = counts.field("values").filter(pc.greater(counts.field("counts"), 1)).to_pylist()
+    raise Unserveable(
+        f"{root} lists {local_path(twice)} more than once.",
+        ReasonCode.DUPLICATE_FILES.fix,
+        ReasonCode.DUPLICATE_FILES,
+    )
 
 
 def _files(

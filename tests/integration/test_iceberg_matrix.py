@@ -1,0 +1,293 @@
+"""Iceberg tables of every kind read through every client as Spark reads them, or are refused with the expected code.
+
+The tables: tests/builders/iceberg_matrix. What is expected of each client: expected.txt beside them. One Spark makes
+them, one server shares them, and what was refused to somebody is read by everybody once its stated fix was applied.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import delta_sharing
+import httpx
+import pytest
+from pydantic import ValidationError
+from pyiceberg.exceptions import ValidationError as MetadataError
+from pyiceberg.table import StaticTable
+from typer.testing import CliRunner
+
+from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_server.catalog import Publication
+from lakeshare_server.errors import Unserveable
+from lakeshare_server.table_commands import table_app
+from lakeshare_server.tables.locations import local_path
+from lakeshare_server.tables.reason_codes import ReasonCode
+from tests.builders.canonical import Rows, same_frame, same_rows
+from tests.builders.hostile.served import quietly
+from tests.builders.iceberg_door import door, told_values
+from tests.builders.iceberg_matrix import TABLES
+from tests.builders.iceberg_matrix.clients import NAMES, OWN_LIMIT, ROWS, Clients, Outcome, plain_rows
+from tests.builders.iceberg_matrix.expectations import expectations, is_for_nobody, refusals
+from tests.builders.iceberg_matrix.made import AT_ONCE, Makers, Written
+from tests.builders.iceberg_matrix.plan import COMPACT, COMPACT_DELETES, INSERT, Step
+from tests.builders.sharing import Provider, a_provider, a_server
+from tests.builders.spark_iceberg import frame_rows
+
+EXPECTED = expectations()
+REFUSED = [name for name, cells in EXPECTED.items() if is_for_nobody(cells)]
+SERVED = [name for name in EXPECTED if name not in REFUSED]
+OWN_LIMITS = [name for name in SERVED if OWN_LIMIT in EXPECTED[name].values()]
+# The stated fix by its code, where it needs not know the table's columns; else it is in the plan.
+FIXES: Mapping[str, Step] = {
+    **dict.fromkeys(("RENAMED_COLUMNS", "WIDENED_TYPES", "FILES_WITHOUT_IDS", "COLUMN_DEFAULTS"), COMPACT),
+    **dict.fromkeys(("ROW_LEVEL_DELETES", "EQUALITY_DELETES"), COMPACT_DELETES),
+}
+# Of the stories of deletes, which all have one fix, those with most in them.
+LONG_STORIES = ("v2_partitioned_anew", "v3_many_generations", "v2_upgraded", "v3_nothing_left")
+FIXED = [
+    name
+    for name, cells in EXPECTED.items()
+    if refusals(cells) and (refusals(cells) != ["ROW_LEVEL_DELETES"] or name in LONG_STORIES)
+]
+VERDICTS = {
+    "python_parquet": "Python, parquet format",
+    "python_delta": "Python, delta format",
+    "spark_delta": "Spark, delta format",
+    "pyiceberg": "Iceberg REST",
+    "spark_iceberg": "Iceberg REST",
+}
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    # The client's own: it concatenates empty frames, and forgets a folder when a table has no files.
+    pytest.mark.filterwarnings("ignore:The behavior of DataFrame concatenation:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning"),
+]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The tables as they were made and mended, behind one server, and what its clients made of them."""
+
+    written: Mapping[str, Future[Written]]
+    refusals: Mapping[str, Unserveable]
+    mended: Mapping[str, Future[Written]]
+    provider: Provider
+    clients: Clients
+    outcomes: Mapping[tuple[str, str], Outcome | AssertionError]
+
+
+@pytest.fixture(scope="module")
+def makers(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Makers:
+    return Makers.on(lake, tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.fixture(scope="module")
+def matrix(
+    makers: Makers, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Matrix]:
+    plans = {name: plan for name, plan in TABLES.items() if name in asked_for(request)}
+    provider = a_provider(tmp_path_factory.mktemp("provider"))
+    written = makers.make(plans)
+    mended = makers.mend({name: (TABLES[name], fix_of(name)) for name in FIXED if is_made(written.get(name))})
+    shared, refused = published(provider, written), dict[str, Unserveable]()
+    for name, result in shared.items():
+        if isinstance(result, Unserveable):
+            refused[name] = result
+    served = [name for name in shared if name not in refused]
+    again = published(provider, {f"{name}_mended": one for name, one in mended.items()})
+    again = {name: one for name, one in again.items() if not isinstance(one, Unserveable)}
+    provider.share(*(f"lake.{name}" for name in [*served, *again]))
+    token, spark = provider.recipient(), makers.any_case["hadoop"].spark.newSession()
+    with a_server(provider) as server, server.client(token) as client, httpx.Client(timeout=30) as data:
+        clients = Clients.of(server, token, (client, data), spark, tmp_path_factory.mktemp("answers"))
+        outcomes = read_all(clients, {name: written[name].result() for name in served})
+        yield Matrix(written, refused, mended, provider, clients, outcomes)
+
+
+def is_made(table: Future[Written] | None) -> bool:
+    return table is not None and table.exception() is None
+
+
+def published(
+    provider: Provider, tables: Mapping[str, Future[Written]]
+) -> dict[str, Publication | Unserveable]:
+    """What became of the tables that were made; the others are failures of their own tests."""
+    found: dict[str, Publication | Unserveable] = {}
+    for name, table in tables.items():
+        if is_made(table):
+            try:
+                found[name] = provider.publish_iceberg(f"lake.{name}", table.result().state)
+            except Unserveable as error:
+                found[name] = error
+    return found
+
+
+def asked_for(request: pytest.FixtureRequest) -> set[str]:
+    """The tables of the tests that were chosen: one alone is a matter of seconds."""
+    calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    return {call["name"] for call in calls if call.get("name") in TABLES}
+
+
+def fix_of(name: str) -> tuple[Step, ...]:
+    return TABLES[name].fix or tuple(dict.fromkeys(FIXES[code] for code in refusals(EXPECTED[name])))
+
+
+def read_all(
+    clients: Clients, tables: Mapping[str, Written]
+) -> dict[tuple[str, str], Outcome | AssertionError]:
+    """What all clients make of all tables: two at once, of the Python client one, which prints."""
+
+    def read(pair: tuple[str, str]) -> Outcome | AssertionError:
+        name, client = pair
+        try:
+            return clients.read(client, name, rows_of(tables[name]), tables[name].some)
+        except AssertionError as error:
+            return error
+
+    by_python = [(name, client) for name in tables for client in NAMES[:2]]
+    by_others = [(name, client) for client in NAMES[2:] for name in tables]
+    with ThreadPoolExecutor(1) as printing, ThreadPoolExecutor(AT_ONCE) as pool:
+        found = [*zip(by_python, printing.map(read, by_python), strict=True)]
+        return dict([*found, *zip(by_others, pool.map(read, by_others), strict=True)])
+
+
+def rows_of(table: Written) -> Rows:
+    assert table.rows is not None, "Spark does not read it"
+    return table.rows
+
+
+def test_something_is_expected_of_every_table() -> None:
+    assert list(EXPECTED) == list(TABLES)
+    assert len(TABLES) >= 40
+
+
+@pytest.mark.parametrize("client", NAMES)
+@pytest.mark.parametrize("name", SERVED)
+def test_a_client_reads_what_spark_reads_or_is_refused_with_the_code(
+    matrix: Matrix, name: str, client: str
+) -> None:
+    matrix.written[name].result()
+    outcome, expected = matrix.outcomes[name, client], EXPECTED[name][client]
+    if expected == OWN_LIMIT:
+        assert isinstance(outcome, AssertionError) or outcome.cell == OWN_LIMIT
+    elif isinstance(outcome, AssertionError):
+        raise outcome
+    else:
+        assert outcome.cell == expected, outcome.said
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_nobody_can_read_is_refused_at_publication(matrix: Matrix, name: str) -> None:
+    [code] = refusals(EXPECTED[name])
+    matrix.written[name].result()
+    refusal = matrix.refusals[name]
+    assert (refusal.code, str(refusal).endswith(f"[{code}]")) == (code, True)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_serveability_says_what_happens(matrix: Matrix, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = serveability(matrix, name, monkeypatch)
+    for client, cell in EXPECTED[name].items():
+        verdict = verdicts[VERDICTS[client]]
+        said = ROWS if verdict["served_as"] else verdict["code"]
+        assert said == (ROWS if cell == OWN_LIMIT else cell), client
+    if EXPECTED[name]["spark_delta"] == ROWS:
+        told = matrix.clients.reader(name).metadata().head.protocol.get("readerFeatures") or ()
+        assert set(verdicts["Spark, delta format"]["features"]) == set(told)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_after_the_stated_fix_everybody_reads_it(
+    matrix: Matrix, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mended, expected = f"{name}_mended", rows_of(matrix.mended[name].result())
+    verdicts = serveability(matrix, mended, monkeypatch)
+    assert {one["served_as"] for client, one in verdicts.items() if client in VERDICTS.values()} == {
+        *("parquet", "delta", "iceberg")
+    }
+    for client in ("python_parquet", "python_delta", "pyiceberg"):
+        assert matrix.clients.read(client, mended, expected).cell == ROWS, client
+
+
+@pytest.mark.parametrize("name", OWN_LIMITS)
+def test_what_a_client_cannot_read_is_its_own_limit(matrix: Matrix, name: str) -> None:
+    """Without any server, PyIceberg does not load the very table either, or reads other rows."""
+    assert [client for client, cell in EXPECTED[name].items() if cell == OWN_LIMIT] == ["pyiceberg"]
+    table = matrix.written[name].result()
+    with pytest.raises((AssertionError, ValidationError, MetadataError)) as limit:
+        same_rows(by_pyiceberg(table), rows_of(table))
+    outcome = matrix.outcomes[name, "pyiceberg"]
+    assert limit.typename in (outcome.said if isinstance(outcome, Outcome) else "AssertionError")
+
+
+@pytest.mark.parametrize("name", ["unpublished_beside_main"])
+def test_nothing_unpublished_is_told_through_the_door(matrix: Matrix, makers: Makers, name: str) -> None:
+    iceberg = makers.of(TABLES[name])
+    refs = {row.name: row.snapshot_id for row in iceberg.spark.table(f"{iceberg.table(name)}.refs").collect()}
+    with door(matrix.clients.server, matrix.clients.token) as client:
+        told = client.get(f"/v1/shares/flights/namespaces/lake/tables/{name}").json()["metadata"]
+    assert set(told["refs"]) == {"main"}
+    assert not told_values(told) & {"audit", "kept", str(refs["audit"])}
+
+
+def test_each_version_has_the_columns_of_its_snapshot(makers: Makers, tmp_path: Path) -> None:
+    """By number through both formats and by snapshot through the door, as Spark reads each snapshot directly."""
+    iceberg, provider, judged = makers.any_case["hadoop"], a_provider(tmp_path), []
+    steps = [
+        "CREATE TABLE {t} (id INT, s STRING) USING iceberg",
+        INSERT.format("(1, 'a')"),
+        "ALTER TABLE {t} RENAME COLUMN s TO text",
+        INSERT.format("(2, 'b')"),
+        "ALTER TABLE {t} ALTER COLUMN id TYPE BIGINT",
+        "ALTER TABLE {t} DROP COLUMN text",
+        INSERT.format("(5000000000)"),
+        "ALTER TABLE {t} ADD COLUMN text INT",
+        "DELETE FROM {t} WHERE id = 1",
+    ]
+    for step in steps:
+        iceberg.run("over_time", [step])
+        if not step.startswith(("CREATE", "ALTER")):
+            state = iceberg.state("over_time")
+            provider.publish_iceberg("lake.over_time", state)
+            at = f"SELECT * FROM {iceberg.table('over_time')} VERSION AS OF {state.snapshot_id}"
+            judged.append((state.snapshot_id, at))
+    # Once all snapshots are in one metadata file: it has to be known which columns each of them had.
+    newest = iceberg.state("over_time").metadata_location
+    for snapshot_id, _ in judged[:-1]:
+        provider.publish_iceberg("lake.again", type(state)(newest, snapshot_id))
+    provider.share("lake.over_time", "lake.again", history=True)
+    token, spark = provider.recipient(), iceberg.spark.newSession()
+    with a_server(provider) as server, server.client(token) as client, httpx.Client(timeout=30) as data:
+        clients = Clients.of(server, token, (client, data), spark, tmp_path)
+        for number, (snapshot_id, at) in enumerate(judged):
+            expected = frame_rows(iceberg.spark.sql(at))
+            through = spark.sql(f"SELECT * FROM door.lake.over_time VERSION AS OF {snapshot_id}")
+            same_rows(frame_rows(through), expected, f"snapshot {number}")
+            for table in ("over_time", "again")[: 2 if number < len(judged) - 1 else 1]:
+                reader = clients.reader(table)
+                same_rows(reader.rows(reader.snapshot(version=number)), expected, f"{table} {number}")
+                needs = reader.snapshot(version=number).head.protocol.get("readerFeatures") or ()
+                if "typeWidening" not in needs:
+                    url = f"{clients.profile}#flights.lake.{table}"
+                    frame = quietly(delta_sharing.load_as_pandas, url, version=number, use_delta_format=True)
+                    same_frame(frame[expected.names], expected, f"{table} {number}")
+
+
+def by_pyiceberg(table: Written) -> Rows:
+    """What PyIceberg reads of the files by itself."""
+    opened = StaticTable.from_metadata(local_path(table.state.metadata_location))
+    return plain_rows(opened.scan().to_arrow(), rows_of(table))
+
+
+def serveability(matrix: Matrix, name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """What `lakeshare table serveability` says, by client."""
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(matrix.provider.settings.state_dir))
+    ended = CliRunner().invoke(table_app, ["serveability", f"lake.{name}", "--json"], catch_exceptions=False)
+    found = {one["client"]: one for one in json.loads(ended.output)}
+    codes = {one["code"] for one in found.values() if one["code"]}
+    assert codes <= set(ReasonCode)
+    return found
