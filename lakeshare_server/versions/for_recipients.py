@@ -37,5 +37,6 @@ def _fix(error: Unserveable, places: Iterable[str]) -> str:
 
 def _told(text: str, places: Iterable[str]) -> str:
     for place in sorted(places, key=len, reverse=True):
-        text = re.sub(rf"(?<!\S){re.escape(place)}(?=[\s.,:;]|$)", "The table", text)
-    return A_PLACE.sub("…", text)
+        text = re.sub(rf"(?<!\S){re.escape(place)}(?=[\s.,:;]|$)", "the table", text)
+    text = A_PLACE.sub("…", text)
+    return text[:1].upper() + text[1:]
