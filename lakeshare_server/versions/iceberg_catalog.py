@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # pyiceberg's REST client waits for ever: a catalog that does not answer by then does not answer.
 ANSWER_S = 60
+GLUE_RETRIES = "glue.max-retries"
 CONFIGURE = (
     "Name it in .pyiceberg.yaml or by PYICEBERG_CATALOG__{variable}__URI and __TYPE, for the server, too."
 )
@@ -59,7 +60,7 @@ class CatalogTable:
             return self._told_by_glue(glue)
         location = opened.load_table(self._identifier).metadata_location
         if not location:
-            raise self._lasting("names no metadata file of")
+            raise self._lasting("has no metadata file")
         return location
 
     def _told_by_glue(self, glue: Any) -> str:
@@ -72,13 +73,16 @@ class CatalogTable:
             raise NoSuchTableError(".".join(self._identifier)) from error
         location: str | None = found.get("Parameters", {}).get("metadata_location")
         if not location:
-            raise self._lasting("has another kind of table than an Iceberg one at")
+            raise self._lasting("is no Iceberg table")
         return location
 
     def _open(self) -> "Catalog":
         from pyiceberg.catalog import load_catalog
 
-        return load_catalog(self._name, **{**_usual(self._settings), **catalog_configuration(self._name)})
+        properties = {**_usual(self._settings), **catalog_configuration(self._name)}
+        # Botocore wants a number, and variables of the environment are texts.
+        properties[GLUE_RETRIES] = int(properties[GLUE_RETRIES])
+        return load_catalog(self._name, **properties)
 
     def _asked(self, ask: Callable[[], str]) -> str:
         """The answer, in time; catalogs have errors of their own, of which only the kind is told."""
@@ -101,11 +105,11 @@ class CatalogTable:
         if isinstance(error, LakeshareError):
             return error
         if isinstance(error, exceptions.NoSuchTableError | exceptions.NoSuchNamespaceError):
-            return self._lasting("has no table")
+            return self._lasting("is not in its catalog")
         if isinstance(
             error, exceptions.ForbiddenError | exceptions.UnauthorizedError | exceptions.OAuthError
         ):
-            return self._lasting(f"refuses our credentials ({type(error).__name__}) for")
+            return self._lasting(f"is refused to our credentials ({type(error).__name__})")
         if isinstance(error, ValueError | TypeError | exceptions.NotInstalledError):
             return BadRequest("LOCATION", f"iceberg:{self._name}/…", f"{error}. {_configure(self._name)}")
         # A connection that was made anew may do what an old one could not.
@@ -113,8 +117,9 @@ class CatalogTable:
         return self._passing(type(error).__name__)
 
     def _lasting(self, what: str) -> Unserveable:
+        # All of the place in one word, which recipients are not told.
         return Unserveable(
-            f"The Iceberg catalog {self._name} {what} {'.'.join(self._identifier)}.",
+            f"iceberg:{self._name}/{'.'.join(self._identifier)} {what}.",
             "Check the table's name, and the catalog's configuration where the server runs.",
         )
 
@@ -149,7 +154,7 @@ def _usual(settings: StoreSettings) -> Mapping[str, str]:
     """What the server's own settings say for catalogs that do not say it themselves."""
     told = {"s3.endpoint": settings.s3_endpoint, "s3.region": settings.s3_region}
     # Ten attempts, pyiceberg's own number, take twenty seconds.
-    return {"glue.max-retries": "2"} | {name: value for name, value in told.items() if value}
+    return {GLUE_RETRIES: "2"} | {name: value for name, value in told.items() if value}
 
 
 def _configure(name: str) -> str:

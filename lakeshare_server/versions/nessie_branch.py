@@ -43,7 +43,7 @@ class NessieTable:
         told = self._get(f"/trees/{quote(self._branch, safe='')}/contents/{key}", {})
         content, commit = told["content"], str(told["effectiveReference"]["hash"])
         if content.get("type") != ICEBERG:
-            raise self._refusal(f"has a {content.get('type')} at")
+            raise self._refusal(f"is no Iceberg table but a {content.get('type')}")
         location = str(content["metadataLocation"])
         return Pointer(location, location, commit)
 
@@ -105,14 +105,15 @@ class NessieTable:
 
     def _refused(self, status: int) -> LakeshareError:
         if status in REFUSED:
-            return self._refusal(f"refuses our token ({status}) for")
+            return self._refusal(f"is refused to our token ({status})")
         if status == httpx.codes.NOT_FOUND:
-            return self._refusal("does not have")
+            return self._refusal("is not there")
         return self._unreachable(f"status {status}")
 
     def _refusal(self, what: str) -> Unserveable:
+        # All of the place in one word, which recipients are not told.
         return Unserveable(
-            f"The Nessie catalog {self._name} {what} {'.'.join(self._identifier)} on branch {self._branch}.",
+            f"nessie:{self._name}/{'.'.join(self._identifier)}@{self._branch} {what}.",
             "Check table and branch, and uri and token in the catalog's configuration where the server runs.",
         )
 
