@@ -39,10 +39,12 @@ def follow(
 ) -> None:
     """Share a Delta or Iceberg table as it is; every version found there becomes an unaudited publication.
 
-    A folder with a Delta log is a Delta table, also when Iceberg metadata lies beside it. CATALOG is a name of
-    pyiceberg's configuration, .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__URI, __TYPE, __TOKEN … in the environment;
-    the server needs it, too. For Nessie its URI is that of the API, like http://host:19120/api/v2, and BRANCH is main
-    unless told.
+    LOCATION is a folder or a URL like s3://bucket/path (gs://, abfss://), of a Delta table if it has a Delta log, else
+    of an Iceberg table; or one Iceberg metadata file; or iceberg:CATALOG/NAMESPACE.TABLE, a table of a catalog; or
+    nessie:CATALOG/NAMESPACE.TABLE@BRANCH, of a Nessie, on branch main unless told.
+
+    CATALOG is a name of pyiceberg's configuration, .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__URI, __TYPE, __TOKEN …
+    in the environment, which the server needs, too. Nessie's URI is that of its API, like http://host:19120/api/v2.
 
     Example: lakeshare table follow s3://lake/sales/orders --as sales.orders --share partners
 
