@@ -134,6 +134,6 @@ def test_the_help_teaches_every_kind_of_place(type_: Typed) -> None:
         "iceberg:CATALOG/NAMESPACE.TABLE",
         "nessie:CATALOG",
         "PYICEBERG_CATALOG__",
-        "metadata file",
+        "metadatafile",
     ):
         assert fragment in said
