@@ -14,7 +14,7 @@ import orjson
 from lakeshare_server.access.iceberg_files import manifests_of
 from lakeshare_server.access.view import TableView
 from lakeshare_server.catalog import Catalog, GenerationCache
-from lakeshare_server.errors import NotFound, StoreError, Unserveable
+from lakeshare_server.errors import LakeshareError, NotFound, StoreError, Unserveable
 from lakeshare_server.protocol.iceberg_metadata import Fields, published_metadata
 from lakeshare_server.protocol.iceberg_trimming import trimmed
 from lakeshare_server.stores import Stores
@@ -56,8 +56,9 @@ class IcebergTables:
         self._making = [Lock() for _ in range(LOCKS)]
 
     def peek(self, view: TableView, generation: int) -> LoadedTable | None:
-        """The table, if it was loaded in this generation of the catalog; never waits."""
-        return self._seen.peek(_key(view), generation)
+        """The table, if its newest version was loaded in this generation of the catalog; never waits."""
+        newest = view.versions.latest_now()
+        return None if newest is None else self._seen.peek(_key(view, newest.number), generation)
 
     def load(self, view: TableView, generation: int) -> LoadedTable:
         """The table as this recipient may read it.
@@ -67,7 +68,7 @@ class IcebergTables:
             Unserveable: its metadata cannot be handed out.
             StoreError, Unavailable: its metadata cannot be read, or not now.
         """
-        return self._seen.get(_key(view), lambda: self._loaded(view), generation)
+        return self._seen.get(_key(view, view.latest().number), lambda: self._loaded(view), generation)
 
     def _loaded(self, view: TableView) -> LoadedTable:
         pins = tuple(readable_snapshots(view))
@@ -122,7 +123,8 @@ def is_iceberg_table(view: TableView) -> bool:
     """Whether listings of this catalog have the table."""
     try:
         return bool(readable_snapshots(view))
-    except NotFound:
+    except LakeshareError:
+        # A listing is not to fail for one table: whoever loads it is told.
         return False
 
 
@@ -141,5 +143,6 @@ def readable_snapshots(view: TableView) -> Sequence[PinnedSnapshot]:
     return found
 
 
-def _key(view: TableView) -> tuple[object, ...]:
-    return view.entry.lake_table, view.entry.history, view.entry.start_version
+def _key(view: TableView, version: int) -> tuple[object, ...]:
+    # A followed table gets new versions while the catalog stays as it is.
+    return view.entry.lake_table, view.entry.history, view.entry.start_version, version

@@ -27,7 +27,7 @@ def found_at(location: str, stores: Stores, settings: StateSettings) -> IcebergI
     history = read_history(stores, _current(source, location))
     identity = identity_of(history, stores, source.root)
     state = history.current
-    read_iceberg(state.metadata_location, state.snapshot_id, settings.vectors_dir)
+    read_iceberg(state.metadata_location, state.snapshot_id, settings.vectors_dir, stores)
     return identity
 
 

@@ -110,7 +110,8 @@ class CatalogTable:
             error, exceptions.ForbiddenError | exceptions.UnauthorizedError | exceptions.OAuthError
         ):
             return self._lasting(f"is refused to our credentials ({type(error).__name__})")
-        if isinstance(error, ValueError | TypeError | exceptions.NotInstalledError):
+        # pyiceberg's own words about its configuration; those of others may show what was sent to it.
+        if type(error) in (ValueError, exceptions.NotInstalledError):
             return BadRequest("LOCATION", f"iceberg:{self._name}/…", f"{error}. {_configure(self._name)}")
         # A connection that was made anew may do what an old one could not.
         self._opened = None

@@ -14,8 +14,9 @@ from lakeshare_server.versions.metadata_source import BranchState, Pointer
 
 METADATA = "metadata"
 HINT = "version-hint.text"
-# Newer and older writers put the codec at different places.
-ENDINGS = (".metadata.json", ".gz.metadata.json", ".metadata.json.gz")
+ENDINGS = (".metadata.json", ".gz.metadata.json")
+# Writers of the first years put the codec behind.
+OLD_ENDING = ".metadata.json.gz"
 OF_HADOOP = re.compile(r"v(\d{1,18})(?:\.\w+)?\.metadata\.json(?:\.gz)?")
 OF_CATALOG = re.compile(r"(\d{1,18})-[\w-]{36}(?:\.\w+)?\.metadata\.json(?:\.gz)?")
 # Numbers of more digits are not in the order of their names any more.
@@ -24,7 +25,7 @@ DIGITS = 5
 
 def is_metadata_file(location: str) -> bool:
     """Whether a location is of one metadata file, not of a folder."""
-    return location.endswith(ENDINGS)
+    return location.endswith((*ENDINGS, OLD_ENDING))
 
 
 class FixedMetadata:
@@ -79,13 +80,15 @@ class MetadataFolder:
         name = self._name(known.metadata_location)
         numbered = OF_HADOOP.fullmatch(name)
         if numbered is not None:
-            return self._newest_of_hadoop(int(numbered[1]) + 1) or here
+            endings = (*ENDINGS, OLD_ENDING) if name.endswith(OLD_ENDING) else ENDINGS
+            return self._newest_of_hadoop(int(numbered[1]) + 1, endings) or here
         number = int(name.partition("-")[0])
         return self._listed(number if len(str(number + 1)) <= DIGITS else 0) or here
 
     def _found(self) -> StoredObject | None:
         hinted = self._hinted()
-        return (None if hinted is None else self._newest_of_hadoop(hinted)) or self._listed(0)
+        found = None if hinted is None else self._newest_of_hadoop(hinted, ENDINGS)
+        return found or self._listed(0)
 
     def _hinted(self) -> int | None:
         try:
@@ -94,15 +97,15 @@ class MetadataFolder:
             return None
         return int(hint) if re.fullmatch(rb"\d{1,18}", hint) else None
 
-    def _newest_of_hadoop(self, number: int) -> StoredObject | None:
+    def _newest_of_hadoop(self, number: int, endings: Sequence[str]) -> StoredObject | None:
         """The file of this number or of the last of those that follow it without a gap: hints may lag behind."""
         newest = None
-        while (found := self._of_hadoop(number)) is not None:
+        while (found := self._of_hadoop(number, endings)) is not None:
             newest, number = found, number + 1
         return newest
 
-    def _of_hadoop(self, number: int) -> StoredObject | None:
-        heads = (self._stores.head(f"{self._folder}/v{number}{ending}") for ending in ENDINGS)
+    def _of_hadoop(self, number: int, endings: Sequence[str]) -> StoredObject | None:
+        heads = (self._stores.head(f"{self._folder}/v{number}{ending}") for ending in endings)
         return next((found for found in heads if found is not None), None)
 
     def _listed(self, from_number: int) -> StoredObject | None:

@@ -5,6 +5,7 @@ the branch's own commits alone.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -41,23 +42,25 @@ class NessieTable:
         """
         key = quote(".".join(self._identifier), safe="")
         told = self._get(f"/trees/{quote(self._branch, safe='')}/contents/{key}", {})
-        content, commit = told["content"], str(told["effectiveReference"]["hash"])
-        if content.get("type") != ICEBERG:
-            raise self._refusal(f"is no Iceberg table but a {content.get('type')}")
-        location = str(content["metadataLocation"])
-        return Pointer(location, location, commit)
+        with self._understood():
+            content, commit = told["content"], str(told["effectiveReference"]["hash"])
+            if content["type"] != ICEBERG:
+                raise self._refusal(f"is no Iceberg table but a {content['type']}")
+            location = str(content["metadataLocation"])
+            return Pointer(location, location, commit)
 
     def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
         """What the branch showed after a commit; nothing if the commit is none of the branch's any more."""
         if commit is None or commit == until.commit:
             return ()
         found: list[BranchState] = []
-        for count, entry in enumerate(self._commits(str(until.commit))):
-            if entry["commitMeta"]["hash"] == commit:
-                return found[::-1]
-            if count >= MOST_COMMITS:
-                break
-            found += self._states_of(entry)
+        with self._understood():
+            for count, entry in enumerate(self._commits(str(until.commit))):
+                if entry["commitMeta"]["hash"] == commit:
+                    return found[::-1]
+                if count >= MOST_COMMITS:
+                    break
+                found += self._states_of(entry)
         return ()
 
     def _commits(self, until: str) -> Iterator[dict[str, Any]]:
@@ -102,6 +105,13 @@ class NessieTable:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise self._unreachable(type(error).__name__) from error
         raise self._refused(answer.status_code)
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._unreachable(f"it answers otherwise than Nessie, {type(error).__name__}") from error
 
     def _refused(self, status: int) -> LakeshareError:
         if status in REFUSED:

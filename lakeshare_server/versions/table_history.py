@@ -12,12 +12,12 @@ import orjson
 
 from lakeshare_server.errors import BadRequest, Unserveable
 from lakeshare_server.stores import Stores
+from lakeshare_server.tables.iceberg.metadata import GZIP, readers_schema_id
 from lakeshare_server.versions.metadata_source import BranchState, Pointer
 
 # About 60,000 snapshots; reading more keeps all other answers of the process waiting for seconds.
 MOST_BYTES = 32 << 20
 FORMATS = (1, 2, 3)
-GZIP = b"\x1f\x8b"
 # What a file that is not whole, or not Iceberg's at all, does to whoever takes it apart.
 UNUSABLE = (KeyError, TypeError, ValueError, AttributeError, zlib.error)
 
@@ -50,37 +50,33 @@ class TableHistory:
     updated_ms: int
     log: tuple[tuple[int, int], ...]  # time in ms and snapshot id of what became current, oldest first
     _snapshots: Mapping[int, Mapping[str, Any]]
-    _schema_id: int
+    _today: int
+    _schemas: frozenset[int]
 
     def state(self, snapshot_id: int, at_ms: int) -> TableState | None:
-        """A snapshot as a state of the table; None when it has expired."""
-        snapshot = self._snapshots.get(snapshot_id)
-        return (
-            None if snapshot is None else self._state(snapshot, at_ms, self.pointer.metadata_location, None)
-        )
+        """A snapshot as an earlier state of the table; None when it has expired."""
+        return self._state(snapshot_id, at_ms, self.pointer.metadata_location, None)
 
     def branch_state(self, told: BranchState) -> TableState | None:
         """The same of a state that a branch tells; None when the table's metadata does not list it."""
-        snapshot = self._snapshots.get(told.snapshot_id)
-        return (
-            None
-            if snapshot is None
-            else self._state(snapshot, told.at_ms, told.metadata_location, told.commit)
-        )
+        return self._state(told.snapshot_id, told.at_ms, told.metadata_location, told.commit)
 
     def schema_of(self, snapshot_id: int) -> int | None:
         """The schema that readers of a snapshot get from this file; None when it has no such snapshot."""
         snapshot = self._snapshots.get(snapshot_id)
         if snapshot is None:
             return None
-        # Readers of the newest snapshot get today's columns, also those that changed since it was written.
-        is_current = snapshot_id == self.current.snapshot_id
-        return self._schema_id if is_current else int(snapshot.get("schema-id", self._schema_id))
+        return _schema_of(
+            snapshot, self._today, self._schemas, is_newest=snapshot_id == self.current.snapshot_id
+        )
 
     def _state(
-        self, snapshot: Mapping[str, Any], at_ms: int, metadata_location: str, commit: str | None
-    ) -> TableState:
-        schema_id = int(snapshot.get("schema-id", self._schema_id))
+        self, snapshot_id: int, at_ms: int, metadata_location: str, commit: str | None
+    ) -> TableState | None:
+        snapshot = self._snapshots.get(snapshot_id)
+        if snapshot is None:
+            return None
+        schema_id = _schema_of(snapshot, self._today, self._schemas, is_newest=False)
         return _state_of(snapshot, at_ms, metadata_location, schema_id, commit)
 
 
@@ -143,17 +139,24 @@ def _taken_apart(pointer: Pointer, metadata: Mapping[str, Any]) -> TableHistory:
     log = tuple(
         (int(one["timestamp-ms"]), int(one["snapshot-id"])) for one in metadata.get("snapshot-log") or ()
     )
-    schema_id, current = int(metadata.get("current-schema-id", 0)), snapshots[int(current_id)]
+    today, current = int(metadata.get("current-schema-id", 0)), snapshots[int(current_id)]
     since = log[-1][0] if log and log[-1][1] == int(current_id) else int(current["timestamp-ms"])
     return TableHistory(
         pointer=pointer,
         table_id=str(metadata["table-uuid"]).lower(),
         location=place,
-        current=_state_of(current, since, location, schema_id, pointer.commit),
+        current=_state_of(current, since, location, today, pointer.commit),
         updated_ms=int(metadata["last-updated-ms"]),
         log=log,
         _snapshots=snapshots,
-        _schema_id=schema_id,
+        _today=today,
+        _schemas=frozenset(int(one.get("schema-id", 0)) for one in metadata.get("schemas") or ()),
+    )
+
+
+def _schema_of(snapshot: Mapping[str, Any], today: int, known: frozenset[int], *, is_newest: bool) -> int:
+    return readers_schema_id(
+        is_newest=is_newest, written_with=snapshot.get("schema-id"), today=today, known=known
     )
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import boto3
 import pytest
 from pyiceberg.catalog import load_catalog
-from pyiceberg.table import StaticTable
 
+from lakeshare_server.catalog import Ledger
 from lakeshare_server.commands import main
+from lakeshare_server.stores import Stores
+from lakeshare_server.versions import Versions
 from tests.builders.followed_iceberg import NAME, a_reader, count_of, numbered, pinned, refused, version_of
 from tests.builders.iceberg_door import rest_catalog
 from tests.builders.lake_tables import some_rows
@@ -51,9 +53,6 @@ def a_provider_in(
     state = {"LAKESHARE_STATE_DIR": str(folder / "state")}
     for name, value in (settings | keys | named | state).items():
         environment.setenv(name, value)
-    # What a table is read by has pyiceberg's own settings, of which AWS itself is the only endpoint.
-    read, where = StaticTable.from_metadata, {"s3.endpoint": endpoint, "s3.region": REGION}
-    environment.setattr(StaticTable, "from_metadata", lambda location: read(location, where))
     return a_provider(folder, s3_endpoint=endpoint, s3_region=REGION)
 
 
@@ -102,6 +101,22 @@ def is_served_as_it_grows(provider: Provider, table: Any) -> None:
     assert keys["s3.secret-access-key"].encode() not in database
 
 
+def is_followed_in_its_folder(provider: Provider, table: Any) -> None:
+    """The catalog aside: the newest metadata file of the bucket is found, and found again."""
+    provider.follow_iceberg("lake.folder", table.refresh().location())
+    versions = Versions(provider.catalog, provider.settings, Stores(provider.settings))
+    before = len(log_of(table))
+    assert versions.of("lake.folder").latest().number == before - 1
+    table.append(some_rows(days=1))
+    assert versions.of("lake.folder").latest().number == before
+    newest = Ledger(provider.catalog).latest("lake.folder")
+    assert newest is not None
+    assert (newest.snapshot_id, newest.metadata_location) == (
+        table.refresh().current_snapshot().snapshot_id,
+        table.metadata_location,
+    )
+
+
 def is_refused_when_dropped(provider: Provider, catalog: Any) -> None:
     catalog.drop_table("sales.orders")
     with a_reader(provider) as client:
@@ -134,6 +149,7 @@ def test_a_table_of_glue_is_followed(
     table = a_table(catalog)
     follow(environment, "iceberg:lake/sales.orders")
     is_served_as_it_grows(provider, table)
+    is_followed_in_its_folder(provider, table)
     is_refused_when_dropped(provider, catalog)
 
 
@@ -165,4 +181,5 @@ def test_a_table_of_a_rest_catalog_is_followed(
     table = a_table(catalog)
     follow(environment, "iceberg:lake/sales.orders")
     is_served_as_it_grows(provider, table)
+    is_followed_in_its_folder(provider, table)
     is_refused_when_dropped(provider, catalog)

@@ -143,13 +143,21 @@ def test_a_folder_that_does_not_tell_which_file_is_current_is_refused(
         folder.newest()
 
 
-@pytest.mark.parametrize("begun", ["v7.metadata.json", catalogs(7), catalogs(99_999)])
-def test_later_looks_find_the_files_that_came_since(folder: Folder, begun: str) -> None:
+@pytest.mark.parametrize(
+    ("begun", "between", "later"),
+    [
+        ("v7.metadata.json", "v8.metadata.json", "v9.gz.metadata.json"),
+        ("v7.metadata.json.gz", "v8.metadata.json.gz", "v9.metadata.json"),
+        (catalogs(7), catalogs(8), catalogs(9)),
+        (catalogs(99_999), catalogs(100_000), catalogs(100_001)),
+    ],
+)
+def test_later_looks_find_the_files_that_came_since(
+    folder: Folder, begun: str, between: str, later: str
+) -> None:
     folder.write(begun)
     before = folder.source.current(None)
     assert folder.source.current(before) == before
-    later = {"v7.metadata.json": "v9.metadata.json", catalogs(7): catalogs(9)}.get(begun, catalogs(100_001))
-    between = {"v7.metadata.json": "v8.metadata.json", catalogs(7): catalogs(8)}.get(begun, catalogs(100_000))
     folder.write(between, later)
     after = folder.source.current(before)
     assert after.metadata_location.endswith(later)
@@ -167,7 +175,7 @@ def test_later_looks_find_the_files_that_came_since(folder: Folder, begun: str) 
 
 def test_a_packed_file_is_read_and_one_file_stays_what_it_is(tmp_path: Path) -> None:
     table = OwnedTable(tmp_path / "warehouse")
-    fixed = tmp_path / "fixed.gz.metadata.json"
+    fixed = tmp_path / "fixed.metadata.json.gz"
     fixed.write_bytes(gzip.compress(table.newest_file.read_bytes()))
     table.append_days(1)
     settings = ServerSettings(_env_file=None, state_dir=tmp_path / "state")

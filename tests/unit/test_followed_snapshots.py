@@ -290,6 +290,31 @@ def test_iceberg_clients_read_what_is_followed_through_their_own_door(
     assert str(secret) not in told
 
 
+def test_iceberg_clients_see_what_came_after_they_loaded_the_table(
+    provider: Provider, table: OwnedTable
+) -> None:
+    """Also when nobody asks at the other door."""
+    following(provider, table.folder)
+    with a_server(provider) as server:
+        catalog = rest_catalog(server, provider.recipient())
+        assert [catalog.load_table(NAME).scan().to_arrow().num_rows for _ in range(2)] == [4, 4]
+        table.append_days(1)
+        assert catalog.load_table(NAME).scan().to_arrow().num_rows == 8
+
+
+def test_a_table_that_is_refused_fails_no_listing_of_others(
+    provider: Provider, table: OwnedTable, tmp_path: Path
+) -> None:
+    following(provider, table.folder)
+    provider.publish_iceberg("lake.published", OwnedTable(tmp_path / "published").state())
+    provider.share(NAME, "lake.published", history=True)
+    with a_server(provider) as server:
+        catalog = rest_catalog(server, provider.recipient())
+        assert catalog.list_tables("lake") == [("lake", "flights"), ("lake", "published")]
+        table.rewrite(lambda metadata: metadata.update({"format-version": 9}))
+        assert catalog.list_tables("lake") == [("lake", "published")]
+
+
 def test_iceberg_clients_are_served_when_the_newest_metadata_has_replaced_the_numbered_one(
     provider: Provider, table: OwnedTable
 ) -> None:
