@@ -3,11 +3,12 @@
 Several workers do so at once: whoever finds that another one was faster looks again, so that numbers go with time.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lakeshare_server.catalog import FollowedTable, IcebergIdentity, Ledger, NewPublication, Publication
-from lakeshare_server.errors import BadRequest, Unavailable, Unserveable
+from lakeshare_server.errors import BadRequest, TableFilesMissing, Unavailable, Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.description import described
 from lakeshare_server.tables.index import FileIndex
@@ -16,8 +17,10 @@ from lakeshare_server.versions.numbering import Found, new_states
 from lakeshare_server.versions.snapshot_look import Seen
 from lakeshare_server.versions.table_history import TableHistory, TableState, read_history
 
-# So often a look is begun anew because another worker has numbered a state meanwhile.
+# So often a look is begun anew because another worker has numbered a state meanwhile, or a file is not whole.
 LOOKS = 5
+# How long to wait for a file that may be on its way: on a disk writers are seen at work.
+WRITTEN_WITHIN_S = 0.1
 
 
 class SnapshotNumbers:
@@ -43,14 +46,20 @@ class SnapshotNumbers:
             StoreError, BadRequest: its place cannot be read.
             Unavailable: it cannot be read now.
         """
-        for _ in range(LOOKS):
+        for attempt in range(1, LOOKS + 1):
             # Read before the table is: whoever numbers a state later has seen the table later.
             latest = self._ledger.latest(self._table)
             pointer = self._source.current(None if before is None else before.pointer)
             was_seen = before if before is not None and _is_latest(before, latest) else None
             if was_seen is not None and was_seen.pointer.mark == pointer.mark:
                 return Seen(pointer, was_seen.newest)
-            history = read_history(self._stores, pointer)
+            try:
+                history = read_history(self._stores, pointer)
+            except TableFilesMissing:
+                if attempt == LOOKS:
+                    raise
+                time.sleep(WRITTEN_WITHIN_S)
+                continue
             require_same_table(history, self._identity, self._stores, self._source.root)
             found = self._new_states(history, was_seen, latest)
             if not found and latest is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from lakeshare_server.errors import BadRequest, Unserveable
+from lakeshare_server.errors import BadRequest, TableFilesMissing, Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.iceberg.metadata import GZIP, readers_schema_id
 from lakeshare_server.versions.metadata_source import BranchState, Pointer
@@ -84,7 +84,8 @@ def read_history(stores: Stores, pointer: Pointer) -> TableHistory:
     """The states that a metadata file tells.
 
     Raises:
-        Unserveable: it is too large, not whole, of an unknown format version, or has no current snapshot.
+        TableFilesMissing: it is not whole.
+        Unserveable: it is too large, of an unknown format version, or has no current snapshot.
         StoreError, Unavailable: it cannot be read, or not now.
     """
     location = pointer.metadata_location
@@ -100,10 +101,8 @@ def read_history(stores: Stores, pointer: Pointer) -> TableHistory:
     try:
         return _taken_apart(pointer, orjson.loads(_plain(location, content)))
     except UNUSABLE as error:
-        raise Unserveable(
-            f"The Iceberg metadata {location} is not whole ({type(error).__name__}).",
-            "Restore the file, or commit to the table again.",
-        ) from error
+        what = f"the Iceberg metadata {location} is not whole ({type(error).__name__})"
+        raise TableFilesMissing(location, what) from error
 
 
 def _plain(location: str, content: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """A followed Iceberg table that cannot be served is refused with the reason; its last good number stays readable."""
 
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Any
 import pytest
 
 from lakeshare_server.catalog import FollowedTables, Ledger
-from lakeshare_server.errors import CatalogConflict, Unserveable
-from lakeshare_server.versions import table_history
+from lakeshare_server.errors import CatalogConflict, TableFilesMissing, Unserveable
+from lakeshare_server.versions import snapshot_numbers, table_history
 from tests.builders.followed_iceberg import (
     NAME,
     Metadata,
@@ -96,6 +97,18 @@ def test_a_broken_newest_state_is_refused_until_it_is_whole(
         assert (version_of(client), count_of(client)) == (1, 2)
 
 
+def test_a_metadata_file_that_is_being_written_is_waited_for(provider: Provider, table: OwnedTable) -> None:
+    """Writers on a disk are seen at work."""
+    with a_reader(provider) as client:
+        assert count_of(client) == 1
+        table.append_days(1)
+        finish = cut(table.newest_file)
+        writer = threading.Timer(snapshot_numbers.WRITTEN_WITHIN_S, finish)
+        writer.start()
+        assert (version_of(client), count_of(client)) == (1, 2)
+        writer.join()
+
+
 def test_pages_go_on_after_the_newest_state_has_become_unreadable(
     provider: Provider, table: OwnedTable
 ) -> None:
@@ -170,7 +183,7 @@ def test_nobody_follows_what_cannot_be_served(
 ) -> None:
     provider = a_provider(tmp_path)
     table.rewrite(edit)
-    with pytest.raises(Unserveable, match=said):
+    with pytest.raises((Unserveable, TableFilesMissing), match=said):
         provider.follow_iceberg(NAME, table.folder)
     assert FollowedTables(provider.catalog).list() == []
 
