@@ -28,7 +28,7 @@ def for_recipients(error: LakeshareError, places: Iterable[str]) -> LakeshareErr
         return TableFilesMissing("", "a file of its metadata is gone, or not readable")
     if isinstance(error, BadRequest):
         return Unserveable("The table's place cannot be looked at.", PROVIDER)
-    return error
+    return Unserveable("The table's newest state cannot be numbered.", PROVIDER)
 
 
 def _fix(error: Unserveable, places: Iterable[str]) -> str:

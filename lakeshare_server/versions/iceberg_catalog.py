@@ -4,7 +4,6 @@ Catalogs are configured as pyiceberg's own documentation says, in `.pyiceberg.ya
 variables, so credentials are never in our database.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
 
 # pyiceberg's REST client waits for ever: a catalog that does not answer by then does not answer.
 ANSWER_S = 60
+# As AWS names it.
+REFUSED = ("AccessDeniedException", "InvalidSignatureException", "UnrecognizedClientException")
 GLUE_RETRIES = "glue.max-retries"
 CONFIGURE = (
     "Name it in .pyiceberg.yaml or by PYICEBERG_CATALOG__{variable}__URI and __TYPE, for the server, too."
 )
-
-_log = logging.getLogger(__name__)
 
 
 class CatalogTable:
@@ -106,16 +105,20 @@ class CatalogTable:
             return error
         if isinstance(error, exceptions.NoSuchTableError | exceptions.NoSuchNamespaceError):
             return self._lasting("is not in its catalog")
-        if isinstance(
-            error, exceptions.ForbiddenError | exceptions.UnauthorizedError | exceptions.OAuthError
-        ):
-            return self._lasting(f"is refused to our credentials ({type(error).__name__})")
-        # pyiceberg's own words about its configuration; those of others may show what was sent to it.
-        if type(error) in (ValueError, exceptions.NotInstalledError):
-            return BadRequest("LOCATION", f"iceberg:{self._name}/…", f"{error}. {_configure(self._name)}")
-        # A connection that was made anew may do what an old one could not.
+        # A connection that is made anew may do what the old one could not.
         self._opened = None
-        return self._passing(type(error).__name__)
+        refusals = exceptions.ForbiddenError, exceptions.UnauthorizedError, exceptions.OAuthError
+        if isinstance(error, refusals) or _code(error) in REFUSED:
+            return self._lasting(f"is refused to our credentials ({type(error).__name__} {_code(error)})")
+        if isinstance(error, exceptions.NotInstalledError):
+            return BadRequest("LOCATION", f"iceberg:{self._name}", f"{error}.")
+        # The words of others may show what they were given: passwords, too.
+        if isinstance(error, ValueError | TypeError):
+            hint = (
+                f"pyiceberg cannot use what is configured ({type(error).__name__}). {_configure(self._name)}"
+            )
+            return BadRequest("LOCATION", f"iceberg:{self._name}", hint)
+        return self._passing(f"{type(error).__name__} {_code(error)}".rstrip())
 
     def _lasting(self, what: str) -> Unserveable:
         # All of the place in one word, which recipients are not told.
@@ -135,7 +138,7 @@ def catalog_configuration(name: str) -> dict[str, Any]:
     """What pyiceberg's configuration says of a catalog now.
 
     Raises:
-        BadRequest: nothing.
+        BadRequest: it is not configured.
     """
     from pyiceberg.utils.config import Config
 
@@ -162,9 +165,14 @@ def _configure(name: str) -> str:
     return CONFIGURE.format(variable=name.upper().replace("-", "_"))
 
 
+def _code(error: Exception) -> str:
+    """The code in an error of AWS, which has one class for all."""
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
 def _answer(ask: Callable[[], str], answers: "SimpleQueue[str | Exception]") -> None:
     try:
         answers.put(ask())
     except Exception as error:  # every catalog has errors of its own; whoever asked sorts them
-        _log.debug("asking a catalog failed", exc_info=True)
         answers.put(error)

@@ -74,9 +74,8 @@ class SnapshotNumbers:
     ) -> Sequence[Found]:
         commit = None if latest is None else latest.nessie_hash
         if was_seen is not None:
-            commit = (
-                was_seen.pointer.commit
-            )  # later than the number, and nothing has happened between the two
+            # Later than the number's, and nothing has happened to the table between the two.
+            commit = was_seen.pointer.commit
         told = self._source.states_since(commit, history.pointer)
         branch = None if told is None else [one for one in map(history.branch_state, told) if one is not None]
         return new_states(history, branch, latest, self._ledger.numbered_snapshots(self._table))

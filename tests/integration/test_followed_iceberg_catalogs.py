@@ -10,6 +10,7 @@ from pyiceberg.catalog import load_catalog
 
 from lakeshare_server.catalog import Ledger
 from lakeshare_server.commands import main
+from lakeshare_server.errors import Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.versions import Versions
 from tests.builders.followed_iceberg import NAME, a_reader, count_of, numbered, pinned, refused, version_of
@@ -150,6 +151,12 @@ def test_a_table_of_glue_is_followed(
     follow(environment, "iceberg:lake/sales.orders")
     is_served_as_it_grows(provider, table)
     is_followed_in_its_folder(provider, table)
+    environment.setenv("PYICEBERG_CATALOG__LAKE__CLIENT__SECRET_ACCESS_KEY", "not-the-secret")
+    environment.setenv("PYICEBERG_CATALOG__LAKE__CLIENT__ACCESS_KEY_ID", user.access_key)
+    with pytest.raises(Unserveable, match="is refused to our credentials"):
+        provider.follow_iceberg("lake.other", "iceberg:lake/sales.orders")
+    environment.delenv("PYICEBERG_CATALOG__LAKE__CLIENT__SECRET_ACCESS_KEY")
+    environment.delenv("PYICEBERG_CATALOG__LAKE__CLIENT__ACCESS_KEY_ID")
     is_refused_when_dropped(provider, catalog)
 
 

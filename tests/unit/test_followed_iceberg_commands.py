@@ -121,10 +121,11 @@ def test_what_cannot_be_followed_is_refused_with_the_remedy(
 def test_a_catalog_that_is_configured_wrongly_is_refused_with_the_remedy(
     provider: Provider, monkeypatch: pytest.MonkeyPatch, type_: Typed
 ) -> None:
-    monkeypatch.setenv("PYICEBERG_CATALOG__ODD__TYPE", "rest")
+    monkeypatch.setenv("PYICEBERG_CATALOG__ODD__URI", "mysql://somebody:a-secret-word@host/lake")
     said = type_("table", "follow", "iceberg:odd/sales.orders", "--as", "sales.orders", code=1)
-    assert "URI missing" in said
+    assert "pyiceberg cannot use what is configured" in said
     assert "PYICEBERG_CATALOG__ODD__URI" in said
+    assert "a-secret-word" not in said
 
 
 def test_the_help_teaches_every_kind_of_place(type_: Typed) -> None:

@@ -264,5 +264,6 @@ def test_a_table_of_delta_does_not_become_one_of_iceberg(tmp_path: Path, table: 
         [a_publication(table=NAME, format="delta", delta_version=3, audited=False)]
     )
     following(provider, table.folder)
-    with pytest.raises(CatalogConflict, match="was published as delta"):
+    with pytest.raises(Unserveable, match="cannot be numbered") as refused:
         a_worker(provider).latest()
+    assert "was published as delta" in str(refused.value.__cause__)
