@@ -161,6 +161,10 @@ def test_other_columns_are_a_new_number_and_other_properties_are_none(
             return [name for name in ("crew", "carrier") if f'"{name}"' in schema]
 
         assert (columns(0), columns(1)) == (["crew", "carrier"], ["carrier"])
+    with a_server(provider) as server:
+        loaded = rest_catalog(server, provider.recipient()).load_table(NAME)
+        assert "crew" not in loaded.schema().column_names
+        assert loaded.scan().to_arrow().num_rows == 4
 
 
 def test_a_removed_metadata_file_is_replaced_by_a_newer_one(provider: Provider, table: OwnedTable) -> None:
