@@ -117,6 +117,19 @@ def require_not_followed(session: Session, table: str) -> None:
         )
 
 
+def require_followed(session: Session, table: str, table_id: str) -> None:
+    """Refuse to number in this transaction what is followed no more, or is another table by now.
+
+    Raises:
+        CatalogConflict: it is not followed as the Iceberg table with this id.
+    """
+    row = _row(session, table)
+    if row is None or row.table_id != table_id:
+        raise CatalogConflict(
+            f"{table} is not followed any more as the table that was found", "Follow it again."
+        )
+
+
 def _require_usable(table: str, location: str, check_every_s: float, start_version: int) -> None:
     parts = table.split(".")
     if len(parts) != 2 or not all(NAME.fullmatch(part) for part in parts):

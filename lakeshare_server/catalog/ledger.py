@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.followed import require_not_followed
+from lakeshare_server.catalog.followed import require_followed, require_not_followed
 from lakeshare_server.catalog.models import MAX_LONG, PublicationRow
 from lakeshare_server.catalog.publications import NewPublication, NumberedSnapshot, Publication
 from lakeshare_server.catalog.set_lock import Lease, require_held
@@ -59,7 +59,7 @@ class Ledger:
         when each state came about, None is now; times grow with the numbers and are never in the future.
 
         Raises:
-            CatalogConflict: the table was published in another format.
+            CatalogConflict: the table was published in another format, or is followed no more.
         """
         return self._written(
             partial(_append_found, table=table, states=states, at_ms=at_ms, after=after), states
@@ -210,6 +210,8 @@ def _append_found(
     if (None if latest is None else latest.version) != after:
         return None
     added = []
+    for table_id in {new.table_id for new in states}:
+        require_followed(session, table, table_id)
     for new, told_ms in zip(states, at_ms, strict=True):
         latest = _row(new, _next_version(new, latest), _publication_time(latest, told_ms))
         session.add(latest)

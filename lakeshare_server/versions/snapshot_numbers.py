@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lakeshare_server.catalog import FollowedTable, IcebergIdentity, Ledger, NewPublication, Publication
-from lakeshare_server.errors import BadRequest, TableFilesMissing, Unavailable, Unserveable
+from lakeshare_server.errors import BadRequest, TableFilesMissing, Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.description import described
 from lakeshare_server.tables.index import FileIndex
-from lakeshare_server.versions.metadata_source import MetadataSource
+from lakeshare_server.versions.metadata_source import MetadataSource, Pointer
 from lakeshare_server.versions.numbering import Found, new_states
 from lakeshare_server.versions.snapshot_look import Seen
 from lakeshare_server.versions.table_history import TableHistory, TableState, read_history
@@ -45,6 +45,7 @@ class SnapshotNumbers:
             Unserveable: its newest state cannot be served, or another table is in its place.
             StoreError, BadRequest: its place cannot be read.
             Unavailable: it cannot be read now.
+            CatalogConflict: it is followed no more, or was published in another format.
         """
         for attempt in range(1, LOOKS + 1):
             # Read before the table is: whoever numbers a state later has seen the table later.
@@ -67,7 +68,15 @@ class SnapshotNumbers:
             entered = self._enter(found, latest)
             if entered:
                 return Seen(pointer, entered[-1])
-        raise Unavailable("other workers keep numbering the table's states", "Try again.")
+        return self._told_by_others()
+
+    def _told_by_others(self) -> Seen:
+        """The newest number, where others were faster again and again: it was given while this look was under way."""
+        latest = self._ledger.latest(self._table)
+        if latest is None or latest.metadata_location is None:
+            raise AssertionError("unreachable: somebody else has numbered a state")
+        # Without a mark: the next look reads the table again.
+        return Seen(Pointer(latest.metadata_location, "", latest.nessie_hash), latest)
 
     def _new_states(
         self, history: TableHistory, was_seen: Seen | None, latest: Publication | None

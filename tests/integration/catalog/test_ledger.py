@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from lakeshare_server.catalog import Catalog, Ledger, set_lock
+from lakeshare_server.catalog import Catalog, FollowedTables, IcebergIdentity, Ledger, set_lock
 from lakeshare_server.errors import BadRequest, CatalogConflict
 from tests.builders.publications import a_publication
 
@@ -154,8 +154,11 @@ def test_numbers_and_times_beyond_those_of_databases_are_compared_all_the_same(
 
 def found(ledger: Ledger, *snapshots: int, after: int | None, at_ms: int | None = None) -> list[int] | None:
     """Number snapshots of a followed table; returns the numbers."""
+    FollowedTables(ledger.catalog).add("lake.flights", "/t", 1, iceberg=IcebergIdentity("uuid", "/t"))
     states = [
-        a_publication(snapshot_id=snapshot, run_id=f"follow-{snapshot}-{after}", audited=False)
+        a_publication(
+            table_id="uuid", snapshot_id=snapshot, run_id=f"follow-{snapshot}-{after}", audited=False
+        )
         for snapshot in snapshots
     ]
     entered = ledger.append_found("lake.flights", states, [at_ms] * len(states), after)
@@ -188,11 +191,24 @@ def test_a_found_state_that_another_has_numbered_is_not_numbered_half(ledger: Le
     """All states of a look or none: a run that is known makes the whole look a conflict."""
     found(ledger, 7, after=None)
     twice = [
-        a_publication(snapshot_id=snapshot, run_id=run, audited=False)
+        a_publication(table_id="uuid", snapshot_id=snapshot, run_id=run, audited=False)
         for snapshot, run in ((8, "follow-8-0"), (7, "follow-7-None"))
     ]
     with pytest.raises(CatalogConflict, match="refused"):
         ledger.append_found("lake.flights", twice, [None, None], 0)
+    assert [one.version for one in ledger.history("lake.flights")] == [0]
+
+
+def test_what_is_followed_no_more_gets_no_numbers(ledger: Ledger) -> None:
+    """A worker may be looking at a table while somebody ends its following and publishes under its name."""
+    assert found(ledger, 7, after=None) == [0]
+    FollowedTables(ledger.catalog).remove("lake.flights")
+    late = a_publication(table_id="uuid", snapshot_id=8, run_id="follow-8-0", audited=False)
+    with pytest.raises(CatalogConflict, match="not followed any more"):
+        ledger.append_found("lake.flights", [late], [None], 0)
+    FollowedTables(ledger.catalog).add("lake.flights", "/t", 1, iceberg=IcebergIdentity("other", "/t"))
+    with pytest.raises(CatalogConflict, match="not followed any more"):
+        ledger.append_found("lake.flights", [late], [None], 0)
     assert [one.version for one in ledger.history("lake.flights")] == [0]
 
 
