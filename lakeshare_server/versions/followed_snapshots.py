@@ -118,14 +118,28 @@ class FollowedSnapshots:
         return self._told(lambda: self._index_of(row))
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """Refused: what was changed between two snapshots is not told yet.
+        """Refused: changes are recorded when pipelines publish, and nobody does of a followed table.
 
         Raises:
             Unserveable: always.
         """
         raise Unserveable(
-            "Changes of this table are not served by this server yet.", "Query its versions instead."
+            "Changes of this table are not served: it is followed as it lies in storage, and nothing records what a "
+            "version of it changed.",
+            "Query its versions instead.",
         )
+
+    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+        """Refused, as `changes` is.
+
+        Raises:
+            Unserveable: always.
+        """
+        return self.changes(first, last)
+
+    def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
+        """None: changes are refused whatever the columns."""
+        return None
 
     def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
         """What the versions from `first` to `last` pin, in order.
