@@ -1,7 +1,6 @@
 """Commands about tables: follow one in storage, end that, show what recipients get of one."""
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +22,10 @@ table_app = typer.Typer(
 def follow(
     location: Annotated[
         str,
-        typer.Argument(help="The Delta table: a folder, or a URL like s3://bucket/path, gs://, abfss://."),
+        typer.Argument(
+            help="Where the Delta or Iceberg table is: a folder, a URL like s3://bucket/path (gs://, abfss://), an "
+            "Iceberg metadata file, iceberg:CATALOG/NAMESPACE.TABLE or nessie:CATALOG/NAMESPACE.TABLE@BRANCH."
+        ),
     ],
     name: Annotated[str, typer.Option("--as", help="What recipients call it: schema.table.")],
     share: Annotated[str, typer.Option(help="The share it goes into; made when it is not there.")] = "lake",
@@ -35,26 +37,36 @@ def follow(
     ] = 0,
     history: Annotated[bool, typer.Option(help="Recipients may read earlier versions and changes.")] = True,
 ) -> None:
-    """Share a Delta table as it is in storage; every version found there becomes an unaudited publication.
+    """Share a Delta or Iceberg table as it is; every version found there becomes an unaudited publication.
+
+    LOCATION is a folder or a URL like s3://bucket/path (gs://, abfss://), of a Delta table if it has a Delta log, else
+    of an Iceberg table; or one Iceberg metadata file; or iceberg:CATALOG/NAMESPACE.TABLE, a table of a catalog; or
+    nessie:CATALOG/NAMESPACE.TABLE@BRANCH, of a Nessie, on branch main unless told.
+
+    CATALOG is a name of pyiceberg's configuration, .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__URI, __TYPE, __TOKEN …
+    in the environment, which the server needs, too. Nessie's URI is that of its API, like http://host:19120/api/v2.
 
     Example: lakeshare table follow s3://lake/sales/orders --as sales.orders --share partners
+
+    Example: lakeshare table follow iceberg:prod/sales.orders --as sales.orders --share partners
     """
     from lakeshare_server.catalog import FollowedTables, SharedTable
     from lakeshare_server.catalog.hand_shares import share_table
     from lakeshare_server.errors import BadRequest, LakeshareError
-    from lakeshare_server.stores import normalised
+    from lakeshare_server.stores import Stores
+    from lakeshare_server.versions import found_at, spelt
 
     schema, dot, table = name.partition(".")
     if not dot or "." in table:
         raise BadRequest("--as", name, "Give schema.table, like sales.orders.")
     settings, catalog = _state()
-    location = location if "://" in location else str(Path(location).expanduser().absolute())
-    place = normalised(location, settings.azure_account)
-    typer.echo(f"reading the log of {place} …", err=True)
-    _require_readable(settings, catalog, place)
+    place = spelt(location, settings)
+    typer.echo(f"reading {place} …", err=True)
+    # Before anything is written to the catalog: nobody is to follow what cannot be served.
+    identity = found_at(place, Stores(settings), settings)
     followed, open_before = FollowedTables(catalog), _open_folders(catalog)
     is_new = followed.get(name) is None
-    followed.add(name, place, check_every, start_version)
+    followed.add(name, place, check_every, start_version, identity)
     try:
         latest = _versions(settings, catalog, name).latest()
         shared = SharedTable(schema, table, name, history=history)
@@ -82,13 +94,14 @@ def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.
 
 @table_app.command("list")
 def list_tables() -> None:
-    """List followed tables with their places and how often they are looked at."""
+    """List followed tables with their places, how often they are looked at, and their format."""
     from lakeshare_server.catalog import FollowedTables
 
     _, catalog = _state()
     for one in FollowedTables(catalog).list():
         since = f"from version {one.start_version}" if one.start_version else "whole history"
-        typer.echo(f"{one.table}\t{one.location}\tevery {one.check_every_s:g} s\t{since}")
+        format_ = "delta" if one.iceberg is None else "iceberg"
+        typer.echo(f"{one.table}\t{one.location}\tevery {one.check_every_s:g} s\t{since}\t{format_}")
 
 
 @table_app.command("show")
@@ -209,14 +222,6 @@ def _directory_refusal(settings: "ServerSettings", entry: "TableEntry", header: 
 def _parquet(hindrances: tuple[object, ...]) -> str:
     reasons = [getattr(one, "reason", "") for one in hindrances]
     return f"no, it {'; '.join(reasons)}" if reasons else "yes"
-
-
-def _require_readable(settings: "ServerSettings", catalog: "Catalog", place: str) -> None:
-    """Read the table once before anything is written to the catalog: nobody is to follow what cannot be served."""
-    from lakeshare_server.stores import Stores
-    from lakeshare_server.tables import read_delta
-
-    read_delta(place, stores=Stores(settings))
 
 
 def _versions(settings: "ServerSettings", catalog: "Catalog", table: str) -> "TableVersions":

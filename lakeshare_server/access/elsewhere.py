@@ -5,6 +5,7 @@ that the operator names; never from a store at the server's disk. The own store 
 that holds the table's folder: the disk has other things on it.
 """
 
+import os
 import posixpath
 from collections.abc import Collection
 from functools import lru_cache
@@ -21,6 +22,8 @@ OUR_OWN = ("signing.key", "lakeshare.db", "index", "logs", "nessie", "runs", "da
 # SQLite keeps files beside its database.
 BESIDE_DATABASE = ("", "-wal", "-shm", "-journal")
 SECRETS = ".env"
+# pyiceberg's own configuration, with credentials of catalogs.
+CATALOGS = ".pyiceberg.yaml"
 
 
 def require_own_stores(table: str, location: str, roots: Collection[str], settings: ServerSettings) -> None:
@@ -43,6 +46,8 @@ def require_own_stores(table: str, location: str, roots: Collection[str], settin
 
 def is_our_own(place: Path, settings: ServerSettings) -> bool:
     """Whether a local file, whose links are resolved, is one of the server's own: its keys, catalog, logs, settings."""
+    if place.name == CATALOGS:
+        return True
     if place.name.startswith(SECRETS) and place.parent == Path.cwd():
         return True
     return any(place.is_relative_to(one) for one in _own_places(settings.state_dir, settings.catalog_url))
@@ -78,8 +83,10 @@ def _refusal(table: str, place: Place, *, may_be_allowed: bool) -> Unserveable:
 def _own_places(state_dir: Path, catalog_url: str) -> list[Path]:
     """Resolved once: every file that is read is compared with them."""
     found = [state_dir / name for name in OUR_OWN]
-    if Path(SECRETS).exists():  # it may be a link to where secrets are kept
-        found.append(Path(SECRETS))
+    homes = (os.environ.get(name, "") for name in ("PYICEBERG_HOME", "HOME"))
+    configured = (Path(folder) / CATALOGS for folder in (*homes, ""))
+    # They may be links to where secrets are kept.
+    found += [secret for secret in (Path(SECRETS), *configured) if secret.exists()]
     for database in (state_dir / "lakeshare.db", database_file(catalog_url)):
         if database is not None:
             found += [database.with_name(database.name + ending) for ending in BESIDE_DATABASE]

@@ -108,8 +108,9 @@ class TableView:
         Raises:
             NotFound, BadRequest: it is not there any more, or the recipient may not read earlier ones any more.
         """
-        # The latest version is read by everyone, also where earlier ones end only after it.
-        if number < self.latest().number:
+        # The latest version is read by everyone, also where earlier ones end only after it. Where none end, pages go
+        # on even if the latest one has become unreadable meanwhile.
+        if self.entry.start_version is not None and number < self.latest().number:
             self._require_started(number, "data")
         return self._existing("version", number)
 

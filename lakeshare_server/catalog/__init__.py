@@ -7,7 +7,7 @@ from lakeshare_server.catalog.async_queries import AsyncQueries, AsyncQuery, Cla
 from lakeshare_server.catalog.audit import AuditEntry, AuditLog
 from lakeshare_server.catalog.cache import GenerationCache
 from lakeshare_server.catalog.database import Catalog, open_catalog
-from lakeshare_server.catalog.followed import FollowedTable, FollowedTables
+from lakeshare_server.catalog.followed import FollowedTable, FollowedTables, IcebergIdentity
 from lakeshare_server.catalog.hand_shares import (
     allow_directory_access,
     share_table,
@@ -15,7 +15,7 @@ from lakeshare_server.catalog.hand_shares import (
 )
 from lakeshare_server.catalog.ledger import Ledger
 from lakeshare_server.catalog.listings import Listings, ShareEntry, TableEntry
-from lakeshare_server.catalog.publications import NewPublication, Publication
+from lakeshare_server.catalog.publications import NewPublication, NumberedSnapshot, Publication
 from lakeshare_server.catalog.recipients import Reader, Recipient, Recipients
 from lakeshare_server.catalog.set_lock import Lease, set_lock
 from lakeshare_server.catalog.shares import DeclaredShare, ShareDiff, SharedTable, apply_shares
@@ -31,10 +31,12 @@ __all__ = [
     "FollowedTable",
     "FollowedTables",
     "GenerationCache",
+    "IcebergIdentity",
     "Lease",
     "Ledger",
     "Listings",
     "NewPublication",
+    "NumberedSnapshot",
     "Publication",
     "Reader",
     "Recipient",

@@ -1,6 +1,6 @@
-"""Followed tables: Delta tables without a pipeline of ours, known by their location in storage.
+"""Followed tables: tables without a pipeline of ours, known by where they are in storage or in a catalog.
 
-Which versions are there is for whoever reads the store; a name is published by pipelines or followed, never both.
+Which versions are there is for whoever reads them; a name is published by pipelines or followed, never both.
 """
 
 import math
@@ -18,14 +18,26 @@ from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
 
 @dataclass(frozen=True)
+class IcebergIdentity:
+    """What tells an Iceberg table from another one in its place: its UUID, and the folder it says it is in."""
+
+    table_id: str
+    location: str
+
+
+@dataclass(frozen=True)
 class FollowedTable:
-    """A followed table; `table` is the lake name that shared tables point to."""
+    """A followed table; `table` is the lake name that shared tables point to.
+
+    `iceberg` says which Iceberg table it is, None of a Delta table.
+    """
 
     table: str
     location: str
     check_every_s: float
     start_version: int
     created_at: datetime
+    iceberg: IcebergIdentity | None = None
 
 
 class FollowedTables:
@@ -34,17 +46,24 @@ class FollowedTables:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
 
-    def add(self, table: str, location: str, check_every_s: float, start_version: int = 0) -> FollowedTable:
+    def add(
+        self,
+        table: str,
+        location: str,
+        check_every_s: float,
+        start_version: int = 0,
+        iceberg: IcebergIdentity | None = None,
+    ) -> FollowedTable:
         """Follow the table at a location; doing it again changes how often it is checked and where it starts.
 
         Raises:
             BadRequest: a name or number that cannot be used.
-            CatalogConflict: the name is published by pipelines, or followed at another location.
+            CatalogConflict: the name is published by pipelines, or followed at another location or as another table.
         """
         _require_usable(table, location, check_every_s, start_version)
         try:
             with self.catalog.writing() as session:
-                row = _free_row(session, table, location)
+                row = _free_row(session, table, location, iceberg)
                 row.check_every_s, row.start_version = check_every_s, start_version
                 session.add(row)
                 session.flush()
@@ -98,20 +117,35 @@ def require_not_followed(session: Session, table: str) -> None:
         )
 
 
+def require_followed(session: Session, table: str, table_id: str) -> None:
+    """Refuse to number in this transaction what is followed no more, or is another table by now.
+
+    Raises:
+        CatalogConflict: it is not followed as the Iceberg table with this id.
+    """
+    row = _row(session, table)
+    if row is None or row.table_id != table_id:
+        raise CatalogConflict(
+            f"{table} is not followed any more as the table that was found", "Follow it again."
+        )
+
+
 def _require_usable(table: str, location: str, check_every_s: float, start_version: int) -> None:
     parts = table.split(".")
     if len(parts) != 2 or not all(NAME.fullmatch(part) for part in parts):
         hint = "Give schema.table, each of 1 to 255 characters without space, slash or control character."
         raise BadRequest("table", table, hint)
     if not location or "\x00" in location:
-        raise BadRequest("location", location, "Give the folder or URL of a Delta table.")
+        raise BadRequest("location", location, "Give the place of a Delta or Iceberg table.")
     if not (math.isfinite(check_every_s) and check_every_s >= 0):
         raise BadRequest("check_every_s", check_every_s, "Give seconds, 0 or more.")
     if not 0 <= start_version <= MAX_LONG:
         raise BadRequest("start_version", start_version, "Give a version of the table, 0 or more.")
 
 
-def _free_row(session: Session, table: str, location: str) -> FollowedTableRow:
+def _free_row(
+    session: Session, table: str, location: str, iceberg: IcebergIdentity | None
+) -> FollowedTableRow:
     published = (
         select(PublicationRow.key).where(PublicationRow.table_name == table, PublicationRow.audited).limit(1)
     )
@@ -122,11 +156,22 @@ def _free_row(session: Session, table: str, location: str) -> FollowedTableRow:
         )
     row = _row(session, table)
     if row is None:
-        return FollowedTableRow(table_name=table, location=location, created_at=datetime.now(UTC))
+        return FollowedTableRow(
+            table_name=table,
+            location=location,
+            table_id=None if iceberg is None else iceberg.table_id,
+            table_location=None if iceberg is None else iceberg.location,
+            created_at=datetime.now(UTC),
+        )
     if row.location != location:
         raise CatalogConflict(
             f"{table} is followed at {row.location} already",
             f"Take another name for {location}, or end it first: lakeshare table unfollow {table}",
+        )
+    if _identity(row) != iceberg:
+        raise CatalogConflict(
+            f"{location} has another table than the one that is followed as {table}",
+            f"To follow this one, end it first: lakeshare table unfollow {table}",
         )
     return row
 
@@ -136,4 +181,12 @@ def _row(session: Session, table: str) -> FollowedTableRow | None:
 
 
 def _followed(row: FollowedTableRow) -> FollowedTable:
-    return FollowedTable(row.table_name, row.location, row.check_every_s, row.start_version, row.created_at)
+    return FollowedTable(
+        row.table_name, row.location, row.check_every_s, row.start_version, row.created_at, _identity(row)
+    )
+
+
+def _identity(row: FollowedTableRow) -> IcebergIdentity | None:
+    if row.table_id is None or row.table_location is None:
+        return None
+    return IcebergIdentity(row.table_id, row.table_location)

@@ -3,17 +3,19 @@
 Whoever appends for a set holds the set's lock; its fencing token is checked in the same transaction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TypeVar
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.followed import require_not_followed
+from lakeshare_server.catalog.followed import require_followed, require_not_followed
 from lakeshare_server.catalog.models import MAX_LONG, PublicationRow
-from lakeshare_server.catalog.publications import NewPublication, Publication
+from lakeshare_server.catalog.publications import NewPublication, NumberedSnapshot, Publication
 from lakeshare_server.catalog.set_lock import Lease, require_held
 from lakeshare_server.errors import BadRequest, CatalogConflict
 
@@ -21,6 +23,9 @@ TICK = timedelta(milliseconds=1)
 ATTEMPTS = 5
 # Times that every database and driver can hold, in every zone.
 FIRST, LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
+
+
+Written = TypeVar("Written")
 
 
 class Ledger:
@@ -37,12 +42,34 @@ class Ledger:
         Raises:
             CatalogConflict: the lease was lost, a Delta version is not above the latest one, or a table is followed.
         """
+
+        def append(session: Session) -> list[Publication]:
+            if lease is not None:
+                require_held(session, lease)
+            return [_append(session, new) for new in pubs]
+
+        return self._written(append, pubs)
+
+    def append_found(
+        self, table: str, states: Sequence[NewPublication], at_ms: Sequence[int | None], after: int | None
+    ) -> list[Publication] | None:
+        """Number the states that a followed table was found in, in order, if `after` is still its latest number.
+
+        None when somebody has numbered another state since: what was found may be older than that one. `at_ms` says
+        when each state came about, None is now; times grow with the numbers and are never in the future.
+
+        Raises:
+            CatalogConflict: the table was published in another format, or is followed no more.
+        """
+        return self._written(
+            partial(_append_found, table=table, states=states, at_ms=at_ms, after=after), states
+        )
+
+    def _written(self, write: Callable[[Session], Written], pubs: Sequence[NewPublication]) -> Written:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with self.catalog.writing() as session:
-                    if lease is not None:
-                        require_held(session, lease)
-                    return [_append(session, new) for new in pubs]
+                    return write(session)
             except IntegrityError as error:
                 # Without a single writer two appends can take one number: one of them comes again.
                 if attempt == ATTEMPTS:
@@ -93,6 +120,27 @@ class Ledger:
         return self._all(
             select(PublicationRow).where(PublicationRow.run_id == run_id).order_by(PublicationRow.key)
         )
+
+    def numbered_snapshots(self, table: str) -> list[NumberedSnapshot]:
+        """What every number of an Iceberg table pins, in order."""
+        columns = (
+            PublicationRow.version,
+            PublicationRow.table_id,
+            PublicationRow.snapshot_id,
+            PublicationRow.run_id,
+        )
+        rows = select(*columns).where(PublicationRow.table_name == table).order_by(PublicationRow.version)
+        with self.catalog.reading() as session:
+            return [NumberedSnapshot(*row) for row in session.execute(rows)]
+
+    def first_of(self, table: str, table_id: str) -> int:
+        """The number from which on all publications of a name are of the table with this id."""
+        others = select(func.max(PublicationRow.version)).where(
+            PublicationRow.table_name == table, PublicationRow.table_id != table_id
+        )
+        with self.catalog.reading() as session:
+            last = session.scalars(others).one()
+            return 0 if last is None else last + 1
 
     def tables(self) -> list[str]:
         """Names of all tables that were ever published."""
@@ -149,6 +197,29 @@ def _append(session: Session, new: NewPublication) -> Publication:
     return _publication(row)
 
 
+def _append_found(
+    session: Session,
+    *,
+    table: str,
+    states: Sequence[NewPublication],
+    at_ms: Sequence[int | None],
+    after: int | None,
+) -> list[Publication] | None:
+    rows = _rows(table, audited_only=False).order_by(PublicationRow.version.desc())
+    latest = session.scalars(rows.limit(1)).one_or_none()
+    if (None if latest is None else latest.version) != after:
+        return None
+    added = []
+    for table_id in {new.table_id for new in states}:
+        require_followed(session, table, table_id)
+    for new, told_ms in zip(states, at_ms, strict=True):
+        latest = _row(new, _next_version(new, latest), _publication_time(latest, told_ms))
+        session.add(latest)
+        added.append(latest)
+    session.flush()
+    return [_publication(row) for row in added]
+
+
 def _next_version(new: NewPublication, latest: PublicationRow | None) -> int:
     if latest is not None and latest.table_format != new.format:
         raise CatalogConflict(
@@ -167,9 +238,11 @@ def _next_version(new: NewPublication, latest: PublicationRow | None) -> int:
     return new.delta_version
 
 
-def _publication_time(latest: PublicationRow | None) -> datetime:
+def _publication_time(latest: PublicationRow | None, told_ms: int | None = None) -> datetime:
     now = datetime.now(UTC)
     now -= timedelta(microseconds=now.microsecond % 1000)
+    if told_ms is not None:
+        now = min(now, _moment(told_ms))
     # Time travel by timestamp needs times that grow with the numbers, whatever the clock does.
     return now if latest is None else max(now, latest.published_at + TICK)
 
@@ -184,6 +257,7 @@ def _row(new: NewPublication, version: int, published_at: datetime) -> Publicati
         table_id=new.table_id,
         metadata_location=new.metadata_location,
         snapshot_id=new.snapshot_id,
+        schema_id=new.schema_id,
         delta_version=new.delta_version,
         nessie_hash=new.nessie_hash,
         schema_string=new.schema_string,
@@ -212,6 +286,7 @@ def _publication(row: PublicationRow) -> Publication:
         table_id=row.table_id,
         metadata_location=row.metadata_location,
         snapshot_id=row.snapshot_id,
+        schema_id=row.schema_id,
         delta_version=row.delta_version,
         nessie_hash=row.nessie_hash,
         schema_string=row.schema_string,

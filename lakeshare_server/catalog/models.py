@@ -89,6 +89,7 @@ class PublicationRow(Base):
     table_id: Mapped[str] = mapped_column(ShortText(64))
     metadata_location: Mapped[str | None]
     snapshot_id: Mapped[Long | None]
+    schema_id: Mapped[Long | None]
     delta_version: Mapped[Long | None]
     nessie_hash: Mapped[str | None] = mapped_column(ShortText(128), index=True)
     schema_string: Mapped[str]
@@ -180,6 +181,8 @@ class FollowedTableRow(Base):
     location: Mapped[str]
     check_every_s: Mapped[float]
     start_version: Mapped[Long]
+    table_id: Mapped[str | None] = mapped_column(ShortText(64))
+    table_location: Mapped[str | None]
     created_at: Mapped[datetime]
 
 

@@ -14,6 +14,7 @@ class NewPublication:
 
     `changes_digest` is that of its index of changes: None for Delta tables, whose log has them, and where none was
     made.
+    `schema_id` is Iceberg's id of the columns that readers get, of followed tables only.
     """
 
     table: str
@@ -23,6 +24,7 @@ class NewPublication:
     table_id: str
     metadata_location: str | None = None
     snapshot_id: int | None = None
+    schema_id: int | None = None
     delta_version: int | None = None
     nessie_hash: str | None = None
     schema_string: str
@@ -45,3 +47,13 @@ class Publication(NewPublication):
 
     version: int
     published_at: datetime
+
+
+@dataclass(frozen=True)
+class NumberedSnapshot:
+    """What one number of an Iceberg table pins, and the run that gave it."""
+
+    version: int
+    table_id: str
+    snapshot_id: int | None
+    run_id: str

@@ -2,15 +2,25 @@
 
 from threading import Lock
 
-from lakeshare_server.catalog import Catalog, FollowedTable, FollowedTables, GenerationCache, Ledger
+from lakeshare_server.catalog import (
+    Catalog,
+    FollowedTable,
+    FollowedTables,
+    GenerationCache,
+    IcebergIdentity,
+    Ledger,
+)
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.delta.changes import segment_cache
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.versions.followed import FollowedVersions
 from lakeshare_server.versions.followed_log import FollowedLog
+from lakeshare_server.versions.followed_place import source_of
+from lakeshare_server.versions.followed_snapshots import FollowedSnapshots
 from lakeshare_server.versions.published import PublishedVersions
 from lakeshare_server.versions.published_changes import ChangeFiles
+from lakeshare_server.versions.snapshot_look import SnapshotLook
 from lakeshare_server.versions.version import TableVersions
 
 
@@ -20,11 +30,13 @@ class Versions:
     def __init__(self, catalog: Catalog, settings: ServerSettings, stores: Stores) -> None:
         self._ledger, self._followed = Ledger(catalog), FollowedTables(catalog)
         self._audited = Ledger(catalog, audited_only=True)
-        self._index_dir, self._vectors_dir, self._stores = settings.index_dir, settings.vectors_dir, stores
+        self._settings, self._stores = settings, stores
+        self._index_dir, self._vectors_dir = settings.index_dir, settings.vectors_dir
         self._cache = IndexCache(settings.index_dir / "cache", settings.index_cache_bytes)
         self._segments = segment_cache(self._cache.folder, settings.index_cache_bytes)
         self._change_files = ChangeFiles(stores)
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
+        self._looks: dict[tuple[str, str, float, IcebergIdentity], SnapshotLook] = {}
         self._opening = Lock()
         self._known = GenerationCache[TableVersions](catalog)
 
@@ -34,6 +46,16 @@ class Versions:
 
     def _look(self, table: str) -> TableVersions:
         followed = self._followed.get(table)
+        if followed is not None and followed.iceberg is not None:
+            return FollowedSnapshots(
+                self._ledger,
+                followed,
+                followed.iceberg,
+                self._snapshot_look(followed, followed.iceberg),
+                self._cache,
+                self._stores,
+                self._vectors_dir,
+            )
         if followed is not None:
             return FollowedVersions(self._ledger, followed, self._log(followed), self._cache, self._segments)
         # What was found while the table was followed is not shown once it is followed no more.
@@ -54,3 +76,11 @@ class Versions:
             if key not in self._logs:
                 self._logs[key] = FollowedLog(self._stores, followed.location, followed.check_every_s)
             return self._logs[key]
+
+    def _snapshot_look(self, followed: FollowedTable, identity: IcebergIdentity) -> SnapshotLook:
+        key = followed.table, followed.location, followed.check_every_s, identity
+        with self._opening:
+            if key not in self._looks:
+                source = source_of(followed.location, self._stores, self._settings)
+                self._looks[key] = SnapshotLook(source, followed.check_every_s)
+            return self._looks[key]

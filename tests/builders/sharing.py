@@ -19,6 +19,7 @@ from lakeshare_server.catalog import (
     Catalog,
     DeclaredShare,
     FollowedTables,
+    IcebergIdentity,
     Ledger,
     Publication,
     Recipients,
@@ -30,6 +31,7 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import SigningSession
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables import TableSnapshot, described, read_delta, read_iceberg, write_index
+from lakeshare_server.versions import found_at, spelt
 from tests.builders.lake_tables import IcebergState, a_delta_table
 from tests.builders.publications import a_publication
 
@@ -59,8 +61,18 @@ class Provider:
     def follow(
         self, table: str, location: Path | str, check_every_s: float = 0.0, start_version: int = 0
     ) -> None:
-        """Follow the Delta table at a location; recipients see it once its name is shared."""
+        """Follow the table at a location; recipients see it once its name is shared."""
         FollowedTables(self.catalog).add(table, str(location), check_every_s, start_version)
+
+    def follow_iceberg(
+        self, table: str, location: Path | str, check_every_s: float = 0.0, start_version: int = 0
+    ) -> IcebergIdentity:
+        """Follow the Iceberg table at a location, in a catalog or in storage, as the command does."""
+        place = spelt(str(location), self.settings)
+        identity = found_at(place, Stores(self.settings), self.settings)
+        assert identity is not None
+        FollowedTables(self.catalog).add(table, place, check_every_s, start_version, identity)
+        return identity
 
     def share(self, *tables: str, share: str = "flights", **options: Any) -> None:
         """Share tables of the lake, `schema.table`, under their own names."""

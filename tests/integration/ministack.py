@@ -15,7 +15,9 @@ from tests.integration.s3_server import REGION, S3User
 
 INSTALL = Path(__file__).parents[2] / "deploy" / "ministack.sh"
 OWNER = S3User("AKOWNEROWNEROWNER", "secret-of-owner")
-EVERYTHING = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"s3:*","Resource":"*"}]}'
+EVERYTHING = (
+    '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["s3:*","glue:*"],"Resource":"*"}]}'
+)
 
 
 @dataclass(frozen=True)

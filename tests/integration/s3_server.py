@@ -33,9 +33,13 @@ class S3User:
 
 @dataclass(frozen=True)
 class S3Server:
-    """Where it is and who may what; the endpoint's host has a name, so that addressing by path shows."""
+    """Where it is and who may what; the endpoint's host has a name, so that addressing by path shows.
+
+    `iceberg` is the URL of its Iceberg REST catalog.
+    """
 
     endpoint: str
+    iceberg: str = ""
     admin: S3User = S3User("AKADMIN", "secret-of-admin")
     lister: S3User = S3User("AKLISTER", "secret-of-lister")
     stranger: S3User = S3User("AKSTRANGER", "secret-of-stranger")
@@ -62,7 +66,7 @@ def a_client(endpoint: str, user: S3User) -> Any:
 def running_s3(folder: Path) -> Iterator[S3Server]:
     """SeaweedFS with its data in `folder`, until the end of the block."""
     ports = dict(zip(PORT_FLAGS, free_ports(len(PORT_FLAGS)), strict=True))
-    server = S3Server(f"http://localhost:{ports['s3.port']}")
+    server = S3Server(f"http://localhost:{ports['s3.port']}", f"http://127.0.0.1:{ports['s3.port.iceberg']}")
     command, not_yet = _command(folder, server, ports), (BotoCoreError, ClientError)
     try:
         with running(command, folder / "weed.log", _takes_objects(server), not_yet=not_yet):
@@ -75,6 +79,7 @@ def running_s3(folder: Path) -> Iterator[S3Server]:
 
 PORT_FLAGS = (
     "s3.port",
+    "s3.port.iceberg",
     "s3.port.grpc",
     "master.port",
     "master.port.grpc",
@@ -117,7 +122,6 @@ def _command(folder: Path, server: S3Server, ports: dict[str, int]) -> list[str]
         "-webdav=false",
         "-admin.ui=false",
         "-s3.port.lance=0",
-        "-s3.port.iceberg=0",
         "-s3.autoCreateBucket=false",
         f"-s3.config={config}",
         f"-s3.iam.config={_roles(folder, server)}",

@@ -28,7 +28,7 @@ FEATURES: Mapping[str, str | None] = {
 # What needs the hand of who owns the table; a code that is new must be put on one side.
 LASTING = {
     *("TIMESTAMPS_WITHOUT_ZONE", "VARIANTS", "UNSUPPORTED_TYPE", "NAMES_DIFFER_BY_CASE", "BINARY_PARTITION"),
-    *("ENCRYPTED_FILES", "NAMES_SPELT_OTHERWISE"),
+    *("ENCRYPTED_FILES", "NAMES_SPELT_OTHERWISE", "DUPLICATE_FILES", "SHREDDED_VARIANTS"),
 }
 
 

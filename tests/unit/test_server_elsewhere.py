@@ -59,6 +59,9 @@ def urls(answer: httpx.Response) -> list[str]:
         ".env",
         "link",
         "secrets/env",
+        ".pyiceberg.yaml",
+        "secrets/catalogs",
+        "elsewhere/.pyiceberg.yaml",
     ],
 )
 def test_files_of_the_server_itself_are_not_there_for_anybody(
@@ -68,6 +71,10 @@ def test_files_of_the_server_itself_are_not_there_for_anybody(
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "env").write_text("LAKESHARE_PAGE_SIZE=7")
     (tmp_path / ".env").symlink_to(tmp_path / "secrets" / "env")
+    (tmp_path / "secrets" / "catalogs").write_text("catalog:\n  prod:\n    token: secret\n")
+    (tmp_path / ".pyiceberg.yaml").symlink_to(tmp_path / "secrets" / "catalogs")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / ".pyiceberg.yaml").write_text("catalog:\n")
     (tmp_path / "link").symlink_to(tmp_path / "catalog.db")
     for answer in answer_of(tmp_path, tmp_path / kept, database_url=f"sqlite:///{tmp_path / 'catalog.db'}"):
         [got] = answer.extensions["bytes"]

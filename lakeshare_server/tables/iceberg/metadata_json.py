@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 GZIP = b"\x1f\x8b"
 FORMAT_VERSIONS = (1, 2, 3)
 OPERATIONS = ("append", "replace", "overwrite", "delete")
+NOT_WHOLE = "it is no JSON, or cut off"
 # Five times what a hundred thousand commits leave behind; as Python's objects it is some gigabytes.
 LONGEST_BYTES = 512 << 20
 # They grow with the table's history, and no reader of one snapshot looks at them.
@@ -29,6 +30,13 @@ WRONG = (ValueError, TypeError, KeyError, AttributeError, IndexError, StopIterat
 
 class MetadataError(ValueError):
     """Metadata that is not whole, or says what Iceberg does not; the text is fit for the provider."""
+
+
+class TooLong(MetadataError):
+    """Metadata of more bytes than are read."""
+
+    def __init__(self, longest_bytes: int) -> None:
+        super().__init__(f"it is longer than {longest_bytes >> 20} MiB; expire snapshots")
 
 
 def parsed(content: bytes, snapshot_id: int) -> "TableMetadata":
@@ -50,22 +58,23 @@ def parsed(content: bytes, snapshot_id: int) -> "TableMetadata":
         raise MetadataError(_what_is_wrong(error)) from error
 
 
-def unpacked(content: bytes) -> bytes:
-    """The text of a metadata file, plain or in gzip, whatever its name says; never more than is read of any file.
+def unpacked(content: bytes, longest_bytes: int = LONGEST_BYTES) -> bytes:
+    """The text of a metadata file, plain or in gzip, whatever its name says (Iceberg spec, Appendix F).
 
     Raises:
-        MetadataError: it is compressed and cut off, or too long.
+        MetadataError: it is compressed and cut off.
+        TooLong: it is; no more than `longest_bytes` are unpacked to tell.
     """
     if content.startswith(GZIP):
         unpacking = zlib.decompressobj(zlib.MAX_WBITS | 16)
         try:
-            content = unpacking.decompress(content, LONGEST_BYTES + 1)
+            content = unpacking.decompress(content, longest_bytes + 1)
         except zlib.error as error:
-            raise MetadataError("it is damaged") from error
-        if not unpacking.eof and len(content) <= LONGEST_BYTES:
-            raise MetadataError("it is cut off")
-    if len(content) > LONGEST_BYTES:
-        raise MetadataError(f"it is longer than {LONGEST_BYTES >> 20} MiB; expire snapshots")
+            raise MetadataError(NOT_WHOLE) from error
+        if not unpacking.eof and len(content) <= longest_bytes:
+            raise MetadataError(NOT_WHOLE)
+    if len(content) > longest_bytes:
+        raise TooLong(longest_bytes)
     return content
 
 
@@ -75,7 +84,7 @@ def _json(content: bytes) -> dict[str, Any]:
     except MetadataError:
         raise
     except ValueError as error:
-        raise MetadataError("it is no JSON, or cut off") from error
+        raise MetadataError(NOT_WHOLE) from error
     if not isinstance(said, dict):
         raise MetadataError("it is no JSON object")
     return said

@@ -38,8 +38,8 @@ class InFiles:
 
     `renamed` says which column goes by another name in a file, or means another column there; with `is_spelt_otherwise`
     a column's name of today is one that files cannot have. `widened` has the older types of columns, in Delta's words
-    and the narrowest first, by field id; `lacking` are the ids of columns that some file does not have. `shredded` names
-    a column of variants of which a file has parts in columns of their own.
+    and the narrowest first, by field id; `lacking` are the ids of columns that some file does not have. `shredded`
+    names a column of variants of which a file has parts in columns of their own.
     """
 
     renamed: str | None = None

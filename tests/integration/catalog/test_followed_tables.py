@@ -5,6 +5,7 @@ import pytest
 from lakeshare_server.catalog import (
     Catalog,
     FollowedTables,
+    IcebergIdentity,
     Ledger,
     SharedTable,
     allow_directory_access,
@@ -61,6 +62,18 @@ def test_what_is_followed_is_not_published(catalog: Catalog, followed: FollowedT
     with pytest.raises(CatalogConflict, match=r"sales\.orders is followed at /data.*unfollow sales\.orders"):
         Ledger(catalog).append(run)
     assert Ledger(catalog).tables() == []
+
+
+def test_an_iceberg_table_is_followed_as_the_one_it_was(followed: FollowedTables) -> None:
+    one, other = (IcebergIdentity(table_id, "s3://lake/orders") for table_id in ("a", "b"))
+    added = followed.add("sales.orders", "iceberg:prod/sales.orders", 2, iceberg=one)
+    assert added.iceberg == one
+    assert followed.add("sales.orders", "iceberg:prod/sales.orders", 9, iceberg=one).check_every_s == 9
+    for found in (other, None):
+        with pytest.raises(CatalogConflict, match=r"another table than the one.*unfollow sales\.orders"):
+            followed.add("sales.orders", "iceberg:prod/sales.orders", 2, iceberg=found)
+    followed.remove("sales.orders")
+    assert followed.add("sales.orders", "iceberg:prod/sales.orders", 2, iceberg=other).iceberg == other
 
 
 def test_a_removed_table_is_followed_no_more(followed: FollowedTables) -> None:

@@ -1,10 +1,10 @@
 """The ledger numbers publications: dense for Iceberg, Delta's own for Delta, all tables of a run or none, once."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from lakeshare_server.catalog import Catalog, Ledger, set_lock
+from lakeshare_server.catalog import Catalog, FollowedTables, IcebergIdentity, Ledger, set_lock
 from lakeshare_server.errors import BadRequest, CatalogConflict
 from tests.builders.publications import a_publication
 
@@ -150,3 +150,76 @@ def test_numbers_and_times_beyond_those_of_databases_are_compared_all_the_same(
         assert below("lake.flights", far) == before
     assert ledger.at_or_after("lake.flights", far) == after
     assert ledger.between("lake.flights", -size, size) == [only]
+
+
+def found(ledger: Ledger, *snapshots: int, after: int | None, at_ms: int | None = None) -> list[int] | None:
+    """Number snapshots of a followed table; returns the numbers."""
+    FollowedTables(ledger.catalog).add("lake.flights", "/t", 1, iceberg=IcebergIdentity("uuid", "/t"))
+    states = [
+        a_publication(
+            table_id="uuid", snapshot_id=snapshot, run_id=f"follow-{snapshot}-{after}", audited=False
+        )
+        for snapshot in snapshots
+    ]
+    entered = ledger.append_found("lake.flights", states, [at_ms] * len(states), after)
+    return None if entered is None else [one.version for one in entered]
+
+
+def test_states_that_were_found_are_numbered_after_what_their_finder_knew_and_not_otherwise(
+    ledger: Ledger,
+) -> None:
+    assert found(ledger, 7, after=0) is None
+    assert found(ledger, 7, 3, after=None) == [0, 1]
+    assert found(ledger, 9, after=None) is None
+    assert found(ledger, 9, after=0) is None
+    assert found(ledger, 9, after=1) == [2]
+    assert [one.snapshot_id for one in ledger.history("lake.flights")] == [9, 3, 7]
+
+
+def test_times_of_found_states_are_theirs_but_grow_and_are_never_in_the_future(ledger: Ledger) -> None:
+    past = 1_600_000_000_000
+    found(ledger, 1, 2, after=None, at_ms=past)
+    found(ledger, 3, after=1, at_ms=past - 5)
+    found(ledger, 4, after=2, at_ms=1 << 62)
+    found(ledger, 5, after=3)
+    times = [int(one.published_at.timestamp() * 1000) for one in ledger.history("lake.flights")][::-1]
+    assert times[:3] == [past, past + 1, past + 2]
+    assert past + 2 < times[3] < times[4] <= int(datetime.now(UTC).timestamp() * 1000) + 1
+
+
+def test_a_found_state_that_another_has_numbered_is_not_numbered_half(ledger: Ledger) -> None:
+    """All states of a look or none: a run that is known makes the whole look a conflict."""
+    found(ledger, 7, after=None)
+    twice = [
+        a_publication(table_id="uuid", snapshot_id=snapshot, run_id=run, audited=False)
+        for snapshot, run in ((8, "follow-8-0"), (7, "follow-7-None"))
+    ]
+    with pytest.raises(CatalogConflict, match="refused"):
+        ledger.append_found("lake.flights", twice, [None, None], 0)
+    assert [one.version for one in ledger.history("lake.flights")] == [0]
+
+
+def test_what_is_followed_no_more_gets_no_numbers(ledger: Ledger) -> None:
+    """A worker may be looking at a table while somebody ends its following and publishes under its name."""
+    assert found(ledger, 7, after=None) == [0]
+    FollowedTables(ledger.catalog).remove("lake.flights")
+    late = a_publication(table_id="uuid", snapshot_id=8, run_id="follow-8-0", audited=False)
+    with pytest.raises(CatalogConflict, match="not followed any more"):
+        ledger.append_found("lake.flights", [late], [None], 0)
+    FollowedTables(ledger.catalog).add("lake.flights", "/t", 1, iceberg=IcebergIdentity("other", "/t"))
+    with pytest.raises(CatalogConflict, match="not followed any more"):
+        ledger.append_found("lake.flights", [late], [None], 0)
+    assert [one.version for one in ledger.history("lake.flights")] == [0]
+
+
+def test_what_numbers_pin_and_whose_they_are_is_told(ledger: Ledger) -> None:
+    for table_id, snapshot in (("a", 1), ("a", 2), ("b", 3)):
+        ledger.append([a_publication(table_id=table_id, snapshot_id=snapshot, run_id=f"r{snapshot}")])
+    told = ledger.numbered_snapshots("lake.flights")
+    assert [(one.version, one.table_id, one.snapshot_id, one.run_id) for one in told] == [
+        (0, "a", 1, "r1"),
+        (1, "a", 2, "r2"),
+        (2, "b", 3, "r3"),
+    ]
+    assert [ledger.first_of("lake.flights", table_id) for table_id in ("a", "b", "c")] == [3, 2, 3]
+    assert ledger.first_of("lake.other", "a") == 0

@@ -1,0 +1,146 @@
+"""Iceberg metadata found in storage: the newest file of a table's folder, or one file that stays what it is.
+
+Iceberg's spec leaves to catalogs which file is current. A Hadoop catalog numbers them (`v3.metadata.json`) and leaves a
+hint; others write `00003-<uuid>.metadata.json` and keep the current name to themselves, so the highest number is taken
+where it is one file's alone.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from lakeshare_server.errors import StoreMissing, TableFilesMissing, Unserveable
+from lakeshare_server.stores import StoredObject, Stores
+from lakeshare_server.versions.metadata_source import BranchState, Pointer
+
+METADATA = "metadata"
+HINT = "version-hint.text"
+ENDINGS = (".metadata.json", ".gz.metadata.json")
+# Writers of the first years put the codec behind.
+OLD_ENDING = ".metadata.json.gz"
+OF_HADOOP = re.compile(r"v(\d{1,18})(?:\.\w+)?\.metadata\.json(?:\.gz)?")
+OF_CATALOG = re.compile(r"(\d{1,18})-[\w-]{36}(?:\.\w+)?\.metadata\.json(?:\.gz)?")
+# Numbers of more digits are not in the order of their names any more.
+DIGITS = 5
+
+
+def is_metadata_file(location: str) -> bool:
+    """Whether a location is of one metadata file, not of a folder."""
+    return location.endswith((*ENDINGS, OLD_ENDING))
+
+
+class FixedMetadata:
+    """One metadata file."""
+
+    root: str | None = None
+
+    def __init__(self, stores: Stores, location: str) -> None:
+        self._stores, self._location = stores, location
+
+    def current(self, known: Pointer | None) -> Pointer:
+        """The file as it is now."""
+        found = self._stores.head(self._location)
+        if found is None:
+            raise StoreMissing(self._location)
+        return _pointer(found)
+
+    def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
+        """None: the file tells them."""
+        return None
+
+
+class MetadataFolder:
+    """The `metadata` folder of a table."""
+
+    def __init__(self, stores: Stores, root: str) -> None:
+        self._stores = stores
+        self.root: str | None = root.rstrip("/")
+        self._folder = f"{self.root}/{METADATA}"
+
+    def current(self, known: Pointer | None) -> Pointer:
+        """The newest metadata file.
+
+        Raises:
+            TableFilesMissing: there is none.
+            Unserveable: it cannot be told which one it is.
+        """
+        found = self._found_after(known) if known else self._found()
+        if found is None:
+            raise TableFilesMissing(str(self.root), "there is no Iceberg metadata in its folder")
+        return _pointer(found)
+
+    def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
+        """None: the metadata tells them."""
+        return None
+
+    def _found_after(self, known: Pointer) -> StoredObject | None:
+        """The newest file now, when the newest file of before is still what it was."""
+        here = self._stores.head(known.metadata_location)
+        if here is None or _pointer(here) != known:
+            return self._found()
+        name = self._name(known.metadata_location)
+        numbered = OF_HADOOP.fullmatch(name)
+        if numbered is not None:
+            endings = (*ENDINGS, OLD_ENDING) if name.endswith(OLD_ENDING) else ENDINGS
+            return self._newest_of_hadoop(int(numbered[1]) + 1, endings) or here
+        number = int(name.partition("-")[0])
+        return self._listed(number if len(str(number + 1)) <= DIGITS else 0) or here
+
+    def _found(self) -> StoredObject | None:
+        hinted = self._hinted()
+        found = None if hinted is None else self._newest_of_hadoop(hinted, ENDINGS)
+        return found or self._listed(0)
+
+    def _hinted(self) -> int | None:
+        try:
+            hint = self._stores.read(f"{self._folder}/{HINT}").strip()
+        except StoreMissing:
+            return None
+        return int(hint) if re.fullmatch(rb"\d{1,18}", hint) else None
+
+    def _newest_of_hadoop(self, number: int, endings: Sequence[str]) -> StoredObject | None:
+        """The file of this number or of the last of those that follow it without a gap: hints may lag behind."""
+        newest = None
+        while (found := self._of_hadoop(number, endings)) is not None:
+            newest, number = found, number + 1
+        return newest
+
+    def _of_hadoop(self, number: int, endings: Sequence[str]) -> StoredObject | None:
+        heads = (self._stores.head(f"{self._folder}/v{number}{ending}") for ending in endings)
+        return next((found for found in heads if found is not None), None)
+
+    def _listed(self, from_number: int) -> StoredObject | None:
+        files = list(self._metadata_files(from_number))
+        if not files:
+            return None
+        by_hadoop = [(number, file) for number, is_hadoop, file in files if is_hadoop]
+        by_catalog = [(number, file) for number, is_hadoop, file in files if not is_hadoop]
+        if by_hadoop and by_catalog:
+            raise self._unclear("metadata files of a Hadoop catalog and of another one")
+        numbered = by_hadoop or by_catalog
+        highest = max(number for number, _ in numbered)
+        newest = [file for number, file in numbered if number == highest]
+        if len(newest) > 1:
+            raise self._unclear(f"{len(newest)} metadata files of number {highest}")
+        return newest[0]
+
+    def _metadata_files(self, from_number: int) -> Iterator[tuple[int, bool, StoredObject]]:
+        after = f"{self._folder}/{from_number:0{DIGITS}d}-" if from_number else None
+        for file in self._stores.list(self._folder, after):
+            name = self._name(file.location)
+            of_hadoop, of_catalog = OF_HADOOP.fullmatch(name), OF_CATALOG.fullmatch(name)
+            found = of_hadoop or of_catalog
+            if found is not None:
+                yield int(found[1]), of_hadoop is not None, file
+
+    def _name(self, location: str) -> str:
+        return location[len(self._stores.place(f"{self._folder}/").location) :]
+
+    def _unclear(self, what: str) -> Unserveable:
+        return Unserveable(
+            f"{self.root} has {what}, so its newest state is not known.",
+            "Follow the table through its catalog (iceberg:CATALOG/NAMESPACE.TABLE), or one metadata file of it.",
+        )
+
+
+def _pointer(file: StoredObject) -> Pointer:
+    return Pointer(file.location, f"{file.etag or file.modified_ms} {file.size_bytes}")
