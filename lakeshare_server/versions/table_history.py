@@ -167,7 +167,7 @@ def _count(text: object) -> int:
 
 def _too_large(location: str) -> Unserveable:
     return Unserveable(
-        f"The Iceberg metadata {location} has more than the {MOST_BYTES} bytes that this server reads.",
+        f"The Iceberg metadata {location} is too large: this server reads up to {MOST_BYTES} bytes.",
         "Expire snapshots of the table, and let its writers delete old metadata from the log.",
     )
 

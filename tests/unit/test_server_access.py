@@ -234,7 +234,7 @@ def test_recipients_are_told_of_a_table_by_the_name_it_is_shared_under(tmp_path:
             ("planned", {"version": 0}, 404, "flights/pub/planned"),
             ("planned", {"startingVersion": 0}, 404, "flights/pub/planned"),
             ("planned", {"timestamp": "2020-01-01T00:00:00Z"}, 404, "flights/pub/planned"),
-            ("iceberg", {"startingVersion": 0}, 400, "this table"),
+            ("iceberg", {"version": 1}, 400, "flights.pub.iceberg"),
             ("delta", {"startingVersion": 0}, 400, "this table"),
             ("delta", {"version": 1}, 400, "flights.pub.delta"),
         ):

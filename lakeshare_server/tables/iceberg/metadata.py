@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.stores import LASTING, Stores
-from lakeshare_server.tables.iceberg.metadata_json import MetadataError, parsed, unpacked
+from lakeshare_server.tables.iceberg.metadata_json import LONGEST_BYTES, MetadataError, parsed, unpacked
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -23,7 +23,7 @@ def metadata_text(stores: Stores, location: str) -> bytes:
         MetadataError: it is compressed and not whole, or too long.
         StoreError, Unavailable, BadRequest: as `Stores.read` says.
     """
-    return unpacked(stores.read(location))
+    return unpacked(stores.read(location), LONGEST_BYTES)
 
 
 def open_metadata(

@@ -58,7 +58,7 @@ def parsed(content: bytes, snapshot_id: int) -> "TableMetadata":
         raise MetadataError(_what_is_wrong(error)) from error
 
 
-def unpacked(content: bytes, longest_bytes: int = LONGEST_BYTES) -> bytes:
+def unpacked(content: bytes, longest_bytes: int) -> bytes:
     """The text of a metadata file, plain or in gzip, whatever its name says (Iceberg spec, Appendix F).
 
     Raises:
@@ -80,7 +80,7 @@ def unpacked(content: bytes, longest_bytes: int = LONGEST_BYTES) -> bytes:
 
 def _json(content: bytes) -> dict[str, Any]:
     try:
-        said = orjson.loads(unpacked(content))
+        said = orjson.loads(unpacked(content, LONGEST_BYTES))
     except MetadataError:
         raise
     except ValueError as error:
