@@ -5,7 +5,7 @@ The rewriting itself is in `protocol.iceberg_metadata`; how clients get at the f
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -20,6 +20,7 @@ from lakeshare_server.protocol.iceberg_metadata import Fields, published_metadat
 from lakeshare_server.protocol.iceberg_trimming import trimmed
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.iceberg.metadata import metadata_text
+from lakeshare_server.tables.iceberg.partition_texts import always_has_text
 from lakeshare_server.versions import PinnedSnapshot
 
 KEPT = 512  # tables, as one kind of recipient sees them
@@ -35,7 +36,8 @@ class LoadedTable:
     """What is handed out of a table, whose files lie below `location` in Iceberg's spelling.
 
     `metadata_location` is the newest snapshot's manifest list. Clients never open it as long as they have the metadata
-    itself, but tell by it whether a table has changed, how to read it, and how long a file it is.
+    itself, but tell by it whether a table has changed, how to read it, and how long a file it is. Scans of one that is
+    not plannable are planned by clients.
     """
 
     version: int
@@ -46,6 +48,7 @@ class LoadedTable:
     snapshots: Sequence[Fields]
     schemas: Sequence[Fields]
     current_schema_id: int
+    is_plannable: bool
 
     def schema(self, schema_id: int | None = None) -> Fields:
         """One of its schemas, the table's own when the id is None or not told."""
@@ -137,6 +140,7 @@ class IcebergTables:
             snapshots=told["snapshots"],
             schemas=told["schemas"],
             current_schema_id=told["current-schema-id"],
+            is_plannable=_is_plannable(told),
         )
 
     def _read(self, location: str, wanted: set[int]) -> Fields | None:
@@ -151,6 +155,24 @@ class IcebergTables:
     def _specs(self, snapshot: Fields) -> set[int]:
         manifests = manifests_of(snapshot, self._stores)
         return {manifest.spec_id for manifest in manifests if manifest.spec_id is not None}
+
+
+def _is_plannable(metadata: Fields) -> bool:
+    """Whether plans can tell the partition of each file; values of a column itself are of the column's type."""
+    kinds = dict(_kinds(one for schema in metadata["schemas"] for one in schema["fields"]))
+    return all(
+        field["transform"] != "identity" or always_has_text(str(kinds.get(field["source-id"], "int")))
+        for spec in metadata["partition-specs"]
+        for field in spec["fields"]
+    )
+
+
+def _kinds(fields: Iterable[Fields]) -> Iterator[tuple[int, object]]:
+    """The types of columns by id, those inside of structs too: partitions can be of no others."""
+    for one in fields:
+        yield one["id"], one["type"]
+        if isinstance(one["type"], dict):
+            yield from _kinds(one["type"].get("fields", ()))
 
 
 def _key(view: TableView, version: int) -> tuple[object, ...]:

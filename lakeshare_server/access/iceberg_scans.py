@@ -196,4 +196,6 @@ class _Page:
 def _schema(said: bytes) -> "Schema":
     from pyiceberg.schema import Schema
 
-    return Schema.model_validate_json(said)
+    from lakeshare_server.tables.iceberg.foreign_types import with_foreign_types
+
+    return Schema.model_validate(with_foreign_types(orjson.loads(said)))

@@ -35,9 +35,9 @@ def needs_no_storage(view: TableView, table: LoadedTable) -> bool:
     return table.location.startswith(("/", "file:")) and not view.is_restricted
 
 
-def planning_config(view: TableView, settings: ServerSettings) -> Mapping[str, str]:
+def planning_config(view: TableView, table: LoadedTable, settings: ServerSettings) -> Mapping[str, str]:
     """Where a client is to plan its scans: Java's obey, whatever they were set to; PyIceberg's choose themselves."""
-    if view.is_restricted or settings.iceberg_planning == "server":
+    if view.is_restricted or (settings.iceberg_planning == "server" and table.is_plannable):
         return {"scan-planning-mode": "server"}
     return {}
 

@@ -31,7 +31,7 @@ async def load_table(request: Request) -> Response:
     if not needs_no_storage(by.view, table):
         storage = await run_in_threadpool(_storage, by, table)
     # The metadata is put in as it is kept: taking thousands of snapshots apart for each answer would cost more.
-    planning = planning_config(by.view, by.parts.settings)
+    planning = planning_config(by.view, table, by.parts.settings)
     told = _told(table, replace(storage, config={**planning, **storage.config}))
     around = orjson.dumps({"metadata-location": table.metadata_location, **told})
     return Response(around[:-1] + b',"metadata":' + table.metadata + b"}", media_type=JSON)

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 EPOCH = date(1970, 1, 1)
 START = datetime(1970, 1, 1, tzinfo=UTC)
 AS_THEY_ARE = {"boolean", "int", "long", "string"}
+AS_TEXTS = {"date", "timestamp", "timestamptz", "binary"}
+
+
+def always_has_text(kind: str) -> bool:
+    """Whether each value of a type, as Iceberg spells it, has a form: NaN and the infinities have none."""
+    return kind in AS_THEY_ARE | AS_TEXTS or kind.startswith(("decimal", "fixed"))
 
 
 class PartitionTexts:
