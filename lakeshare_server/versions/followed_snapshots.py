@@ -13,18 +13,23 @@ from lakeshare_server.catalog import FollowedTable, IcebergIdentity, Ledger, Pub
 from lakeshare_server.errors import LakeshareError, NotFound, StoreError, TableFilesMissing, Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables import read_iceberg
-from lakeshare_server.tables.delta.changes import VersionChanges
+from lakeshare_server.tables.delta.changes import SegmentCache, VersionChanges
+from lakeshare_server.tables.delta.mapping import mapping_mode
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.tables.snapshot import TableSnapshot
 from lakeshare_server.versions.for_recipients import for_recipients
 from lakeshare_server.versions.metadata_source import Pointer
+from lakeshare_server.versions.published_changes import ChangeFiles, PublishedChanges, unlike_columns
 from lakeshare_server.versions.snapshot_look import Seen, SnapshotLook
 from lakeshare_server.versions.snapshot_numbers import SnapshotNumbers
 from lakeshare_server.versions.table_history import TableState, read_history
 from lakeshare_server.versions.version import PinnedSnapshot, Version
 
 SEEN = 256  # rows of the ledger, each with its schema
+NOBODY_RECORDS = (
+    "files were removed or rewritten, and of a table that is followed nobody records the changed rows"
+)
 
 Answer = TypeVar("Answer")
 _log = logging.getLogger(__name__)
@@ -40,12 +45,17 @@ class FollowedSnapshots:
         identity: IcebergIdentity,
         look: SnapshotLook,
         cache: IndexCache,
+        segments: SegmentCache,
+        change_files: ChangeFiles,
         stores: Stores,
         vectors_dir: Path | None = None,
     ) -> None:
         self._ledger, self._followed, self._identity, self._look = ledger, followed, identity, look
         self._cache, self._stores, self._vectors_dir = cache, stores, vectors_dir
         self._numbers = SnapshotNumbers(ledger, followed, identity, look.source, stores, self._index_of_state)
+        self._compared = PublishedChanges(
+            cache.folder, segments, change_files, stores, self._index_of, NOBODY_RECORDS
+        )
         self._rows: dict[int, Publication] = {}
         self._last: Publication | None = None
         self._since: int | None = None
@@ -112,34 +122,29 @@ class FollowedSnapshots:
             Unserveable: no client could read it.
             Unavailable: the store does not answer.
         """
-        row = self._row(version.number)
-        if row is None:
-            raise NotFound("Publication", str(version.number))
+        row = self._required(version.number)
         return self._told(lambda: self._index_of(row))
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
-        """Refused: changes are recorded when pipelines publish, and nobody does of a followed table.
+        """What the versions from `first` to `last` changed, as their files tell it: nobody records changed rows.
 
         Raises:
-            Unserveable: always.
+            TableFilesMissing: the files of one of them are not known any more.
+            Unavailable: the store does not answer.
         """
-        raise Unserveable(
-            "Changes of this table are not served: it is followed as it lies in storage, and nothing records what a "
-            "version of it changed.",
-            "Query its versions instead.",
-        )
+        return self._told(lambda: self._compared.window(*self._between(first, last)))
 
     def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
-        """Refused, as `changes` is.
-
-        Raises:
-            Unserveable: always.
-        """
-        return self.changes(first, last)
+        """The same, as the change data feed tells it; versions that rewrote files have a fault there."""
+        told = None if told_at is None else self._required(told_at)
+        return self._told(lambda: self._compared.feed(*self._between(first, last), told))
 
     def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
-        """None: changes are refused whatever the columns."""
-        return None
+        """Why the schema of version `told_at` does not tell the columns of all files from `first` to `last`."""
+        told = self._required(told_at)
+        if mapping_mode(self._told(lambda: self._index_of(told)).header.head.configuration) != "none":
+            return None
+        return self._told(lambda: unlike_columns(self._stores, [*self._between(first, last)[0], told]))
 
     def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
         """What the versions from `first` to `last` pin, in order.
@@ -188,6 +193,16 @@ class FollowedSnapshots:
             self._rows.clear()
         self._rows[number] = found
         return found
+
+    def _required(self, number: int) -> Publication:
+        row = self._row(number)
+        if row is None:
+            raise NotFound("Publication", str(number))
+        return row
+
+    def _between(self, first: int, last: int) -> tuple[list[Publication], Publication | None]:
+        """What the ledger has from `first` to `last`, and before that; nothing of another table of this name."""
+        return self._ledger.between(self._followed.table, first, last), self._row(first - 1)
 
     def _index_of_state(self, state: TableState) -> FileIndex:
         return self._index(state.metadata_location, state.snapshot_id, state.schema_id)

@@ -41,7 +41,7 @@ from lakeshare_server.tables.iceberg.vectors import vector_hindrance
 from lakeshare_server.tables.index import FileIndex, index_path
 
 # Grows whenever comparing files gives other rows; what was compared under another layout is not found.
-LAYOUT = 1
+LAYOUT = 2
 OPEN_CHANGES = 512
 LOOKED_EVERY_S = 60.0
 LOOKS_KEPT = 10_000
@@ -89,7 +89,10 @@ class ChangeFiles:
 
 
 class PublishedChanges:
-    """Reads the changes of one table's publications; `index` opens the files of one."""
+    """Reads the changes of one table's publications; `index` opens the files of one.
+
+    `unrecorded` says of those without an index of changes why their files are all that is known.
+    """
 
     def __init__(
         self,
@@ -98,9 +101,10 @@ class PublishedChanges:
         change_files: ChangeFiles,
         stores: Stores,
         index: Callable[[Publication], FileIndex],
+        unrecorded: str = NOT_RECORDED,
     ) -> None:
         self._index_dir, self._segments, self._change_files = index_dir, segments, change_files
-        self._stores, self._index = stores, index
+        self._stores, self._index, self._unrecorded = stores, index, unrecorded
 
     def window(self, publications: Sequence[Publication], before: Publication | None) -> list[VersionChanges]:
         """What each of some publications in a row changed; `before` is the one before the first of them.
@@ -159,7 +163,10 @@ class PublishedChanges:
 
     def _compared(self, before: Publication | None, one: Publication, made_of: tuple[str, str]) -> Segment:
         is_lost = one.changes_digest is not None
-        identity = "iceberg changes", LAYOUT, one.table, one.version, made_of, is_lost
+        pins = [
+            None if row is None else (row.table_id, row.snapshot_id, _schema(row)) for row in (before, one)
+        ]
+        identity = "iceberg changes", LAYOUT, one.table, one.version, made_of, is_lost, *pins
         return self._segments.get(
             identity, lambda path: write_changes(self._change(before, one, is_lost), made_of, path)
         )
@@ -178,7 +185,7 @@ class PublishedChanges:
             changed_at_ms=_time_ms(one),
             keeps_rows=before is not None and _keeps_rows(self._stores, before, one),
             brings_back_columns=before is not None and _brings_back_columns(self._stores, before, one),
-            fault=LOST_INDEX if is_lost else NOT_RECORDED,
+            fault=LOST_INDEX if is_lost else self._unrecorded,
         )
 
 
@@ -188,7 +195,7 @@ def unlike_columns(stores: Stores, publications: Sequence[Publication]) -> str |
     Raises:
         Unavailable: the store of their metadata does not answer.
     """
-    of_schema = {one.schema_string: one for one in publications}
+    of_schema = {_schema(one): one for one in publications}
     if len(of_schema) < 2:
         return None
     try:
@@ -218,13 +225,18 @@ def _keeps_rows(stores: Stores, before: Publication, one: Publication) -> bool:
 
 
 def _brings_back_columns(stores: Stores, before: Publication, one: Publication) -> bool:
-    if before.schema_string == one.schema_string:
+    if _schema(before) == _schema(one):
         return False
     try:
         return brings_back_columns(stores, _pinned_by(before), _pinned_by(one))
     except Unserveable:
         # Then files do not tell what else a change of columns did.
         return True
+
+
+def _schema(one: Publication) -> str | int:
+    """What tells its columns from those of others: of what was only followed, Iceberg's own id."""
+    return one.schema_string if one.schema_id is None else one.schema_id
 
 
 def _pinned_by(one: Publication) -> tuple[str, int]:

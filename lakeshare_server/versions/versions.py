@@ -53,6 +53,8 @@ class Versions:
                 followed.iceberg,
                 self._snapshot_look(followed, followed.iceberg),
                 self._cache,
+                self._segments,
+                self._change_files,
                 self._stores,
                 self._vectors_dir,
             )
