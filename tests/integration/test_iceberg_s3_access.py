@@ -23,8 +23,9 @@ from sqlalchemy import select
 from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share import pin
+from lakeshare_pipelines.share.table_state import TableState
 from lakeshare_pipelines.wap.lake import without_spark
-from lakeshare_server.catalog import Recipients
+from lakeshare_server.catalog import Ledger, Recipients
 from lakeshare_server.catalog.hand_shares import allow_directory_access
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import Unserveable
@@ -157,12 +158,15 @@ def test_pipelines_read_what_they_publish_with_their_own_settings(
 ) -> None:
     """Where the catalog says that a table is in S3; our own catalogs are on disks."""
     state = state_of(made)
-    monkeypatch.setattr(pin, "_iceberg_state", lambda *_: (state.metadata_location, state.snapshot_id))
     lake = without_spark(LakeSettings(**provider.settings.model_dump(include=set(LakeSettings.model_fields))))
+    told = TableState(state.metadata_location, state.snapshot_id, Stores(lake.settings))
+    monkeypatch.setattr(pin, "state_at", lambda *_: told)
     table = Table("lake.flights", "iceberg", ())
     nothing = {"set_name": "", "run_id": "", "partition": "", "contract_digest": "", "verdicts": {}}
-    found = pin.pinned(lake, table, nessie_hash="0", delta_version=None, **nothing)
+    ledger = Ledger(provider.catalog)
+    found = pin.pinned(lake, ledger, table, nessie_hash="0", delta_version=None, **nothing)
     assert (found.rows, found.location) == (12, made.table.location())
+    assert found.changes_digest is not None
 
 
 def test_granted_folders_are_read_with_vended_credentials(provider: Provider, made: IcebergTable) -> None:
