@@ -1,12 +1,15 @@
 """Commands about tables: follow one in storage, end that, show what recipients get of one."""
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from lakeshare_server.catalog import Catalog, TableEntry
+    from collections.abc import Iterator
+
+    from lakeshare_server.catalog import Catalog, FollowedTables, TableEntry
     from lakeshare_server.settings import ServerSettings
     from lakeshare_server.tables.index import IndexHeader
     from lakeshare_server.tables.serveability import Verdict
@@ -52,7 +55,7 @@ def follow(
     """
     from lakeshare_server.catalog import FollowedTables, SharedTable
     from lakeshare_server.catalog.hand_shares import share_table
-    from lakeshare_server.errors import BadRequest, LakeshareError
+    from lakeshare_server.errors import BadRequest
     from lakeshare_server.stores import Stores
     from lakeshare_server.versions import found_at, spelt
 
@@ -67,18 +70,26 @@ def follow(
     followed, open_before = FollowedTables(catalog), _open_folders(catalog)
     is_new = followed.get(name) is None
     followed.add(name, place, check_every, start_version, identity)
-    try:
+    with _ended_on_refusal(followed, name, is_new):
         latest = _versions(settings, catalog, name).latest()
         shared = SharedTable(schema, table, name, history=history)
         entry = share_table(catalog, share, shared, start_version=start_version or None)
-    except LakeshareError:
-        # Its name would be taken, and nobody could read it.
-        if is_new:
-            followed.remove(name)
-        raise
     typer.echo(f"{entry.path} follows {place}, now at version {latest.number} (unaudited)")
     _tell_closed(catalog, open_before)
     typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")
+
+
+@contextmanager
+def _ended_on_refusal(followed: "FollowedTables", name: str, is_new: bool) -> "Iterator[None]":
+    """Follow a new table no more when it cannot be shared: its name would be taken, and nobody could read it."""
+    from lakeshare_server.errors import LakeshareError
+
+    try:
+        yield
+    except LakeshareError:
+        if is_new:
+            followed.remove(name)
+        raise
 
 
 @table_app.command("unfollow")

@@ -4,11 +4,13 @@ do not."""
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.types import StringType
 from pyroaring import BitMap64
 
 from lakeshare_server.settings import StoreSettings
@@ -22,7 +24,7 @@ from lakeshare_server.tables.iceberg.change_index import (
     open_changes,
     write_change_index,
 )
-from lakeshare_server.tables.iceberg.lineage import column_conflict, keeps_rows
+from lakeshare_server.tables.iceberg.lineage import brings_back_columns, column_conflict, keeps_rows
 from lakeshare_server.tables.iceberg.vectors import with_vectors
 from lakeshare_server.tables.index import index_path
 from tests.builders.lake_tables import IcebergTable
@@ -98,6 +100,39 @@ def test_whole_files_that_went_are_told_as_removes(provider: Provider, table: Ic
     line = json.loads(f"{{{row['common']}{row['delta_rest']}}}")
     assert set(line) == {"partitionValues", "size", "deletionTimestamp", "dataChange", "extendedFileMetadata"}
     assert line["deletionTimestamp"] == 1_700_000_000_000
+
+
+def test_vectors_with_braces_in_their_text_are_told_apart(provider: Provider, table: IcebergTable) -> None:
+    """Z85, which vectors are written in, has braces as JSON has."""
+    plain = read(table)
+    states = [files_of(provider, plain)]
+    states += [files_of(provider, without_rows(plain, row, 3 * row + 1)) for row in range(1, 60)]
+    texts = [batch.column("delta_rest")[0].as_py() for one in states for batch in one.batches()]
+    vectors = [text.partition('"pathOrInlineDv":"')[2].partition('"')[0] for text in texts]
+    assert any(set("{}") & set(text) for text in vectors), "no text has a brace"
+    for one, other in pairwise(states):
+        assert file_difference(one, other).after.num_rows == 1
+
+
+def test_columns_that_come_back_change_rows_of_shared_files(provider: Provider, table: IcebergTable) -> None:
+    files = files_of(provider, read(table))
+    assert source_of(files, files) == FeedSource.NOTHING
+    assert source_of(files, files, brings_back_columns=True) == FeedSource.ROWS
+
+
+def test_a_column_that_was_dropped_and_is_there_again_is_noticed(table: IcebergTable) -> None:
+    whole = table.state()
+    [*_, dropped] = [field.name for field in table.table.schema().fields]
+    with table.table.update_schema() as change:
+        change.delete_column(dropped)
+    without = table.append(people(9).drop_columns([dropped]))
+    with table.table.update_schema() as change:
+        change.add_column("new", StringType())
+    added = table.append(people(9).drop_columns([dropped]))
+    old, less, more = ((one.metadata_location, one.snapshot_id) for one in (whole, without, added))
+    assert brings_back_columns(STORES, less, old)
+    assert not brings_back_columns(STORES, old, less)
+    assert not brings_back_columns(STORES, less, more), "new columns are in no older file"
 
 
 def test_rewritten_rows_are_told_by_change_files_alone(provider: Provider, table: IcebergTable) -> None:
