@@ -4,7 +4,6 @@ do not."""
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +109,8 @@ def test_vectors_with_braces_in_their_text_are_told_apart(provider: Provider, ta
     texts = [batch.column("delta_rest")[0].as_py() for one in states for batch in one.batches()]
     vectors = [text.partition('"pathOrInlineDv":"')[2].partition('"')[0] for text in texts]
     assert any(set("{}") & set(text) for text in vectors), "no text has a brace"
-    for one, other in pairwise(states):
-        assert file_difference(one, other).after.num_rows == 1
+    for one in states[1:]:
+        assert file_difference(states[0], one).after.num_rows == 1
 
 
 def test_columns_that_come_back_change_rows_of_shared_files(provider: Provider, table: IcebergTable) -> None:
