@@ -105,10 +105,10 @@ def test_vectors_with_braces_in_their_text_are_told_apart(provider: Provider, ta
     """Z85, which vectors are written in, has braces as JSON has."""
     plain = read(table)
     states = [files_of(provider, plain)]
-    states += [files_of(provider, without_rows(plain, row, 3 * row + 1)) for row in range(1, 60)]
+    states += [files_of(provider, without_rows(plain, row, 7 * row + 1)) for row in range(1, 120)]
     texts = [batch.column("delta_rest")[0].as_py() for one in states for batch in one.batches()]
     vectors = [text.partition('"pathOrInlineDv":"')[2].partition('"')[0] for text in texts]
-    assert any(set("{}") & set(text) for text in vectors), "no text has a brace"
+    assert any("{" in text for text in vectors), "no text has a brace that opens"
     for one in states[1:]:
         assert file_difference(states[0], one).after.num_rows == 1
 
