@@ -55,7 +55,7 @@ class IcebergScans:
 
     def __init__(self, stores: Stores, settings: ServerSettings) -> None:
         self._stores = stores
-        self._files = CacheFolder(settings.index_dir / "cache", settings.index_cache_bytes, ScanFiles)
+        self._files = CacheFolder(settings.index_dir / "cache", "scan", settings.index_cache_bytes, ScanFiles)
 
     def page(
         self, view: TableView, table: LoadedTable, asked: ScanRequest, task: PlanTask, most: int

@@ -40,10 +40,14 @@ class _Kept(Generic[Opened]):
 
 
 class CacheFolder(Generic[Opened]):
-    """Builds each file once; `open_file` opens one, and what it returns is kept for the requests that follow."""
+    """Builds each file once; `open_file` opens one, and what it returns is kept for the requests that follow.
 
-    def __init__(self, folder: Path, max_bytes: int, open_file: Callable[[Path], Opened]) -> None:
-        self.folder, self.max_bytes, self._open_file = folder, max_bytes, open_file
+    Several kinds may share a folder. Whoever builds a file of one kind may have files of another built meanwhile, never
+    one of its own kind: builders of a kind wait for each other.
+    """
+
+    def __init__(self, folder: Path, kind: str, max_bytes: int, open_file: Callable[[Path], Opened]) -> None:
+        self.folder, self.kind, self.max_bytes, self._open_file = folder, kind, max_bytes, open_file
         self._open: OrderedDict[str, _Kept[Opened]] = OrderedDict()
         self._opening = Lock()
         self._building = [Lock() for _ in range(LOCKS)]
@@ -143,7 +147,7 @@ class CacheFolder(Generic[Opened]):
         """Keep other processes from building the same file meanwhile."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = (self.folder / f".building-{int(key[:8], 16) % LOCKS}").open("a")
+            file = (self.folder / f".building-{self.kind}-{int(key[:8], 16) % LOCKS}").open("a")
         except OSError as error:
             raise self._unwritable(error) from error
         with file:

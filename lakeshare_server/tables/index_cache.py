@@ -14,7 +14,7 @@ class IndexCache:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
-        self._files = CacheFolder(folder, max_bytes, FileIndex)
+        self._files = CacheFolder(folder, "index", max_bytes, FileIndex)
 
     def get(self, identity: Sequence[object], build: Callable[[], TableSnapshot]) -> FileIndex:
         """The index of what the identity says, built from its snapshot when nobody has done so yet.

@@ -21,10 +21,10 @@ from tests.builders.lake_tables import a_delta_table
 class Texts:
     """A folder of texts, with a note of what was written and opened."""
 
-    def __init__(self, folder: Path, max_bytes: int = 10**6) -> None:
+    def __init__(self, folder: Path, max_bytes: int = 10**6, kind: str = "text") -> None:
         self.written: list[str] = []
         self.opened: list[str] = []
-        self.folder = CacheFolder(folder, max_bytes, self._open)
+        self.folder = CacheFolder(folder, kind, max_bytes, self._open)
 
     def get(self, name: str, text: str | None = None) -> str:
         def write(path: Path) -> None:
@@ -72,7 +72,7 @@ def test_keys_are_told_apart_by_every_part(tmp_path: Path) -> None:
 
 def test_many_threads_build_once(tmp_path: Path) -> None:
     built: list[int] = []
-    folder = CacheFolder(tmp_path, 10**6, Path.read_text)
+    folder = CacheFolder(tmp_path, "text", 10**6, Path.read_text)
 
     def write(path: Path) -> None:
         built.append(1)
@@ -99,7 +99,7 @@ def write(path):
     time.sleep(0.3)
     path.write_text("x")
 
-assert CacheFolder(Path(sys.argv[1]), 10**6, Path.read_text).get(("k",), write) == "x"
+assert CacheFolder(Path(sys.argv[1]), "text", 10**6, Path.read_text).get(("k",), write) == "x"
 """
 
 
@@ -159,7 +159,7 @@ def test_another_worker_may_make_room_before_what_was_built_is_used(tmp_path: Pa
         other.get(next(names))
         return path.read_text()
 
-    folder = CacheFolder(tmp_path, 1, open_late)
+    folder = CacheFolder(tmp_path, "text", 1, open_late)
     assert folder.get(("a",), lambda path: path.write_text("a") and None) == "a"
 
 
@@ -258,3 +258,21 @@ def test_an_open_index_stays_readable_when_its_file_makes_room(tmp_path: Path) -
     assert len(before[0]) == 3
     digest = hashlib.sha256(left.read_bytes()).hexdigest()
     assert digest != left.stem, "these are named by what they stand for, not by their content"
+
+
+def test_a_build_may_need_a_build_of_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Indexes of changes are made from file indexes; with one lock for all keys, any two keys meet at it.
+    monkeypatch.setattr(cache_folder, "LOCKS", 1)
+    inner, outer = Texts(tmp_path, kind="inner"), Texts(tmp_path, kind="outer")
+    found: list[str] = []
+
+    def build() -> None:
+        found.append(
+            outer.folder.get(("outer",), lambda path: path.write_text(inner.get("needed") + " and more"))
+        )
+
+    # Given up by the test, and not by its worker, if it never ends.
+    building = threading.Thread(target=build, daemon=True)
+    building.start()
+    building.join(30)
+    assert found == ["needed and more"]

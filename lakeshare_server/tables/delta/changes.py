@@ -91,7 +91,7 @@ class ChangeLog:
 
 def segment_cache(folder: Path, max_bytes: int) -> SegmentCache:
     """Segments in a folder of bounded size, which other indexes may share."""
-    return CacheFolder(folder, max_bytes, open_segment)
+    return CacheFolder(folder, "changes", max_bytes, open_segment)
 
 
 def read_changes(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> list[VersionChanges]:
