@@ -156,6 +156,7 @@ def _issue(session: Session, recipient: RecipientRow, expires_at: datetime | Non
     session.add(
         TokenRow(
             recipient_key=recipient.key,
+            id=str(uuid.uuid4()),
             digest=token_digest(token),
             created_at=datetime.now(UTC),
             expires_at=expires_at,

@@ -1,0 +1,70 @@
+"""What came of requests, and the count of writes that recipients can see."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Integer, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from lakeshare_server.catalog.models.base import GROWING, Base, GrowingKey, Long, Name, PublicId, ShortText
+
+
+class AsyncQueryRow(Base):
+    """A query that a recipient comes back for; `attempts` is also the fencing token of whoever works on it."""
+
+    __tablename__ = "async_queries"
+    __table_args__ = (UniqueConstraint("recipient_id", "table_id", "idempotency_key"), GROWING)
+
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    recipient_id: Mapped[str] = mapped_column(ShortText(36))
+    table_id: Mapped[str] = mapped_column(ShortText(36))
+    kind: Mapped[str] = mapped_column(ShortText(16))
+    request: Mapped[str]
+    idempotency_key: Mapped[Name]
+    request_digest: Mapped[str] = mapped_column(ShortText(64))
+    state: Mapped[str] = mapped_column(ShortText(16), index=True)
+    attempts: Mapped[int]
+    error_code: Mapped[str | None] = mapped_column(ShortText(64))
+    error_message: Mapped[str | None]
+    version: Mapped[Long | None]
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    heartbeat_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class StateRow(Base):
+    """One row: the generation counts the writes that can change what a recipient sees."""
+
+    __tablename__ = "catalog_state"
+
+    key: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    generation: Mapped[Long]
+
+
+class AuditRow(Base):
+    """One event: a request and what became of it, or a change by an administrator, with what was before and after.
+
+    `recipient` names the recipient that reads; `principal` whoever administers.
+    """
+
+    __tablename__ = "audit_log"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    at: Mapped[datetime] = mapped_column(index=True)
+    recipient: Mapped[Name | None] = mapped_column(index=True)
+    action: Mapped[str] = mapped_column(ShortText(64))
+    object_name: Mapped[str | None]
+    status: Mapped[int]
+    error_code: Mapped[str | None] = mapped_column(ShortText(64))
+    version: Mapped[Long | None]
+    files: Mapped[Long | None]
+    request_id: Mapped[str] = mapped_column(ShortText(64))
+    ip: Mapped[str | None] = mapped_column(ShortText(64))
+    user_agent: Mapped[str | None]
+    elapsed_ms: Mapped[Long]
+    principal: Mapped[Name | None] = mapped_column(index=True)
+    details: Mapped[dict[str, Any] | None]
