@@ -1,0 +1,54 @@
+"""What can be wrong with SQL, and where in the text it is.
+
+SqlError                 what, place, source    the text is not a statement: nothing of it was done
+└── StatementRefused     cause                  a statement that was understood and cannot be done
+"""
+
+from dataclasses import dataclass
+
+from lakeshare_server.errors import LakeshareError
+
+LONGEST_LINE = 110
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something stands in a text, counted from 1, and how many characters it takes."""
+
+    line: int
+    column: int
+    length: int = 1
+
+
+class SqlError(LakeshareError):
+    """The text cannot be read as SQL; tells the place by line, column and a caret."""
+
+    def __init__(self, what: str, place: Place, text: str, source: str | None = None) -> None:
+        at = f"{place.line}:{place.column}"
+        where = f"{source}:{at}" if source else f"line {place.line}, column {place.column}"
+        super().__init__(f"{where}: {what}\n{pointed_at(text, place)}")
+        self.what, self.place, self.source = what, place, source
+
+
+class StatementRefused(SqlError):
+    """A statement that was understood and cannot be done, with what the catalog said."""
+
+    def __init__(self, cause: LakeshareError, place: Place, text: str, source: str | None = None) -> None:
+        super().__init__(str(cause), place, text, source)
+        self.cause = cause
+
+
+def pointed_at(text: str, place: Place) -> str:
+    """The line of the text with a caret below what is meant; of long lines the part around it."""
+    lines = text.split("\n")
+    line = lines[place.line - 1].rstrip("\r") if place.line <= len(lines) else ""
+    before = place.column - 1
+    start = max(0, before - LONGEST_LINE // 2) if len(line) > LONGEST_LINE else 0
+    shown = _printable(line[start : start + LONGEST_LINE])
+    room = max(1, len(shown) - (before - start))
+    return f"  {shown}\n  {' ' * (before - start)}{'^' * min(max(1, place.length), room)}"
+
+
+def _printable(line: str) -> str:
+    # A tab or a control character would move the caret away, or do worse to a terminal.
+    return "".join(character if character.isprintable() else " " for character in line)
