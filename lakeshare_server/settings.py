@@ -13,6 +13,7 @@ def _absolute(path: Path) -> Path:
 
 # Fixed, as the `/v1` behind it is: profiles name it, so nobody has to guess it.
 ICEBERG_PATH = "/iceberg"
+ACTIVATION_PATH = "/activate"
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
@@ -153,6 +154,10 @@ class ServerSettings(StateSettings):
     def iceberg_url(self) -> str:
         """The URL of the Iceberg REST catalog as recipients see it; clients put `/v1` behind it."""
         return self._root() + ICEBERG_PATH
+
+    def activation_url(self, code: str) -> str:
+        """The link that gives a recipient its profile, once."""
+        return f"{self._root()}{ACTIVATION_PATH}/{code}"
 
     def _root(self) -> str:
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")

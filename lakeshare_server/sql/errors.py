@@ -1,12 +1,12 @@
 """What can be wrong with SQL, and where in the text it is.
 
 SqlError                 what, place, source    the text is not a statement: nothing of it was done
-└── StatementRefused     cause                  a statement that was understood and cannot be done
+└── StatementRefused     cause, took, total     a statement that was understood and cannot be done
 """
 
 from dataclasses import dataclass
 
-from lakeshare_server.errors import LakeshareError
+from lakeshare_server.errors import LakeshareError, NotFound
 
 LONGEST_LINE = 110
 
@@ -31,11 +31,23 @@ class SqlError(LakeshareError):
 
 
 class StatementRefused(SqlError):
-    """A statement that was understood and cannot be done, with what the catalog said."""
+    """A statement that was understood and cannot be done: why, and which of its script took effect."""
 
-    def __init__(self, cause: LakeshareError, place: Place, text: str, source: str | None = None) -> None:
-        super().__init__(str(cause), place, text, source)
-        self.cause = cause
+    def __init__(
+        self, cause: LakeshareError, place: Place, text: str, source: str | None, took: int, total: int
+    ) -> None:
+        # The catalog speaks to recipients of what is not there, who are to ask somebody else.
+        what = f"{cause.kind} {cause.name} does not exist." if isinstance(cause, NotFound) else str(cause)
+        super().__init__(what, place, text, source)
+        self.cause, self.took, self.total = cause, took, total
+
+    @property
+    def effect(self) -> str:
+        """Which statements of the script took effect."""
+        if self.took == 0:
+            return "Nothing of it took effect."
+        first = "The first statement" if self.took == 1 else f"The first {self.took} statements"
+        return f"{first} of {self.total} took effect; this one and what follows did not."
 
 
 def pointed_at(text: str, place: Place) -> str:

@@ -9,7 +9,7 @@ from lark.tree import Meta
 
 from lakeshare_server.sql import statements as said
 from lakeshare_server.sql.errors import Place
-from lakeshare_server.sql.words import moment, plain_name, plain_text, span
+from lakeshare_server.sql.words import moment, plain_name, plain_text, quoted_text, span
 
 MAX_NUMBER = (1 << 63) - 1
 DEEPEST = 64
@@ -144,5 +144,7 @@ def tokens_of(pieces: "Sequence[Token | Nested]") -> Iterator[str]:
     for piece in pieces:
         if isinstance(piece, Nested):
             yield from piece
+        elif piece.type == "TEXT":
+            yield quoted_text(plain_text(piece))
         else:
             yield str(piece)

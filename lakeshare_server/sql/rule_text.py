@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 KEYWORDS = frozenset(["AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE"])
 GLUED_BEFORE = frozenset(",).")
 GLUED_AFTER = frozenset("(.")
+SIGNS = frozenset("+-")
 WORD = re.compile(r"[^\W\d]\w*")
 
 
@@ -29,4 +30,7 @@ def spelt(tokens: Iterable[str]) -> str:
 def _is_glued(before: str, after: str) -> bool:
     if after in GLUED_BEFORE or before in GLUED_AFTER:
         return True
+    # Rules do not reckon: a sign belongs to the number behind it.
+    if before in SIGNS:
+        return after[0].isdigit()
     return after == "(" and WORD.fullmatch(before) is not None and before not in KEYWORDS

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+SharedKind = Literal["TABLE", "VIEW"]
 Kind = Literal["TABLE", "VIEW", "MODEL"]
 Verb = Literal["ADD", "ALTER"]
 Fields = Mapping[str, Any]  # names and values as the operations of the catalog take them
@@ -65,7 +66,7 @@ class PutObject(Change):
     verb: Verb
     kind: Kind
     path: tuple[str, ...]
-    alias: tuple[str, str] | None = None
+    alias: tuple[str, str]
     comment: str | None = None
     rule: str | None = None
     history: bool = True

@@ -10,10 +10,10 @@ MOMENT = re.compile(
 SPAN = re.compile(r"(\d{1,9})\s*(second|minute|hour|day|week)s?", re.I)
 PLAIN = re.compile(r"[^\W\d]\w*")
 # Keywords where a name could stand, here or in a predicate.
-QUOTED = frozenset(
-    ("IF", "TABLE", "VIEW", "MATERIALIZED", "MODEL", "SCHEMA", "CURRENT_RECIPIENT", "DATE", "TIMESTAMP")
-    + ("AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE", "CASE", "CAST", "EXISTS")
-)
+QUOTED = frozenset((
+    "IF", "TABLE", "VIEW", "MATERIALIZED", "MODEL", "SCHEMA", "CURRENT_RECIPIENT", "DATE", "TIMESTAMP", "SELECT",
+    "AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE", "CASE", "CAST", "EXISTS",
+))  # fmt: skip
 BETWEEN_SPANS = re.compile(r"[\s,]*")
 
 

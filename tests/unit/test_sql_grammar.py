@@ -59,6 +59,10 @@ STATEMENTS = [
         "ALTER SHARE s ADD TABLE lake.t WHERE ( a='x'  or(b in(1,2) and  not c is null) )",
         put(rule="a = 'x' OR (b IN (1, 2) AND NOT c IS NULL)"),
     ),
+    (
+        """ALTER SHARE s ADD TABLE lake.t WHERE (a == - 1 OR `b` <> "it's" /* why */ AND c = current_recipient ('k'))""",
+        put(rule="a == -1 OR `b` <> 'it''s' AND c = current_recipient('k')"),
+    ),
     ("ALTER SHARE s ADD TABLE lake.t COLUMNS (a, `b c`)", put(columns=("a", "b c"))),
     ("ALTER SHARE s ADD SCHEMA lake", said.PutSchema("s", "ADD", ("lake",))),
     ("ALTER SHARE s ALTER SCHEMA lake COMMENT 'c'", said.PutSchema("s", "ALTER", ("lake",), "c")),
