@@ -1,5 +1,6 @@
 """A session: takes scripts, does their statements in order, and knows as whom it looks."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -119,9 +120,9 @@ def _meant(error: LakeshareError, placed: Placed, text: str) -> Place:
     value = (
         error.name if isinstance(error, NotFound) else error.value if isinstance(error, BadRequest) else None
     )
-    offset = written.lower().find(str(value).lower()) if value not in (None, "") else -1
-    length = len(str(value)) if offset >= 0 else len(written.split(None, 1)[0])
-    at = placed.start + max(0, offset)
+    sought = rf"(?<!\w){re.escape(str(value))}(?!\w)" if value not in (None, "") else r"\A\w+"
+    found = re.search(sought, written, re.IGNORECASE) or re.match(r"\w+", written)
+    at, length = placed.start + (found.start() if found else 0), len(found.group()) if found else 1
     line_start = text.rfind("\n", 0, at) + 1
     return Place(text.count("\n", 0, at) + 1, at - line_start + 1, length)
 

@@ -88,7 +88,7 @@ def do_remove_schema(edit: Edit, asked: said.RemoveSchema, _: Provider) -> Resul
     schema = asked.path[-1].lower()
     found = [one for one in look.objects(edit.session, asked.share) if one.schema.lower() == schema]
     if not found:
-        raise NotFound("Schema", f"{asked.share}.{asked.path[-1]}")
+        raise NotFound(f"In share {asked.share}, schema", asked.path[-1])
     for one in found:
         remove_table(edit, asked.share, one.schema, one.name)
     return done(f"{', '.join(one.path for one in found)}: shared no more")
@@ -153,7 +153,7 @@ def _known(edit: Edit, asked: said.PutObject) -> SharedObject:
 def _only(named: list[SharedObject], share: str, path: tuple[str, ...]) -> SharedObject:
     written = ".".join(path)
     if not named:
-        raise NotFound("Table or view", f"{written} of share {share}")
+        raise NotFound(f"In share {share}, table or view", written)
     if len(named) > 1:
         aliases = ", ".join(f"{one.schema}.{one.name}" for one in named)
         raise BadRequest("table", written, f"{share} has it more than once; name one of {aliases}.")
