@@ -100,11 +100,11 @@ def _do(session: "SqlSession", text: str, source: str | None, single_transaction
 
 
 def _converse(session: "SqlSession", output: str) -> None:
-    from lakeshare_server.sql.prompt import converse
+    from lakeshare_server.sql.prompt import converse, prompt_with_history
 
     history = session.provider.settings.state_dir / "sql_history"
     typer.echo("SQL for shares, as " + session.principal + ". `help` shows how, Ctrl-D leaves.")
-    converse(session, history, lambda answer: _say(answer, output), _complain)
+    converse(session, prompt_with_history(session, history), lambda answer: _say(answer, output), _complain)
 
 
 def _say(answer: "Done", output: str) -> None:

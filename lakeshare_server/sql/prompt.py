@@ -27,20 +27,14 @@ All of it: docs/reference/sql.md"""
 Say = Callable[[str], None]
 
 
-def converse(
-    session: SqlSession,
-    history: Path,
-    say_answer: Callable[[Done], None],
-    say_error: Say,
-    *,
-    keys: Input | None = None,
-    screen: Output | None = None,
-) -> None:
-    """Do what is typed until the end; a mistake is told and nothing ends by it."""
+def prompt_with_history(
+    session: SqlSession, history: Path, *, keys: Input | None = None, screen: Output | None = None
+) -> PromptSession[str]:
+    """A prompt that completes by the session's catalog and remembers in a file; on this terminal by default."""
     history.parent.mkdir(parents=True, exist_ok=True)
     # What administrators do is nobody else's business.
     history.touch(mode=0o600)
-    typed: PromptSession[str] = PromptSession(
+    return PromptSession(
         history=FileHistory(str(history)),
         completer=SqlCompleter(names_of(session.provider.catalog)),
         complete_while_typing=False,
@@ -50,6 +44,12 @@ def converse(
         input=keys,
         output=screen,
     )
+
+
+def converse(
+    session: SqlSession, typed: PromptSession[str], say_answer: Callable[[Done], None], say_error: Say
+) -> None:
+    """Do what is typed until the end; a mistake is told and nothing ends by it."""
     while True:
         try:
             text = typed.prompt(_prompt(session)).strip()

@@ -60,7 +60,7 @@ STATEMENTS = [
         put(rule="a = 'x' OR (b IN (1, 2) AND NOT c IS NULL)"),
     ),
     (
-        """ALTER SHARE s ADD TABLE lake.t WHERE (a == - 1 OR `b` <> "it's" /* why */ AND c = current_recipient ('k'))""",
+        """ALTER SHARE s ADD TABLE lake.t WHERE (a == - 1 OR `b` <> "it's" /* ? */ AND c = current_recipient ('k'))""",
         put(rule="a == -1 OR `b` <> 'it''s' AND c = current_recipient('k')"),
     ),
     ("ALTER SHARE s ADD TABLE lake.t COLUMNS (a, `b c`)", put(columns=("a", "b c"))),
