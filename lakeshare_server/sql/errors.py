@@ -26,7 +26,7 @@ class SqlError(LakeshareError):
     def __init__(self, what: str, place: Place, text: str, source: str | None = None) -> None:
         at = f"{place.line}:{place.column}"
         where = f"{source}:{at}" if source else f"line {place.line}, column {place.column}"
-        super().__init__(f"{where}: {what}\n{pointed_at(text, place)}")
+        super().__init__(f"{where}: {printable(what)}\n{pointed_at(text, place)}")
         self.what, self.place, self.source = what, place, source
 
 
@@ -50,17 +50,18 @@ class StatementRefused(SqlError):
         return f"{first} of {self.total} took effect; this one and what follows did not."
 
 
+def printable(text: str) -> str:
+    """A text on one line that does nothing to a terminal, whatever a name or a comment has in it."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def pointed_at(text: str, place: Place) -> str:
     """The line of the text with a caret below what is meant; of long lines the part around it."""
     lines = text.split("\n")
     line = lines[place.line - 1].rstrip("\r") if place.line <= len(lines) else ""
     before = place.column - 1
     start = max(0, before - LONGEST_LINE // 2) if len(line) > LONGEST_LINE else 0
-    shown = _printable(line[start : start + LONGEST_LINE])
+    # Each character stays one: an escape would move the caret away.
+    shown = "".join(one if one.isprintable() else " " for one in line[start : start + LONGEST_LINE])
     room = max(1, len(shown) - (before - start))
     return f"  {shown}\n  {' ' * (before - start)}{'^' * min(max(1, place.length), room)}"
-
-
-def _printable(line: str) -> str:
-    # A tab or a control character would move the caret away, or do worse to a terminal.
-    return "".join(character if character.isprintable() else " " for character in line)

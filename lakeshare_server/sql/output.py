@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Literal
 
+from lakeshare_server.sql.errors import printable
 from lakeshare_server.sql.looks import written
 from lakeshare_server.sql.results import Cell
 from lakeshare_server.sql.session import Done
@@ -18,8 +19,9 @@ NOTHING = "NULL"
 def as_table(answer: Done) -> str:
     """Columns in line, and what was done or how many rows there are."""
     result = answer.result
+    told = printable(result.told)
     if not result.columns:
-        return result.told
+        return told
     cells = [list(result.columns), *([_shown(cell) for cell in row] for row in result.rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(result.columns))]
     lines = [
@@ -28,7 +30,7 @@ def as_table(answer: Done) -> str:
     ]
     rule = "  ".join("-" * width for width in widths)
     count = f"({len(result.rows)} row{'' if len(result.rows) == 1 else 's'})"
-    return "\n".join([lines[0], rule, *lines[1:], f"{count} {result.told}".rstrip()])
+    return "\n".join([lines[0], rule, *lines[1:], f"{count} {told}".rstrip()])
 
 
 def as_csv(answer: Done) -> str:
@@ -62,6 +64,4 @@ def _text(cell: Cell) -> str | int | None:
 
 
 def _shown(cell: Cell) -> str:
-    """A cell on one line: what a name or a comment has in it does nothing to a terminal."""
-    text = NOTHING if cell is None else str(_text(cell))
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return NOTHING if cell is None else printable(str(_text(cell)))
