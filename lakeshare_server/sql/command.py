@@ -1,7 +1,5 @@
 """The command `lakeshare sql`."""
 
-import os
-import pwd
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,17 +54,10 @@ def sql(
         _converse(session, output)
 
 
-def operating_system_user() -> str:
-    """Who runs this process, as the operating system knows, whatever the environment says."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container, say, whose user has no name
-        return f"uid {os.getuid()}"
-
-
 def _session() -> "SqlSession":
     from lakeshare_server.catalog import open_catalog
     from lakeshare_server.settings import ServerSettings
+    from lakeshare_server.sql.principal import operating_system_user
     from lakeshare_server.sql.provider import Provider
     from lakeshare_server.sql.session import SqlSession
 
