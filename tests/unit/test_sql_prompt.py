@@ -34,7 +34,7 @@ def session(catalog: Catalog) -> SqlSession:
 
 
 def typed(session: SqlSession, keys: str, history: Path, **then: str) -> tuple[list[str], list[str]]:
-    """What is answered, and what is said otherwise, when these keys are pressed, and others once a text stands there."""
+    """What is answered, and what is said otherwise, for these keys, and for others once a text stands there."""
     answers: list[str] = []
     said: list[str] = []
     with create_pipe_input() as pipe:
@@ -56,7 +56,7 @@ def test_a_statement_takes_several_lines_and_a_line_several_statements(session, 
 
 
 def test_a_mistake_is_told_and_the_prompt_goes_on(session, tmp_path):
-    answers, said = typed(session, "SHWO;\rDROP SHARE nix;\rhelp\rSHOW SHARES;\rexit\r", tmp_path / "h")
+    answers, said = typed(session, "SHOV;\rDROP SHARE nix;\rhelp\rSHOW SHARES;\rexit\r", tmp_path / "h")
     assert answers == ["SHOW SHARES: 2"]
     assert "Did you mean SHOW?" in said[0]
     assert "Share nix does not exist." in said[1]
@@ -119,7 +119,7 @@ def test_a_completion_replaces_the_word_that_is_being_written(session):
         ("SHOW SHARES; SHOW", False),
         ("CREATE SHARE s COMMENT 'a;", False),
         ("CREATE SHARE s COMMENT 'a;';", True),
-        ("SHWO;", True),
+        ("SHOV;", True),
         ("  ", True),
         ("EXIT", True),
         ("help", True),
