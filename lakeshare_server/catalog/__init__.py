@@ -7,6 +7,7 @@ from lakeshare_server.catalog.async_queries import AsyncQueries, AsyncQuery, Cla
 from lakeshare_server.catalog.audit import AuditEntry, AuditLog
 from lakeshare_server.catalog.cache import GenerationCache
 from lakeshare_server.catalog.database import Catalog, open_catalog
+from lakeshare_server.catalog.effective import EffectiveGrant
 from lakeshare_server.catalog.followed import FollowedTable, FollowedTables, IcebergIdentity
 from lakeshare_server.catalog.hand_shares import (
     allow_directory_access,
@@ -14,7 +15,7 @@ from lakeshare_server.catalog.hand_shares import (
     unshare_table,
 )
 from lakeshare_server.catalog.ledger import Ledger
-from lakeshare_server.catalog.listings import Listings, ShareEntry, TableEntry
+from lakeshare_server.catalog.listings import GrantedTable, Listings, ShareEntry, TableEntry
 from lakeshare_server.catalog.publications import NewPublication, NumberedSnapshot, Publication
 from lakeshare_server.catalog.recipients import Reader, Recipient, Recipients
 from lakeshare_server.catalog.set_lock import Lease, set_lock
@@ -28,9 +29,11 @@ __all__ = [
     "Catalog",
     "Claim",
     "DeclaredShare",
+    "EffectiveGrant",
     "FollowedTable",
     "FollowedTables",
     "GenerationCache",
+    "GrantedTable",
     "IcebergIdentity",
     "Lease",
     "Ledger",

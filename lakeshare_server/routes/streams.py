@@ -100,10 +100,13 @@ def opened(by: AskedTable, head: TableHead, location: str, roots: Collection[str
     return Opening(by, response_format, session)
 
 
-def page_question(parameters: Mapping[str, Any], wants: Wants) -> dict[str, object]:
+def page_question(parameters: Mapping[str, Any], by: AskedTable) -> dict[str, object]:
     """What must be the same on every page, so that the head lines and the files of all pages fit together."""
+    wants = by.wants
     return {
         **parameters,
+        # Places count the files that may be read: after another rule a page would begin somewhere else.
+        "restriction": by.view.restriction,
         "formats": sorted(wants.capabilities.response_formats),
         "features": sorted(wants.capabilities.reader_features),
         "ids": wants.file_ids,
