@@ -52,6 +52,7 @@ GRAMMAR = r"""
     | column _NOT _BETWEEN value _AND value -> not_between
     | column _LIKE STRING -> like
     | column _NOT _LIKE STRING -> not_like
+    | column -> is_true
     | BOOLEAN -> constant
 column: NAME | QUOTED
 ?value: STRING -> text
@@ -59,7 +60,7 @@ column: NAME | QUOTED
     | _DATE STRING -> day
     | BOOLEAN -> boolean
     | _RECIPIENT "(" STRING ")" -> property
-    | _RECIPIENT "(" ")" "." _path
+    | _RECIPIENT "(" ")" "." _path -> path
 _path: NAME ("." NAME)* | QUOTED
 _OR.2: /or\b/i
 _AND.2: /and\b/i
@@ -158,6 +159,9 @@ class _Reading(Transformer[Token, Any]):
     def mirrored(self, value: Value, operator: Token, column: str) -> Predicate:
         return _comparison(column, _mirror(str(operator)), value)
 
+    def is_true(self, column: str) -> Predicate:
+        return Compare((column,), "=", True, None)
+
     def is_null(self, column: str) -> Predicate:
         return IsNull((column,))
 
@@ -214,7 +218,7 @@ class _Reading(Transformer[Token, Any]):
     def property(self, token: Token) -> RecipientProperty:
         return RecipientProperty(self.text(token))
 
-    def value(self, *path: Token) -> RecipientProperty:
+    def path(self, *path: Token) -> RecipientProperty:
         return RecipientProperty(".".join(map(_unquoted, path)))
 
 
