@@ -5,10 +5,12 @@ through when it turns up all the same.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lakeshare_server.access.rule_text import parse_rule, properties_of, with_properties
 from lakeshare_server.catalog import EffectiveGrant
+from lakeshare_server.catalog.sharing import Change, Edit
+from lakeshare_server.catalog.sharing.look import grants_on, objects
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.tables.part_of_index import undecided_in
 from lakeshare_server.tables.predicate import (
@@ -22,7 +24,7 @@ from lakeshare_server.tables.predicate import (
     Predicate,
     Value,
 )
-from lakeshare_server.versions import TableVersions
+from lakeshare_server.versions import TableVersions, Versions
 
 NOTHING = Constant(False)
 # What every recipient has, whatever properties it was given.
@@ -66,6 +68,41 @@ def require_decidable(field: str, text: str, tables: Mapping[str, TableVersions]
                 f"{name} cannot decide it by its partitions. {found.column}: {found.reason}. Name columns that the "
                 "table is partitioned by as they are, or share a view that has only the rows it is about.",
             )
+
+
+def require_decidable_rules(edit: Edit, versions: Versions) -> None:
+    """See that what an edit wrote can be decided: new rules for the tables of their share, new tables for its rules.
+
+    For whoever edits, as the last step in front of the end of the transaction; nothing of it stays when it raises.
+
+    Raises:
+        BadRequest: a rule is none, or a table's partitions do not decide it; names share, table and column.
+        Unavailable: the files of a table are not known now.
+    """
+    for place, change in enumerate(edit.changes):
+        told = change.after or {}
+        share = _named_now(told.get("share", ""), edit.changes[place + 1 :])
+        if share is None:
+            continue
+        if change.action == "grant" and "rule" in told:
+            tables = {one.path: versions.of(one.table) for one in objects(edit.session, share)}
+            require_decidable(f"rule of a grant on {share}", told["rule"], tables)
+        elif change.action in ("add_table", "alter_table"):
+            path = f"{share}.{told['schema']}.{told['name']}"
+            rules = [told["rule"]] if "rule" in told else []
+            rules += [one.rule for one in grants_on(edit.session, share) if one.rule is not None]
+            for rule in dict.fromkeys(rules):
+                require_decidable(f"rule on {path}", rule, {path: versions.of(told["table"])})
+
+
+def _named_now(share: str, later: Sequence[Change]) -> str | None:
+    """The name of a share after what was done to it later in the same edit; None when it is gone."""
+    for change in later:
+        if change.object_name.lower() == share.lower() and change.action == "drop_share":
+            return None
+        if change.action == "alter_share" and change.before and change.after:
+            share = change.after["name"] if change.before["name"].lower() == share.lower() else share
+    return share or None
 
 
 def _bound(text: str, grant: EffectiveGrant) -> Predicate:

@@ -7,8 +7,21 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from lakeshare_server.access.rules import require_decidable
+from lakeshare_server.access.rules import require_decidable, require_decidable_rules
 from lakeshare_server.catalog import Recipients, allow_directory_access
+from lakeshare_server.catalog.sharing import (
+    Edit,
+    SharedObject,
+    add_table,
+    alter_share,
+    alter_table,
+    create_share,
+    drop_share,
+    editing,
+    grant,
+    look,
+    revoke,
+)
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.stores import Stores
 from lakeshare_server.versions import Versions
@@ -260,6 +273,42 @@ def test_what_partitions_do_not_decide_is_refused_when_written_and_when_read(
         ):
             assert (answer.status_code, answer.json()["errorCode"]) == (400, "UNSUPPORTED_OPERATION")
             assert "/files/" not in answer.text
+
+
+def test_an_edit_whose_rules_are_not_decided_leaves_nothing_behind(provider: Provider, name: str) -> None:
+    versions = Versions(provider.catalog, provider.settings, Stores(provider.settings))
+    provider.recipient(name, shares=())
+
+    def edited(*steps: Callable[[Edit], object]) -> None:
+        with editing(provider.catalog, "tests") as edit:
+            for step in steps:
+                step(edit)
+            require_decidable_rules(edit, versions)
+
+    def granted(rule: str, share: str = name) -> Callable[[Edit], object]:
+        return lambda edit: grant(edit, share, recipient=name, rule=rule)
+
+    def added(table: str, rule: str | None = None) -> Callable[[Edit], object]:
+        return lambda edit: add_table(
+            edit, name, SharedObject(schema="lake", name=table, table=f"lake.{table}", rule=rule)
+        )
+
+    edited(lambda edit: create_share(edit, name), added("flights"), granted("day = '2013-01-01'"))
+    for steps in (
+        [granted("flight = 1001")],
+        [granted("day =")],
+        # The share has a rule that the table cannot decide.
+        [added("unpartitioned")],
+        [lambda edit: revoke(edit, name, recipient=name), added("unpartitioned", "day = '2013-01-01'")],
+        [lambda edit: alter_table(edit, name, "lake", "flights", rule="carrier = 'UA'")],
+        [granted("carrier = 'UA'"), lambda edit: alter_share(edit, name, new_name=f"{name}-new")],
+    ):
+        with pytest.raises(BadRequest, match="rule"):
+            edited(*steps)
+    with provider.catalog.reading() as session:
+        assert [one.rule for one in look.grants_on(session, name)] == ["day = '2013-01-01'"]
+        assert [(one.name, one.rule) for one in look.objects(session, name)] == [("flights", None)]
+    edited(granted("nothing = 1"), lambda edit: drop_share(edit, name))
 
 
 def test_rules_that_partitions_decide_are_taken(provider: Provider) -> None:
