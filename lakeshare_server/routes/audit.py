@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lakeshare_server.catalog import AuditEntry, AuditLog
+from lakeshare_server.catalog import AuditEvent, AuditLog
 from lakeshare_server.routes.context import Note
 
 WATCHED_PATHS = frozenset({"/healthz", "/readyz"})
@@ -55,7 +55,7 @@ class AuditMiddleware:
                 note.error_code = BROKEN_OFF
             await self._write_down(_entry(note, scope, status, at, time.monotonic() - began))
 
-    async def _write_down(self, entry: AuditEntry) -> None:
+    async def _write_down(self, entry: AuditEvent) -> None:
         try:
             # This request waits, the server goes on: its health is asked for on the same thread.
             while self.audit.is_full:
@@ -64,10 +64,10 @@ class AuditMiddleware:
             self.audit.record(entry)
 
 
-def _entry(note: Note, scope: Scope, status: int, at: datetime, elapsed_s: float) -> AuditEntry:
+def _entry(note: Note, scope: Scope, status: int, at: datetime, elapsed_s: float) -> AuditEvent:
     client = scope.get("client")
     agent = next((value for name, value in scope["headers"] if name == b"user-agent"), None)
-    return AuditEntry(
+    return AuditEvent(
         at=at,
         recipient=_text(note.recipient, "recipient"),
         action=note.action,

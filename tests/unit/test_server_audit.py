@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from lakeshare_server.access.view import Views
-from lakeshare_server.catalog import AuditEntry, AuditLog, audit
+from lakeshare_server.catalog import AuditEvent, AuditLog, audit
 from tests.builders.sharing import (
     FLIGHTS,
     LONG,
@@ -30,8 +30,8 @@ def provider(tmp_path: Path) -> Provider:
     return a_provider_of_flights(tmp_path)
 
 
-def an_entry(number: int) -> AuditEntry:
-    return AuditEntry(
+def an_entry(number: int) -> AuditEvent:
+    return AuditEvent(
         at=datetime.now(UTC),
         recipient="bob",
         action="query_table",
@@ -47,7 +47,7 @@ def an_entry(number: int) -> AuditEntry:
     )
 
 
-def rows(provider: Provider) -> list[AuditEntry]:
+def rows(provider: Provider) -> list[AuditEvent]:
     """All rows, oldest first."""
     log = AuditLog(provider.catalog)
     found = log.newest(1000)
