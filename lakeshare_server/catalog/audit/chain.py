@@ -3,16 +3,21 @@
 The order is made in the database, by whoever holds the head of the chain in its transaction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Connection, func, select, update
+from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Session
+from sqlalchemy.types import TypeEngine
 
-from lakeshare_server.catalog.audit.events import AuditEvent, Written, chained, written
+from lakeshare_server.catalog.audit.events import NAMES, AuditEvent, Written, chained, written
 from lakeshare_server.catalog.models import AuditChainRow, AuditRow
 
 HEAD = "head"
 ANCHOR = "anchor"
+COLUMNS = ("key", *NAMES, "previous_hash", "hash")
+AT_ONCE = 100
 
 
 def append_events(session: Session, events: Sequence[AuditEvent]) -> None:
@@ -33,12 +38,38 @@ def append_written(session: Session, events: Sequence[Written]) -> None:
     for event in events:
         number += 1
         digest = chained(previous, event.text)
-        rows.append({"key": number, **event.values, "previous_hash": previous, "hash": digest})
+        rows.append((number, event.values, previous, digest))
         previous = digest
-    session.execute(insert(AuditRow), rows)
+    _insert(session.connection(), rows)
     session.execute(
         update(AuditChainRow).where(AuditChainRow.name == HEAD).values(number=number, hash=previous)
     )
+
+
+def _insert(connection: Connection, rows: Sequence[tuple[int, dict[str, Any], str, str]]) -> None:
+    """Insert events a hundred to a statement, past SQLAlchemy's types, which would cost as much again.
+
+    Texts are made for every database by `written`; only moments and JSON are spelt differently.
+    """
+    dialect = connection.dialect
+    mark = "?" if dialect.paramstyle == "qmark" else "%s"
+    moment, details = (_spelling(AuditRow.__table__.c[name].type, dialect) for name in ("at", "details"))
+    for start in range(0, len(rows), AT_ONCE):
+        some = rows[start : start + AT_ONCE]
+        parameters: list[Any] = []
+        for number, values, previous, digest in some:
+            at, said = values["at"], values["details"]
+            spelt = {**values, "at": moment(at), "details": None if said is None else details(said)}
+            parameters += (number, *spelt.values(), previous, digest)
+        marks = ", ".join([f"({', '.join([mark] * len(COLUMNS))})"] * len(some))
+        connection.exec_driver_sql(
+            f"INSERT INTO {AuditRow.__tablename__} ({', '.join(COLUMNS)}) VALUES {marks}",  # noqa: S608  # our own names
+            tuple(parameters),
+        )
+
+
+def _spelling(column: TypeEngine[Any], dialect: Dialect) -> Callable[[Any], Any]:
+    return column.dialect_impl(dialect).bind_processor(dialect) or (lambda value: value)
 
 
 def _locked_head(session: Session) -> AuditChainRow:

@@ -1,6 +1,6 @@
 """The audit log as a server's process fills it: into its journal at once, from there into the database.
 
-A thread of its own brings what is in the journal into the chain, many events in one transaction, off the requests' path.
+A thread of its own brings what is in the journal into the chain, many events in one transaction.
 """
 
 import logging
@@ -21,7 +21,7 @@ from lakeshare_server.errors import BadRequest, Unavailable
 
 # From this many unwritten events on, requests are to wait for the writer: the log loses nothing.
 BACKLOG = 20_000
-GATHER_S = 0.05
+GATHER_S = 0.2
 RETRY_S = 1.0
 MOST = 2000
 LOOK_S = 10.0
@@ -86,6 +86,7 @@ class AuditLog:
         self._journal.leave()
 
     def _keep_writing(self) -> None:
+        self._look_around()
         while not self._closing.is_set():
             with self._changed:
                 self._changed.wait_for(lambda: self._unwritten or self._closing.is_set(), LOOK_S)
