@@ -4,7 +4,7 @@ The wire, the signing of URLs and the reading of table formats live elsewhere.
 """
 
 from lakeshare_server.catalog.async_queries import AsyncQueries, AsyncQuery, Claim
-from lakeshare_server.catalog.audit import AuditEvent, AuditLog, append_events, newest_events
+from lakeshare_server.catalog.audit import AuditEvent, AuditLog, append_events, newest_requests
 from lakeshare_server.catalog.cache import GenerationCache
 from lakeshare_server.catalog.database import Catalog, open_catalog
 from lakeshare_server.catalog.followed import FollowedTable, FollowedTables, IcebergIdentity
@@ -48,7 +48,7 @@ __all__ = [
     "allow_directory_access",
     "append_events",
     "apply_shares",
-    "newest_events",
+    "newest_requests",
     "open_catalog",
     "set_lock",
     "share_table",

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from lakeshare_server.access.view import Views
-from lakeshare_server.catalog import AuditEvent, AuditLog, newest_events
+from lakeshare_server.catalog import AuditEvent, AuditLog, newest_requests
 from lakeshare_server.catalog.audit import adopt
 from lakeshare_server.catalog.audit import log as audit_log
 from tests.builders.sharing import (
@@ -52,8 +52,8 @@ def an_entry(number: int) -> AuditEvent:
 def rows(provider: Provider, *kinds: str) -> list[AuditEvent]:
     """All events, or those of these kinds, oldest first."""
     adopt(provider.catalog, provider.settings.audit_dir)
-    found = newest_events(provider.catalog, 1000)[::-1]
-    return [event for event in found if event.kind in (kinds or ("request", "end", "change"))]
+    found = newest_requests(provider.catalog, 1000)[::-1]
+    return [event for event in found if not kinds or event.kind in kinds]
 
 
 def rename_table(provider: Provider, name: str, new_name: str) -> None:

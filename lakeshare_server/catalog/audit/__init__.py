@@ -6,6 +6,6 @@ Whoever writes to the catalog appends in the same transaction; servers go throug
 from lakeshare_server.catalog.audit.chain import append_events
 from lakeshare_server.catalog.audit.events import AuditEvent, Kind
 from lakeshare_server.catalog.audit.log import AuditLog, adopt
-from lakeshare_server.catalog.audit.reading import ChainedEvent, newest_events
+from lakeshare_server.catalog.audit.reading import ChainedEvent, newest_requests
 
-__all__ = ["AuditEvent", "AuditLog", "ChainedEvent", "Kind", "adopt", "append_events", "newest_events"]
+__all__ = ["AuditEvent", "AuditLog", "ChainedEvent", "Kind", "adopt", "append_events", "newest_requests"]

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError, Statement
 from lakeshare_server.catalog.audit.chain import append_written
 from lakeshare_server.catalog.audit.events import AuditEvent, Written, written
 from lakeshare_server.catalog.audit.journal import LONG_BYTES, Journal, events_in, forget, mark_taken, orphans
-from lakeshare_server.catalog.audit.reading import newest_events
+from lakeshare_server.catalog.audit.reading import newest_requests
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.errors import BadRequest, Unavailable
 
@@ -62,8 +62,8 @@ class AuditLog:
             self._changed.notify()
 
     def newest(self, limit: int) -> list[AuditEvent]:
-        """The newest events that are in the database, newest first."""
-        return newest_events(self.catalog, limit)
+        """The newest events of requests that are in the database, newest first."""
+        return newest_requests(self.catalog, limit)
 
     def close(self) -> None:
         """Bring every event that was taken into the log; what the database does not take now waits in the journal."""

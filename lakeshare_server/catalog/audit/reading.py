@@ -36,8 +36,9 @@ def values_of(row: AuditRow) -> dict[str, Any]:
     return {name: getattr(row, name) for name in NAMES}
 
 
-def newest_events(catalog: Catalog, limit: int) -> list[AuditEvent]:
-    """The newest events that are in the database, newest first."""
+def newest_requests(catalog: Catalog, limit: int) -> list[AuditEvent]:
+    """The newest events of requests that are in the database, newest first; not the changes of administrators."""
+    requests = select(AuditRow).where(AuditRow.kind != "change")
     with catalog.reading() as session:
-        rows = session.scalars(select(AuditRow).order_by(AuditRow.key.desc()).limit(limit))
+        rows = session.scalars(requests.order_by(AuditRow.key.desc()).limit(limit))
         return [AuditEvent(**values_of(row)) for row in rows]
