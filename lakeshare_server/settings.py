@@ -144,6 +144,14 @@ class ServerSettings(StateSettings):
         description="Stores and local folders, by spaces, that tables may name files in beside their own, like "
         "s3://bucket /srv/lake.",
     )
+    oidc_private_hosts: str = Field(
+        "",
+        description="Hosts of OIDC issuers, by spaces, that may be in a private network or without TLS, like "
+        "idp.corp login.corp:8080.",
+    )
+    oidc_leeway_s: int = Field(
+        60, ge=0, le=600, description="How far an issuer's clock may be from ours, in seconds."
+    )
     max_body_bytes: int = Field(2_097_152, ge=1024, description="Largest request body accepted, in bytes.")
 
     def base_url(self) -> str:
