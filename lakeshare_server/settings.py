@@ -13,6 +13,8 @@ def _absolute(path: Path) -> Path:
 
 # Fixed, as the `/v1` behind it is: profiles name it, so nobody has to guess it.
 ICEBERG_PATH = "/iceberg"
+# Below the endpoint of the protocol: profiles of OAuth clients name it.
+TOKEN_PATH = "/oauth/token"  # noqa: S105  # a path
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
@@ -150,7 +152,10 @@ class ServerSettings(StateSettings):
         "10.0.0.5 fd00::/64.",
     )
     access_token_life_s: int = Field(
-        3600, ge=60, le=86_400, description="Life of an OAuth access token given for a client secret, in seconds."
+        3600,
+        ge=60,
+        le=86_400,
+        description="Life of an OAuth access token given for a client secret, in seconds.",
     )
     requests_per_minute: int | None = Field(
         None, ge=1, description="Most requests of a recipient in a minute; no limit by default."
@@ -164,10 +169,15 @@ class ServerSettings(StateSettings):
         description="Most bytes of files a recipient may get URLs of in a day (UTC); no limit by default.",
     )
     guesses_per_minute: int = Field(
-        60, ge=1, description="Wrong tokens an address may try in a minute before it has to wait for the next."
+        60,
+        ge=1,
+        description="Wrong tokens an address may try in a minute before it has to wait for the next.",
     )
     slow_client_s: float = Field(
-        30, gt=0, le=3600, description="How long a client may take to send its headers, and its body, in seconds."
+        30,
+        gt=0,
+        le=3600,
+        description="How long a client may take to send its headers, and its body, in seconds.",
     )
     oidc_private_hosts: str = Field(
         "",
@@ -182,6 +192,10 @@ class ServerSettings(StateSettings):
     def base_url(self) -> str:
         """The URL of the protocol's root as recipients see it."""
         return self._root() + self.endpoint.rstrip("/")
+
+    def token_url(self) -> str:
+        """Where OAuth clients get access tokens, as recipients see it."""
+        return self.base_url() + TOKEN_PATH
 
     def iceberg_url(self) -> str:
         """The URL of the Iceberg REST catalog as recipients see it; clients put `/v1` behind it."""

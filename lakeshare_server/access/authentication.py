@@ -22,7 +22,9 @@ from lakeshare_server.errors import Denied, Unauthenticated
 MAX_TOKEN_CHARS = 16_384
 MISSING = "Send the profile's token as `Authorization: Bearer <token>`."
 WRONG = "The bearer token is unknown, expired or revoked. Ask your provider for a new profile."
-WRONG_PASSWORD = "The name or the password is unknown, expired or revoked. Ask your provider for a new profile."
+WRONG_PASSWORD = (  # noqa: S105  # a message
+    "The name or the password is unknown, expired or revoked. Ask your provider for a new profile."
+)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Wrong tokens are counted by the address that tries them: after so many in a minute it has to wait.
 
-A token that was wrong before is no new guess, however often a client sends it. Where a token is known to be good, nobody
+A token that was wrong before is no new guess, however often a client sends it. Where one is known to be good, nobody
 is kept waiting because of others behind the same address.
 """
 
@@ -68,4 +68,3 @@ class Guesses:
 
 def _told(origin: str) -> str:
     return f"Too many wrong tokens from {origin}"
-

@@ -13,10 +13,22 @@ from sqlalchemy import ColumnElement, Select, or_, select
 
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import FederationPolicyRow, RecipientRow, TokenRow
-from lakeshare_server.catalog.recipients import Reader
 from lakeshare_server.catalog.tokens import token_digest
 
 Network = IPv4Network | IPv6Network
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The recipient behind a valid token, and when that ends: as much as every request needs."""
+
+    id: str
+    name: str
+    expires_at: datetime | None = field(default=None, compare=False)
+
+    def is_valid(self) -> bool:
+        """Whether its token, found valid before, has not ended since."""
+        return self.expires_at is None or self.expires_at > datetime.now(UTC)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,11 @@ class TokenUses:
     def _write(self, noted: dict[str, tuple[datetime, str | None]]) -> None:
         # In one order everywhere: two workers that write the same rows wait for each other, not for ever.
         rows = [
-            {"token_id": token_id, "last_used_at": at, "last_used_from": address and address[:LONGEST_ADDRESS]}
+            {
+                "token_id": token_id,
+                "last_used_at": at,
+                "last_used_from": address and address[:LONGEST_ADDRESS],
+            }
             for token_id, (at, address) in sorted(noted.items())
         ]
         with self.catalog.writing(seen=False) as session:

@@ -28,6 +28,7 @@ class Progress:
     """How far an answer has come; complete when the answer is."""
 
     files: int = 0
+    size_bytes: int = 0
     # Where the next page begins, None when this was the last; and the rows it still has to find.
     next_place: int | None = None
     rows_wanted: int | None = None
@@ -52,6 +53,7 @@ class SnapshotAnswer:
             for start in range(0, batch.num_rows, PIECE_ROWS):
                 piece = batch.slice(start, PIECE_ROWS)
                 progress.files += piece.num_rows
+                progress.size_bytes += pc.sum(piece.column("size"), min_count=0).as_py()
                 yield lines.of(piece, sign)
 
     def _wanted(self, columns: Sequence[str], progress: Progress) -> Iterator[pa.RecordBatch]:
@@ -92,7 +94,7 @@ class SnapshotAnswer:
             # Only rows that surely pass the predicate fill the limit.
             rows = pc.if_else(maybe.surely_all, live_rows(batch), ZERO).filter(maybe.true)
         return _Kept(
-            batch.select(list(columns)).filter(maybe.true),
+            batch.select([*columns, "size"]).filter(maybe.true),
             None if places is None else places.filter(maybe.true),
             rows,
         )

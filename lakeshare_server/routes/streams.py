@@ -96,6 +96,7 @@ def opened(by: AskedTable, head: TableHead, location: str, roots: Collection[str
     parts, table = by.parts, by.view.entry.path
     response_format = negotiated(by.wants.capabilities, head, table)
     require_own_stores(table, location, roots, parts.settings)
+    by.require_signing()
     session = parts.signers.session(sorted(roots), by.reader.name, parts.settings.url_life_s)
     return Opening(by, response_format, session)
 
@@ -144,7 +145,7 @@ def _streamed(
         for piece in pieces:
             yield piece
             # Only what was taken counts: a client may leave while the next piece is made.
-            note.files = progress.files
+            note.files, note.size_bytes = progress.files, progress.size_bytes
         if closing is not None:
             yield end_stream_action(closing())
     except Exception as error:

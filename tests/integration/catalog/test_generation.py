@@ -26,7 +26,14 @@ from lakeshare_server.catalog import (
     share_table,
     unshare_table,
 )
-from lakeshare_server.catalog.models import AllowanceRow, AsyncQueryRow, AuditRow, Base, SetLockRow, TokenUseRow
+from lakeshare_server.catalog.models import (
+    AllowanceRow,
+    AsyncQueryRow,
+    AuditRow,
+    Base,
+    SetLockRow,
+    TokenUseRow,
+)
 from lakeshare_server.errors import CatalogConflict, Unavailable
 from tests.builders.publications import a_publication
 
