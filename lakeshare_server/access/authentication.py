@@ -22,9 +22,7 @@ from lakeshare_server.errors import Denied, Unauthenticated
 MAX_TOKEN_CHARS = 16_384
 MISSING = "Send the profile's token as `Authorization: Bearer <token>`."
 WRONG = "The bearer token is unknown, expired or revoked. Ask your provider for a new profile."
-WRONG_PASSWORD = (  # noqa: S105  # a message
-    "The name or the password is unknown, expired or revoked. Ask your provider for a new profile."
-)
+WRONG_PAIR = "The name or the password is unknown, expired or revoked. Ask your provider for a new profile."
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Readers:
             found = self._known.get(key, lambda: self._looked_up(asking, generation), generation)
         if found is None or not found.is_valid():
             self._guesses.was_wrong(asking.address, key)
-            raise Unauthenticated(WRONG if asking.scheme == "bearer" else WRONG_PASSWORD)
+            raise Unauthenticated(WRONG if asking.scheme == "bearer" else WRONG_PAIR)
         self._guesses.was_right(key)
         return found
 
@@ -119,7 +117,7 @@ class Readers:
         found = self._credentials.by_client_secret(client_id, secret)
         if found is None:
             self._guesses.was_wrong(address, key)
-            raise Unauthenticated(WRONG_PASSWORD)
+            raise Unauthenticated(WRONG_PAIR)
         self._guesses.was_right(key)
         return found
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from lakeshare_server.access.oidc import Issuers
@@ -20,6 +20,7 @@ class Federation:
     def __init__(self, catalog: Catalog, credentials: Credentials, settings: ServerSettings) -> None:
         self._credentials = credentials
         self._issuers = Issuers(settings)
+        self._leeway = timedelta(seconds=settings.oidc_leeway_s)
         self._policies = GenerationCache[Sequence[Policy] | None](catalog)
 
     def access(self, token: str, issuer: str, generation: int) -> Access | None:
@@ -44,7 +45,7 @@ class Federation:
         if len(fitting) != 1:
             return None
         found = next(iter(fitting.values())).access
-        return found.until(datetime.fromtimestamp(int(claims["exp"]), UTC))
+        return found.until(datetime.fromtimestamp(int(claims["exp"]), UTC) + self._leeway)
 
 
 def _fits(policy: Policy, claims: Mapping[str, Any]) -> bool:
