@@ -51,6 +51,7 @@ from lakeshare_server.routes import (
     windows,
 )
 from lakeshare_server.routes.audit import AuditMiddleware
+from lakeshare_server.routes.connections import SLOW_CLIENT_S, GuardedProtocol
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses
 from lakeshare_server.routes.forwarded import ClientAddress, Metering
@@ -74,12 +75,12 @@ def create_app(settings: ServerSettings) -> FastAPI:
     parts = _parts(settings)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, float]]:
         # A thread that makes lines gives way to the event loop sooner than the five milliseconds of the default.
         sys.setswitchinterval(SWITCH_S)
         parts.async_worker.start()
         parts.bookkeeping.start()
-        yield
+        yield {SLOW_CLIENT_S: settings.slow_client_s}
         parts.async_worker.stop()
         parts.bookkeeping.stop()
         parts.audit.close()
@@ -235,6 +236,7 @@ def _config(app: FastAPI | str, **options: Any) -> uvicorn.Config:
         access_log=False,
         log_level="warning",
         server_header=False,
+        http=GuardedProtocol,
         # Who may say where a request comes from is ours to decide (LAKESHARE_TRUSTED_PROXIES).
         proxy_headers=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
