@@ -15,6 +15,7 @@ def _absolute(path: Path) -> Path:
 ICEBERG_PATH = "/iceberg"
 # Below the endpoint of the protocol: profiles of OAuth clients name it.
 TOKEN_PATH = "/oauth/token"  # noqa: S105  # a path
+ACTIVATION_PATH = "/activate"
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
@@ -205,6 +206,10 @@ class ServerSettings(StateSettings):
     def iceberg_url(self) -> str:
         """The URL of the Iceberg REST catalog as recipients see it; clients put `/v1` behind it."""
         return self._root() + ICEBERG_PATH
+
+    def activation_url(self, code: str) -> str:
+        """The link that gives a recipient its profile, once."""
+        return f"{self._root()}{ACTIVATION_PATH}/{code}"
 
     def _root(self) -> str:
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
