@@ -14,11 +14,13 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
+from lakeshare_server.access.administrators import Administrators, admin_issuer
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
 from lakeshare_server.access.iceberg import IcebergTables
 from lakeshare_server.access.iceberg_scans import IcebergScans
 from lakeshare_server.access.iceberg_signing import SignableFiles
+from lakeshare_server.access.oidc import Issuers
 from lakeshare_server.access.view import Views
 from lakeshare_server.catalog import AsyncQueries, AuditLog, open_catalog
 from lakeshare_server.errors import Unavailable
@@ -35,6 +37,8 @@ from lakeshare_server.routes import (
     tables,
     windows,
 )
+from lakeshare_server.routes.admin.api import PREFIX as ADMIN_PREFIX
+from lakeshare_server.routes.admin.api import admin_api
 from lakeshare_server.routes.audit import AuditMiddleware
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses
@@ -78,6 +82,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     # The other catalog's paths none of ours can take: no prefix begins like them.
     app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
     app.router.routes.append(iceberg_catalog.other_calls())
+    app.mount(ADMIN_PREFIX, admin_api(parts))
     return app
 
 
@@ -92,6 +97,7 @@ def _parts(settings: ServerSettings) -> Parts:
         settings=settings,
         catalog=catalog,
         readers=Readers(catalog),
+        administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings)),
         views=views,
         pager=Pager(key, settings.page_size),
         tokens=TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s),

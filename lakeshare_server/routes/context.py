@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
+from lakeshare_server.access.administrators import Administrators
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
 from lakeshare_server.access.iceberg import IcebergTables
@@ -33,6 +34,7 @@ class Parts:
     settings: ServerSettings
     catalog: Catalog
     readers: Readers
+    administrators: Administrators
     views: Views
     pager: Pager
     tokens: TableTokens
@@ -54,6 +56,7 @@ class Note:
     request_id: str
     action: str = "unknown"
     recipient: str | None = None
+    principal: str | None = None
     object_name: str | None = None
     error_code: str | None = None
     version: int | None = None

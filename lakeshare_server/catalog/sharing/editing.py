@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import AuditRow
-from lakeshare_server.errors import BadRequest, CatalogConflict
+from lakeshare_server.errors import BadRequest, EditedMeanwhile, NameTaken
 
 DONE = 200
 
@@ -86,7 +86,7 @@ def editing(catalog: Catalog, by: str) -> Iterator[Edit]:
             session.flush()
             _write_events(edit)
     except IntegrityError as error:
-        raise CatalogConflict(
+        raise NameTaken(
             "somebody else has just made, or removed, an object of this name", "Look again, then repeat it."
         ) from error
 
@@ -101,7 +101,7 @@ def touch(
     """
     if expected is not None and expected != row.revision:
         when = f" on {row.updated_at:%Y-%m-%d at %H:%M:%SZ}" if row.updated_at else ""
-        raise CatalogConflict(
+        raise EditedMeanwhile(
             f"{kind} {name} is at revision {row.revision}, not {expected}: {row.updated_by or 'somebody'} has "
             f"edited it{when}",
             "Look at it again, then repeat the change.",

@@ -43,9 +43,10 @@ from lakeshare_server.catalog.sharing.told import (
 from lakeshare_server.errors import NotFound
 
 
-def shares(session: Session) -> list[Share]:
-    """All shares, in the order they were made."""
-    return [told_share(row) for row in session.scalars(select(ShareRow).order_by(ShareRow.key))]
+def shares(session: Session, after: int = 0, limit: int | None = None) -> list[Share]:
+    """The shares in the order they were made: all, or so many with a key behind `after`."""
+    wanted = select(ShareRow).where(ShareRow.key > after).order_by(ShareRow.key).limit(limit)
+    return [told_share(row) for row in session.scalars(wanted)]
 
 
 def share(session: Session, name: str) -> Share:
@@ -98,9 +99,10 @@ def group(session: Session, name: str) -> Group:
     return told_group(row, list(session.scalars(in_group)))
 
 
-def recipients(session: Session) -> list[RecipientState]:
-    """All recipients, revoked ones too, in the order they were made."""
-    return _told_recipients(session, select(RecipientRow).order_by(RecipientRow.key))
+def recipients(session: Session, after: int = 0, limit: int | None = None) -> list[RecipientState]:
+    """The recipients in the order they were made, revoked ones too: all, or so many with a key behind `after`."""
+    wanted = select(RecipientRow).where(RecipientRow.key > after).order_by(RecipientRow.key)
+    return _told_recipients(session, wanted.limit(limit), is_whole=limit is None)
 
 
 def recipient(session: Session, name: str) -> RecipientState:
@@ -199,10 +201,12 @@ def _named(session: Session, model: Any, name: str, kind: str) -> Any:  # of any
     return row
 
 
-def _told_recipients(session: Session, wanted: Select[RecipientRow]) -> list[RecipientState]:
+def _told_recipients(
+    session: Session, wanted: Select[RecipientRow], *, is_whole: bool = False
+) -> list[RecipientState]:
     rows = list(session.scalars(wanted))
-    # Of one recipient its own, of many everything: never a query for each.
-    keys = None if len(rows) > 1 else [row.key for row in rows]
+    # Of some recipients their own, of all of them everything: never a query for each.
+    keys = None if is_whole else [row.key for row in rows]
 
     def of_them(model: Any) -> Any:  # of any model with a recipient_key
         every = select(model).order_by(model.key)

@@ -26,12 +26,19 @@ from lakeshare_server.catalog import (
     share_table,
     unshare_table,
 )
-from lakeshare_server.catalog.models import AsyncQueryRow, AuditRow, Base, SetLockRow, TokenUseRow
+from lakeshare_server.catalog.models import (
+    AdminKeyRow,
+    AsyncQueryRow,
+    AuditRow,
+    Base,
+    SetLockRow,
+    TokenUseRow,
+)
 from lakeshare_server.errors import CatalogConflict, Unavailable
 from tests.builders.publications import a_publication
 
 MODELS = sorted((mapper.class_ for mapper in Base.registry.mappers), key=lambda model: model.__tablename__)
-UNSEEN = {AuditRow, SetLockRow, AsyncQueryRow, TokenUseRow}
+UNSEEN = {AdminKeyRow, AuditRow, SetLockRow, AsyncQueryRow, TokenUseRow}
 ORDERS = SharedTable("a", "orders", "lake.orders")
 
 SEEN_WRITES: dict[str, Callable[[Catalog], Any]] = {
