@@ -38,7 +38,7 @@ from lakeshare_server.routes import (
     windows,
 )
 from lakeshare_server.routes.admin.api import PREFIX as ADMIN_PREFIX
-from lakeshare_server.routes.admin.api import admin_api
+from lakeshare_server.routes.admin.api import admin_api, well_known
 from lakeshare_server.routes.audit import AuditMiddleware
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses
@@ -76,6 +76,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.add_middleware(AuditMiddleware, audit=parts.audit)
     add_error_responses(app)
     app.include_router(health.router)
+    app.include_router(well_known)
     prefix = settings.endpoint.rstrip("/")
     for routes in (listings, tables, windows, async_queries, credentials, files):
         app.include_router(routes.router, prefix=prefix)

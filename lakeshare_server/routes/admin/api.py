@@ -12,6 +12,7 @@ from lakeshare_server.routes.admin import activation, groups, keys, permissions,
 from lakeshare_server.routes.admin.document_page import page_of
 from lakeshare_server.routes.admin.errors import add_error_responses
 from lakeshare_server.routes.context import Parts
+from lakeshare_server.routes.responses import json_response
 
 PREFIX = "/api"
 DATABRICKS = "/2.1/unity-catalog"
@@ -24,6 +25,8 @@ DESCRIPTION = (
     "has. Send an administrator's key as `Authorization: Bearer`. What is told has an ETag; send it back as If-Match "
     "and a change is refused when somebody else was there in between."
 )
+
+well_known = APIRouter()
 
 
 def admin_api(parts: Parts) -> FastAPI:
@@ -52,6 +55,12 @@ def admin_api(parts: Parts) -> FastAPI:
     app.include_router(activation.router, prefix=f"{OPENSHARING}/public")
     _add_document(app)
     return app
+
+
+@well_known.get("/.well-known/databricks-config")
+async def databricks_config() -> Response:
+    """What SDKs of Databricks ask of a host before anything else: there is no issuer to log in at."""
+    return json_response({"oidc_endpoint": ""})
 
 
 def _add_document(app: FastAPI) -> None:
