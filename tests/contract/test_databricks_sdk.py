@@ -43,6 +43,8 @@ ADD, REMOVE, UPDATE = (
 )
 ENABLED = sharing.SharedDataObjectHistoryDataSharingStatus.ENABLED
 DISABLED = sharing.SharedDataObjectHistoryDataSharingStatus.DISABLED
+LIKE_ANY = PartitionValue("day", PartitionValueOp.LIKE, value="20%4")
+TWO_VALUES = PartitionValue("day", PartitionValueOp.EQUAL, value="a", recipient_property_key="b")
 YEAR_MS = 365 * 86_400_000
 
 
@@ -158,8 +160,9 @@ def test_partitions_come_back_as_they_were_given(sdk: WorkspaceClient, name: str
                 PartitionValue("x y`z", PartitionValueOp.EQUAL),
             ]
         ),
-        Partition([PartitionValue("day", PartitionValueOp.LIKE, recipient_property_key="region.days")]),
-        Partition([PartitionValue("day", PartitionValueOp.LIKE, value="2024-%) OR (1 = 1")]),
+        Partition([PartitionValue("day", PartitionValueOp.EQUAL, recipient_property_key="region.days")]),
+        Partition([PartitionValue("day", PartitionValueOp.EQUAL, value="2024') OR (1 = 1")]),
+        Partition([PartitionValue("day", PartitionValueOp.LIKE, value="2024-%")]),
     ]
     sdk.shares.create(name)
     sdk.shares.update(name, updates=[update(ADD, name="lake.flights", partitions=partitions)])
@@ -183,6 +186,8 @@ def test_partitions_come_back_as_they_were_given(sdk: WorkspaceClient, name: str
         ),
         (update(ADD, name="lake.other", start_version=-1), "start_version"),
         (update(ADD, name="lake.other", partitions=[Partition([])]), "partitions"),
+        (update(ADD, name="lake.other", partitions=[Partition([LIKE_ANY])]), "LIKE takes"),
+        (update(ADD, name="lake.other", partitions=[Partition([TWO_VALUES])]), "not both"),
     ],
 )
 def test_one_update_that_cannot_be_done_undoes_the_others(
@@ -242,8 +247,10 @@ def test_a_recipient_keeps_what_it_was_given(sdk: WorkspaceClient, name: str) ->
         properties_kvpairs=SecurablePropertiesKvPairs({"region": "EU", "quote": 'it\'s "x"'}),
     )
     assert (made.comment, made.owner, made.expiration_time) == ("of the north", "somebody", ends)
-    assert made.ip_access_list and made.ip_access_list.allowed_ip_addresses == ["10.0.0.0/8", "192.0.2.7/32"]
-    assert made.properties_kvpairs and made.properties_kvpairs.properties == {
+    assert made.ip_access_list
+    assert made.ip_access_list.allowed_ip_addresses == ["10.0.0.0/8", "192.0.2.7/32"]
+    assert made.properties_kvpairs
+    assert made.properties_kvpairs.properties == {
         "region": "EU",
         "quote": 'it\'s "x"',
     }
@@ -252,7 +259,8 @@ def test_a_recipient_keeps_what_it_was_given(sdk: WorkspaceClient, name: str) ->
     )
     changed = sdk.recipients.update(f"{name}_new", comment="moved", ip_access_list=IpAccessList([]))
     assert (changed.comment, changed.owner, changed.ip_access_list) == ("moved", "somebody", None)
-    assert changed.properties_kvpairs and changed.properties_kvpairs.properties == {"region": "US"}
+    assert changed.properties_kvpairs
+    assert changed.properties_kvpairs.properties == {"region": "US"}
     assert sdk.recipients.get(f"{name}_new").as_dict() == changed.as_dict()
 
 
@@ -262,7 +270,8 @@ def test_rotation_shortens_the_tokens_that_are_out(
     first = redeemed(sdk, by_token(sdk, name))
     kept = sdk.recipients.rotate_token(name, 3600)
     old, waiting = kept.tokens or []
-    assert old.expiration_time and abs(old.expiration_time / 1000 - datetime.now(UTC).timestamp() - 3600) < 60
+    assert old.expiration_time
+    assert abs(old.expiration_time / 1000 - datetime.now(UTC).timestamp() - 3600) < 60
     assert waiting.activation_url == kept.activation_url
     # A grace time can only shrink.
     longer = sdk.recipients.rotate_token(name, 7200)
@@ -336,7 +345,8 @@ def test_federation_policies_are_made_listed_and_removed(sdk: WorkspaceClient, n
     policies = sdk.recipient_federation_policies
     policy = policies.create(name, FederationPolicy(name="jobs", comment="at night", oidc_policy=said))
     assert policy.oidc_policy == said
-    assert policy.create_time and datetime.fromisoformat(policy.create_time).tzinfo
+    assert policy.create_time
+    assert datetime.fromisoformat(policy.create_time).tzinfo
     assert [one.as_dict() for one in policies.list(name)] == [policy.as_dict()]
     assert policies.get_federation_policy(name, "jobs").as_dict() == policy.as_dict()
     with pytest.raises(ResourceAlreadyExists):

@@ -15,6 +15,7 @@ OF_RECIPIENT = rf"current_recipient\(({TEXT})\)"
 TEST = re.compile(
     rf"(?P<name>{COLUMN}) (?:(?P<null>IS NULL)|(?P<op>=|LIKE) (?:(?P<value>{TEXT})|{OF_RECIPIENT}))"
 )
+FIELD = "partitions.values"
 OPS = {"EQUAL": "=", "LIKE": "LIKE"}
 
 
@@ -76,19 +77,28 @@ def _told(test: re.Match[str]) -> PartitionValueInfo:
 
 def _test(test: PartitionValue) -> str:
     if not test.name:
-        raise BadRequest("partitions.values.name", test.name, "Name a partition column.")
+        raise BadRequest(f"{FIELD}.name", test.name, "Name a partition column.")
     column = "`" + test.name.replace("`", "``") + "`"
     if test.recipient_property_key is not None:
-        if test.value is not None:
-            raise BadRequest(
-                "partitions.values.value", test.value, "Give it or recipient_property_key, not both."
-            )
-        if not PROPERTY.fullmatch(test.recipient_property_key):
-            hint = "Give the key of a recipient's property, without space or quote."
-            raise BadRequest("partitions.values.recipient_property_key", test.recipient_property_key, hint)
-        return f"{column} {OPS[test.op]} current_recipient('{test.recipient_property_key}')"
+        return f"{column} = current_recipient('{_property(test)}')"
     if test.value is None:
         if test.op != "EQUAL":
-            raise BadRequest("partitions.values.op", test.op, "Null is tested by EQUAL.")
+            raise BadRequest(f"{FIELD}.op", test.op, "Null is tested by EQUAL.")
         return f"{column} IS NULL"
+    if "\\" in test.value:
+        raise BadRequest(f"{FIELD}.value", test.value, "Rules have no backslashes; share a filtered view.")
+    if test.op == "LIKE" and {"%", "_"} & set(test.value.removesuffix("%")):
+        raise BadRequest(f"{FIELD}.value", test.value, "LIKE takes the beginning of a text, like EU%.")
     return f"{column} {OPS[test.op]} '" + test.value.replace("'", "''") + "'"
+
+
+def _property(test: PartitionValue) -> str:
+    key = test.recipient_property_key or ""
+    if test.value is not None:
+        raise BadRequest(f"{FIELD}.value", test.value, "Give it or recipient_property_key, not both.")
+    if test.op != "EQUAL":
+        raise BadRequest(f"{FIELD}.op", test.op, "A property is compared by EQUAL.")
+    if not PROPERTY.fullmatch(key):
+        hint = "Give the key of a recipient's property, without space or quote."
+        raise BadRequest(f"{FIELD}.recipient_property_key", key, hint)
+    return key
