@@ -38,6 +38,7 @@ def parsed(model: type[AnyRequest], fields: Mapping[str, Any]) -> AnyRequest:
     Raises:
         BadRequest: a field has a value that cannot be used; the first of them is named.
     """
+    _require_whole_texts(fields)
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -46,6 +47,25 @@ def parsed(model: type[AnyRequest], fields: Mapping[str, Any]) -> AnyRequest:
         # Of a field that is missing, the "input" is the object around it.
         value = None if first["type"] == "missing" else first["input"]
         raise BadRequest(where or "body", value, f"{first['msg']}.") from error
+
+
+def _require_whole_texts(fields: Mapping[str, Any]) -> None:
+    # JSON can say half a surrogate pair, which is no character: no database keeps it, no answer can repeat it.
+    waiting: list[tuple[str, Any]] = list(fields.items())
+    while waiting:
+        where, value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += [(f"{where}.{key}", one) for key, one in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{where}.{number}", one) for number, one in enumerate(value)]
+        for text in (where, value):
+            if isinstance(text, str) and not _is_whole(text):
+                name = where.encode("ascii", "backslashreplace").decode()
+                raise BadRequest(name, text, "It has half a surrogate pair, which is no character.")
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def in_ms(moment: datetime | None) -> int | None:
