@@ -53,6 +53,8 @@ CALLS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("GET", "/recipients/{recipient}/federation-policies/{policy}"): ("auditor", {}),
     ("PATCH", "/recipients/{recipient}/federation-policies/{policy}"): ("steward", POLICY),
     ("DELETE", "/recipients/{recipient}/federation-policies/{policy}"): ("steward", {}),
+    ("POST", "/recipients/{recipient}/revoke"): ("steward", {}),
+    ("DELETE", "/recipients/{recipient}/tokens/{token}"): ("steward", {}),
     ("POST", "/groups"): ("steward", SHARE),
     ("GET", "/groups"): ("auditor", {}),
     ("GET", "/groups/{group}"): ("auditor", {}),

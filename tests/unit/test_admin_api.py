@@ -162,6 +162,33 @@ def test_a_policy_is_altered_but_keeps_its_name(provider: httpx.Client) -> None:
     assert provider.post(path, json={"name": "q", "oidc_policy": {**said, "issuer": "no"}}).status_code == 400
 
 
+def test_one_token_or_all_access_is_ended(server: Administered, provider: httpx.Client) -> None:
+    tokens = [server.provider.recipient("ending", ())]
+    code = provider.post(
+        "/recipients/ending/rotate-token", json={"existing_token_expire_in_seconds": 600}
+    ).json()
+    public = (
+        f"{server.root}{UNITY}/public/data_sharing_activation/{code['activation_url'].rpartition('/')[2]}"
+    )
+    tokens.append(httpx.get(public).json()["bearerToken"])
+
+    def opens() -> list[bool]:
+        shares = f"{server.root}/delta-sharing/shares"
+        return [
+            httpx.get(shares, headers={"Authorization": f"Bearer {one}"}).status_code == 200 for one in tokens
+        ]
+
+    first, _ = provider.get("/recipients/ending").json()["tokens"]
+    assert opens() == [True, True]
+    assert provider.delete(f"/recipients/ending/tokens/{first['id']}").status_code == 200
+    assert provider.delete("/recipients/ending/tokens/absent").status_code == 404
+    assert opens() == [False, True]
+    ended = provider.post("/recipients/ending/revoke").json()
+    assert (ended["state"], ended.get("tokens"), opens()) == ("revoked", None, [False, False])
+    again = provider.post("/recipients/ending/rotate-token", json={"existing_token_expire_in_seconds": 0})
+    assert (again.status_code, "revoked" in again.json()["message"]) == (400, True)
+
+
 def test_an_agreement_is_accepted_or_there_is_no_profile(
     server: Administered, provider: httpx.Client
 ) -> None:
@@ -296,7 +323,8 @@ def test_the_document_tells_every_call_with_shapes_that_are_there(server: Admini
     for path, item in document["paths"].items():
         for method, operation in item.items():
             assert operation["description"], (method, path)
-            assert ("requestBody" in operation) == (method in ("post", "patch")), (method, path)
+            takes = method in ("post", "patch") and not path.endswith("/revoke")
+            assert ("requestBody" in operation) == takes, (method, path)
             assert (operation.get("security") == []) == ("/public/" in path)
     assert "updates" in schemas["UpdateShare"]["properties"]
 

@@ -51,6 +51,7 @@ def admin_api(parts: Parts) -> FastAPI:
     provider = APIRouter(prefix=PROVIDER)
     for module in (shares, permissions, recipients, policies, groups, keys):
         provider.include_router(module.router)
+    provider.include_router(recipients.own)
     app.include_router(provider)
     app.include_router(activation.router, prefix=f"{OPENSHARING}/public")
     _add_document(app)

@@ -15,6 +15,8 @@ from lakeshare_server.catalog.sharing import (
 )
 from lakeshare_server.catalog.sharing import alter_recipient as alter
 from lakeshare_server.catalog.sharing import create_recipient as create
+from lakeshare_server.catalog.sharing import revoke_recipient as revoke
+from lakeshare_server.catalog.sharing import revoke_token as end_token
 from lakeshare_server.protocol.admin.fields import from_ms
 from lakeshare_server.protocol.admin.replies import RecipientInfo, Recipients
 from lakeshare_server.protocol.admin.requests import CreateRecipient, RotateToken, UpdateRecipient
@@ -22,6 +24,8 @@ from lakeshare_server.protocol.admin.telling import told_recipient
 from lakeshare_server.routes.admin.context import AdminRequest, LookDep, ShareDep, body, reply, takes
 
 router = APIRouter(tags=["recipients"])
+# What the Databricks API does not have.
+own = APIRouter(tags=["recipients"])
 
 
 @router.post("/recipients", response_model=RecipientInfo, openapi_extra=takes(CreateRecipient))
@@ -87,6 +91,22 @@ def rotate_token(by: ShareDep, recipient: str, wanted: Annotated[RotateToken, bo
     with by.editing() as edit:
         found = shorten_tokens(edit, recipient, existing_expire_in=grace)
         return _invited(by, edit, found.name, found.expires_at)
+
+
+@own.post("/recipients/{recipient}/revoke", response_model=RecipientInfo)
+def revoke_recipient(by: ShareDep, recipient: str) -> Response:
+    """End all access of a recipient for good; its name and what the audit log says of it stay."""
+    with by.editing() as edit:
+        ended = revoke(edit, recipient, revision=by.revision)
+    return reply(told_recipient(ended), revision=ended.revision)
+
+
+@own.delete("/recipients/{recipient}/tokens/{token}", response_model=RecipientInfo)
+def revoke_token(by: ShareDep, recipient: str, token: str) -> Response:
+    """End one token of a recipient at once."""
+    with by.editing() as edit:
+        changed = end_token(edit, recipient, token)
+    return reply(told_recipient(changed), revision=changed.revision)
 
 
 def _invited(by: AdminRequest, edit: Edit, name: str, token_expires_at: datetime | None) -> Response:
