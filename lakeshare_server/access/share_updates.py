@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lakeshare_server.catalog.sharing.editing import KEEP, Edit
-from lakeshare_server.catalog.sharing.look import objects, share
+from lakeshare_server.catalog.sharing.look import is_followed, newest_publication, objects, share
 from lakeshare_server.catalog.sharing.shares import alter_share
 from lakeshare_server.catalog.sharing.states import Share, SharedObject
 from lakeshare_server.catalog.sharing.tables import add_table, alter_table, remove_table
@@ -52,7 +52,7 @@ class _Update:
         if action == "REMOVE":
             remove_table(*place, revision=revision)
         else:
-            alter_table(*place, **self._changes(), revision=revision)
+            alter_table(*place, **self._changes(found), revision=revision)
 
     def _new(self) -> SharedObject:
         schema, name = self._alias() or self._own_alias()
@@ -63,22 +63,24 @@ class _Update:
             kind=self.wanted.data_object_type or "TABLE",
             comment=self.wanted.comment or None,
             history=self._history() or False,
-            start_version=self.wanted.start_version,
+            start_version=self._start_version(self.wanted.name, begins=self._history() or False),
             rule=self._rule(),
             publication=self.wanted.publication,
         )
 
-    def _changes(self) -> dict[str, Any]:
+    def _changes(self, found: SharedObject) -> dict[str, Any]:
         wanted = self.wanted
         schema, name = self._alias() or (KEEP, KEEP)
         history = self._history()
+        begins = history is True and not found.history
+        start = self._start_version(found.table, begins=begins)
         return {
             "new_schema": schema,
             "new_name": name,
             "kind": wanted.data_object_type or KEEP,
             "comment": (wanted.comment or None) if wanted.has("comment") else KEEP,
             "history": KEEP if history is None else history,
-            "start_version": wanted.start_version if wanted.has("start_version") else KEEP,
+            "start_version": start if begins or wanted.has("start_version") else KEEP,
             "rule": self._rule() if wanted.has("rule") or wanted.has("partitions") else KEEP,
             "publication": wanted.publication if wanted.has("publication") else KEEP,
         }
@@ -117,6 +119,15 @@ class _Update:
         if self.wanted.history_data_sharing_status is not None:
             return self.wanted.history_data_sharing_status == "ENABLED"
         return self.wanted.cdf_enabled
+
+    def _start_version(self, table: str, *, begins: bool) -> int | None:
+        """The oldest version that recipients may read: where history begins, the one of today, if no other is named."""
+        if self.wanted.start_version is not None or not begins:
+            return self.wanted.start_version
+        if is_followed(self.edit.session, table):
+            hint = "Say from which version of the followed table on recipients may read; 0 is all of them."
+            raise BadRequest(f"{self.field}.start_version", None, hint)
+        return newest_publication(self.edit.session, table)
 
     def _rule(self) -> str | None:
         by_partitions = rule_of(self.wanted.partitions or [])

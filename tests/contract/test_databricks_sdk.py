@@ -4,6 +4,7 @@ import itertools
 import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import httpx
 import pytest
@@ -35,6 +36,7 @@ from databricks.sdk.service.sharing import (
 )
 
 from tests.builders.administration import Administered, an_administered_server, sdk_client
+from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
 ADD, REMOVE, UPDATE = (
     SharedDataObjectUpdateAction.ADD,
@@ -150,6 +152,28 @@ def test_tables_are_added_altered_and_removed(sdk: WorkspaceClient, name: str) -
         or []
     )
     assert (renamed.shared_as, renamed.comment) == ("eu.all", "Europe's")
+
+
+def test_history_begins_with_the_version_of_today_if_no_other_is_named(
+    server: Administered, sdk: WorkspaceClient, name: str, tmp_path: Path
+) -> None:
+    table = a_delta_table(tmp_path / "table")
+    server.provider.publish_delta("lake.published", table)
+    append_delta(table, some_rows(1))
+    server.provider.publish_delta("lake.published", table)
+    server.provider.follow("lake.followed", table)
+    sdk.shares.create(name)
+
+    def started(action: SharedDataObjectUpdateAction, **fields: object) -> int | None:
+        [found] = sdk.shares.update(name, updates=[update(action, **fields)]).objects or []
+        return found.start_version
+
+    assert started(ADD, name="lake.published") is None
+    assert started(UPDATE, name="lake.published", history_data_sharing_status=ENABLED) == 1
+    assert started(UPDATE, name="lake.published", start_version=0) == 0
+    assert started(UPDATE, name="lake.published", cdf_enabled=True) == 0
+    with pytest.raises(InvalidParameterValue, match="start_version"):
+        started(ADD, name="lake.followed", history_data_sharing_status=ENABLED)
 
 
 def test_partitions_come_back_as_they_were_given(sdk: WorkspaceClient, name: str) -> None:

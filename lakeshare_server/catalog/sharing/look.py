@@ -3,16 +3,18 @@
 from collections import defaultdict
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.models import (
     ActivationRow,
     FederationPolicyRow,
+    FollowedTableRow,
     GrantRow,
     GroupGrantRow,
     GroupMemberRow,
     GroupRow,
+    PublicationRow,
     RecipientRow,
     SchemaRow,
     SharedTableRow,
@@ -73,6 +75,17 @@ def objects(session: Session, share: str | None = None) -> list[SharedObject]:
     if share is not None:
         rows = rows.where(ShareRow.key == share_row(session, share).key)
     return [told_object(row, schema, parent) for row, schema, parent in session.execute(rows)]
+
+
+def newest_publication(session: Session, table: str) -> int | None:
+    """The number of the newest publication of a table of the lake, None when it has none."""
+    return session.scalar(select(func.max(PublicationRow.version)).where(PublicationRow.table_name == table))
+
+
+def is_followed(session: Session, table: str) -> bool:
+    """Whether versions of this table of the lake are found in storage."""
+    known = select(FollowedTableRow.key).where(FollowedTableRow.table_name == table)
+    return session.scalar(known) is not None
 
 
 def groups(session: Session) -> list[Group]:
