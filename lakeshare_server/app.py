@@ -92,13 +92,15 @@ def _parts(settings: ServerSettings) -> Parts:
     key = load_key(settings)
     stores = Stores(settings)
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
-    views = Views(catalog, Versions(catalog, settings, stores))
+    versions = Versions(catalog, settings, stores)
+    views = Views(catalog, versions)
     queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
     return Parts(
         settings=settings,
         catalog=catalog,
         readers=Readers(catalog),
         administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings)),
+        versions=versions,
         views=views,
         pager=Pager(key, settings.page_size),
         tokens=TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s),
@@ -110,7 +112,7 @@ def _parts(settings: ServerSettings) -> Parts:
         iceberg_scans=scans,
         plan_tasks=PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes),
         signable_files=SignableFiles(stores, scans),
-        audit=AuditLog(catalog),
+        audit=AuditLog(catalog, settings.audit_dir),
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
@@ -23,6 +23,7 @@ from lakeshare_server.protocol.paging import Pager, PageRequest
 from lakeshare_server.protocol.table_tokens import Asker, TableTokens
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers
+from lakeshare_server.versions import Versions
 
 FILE_IDS_HEADER = "fileidhash"
 
@@ -35,6 +36,7 @@ class Parts:
     catalog: Catalog
     readers: Readers
     administrators: Administrators
+    versions: Versions
     views: Views
     pager: Pager
     tokens: TableTokens
@@ -61,6 +63,9 @@ class Note:
     error_code: str | None = None
     version: int | None = None
     files: int | None = None
+    size_bytes: int | None = None
+    rows: int | None = None
+    details: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from sqlalchemy import select
 
 from lakeshare_server.catalog.models import AuditRow
 from tests.builders.administration import PROVIDER, UNITY, Administered, an_administered_server
+from tests.builders.lake_tables import an_iceberg_table
 
 FAR = int((datetime.now(UTC) + timedelta(days=365)).timestamp()) * 1000
 
@@ -121,6 +123,39 @@ def test_a_grant_may_begin_end_and_have_a_rule(unity: httpx.Client) -> None:
     refused = unity.patch("/shares/timed/permissions", json=wrong)
     assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
     assert granted() == {"ends_at": FAR}
+
+
+def test_a_rule_that_partitions_do_not_decide_is_refused_by_its_column(unity: httpx.Client) -> None:
+    def shared(column: str) -> httpx.Response:
+        test = [{"values": [{"name": column, "value": "2024-03-01"}]}]
+        table = {"name": "lake.flights", "partitions": test}
+        return unity.patch("/shares/ruled", json={"updates": [{"action": "ADD", "data_object": table}]})
+
+    unity.post("/shares", json={"name": "ruled"})
+    refused = shared("carrier")
+    assert (refused.status_code, "carrier" in refused.json()["message"]) == (400, True)
+    assert unity.get("/shares/ruled").json()["revision"] == 1
+    assert shared("day").status_code == 200
+    unity.post("/recipients", json={"name": "ruled_to"})
+    change = {"changes": [{"principal": "ruled_to", "add": ["SELECT"], "rule": "carrier = 'AA'"}]}
+    refused = unity.patch("/shares/ruled/permissions", json=change)
+    assert (refused.status_code, "carrier" in refused.json()["message"]) == (400, True)
+    assert unity.get("/shares/ruled/permissions").json()["privilege_assignments"] == []
+
+
+def test_a_rule_on_a_table_whose_versions_were_not_found_yet_waits_for_nobody(
+    server: Administered, unity: httpx.Client, tmp_path: Path
+) -> None:
+    an_iceberg_table(tmp_path)
+    server.provider.follow_iceberg("lake.found", tmp_path / "lake" / "flights")
+    unity.post("/shares", json={"name": "finding"})
+    table = {"name": "lake.found", "rule": "day = DATE '2024-03-01'"}
+    # Longer than a request may take is how long a writer would wait for another.
+    answer = unity.patch(
+        "/shares/finding", json={"updates": [{"action": "ADD", "data_object": table}]}, timeout=20
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["objects"][0]["rule"] == table["rule"]
 
 
 def test_groups_are_made_filled_and_granted(provider: httpx.Client) -> None:

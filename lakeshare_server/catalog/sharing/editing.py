@@ -14,11 +14,9 @@ from typing import Any, Final, Protocol
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from lakeshare_server.catalog.audit import AuditEvent, append_events
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import BadRequest, EditedMeanwhile, NameTaken
-
-DONE = 200
 
 
 class Keep(Enum):
@@ -47,6 +45,7 @@ class Edit:
     session: Session
     by: str
     at: datetime
+    request_id: str
     changes: list[Change] = field(default_factory=list)
 
     def changed(
@@ -69,8 +68,10 @@ class EditedRow(Protocol):
 
 
 @contextmanager
-def editing(catalog: Catalog, by: str) -> Iterator[Edit]:
+def editing(catalog: Catalog, by: str, *, request_id: str | None = None) -> Iterator[Edit]:
     """One transaction in the name of `by`: all of its operations take effect, or none.
+
+    `request_id` joins its events to that of the request they came with.
 
     Raises:
         BadRequest: nobody is named.
@@ -81,10 +82,11 @@ def editing(catalog: Catalog, by: str) -> Iterator[Edit]:
         raise BadRequest("by", by, "Name who edits, in 1 to 255 characters.")
     try:
         with catalog.writing() as session:
-            edit = Edit(session, by, datetime.now(UTC))
+            edit = Edit(session, by, datetime.now(UTC), request_id or uuid.uuid4().hex)
             yield edit
             session.flush()
-            _write_events(edit)
+            # Last: whoever appends next waits for this transaction's end.
+            append_events(session, _events(edit))
     except IntegrityError as error:
         raise NameTaken(
             "somebody else has just made, or removed, an object of this name", "Look again, then repeat it."
@@ -126,18 +128,16 @@ def require_aware(field_name: str, moment: datetime | None) -> None:
         raise BadRequest(field_name, moment.isoformat(), "Give a time with its zone.")
 
 
-def _write_events(edit: Edit) -> None:
-    request_id = uuid.uuid4().hex
-    for change in edit.changes:
-        edit.session.add(
-            AuditRow(
-                at=edit.at,
-                principal=edit.by,
-                action=change.action,
-                object_name=change.object_name,
-                status=DONE,
-                request_id=request_id,
-                elapsed_ms=0,
-                details={"before": change.before, "after": change.after},
-            )
+def _events(edit: Edit) -> list[AuditEvent]:
+    return [
+        AuditEvent(
+            kind="change",
+            at=edit.at,
+            principal=edit.by,
+            action=change.action,
+            object_name=change.object_name,
+            request_id=edit.request_id,
+            details={"before": change.before, "after": change.after},
         )
+        for change in edit.changes
+    ]

@@ -1,7 +1,7 @@
 """What the admin API's routes are given: who administers, the body that was sent, the revision that was looked at."""
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -9,6 +9,8 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request, Response
 
 from lakeshare_server.access.administrators import Administrator, Permission
+from lakeshare_server.access.rules import require_decidable_rules
+from lakeshare_server.access.versions_ahead import find_versions_ahead
 from lakeshare_server.catalog.sharing.editing import Edit, editing
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.admin.fields import Reply, RequestBody, parsed
@@ -38,9 +40,20 @@ class AdminRequest:
 
     @contextmanager
     def editing(self) -> Iterator[Edit]:
-        """One transaction in the administrator's name."""
-        with editing(self.parts.catalog, self.by.name) as edit:
+        """One transaction in the administrator's name; rules that it writes are such as partitions decide.
+
+        Raises:
+            BadRequest: one is not.
+        """
+        note: Note = self.request.state.note
+        with editing(self.parts.catalog, self.by.name, request_id=note.request_id) as edit:
             yield edit
+            require_decidable_rules(edit, self.parts.versions)
+
+    def find_versions_ahead(self, share: str, tables: Iterable[str] = (), *, writes_rule: bool) -> None:
+        """Find the versions of followed tables that rules will be held against, in front of the edit."""
+        parts = self.parts
+        find_versions_ahead(parts.catalog, parts.versions, share, tables, writes_rule=writes_rule)
 
     @property
     def revision(self) -> int | None:

@@ -30,6 +30,7 @@ def alter_permissions(
     by: ShareDep, share: str, wanted: Annotated[UpdatePermissions, body(UpdatePermissions)]
 ) -> Response:
     """Grant and revoke: all of it or nothing."""
+    by.find_versions_ahead(share, writes_rule=any(change.rule for change in wanted.changes))
     with by.editing() as edit:
         revision = change_permissions(edit, share, wanted.changes, by.revision)
         granted = [] if wanted.omit_permissions_list else look.grants_on(edit.session, share)

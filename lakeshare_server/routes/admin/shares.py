@@ -45,6 +45,9 @@ def look_at_share(by: LookDep, share: str, include_shared_data: Annotated[bool, 
 @router.patch("/shares/{share}", response_model=ShareInfo, openapi_extra=takes(UpdateShare))
 def alter_share(by: ShareDep, share: str, wanted: Annotated[UpdateShare, body(UpdateShare)]) -> Response:
     """Change a share, and add, alter and remove tables: all of it or nothing."""
+    tables = [update.data_object for update in wanted.updates]
+    writes_rule = any(table.rule or table.partitions for table in tables)
+    by.find_versions_ahead(share, [table.name for table in tables], writes_rule=writes_rule)
     with by.editing() as edit:
         changed = update_share(edit, share, wanted, by.revision)
         told = told_share(changed, look.objects(edit.session, changed.name))
