@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -19,6 +19,8 @@ from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import BadRequest, CatalogConflict
 
 DONE = 200
+# Whose an object is: contracts and files remove what they made and say no more, nobody else's.
+Keeper = Literal["contracts", "files", "hand"]
 
 
 class Keep(Enum):
@@ -42,11 +44,12 @@ class Change:
 
 @dataclass
 class Edit:
-    """An open transaction: who edits, since when, and what was changed so far."""
+    """An open transaction: who edits, since when, for whom, and what was changed so far."""
 
     session: Session
     by: str
     at: datetime
+    keeper: Keeper = "hand"
     changes: list[Change] = field(default_factory=list)
 
     def changed(
@@ -59,6 +62,15 @@ class Edit:
         """Note for the audit log what was changed."""
         self.changes.append(Change(action, object_name, before, after))
 
+    def keep(
+        self, row: Any
+    ) -> None:  # of any model with `applied`, and with `declared` where contracts write
+        """Note whose a made or changed row is from now on; a hand takes nothing over."""
+        if self.keeper == "files":
+            row.applied = True
+        elif self.keeper == "contracts":
+            row.declared = True
+
 
 class EditedRow(Protocol):
     """A row whose edits are counted."""
@@ -69,8 +81,10 @@ class EditedRow(Protocol):
 
 
 @contextmanager
-def editing(catalog: Catalog, by: str) -> Iterator[Edit]:
+def editing(catalog: Catalog, by: str, keeper: Keeper = "hand") -> Iterator[Edit]:
     """One transaction in the name of `by`: all of its operations take effect, or none.
+
+    What they make is kept by hand, unless contracts or files are applied.
 
     Raises:
         BadRequest: nobody is named.
@@ -81,7 +95,7 @@ def editing(catalog: Catalog, by: str) -> Iterator[Edit]:
         raise BadRequest("by", by, "Name who edits, in 1 to 255 characters.")
     try:
         with catalog.writing() as session:
-            edit = Edit(session, by, datetime.now(UTC))
+            edit = Edit(session, by, datetime.now(UTC), keeper)
             yield edit
             session.flush()
             _write_events(edit)
