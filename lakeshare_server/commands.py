@@ -1,4 +1,4 @@
-"""The server's commands: serve, explain, snippet, recipients, shares, tables, conformance.
+"""The server's commands: serve, explain, snippet, recipients, groups, shares, tables, files of these, conformance.
 
 The `lakeshare` command mounts them too.
 """
@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from lakeshare_server.apply_commands import apply, diff, export
 from lakeshare_server.conformance.command import conformance_app
 from lakeshare_server.console import open_state_catalog
 from lakeshare_server.errors import LakeshareError
+from lakeshare_server.group_commands import group_app
 from lakeshare_server.recipient_commands import recipient_app
 from lakeshare_server.share_commands import share_app
 from lakeshare_server.snippets.command import snippet
@@ -27,7 +29,11 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(publications)
     app.command()(explain)
     app.command()(snippet)
+    app.command()(apply)
+    app.command()(diff)
+    app.command()(export)
     app.add_typer(recipient_app, name="recipient")
+    app.add_typer(group_app, name="group")
     app.add_typer(share_app, name="share")
     app.add_typer(table_app, name="table")
     app.add_typer(conformance_app, name="conformance")

@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-from lakeshare_server.console import open_state_catalog
+from lakeshare_server.console import open_state_catalog, operator
+from lakeshare_server.option_values import moment, properties
 
 recipient_app = typer.Typer(
     help="Recipients: who may read which shares, and with which token.", no_args_is_help=True
 )
 
+RecipientName = Annotated[str, typer.Argument(metavar="RECIPIENT", help="The recipient's name.")]
 Days = Annotated[
     int | None, typer.Option("--days", min=1, help="The token ends after this many days; never by default.")
 ]
@@ -67,6 +69,133 @@ def revoke_recipient(name: str) -> None:
     from lakeshare_server.catalog import Recipients
 
     typer.echo(f"{Recipients(open_state_catalog()).revoke(name).name} may read nothing any more")
+
+
+@recipient_app.command("show")
+def show_recipient(name: RecipientName) -> None:
+    """Show a recipient: its state, tokens and links without their secrets, groups, and what it may read."""
+    from lakeshare_server.catalog.sharing import look
+
+    with open_state_catalog().reading() as session:
+        told, grants = look.recipient(session, name).as_json(), look.grants_to(session, name)
+    several = {kind: told.pop(kind, []) for kind in ("tokens", "links", "policies")}
+    for field, value in told.items():
+        typer.echo(f"{field}\t{value}")
+    for kind, found in several.items():
+        for one in found:
+            typer.echo(f"{kind}\t{', '.join(f'{field}={value}' for field, value in one.items())}")
+    for grant in grants:
+        through = "" if grant.group is None else f"as a member of {grant.group}, "
+        typer.echo(
+            f"may read\t{grant.share}\t{through}until {_day(grant.ends_at)}\t{grant.rule or ''}".rstrip()
+        )
+
+
+@recipient_app.command("set")
+def set_recipient(
+    name: RecipientName,
+    comment: Annotated[str | None, typer.Option(help="Whatever helps to know who this is.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Who answers for it.")] = None,
+    rename: Annotated[str | None, typer.Option(help="The new name; tokens and grants stay.")] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", help="When all its access ends, with the zone; '' for never.")
+    ] = None,
+    agreement: Annotated[
+        Path | None, typer.Option("--agreement", help="A text file to accept with the next activation link.")
+    ] = None,
+) -> None:
+    """Change what is given of a recipient; an empty text takes a comment or the end away."""
+    from lakeshare_server.catalog.sharing import KEEP, alter_recipient, editing
+
+    with editing(open_state_catalog(), operator()) as edit:
+        altered = alter_recipient(
+            edit,
+            name,
+            new_name=KEEP if rename is None else rename,
+            comment=KEEP if comment is None else comment or None,
+            owner=KEEP if owner is None else owner,
+            expires_at=KEEP if expires is None else moment("--expires", expires or None),
+            agreement=KEEP if agreement is None else _agreement(agreement),
+        )
+    typer.echo(f"{altered.name} is at revision {altered.revision}")
+
+
+@recipient_app.command("ip")
+def allow_addresses(
+    name: RecipientName,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", help="An address or network, like 203.0.113.0/24; repeat for more."),
+    ] = None,
+    any_: Annotated[bool, typer.Option("--any", help="It may come from anywhere again.")] = False,
+) -> None:
+    """Say from where a recipient may come, in place of what was said before; without an option, show it."""
+    from lakeshare_server.catalog.sharing import alter_recipient, editing, look
+    from lakeshare_server.errors import BadRequest
+
+    if allow and any_:
+        raise BadRequest("--any", "given with --allow", "Give one of the two.")
+    catalog = open_state_catalog()
+    if allow or any_:
+        with editing(catalog, operator()) as edit:
+            alter_recipient(edit, name, ip_allow=allow or None)
+    with catalog.reading() as session:
+        told = look.recipient(session, name)
+    typer.echo(f"{told.name} may come from {', '.join(told.ip_allow) or 'anywhere'}")
+
+
+@recipient_app.command("props")
+def set_properties(
+    name: RecipientName,
+    pairs: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Properties to set.")
+    ] = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", help="A key to take away; repeat for more.")
+    ] = None,
+) -> None:
+    """Set properties of a recipient, which rules read as current_recipient('key'); the others stay.
+
+    Example: lakeshare recipient props acme region=EU tier=gold --unset trial
+    """
+    from lakeshare_server.catalog.sharing import alter_recipient, editing, look
+
+    wanted, catalog = properties("KEY=VALUE", pairs or []), open_state_catalog()
+    if wanted or unset:
+        with editing(catalog, operator()) as edit:
+            held = look.recipient(edit.session, name).properties
+            kept = {key: value for key, value in held.items() if key not in (unset or [])}
+            alter_recipient(edit, name, properties={**kept, **wanted})
+    with catalog.reading() as session:
+        for key, value in sorted(look.recipient(session, name).properties.items()):
+            typer.echo(f"{key}\t{value}")
+
+
+@recipient_app.command("drop")
+def drop_recipient(
+    name: RecipientName, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+) -> None:
+    """Remove a recipient with its tokens and grants; its name can be used again. `revoke` keeps the name."""
+    from lakeshare_server.catalog import sharing
+
+    catalog = open_state_catalog()
+    with catalog.reading() as session:
+        told = sharing.look.recipient(session, name)
+        grants = len(sharing.look.grants_to(session, name))
+    if not yes:
+        typer.confirm(f"Drop {told.name}, which may read {grants} shares?", abort=True, err=True)
+    with sharing.editing(catalog, operator()) as edit:
+        sharing.drop_recipient(edit, name, revision=told.revision)
+    typer.echo(f"{told.name} is gone")
+
+
+def _agreement(path: Path) -> str | None:
+    from lakeshare_server.errors import BadRequest
+
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest("--agreement", str(path), f"Give a readable text file: {error}.") from error
 
 
 def _ends(days: int | None) -> datetime | None:

@@ -9,18 +9,18 @@ from lakeshare_server.catalog.declared.documents import Document
 from lakeshare_server.catalog.declared.exporting import export
 from lakeshare_server.catalog.declared.file_plan import Plan, file_plan
 from lakeshare_server.catalog.declared.files import read_files
-from lakeshare_server.catalog.declared.telling import plan_json, plan_lines, summary
+from lakeshare_server.catalog.declared.telling import done, plan_json, plan_lines
 
 __all__ = [
     "Document",
     "Plan",
     "apply_files",
+    "done",
     "export",
     "file_plan",
     "plan_json",
     "plan_lines",
     "planned",
     "read_files",
-    "summary",
     "tried",
 ]

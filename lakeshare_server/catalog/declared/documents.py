@@ -85,7 +85,7 @@ Text = Annotated[str, AfterValidator(_holdable)]
 Name = Annotated[str, AfterValidator(_nameable)]
 Label = Annotated[Text, Field(max_length=LONGEST_LABEL)]
 TablePath = Annotated[str, AfterValidator(_path), Field(description="schema.table, as recipients read it")]
-Moment = Annotated[datetime, BeforeValidator(_moment)]
+Moment = Annotated[datetime, BeforeValidator(_moment, json_schema_input_type=datetime)]
 Network = Annotated[str, AfterValidator(_network)]
 Number = Annotated[int, Field(ge=0, le=MAX_LONG)]
 Revision = Annotated[
@@ -147,7 +147,9 @@ class SharePart(Part):
     properties: dict[Text, Text] = {}
     tables: Annotated[
         dict[TablePath, TablePart],
-        BeforeValidator(_tables),
+        BeforeValidator(
+            _tables, json_schema_input_type=dict[TablePath, TablePart | str | None] | list[TablePath]
+        ),
         Field(description="By schema.table; a text is short for the lake's table, a list for names alone"),
     ] = {}
     revision: Revision = None
@@ -212,9 +214,14 @@ class GrantPart(Part):
         return self
 
 
-Shares = dict[Name, Annotated[SharePart, BeforeValidator(_nothing_said)]]
-RecipientParts = dict[Name, Annotated[RecipientPart, BeforeValidator(_nothing_said)]]
-Groups = dict[Name, Annotated[GroupPart, BeforeValidator(_nothing_said)]]
+def _or_nothing(part: type[Part]) -> BeforeValidator:
+    """A name with nothing behind it is an object about which nothing more is said."""
+    return BeforeValidator(_nothing_said, json_schema_input_type=part | None)
+
+
+Shares = dict[Name, Annotated[SharePart, _or_nothing(SharePart)]]
+RecipientParts = dict[Name, Annotated[RecipientPart, _or_nothing(RecipientPart)]]
+Groups = dict[Name, Annotated[GroupPart, _or_nothing(GroupPart)]]
 
 
 class Document(Part):

@@ -29,12 +29,21 @@ def held(session: Session) -> dict[Key, Held]:
     return {one.key: one for one in _all(session)}
 
 
+def held_shares(session: Session) -> dict[Key, Held]:
+    """The shares and their tables: what contracts can say something about."""
+    return {one.key: one for one in _shares(session)}
+
+
 def _all(session: Session) -> Iterator[Held]:
     yield from map(_recipient, look.recipients(session))
     yield from map(_group, look.groups(session))
+    yield from _shares(session)
+    yield from map(_grant, look.grants(session))
+
+
+def _shares(session: Session) -> Iterator[Held]:
     yield from map(_share, look.shares(session))
     yield from map(_table, look.objects(session))
-    yield from map(_grant, look.grants(session))
 
 
 def _share(share: Share) -> Held:

@@ -10,6 +10,8 @@ from lakeshare_server.catalog.sharing.editing import Keeper
 Verb = Literal["create", "update", "delete"]
 # A name's spelling belongs to whoever made the schema first; the tables of both spellings are in one.
 UNCOMPARED = frozenset({"schema"})
+# What nobody needs to be told of an object that is made or removed.
+USUAL = {"kind": "TABLE", "history": True, "authentication": "TOKEN", "directory_access": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,6 @@ class Step:
         """What it is: a share, table, recipient, group or grant."""
         return self.key[0]
 
-    @property
-    def is_only_taken_over(self) -> bool:
-        """Whether nothing is to change but whose the object is."""
-        return [one.field for one in self.differences] == ["kept_by"]
-
 
 def steps_to(
     wanted: Mapping[Key, Wanted], held: Mapping[Key, Held], keeper: Keeper, unwanted: Collection[Key] = ()
@@ -59,11 +56,7 @@ def steps_to(
 
 def _step_to(wanted: Wanted, held: Held | None, keeper: Keeper) -> Iterator[Step]:
     if held is None:
-        made = tuple(
-            Difference(name, None, value)
-            for name, value in wanted.fields.items()
-            if name not in ("name", "schema") and value not in (None, {}, (), False)
-        )
+        made = tuple(Difference(name, None, value) for name, value in _unusual(wanted.fields))
         yield Step("create", wanted.key, wanted.name, made, wanted)
         return
     changed = [
@@ -82,9 +75,11 @@ def _is_kept_by(held: Held, keeper: Keeper) -> bool:
 
 
 def _removal(held: Held) -> Step:
-    gone = tuple(
-        Difference(name, value, None)
-        for name, value in held.fields.items()
-        if name not in ("name", "schema") and value not in (None, {}, (), False)
-    )
+    gone = tuple(Difference(name, value, None) for name, value in _unusual(held.fields))
     return Step("delete", held.key, held.name, gone, held=held)
+
+
+def _unusual(fields: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for name, value in fields.items():
+        if name not in ("name", "schema") and value not in (None, {}, ()) and value != USUAL.get(name):
+            yield name, value

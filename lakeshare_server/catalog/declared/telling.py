@@ -25,12 +25,22 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 
 def summary(plan: Plan) -> str:
-    """`Plan: 2 to add, 1 to change, 0 to remove.`"""
+    """`Plan 3f2a…: 2 to add, 1 to change, 0 to remove.`"""
     if not plan.steps:
         end = f"; {len(plan.left)} left as they are" if plan.left else ""
         return f"No changes: the catalog holds what the files say{end}."
-    add, change, remove = (sum(step.verb == verb for step in plan.steps) for verb in SIGNS)
-    return f"Plan: {add} to add, {change} to change, {remove} to remove ({plan.digest})."
+    add, change, remove = _counts(plan)
+    return f"Plan {plan.digest}: {add} to add, {change} to change, {remove} to remove."
+
+
+def done(plan: Plan) -> str:
+    """`Applied: 2 added, 1 changed, 0 removed.`"""
+    add, change, remove = _counts(plan)
+    return f"Applied: {add} added, {change} changed, {remove} removed."
+
+
+def _counts(plan: Plan) -> tuple[int, ...]:
+    return tuple(sum(step.verb == verb for step in plan.steps) for verb in SIGNS)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -42,7 +52,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             {"kind": left.held.key[0], "name": left.held.name, "why": left.why, "keptBy": left.held.keeper}
             for left in plan.left
         ],
-        "summary": {verb: sum(step.verb == verb for step in plan.steps) for verb in SIGNS},
+        "summary": dict(zip(SIGNS, _counts(plan), strict=True)),
     }
 
 

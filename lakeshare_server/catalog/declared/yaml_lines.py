@@ -40,11 +40,15 @@ class _Loader(yaml.CSafeLoader):
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         if kind is not yaml.ScalarNode or not implicit[0]:
-            return str(super().resolve(kind, value, implicit))
+            return self._matched(kind, value, implicit)
         # Files say the same words over and over; to match one against every pattern takes longer than to read it.
         if value not in self.tags:
-            self.tags[value] = super().resolve(kind, value, implicit)
+            self.tags[value] = self._matched(kind, value, implicit)
         return self.tags[value]
+
+    def _matched(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]  # has no types
+        return tag
 
 
 @dataclass(frozen=True)
