@@ -1,13 +1,12 @@
 """Commands that make the catalog what files say, show the difference, and write the catalog as a file."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_server.console import open_state_catalog, operator
+from lakeshare_server.console import ask, open_state_catalog, operator
 
 if TYPE_CHECKING:
     from lakeshare_server.catalog.declared import Plan
@@ -60,7 +59,7 @@ def apply(
         _tell(found, as_json=as_json)
         if not found.steps:
             return
-        _ask(found)
+        ask("Do this?", f"give --yes, or --expect {found.digest} for this plan and no other.")
         apply_files(catalog, wanted, operator(), prune=prune, digest=found.digest)
     if found.steps and not as_json:
         typer.echo(done(found))
@@ -119,15 +118,6 @@ def _tell(plan: "Plan", *, as_json: bool) -> None:
         return
     for line in plan_lines(plan):
         typer.secho(line, fg=COLORS.get(line.lstrip()[:1]) if line.startswith(" ") else None)
-
-
-def _ask(plan: "Plan") -> None:
-    from lakeshare_server.errors import BadRequest
-
-    if not sys.stdin.isatty():
-        hint = f"Nobody can be asked here: give --yes, or --expect {plan.digest} for this plan and no other."
-        raise BadRequest("--yes", "not given", hint)
-    typer.confirm("Do this?", abort=True, err=True)
 
 
 def _tell_without_token(plan: "Plan") -> None:

@@ -1,7 +1,10 @@
-"""What every command needs: the catalog of this machine's settings, and who sits in front of it."""
+"""What every command needs: the catalog of this machine's settings, who sits in front of it, and their yes."""
 
 import getpass
+import sys
 from typing import TYPE_CHECKING
+
+import typer
 
 if TYPE_CHECKING:
     from lakeshare_server.catalog import Catalog
@@ -22,3 +25,17 @@ def operator() -> str:
     except (OSError, KeyError):
         # A container's user may have a number and no name.
         return "command"
+
+
+def ask(question: str, otherwise: str = "give --yes.") -> None:
+    """Go on when whoever sits there says yes.
+
+    Raises:
+        BadRequest: nobody sits there.
+        typer.Abort: they say no.
+    """
+    from lakeshare_server.errors import BadRequest
+
+    if not sys.stdin.isatty():
+        raise BadRequest("--yes", "not given", f"{question} Nobody can be asked here: {otherwise}")
+    typer.confirm(question, abort=True, err=True)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lakeshare_server.console import open_state_catalog, operator
+from lakeshare_server.console import ask, open_state_catalog, operator
 
 group_app = typer.Typer(help="Groups: recipients that are granted shares together.", no_args_is_help=True)
 
@@ -70,7 +70,7 @@ def drop(
     with catalog.reading() as session:
         group = look.group(session, name)
     if not yes:
-        typer.confirm(f"Drop {group.name} of {len(group.members)} recipients?", abort=True, err=True)
+        ask(f"Drop {group.name} of {len(group.members)} recipients?")
     with editing(catalog, operator()) as edit:
         drop_group(edit, name, revision=group.revision)
     typer.echo(f"{group.name} is gone")

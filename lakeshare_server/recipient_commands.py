@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lakeshare_server.console import open_state_catalog, operator
+from lakeshare_server.console import ask, open_state_catalog, operator
 from lakeshare_server.option_values import moment, properties
 
 recipient_app = typer.Typer(
@@ -183,7 +183,7 @@ def drop_recipient(
         told = sharing.look.recipient(session, name)
         grants = len(sharing.look.grants_to(session, name))
     if not yes:
-        typer.confirm(f"Drop {told.name}, which may read {grants} shares?", abort=True, err=True)
+        ask(f"Drop {told.name}, which may read {grants} shares?")
     with sharing.editing(catalog, operator()) as edit:
         sharing.drop_recipient(edit, name, revision=told.revision)
     typer.echo(f"{told.name} is gone")

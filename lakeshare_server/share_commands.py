@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lakeshare_server.console import open_state_catalog, operator
+from lakeshare_server.console import ask, open_state_catalog, operator
 from lakeshare_server.option_values import moment, properties, shared_path, table_path
 
 share_app = typer.Typer(help="Shares: what can be granted, and to whom it is.", no_args_is_help=True)
@@ -128,7 +128,7 @@ def drop(name: ShareName, yes: Yes = False) -> None:
         tables, grants = len(look.objects(session, name)), len(look.grants_on(session, name))
     if not yes:
         question = f"Drop {share.name} with {tables} shared tables and {grants} grants?"
-        typer.confirm(question, abort=True, err=True)
+        ask(question)
     with editing(catalog, operator()) as edit:
         # Of the revision that was asked about: whoever adds to it meanwhile is not overruled.
         drop_share(edit, name, revision=share.revision)

@@ -71,11 +71,12 @@ def _shares(session: Session, granted: set[str]) -> dict[str, dict[str, Any]]:
 
 
 def _share(share: Share, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    is_default_owner = share.declared and share.owner == share.created_by
     return _worth_saying(
         {
             "comment": share.comment,
             "display_name": share.display_name,
-            "owner": share.owner,
+            "owner": None if is_default_owner else share.owner,
             "properties": dict(share.properties),
             "tables": tables,
         }

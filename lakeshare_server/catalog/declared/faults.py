@@ -37,18 +37,22 @@ def raise_all(found: Sequence[DocumentError]) -> None:
 
 def _explained(fault: Mapping[str, Any], where: tuple[str | int, ...]) -> tuple[str, str]:
     kind, value = fault["type"], fault["input"]
-    seen = shown(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+    seen = (
+        shown(repr(value))
+        if isinstance(value, str | int | float | bool | None)
+        else f"a {type(value).__name__}"
+    )
     if kind == "extra_forbidden":
         return f"unknown field {where[-1]!r}", _meant(str(where[-1]), where[:-1])
     if kind == "missing":
         return "is missing", "Add it."
     if kind == "refused":
-        return f"{seen!r} cannot be used", str(fault["ctx"]["hint"])
+        return f"{seen} cannot be used", str(fault["ctx"]["hint"])
     if kind == "literal_error":
-        return f"{seen!r} cannot be used", f"Use {fault['ctx']['expected']}."
+        return f"{seen} cannot be used", f"Use {fault['ctx']['expected']}."
     if kind == "string_type":
-        return f"{seen!r} cannot be used", "Write it in quotes: YAML takes it for something else than text."
-    return f"{seen!r} cannot be used", f"{fault['msg']}."
+        return f"{seen} cannot be used", "Write it in quotes: YAML takes it for something else than text."
+    return f"{seen} cannot be used", f"{fault['msg']}."
 
 
 def _meant(name: str, holder: tuple[str | int, ...]) -> str:

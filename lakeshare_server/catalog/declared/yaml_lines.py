@@ -10,6 +10,7 @@ import yaml
 MOST_VALUES = 5_000_000
 # libyaml's own stack ends, and the process with it, somewhere above 10,000.
 DEEPEST = 50
+TEXT, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
 class YamlFault(Exception):
@@ -121,15 +122,16 @@ def _require_sound(root: yaml.Node) -> None:
 
 
 def _require_single_keys(node: yaml.MappingNode) -> None:
-    seen: dict[tuple[str, str], int] = {}
+    seen: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
             raise YamlFault(_line(key), "a key is no text", "Use names as keys.")
-        word = key.tag, key.value
-        if word in seen:
-            problem = f"the key {key.value!r} is given twice, first in line {seen[word]}"
+        if key.tag not in (TEXT, MERGE):
+            raise YamlFault(_line(key), f"the key {key.value!r} is no text to YAML", "Write it in quotes.")
+        if key.value in seen:
+            problem = f"the key {key.value!r} is given twice, first in line {seen[key.value]}"
             raise YamlFault(_line(key), problem, "Keep one of them.")
-        seen[word] = _line(key)
+        seen[key.value] = _line(key)
 
 
 def _child(node: yaml.Node, step: str | int) -> tuple[int, yaml.Node] | None:
