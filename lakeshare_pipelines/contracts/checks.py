@@ -70,7 +70,7 @@ def _check_origin(contract: SetContract, table: Table, at: list[str | int], faul
         )
     if table.view is not None:
         return
-    known = {other.short_name for other in contract.tables}
+    known = {other.short_name for other in contract.tables if other.view is None}
     for name in table.depends_on:
         if name not in known:
             hint = did_you_mean(name, known)

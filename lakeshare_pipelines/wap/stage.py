@@ -78,19 +78,22 @@ def _write_all(
             arrived = read.get(table.name)
             # A view shows all of its table from its first day on.
             is_whole = table.view is not None and staging.on_main(draft, table) is None
-            if table.view is not None:
+            if arrived is not None:
+                frame = arrived.frame
+            elif table.view is None:
+                frame = derive(lake.spark, table, frames)
+            else:
                 base = contract.table(table.view.of)
                 of_base = staging.table_after(draft, base) if is_whole else frames[base.name]
                 frame = selected(contract, table, table.view, of_base)
-            else:
-                frame = derive(lake.spark, table, frames) if arrived is None else arrived.frame
             frames[table.name] = frame.cache()
             rows = frames[table.name].count()
             log.info("writing %s rows of %s to %s", rows, table.name, draft.ref)
             partitions = WHOLE if is_whole else draft.partitions
             staging.write(draft.ref, table, frames[table.name], partitions, properties)
             one = _staged_table(lake, contract, table, rows, arrived, draft.run_id)
-            written.append(replace(one, view=table.view and table.view.digest, is_whole=is_whole))
+            digest = None if table.view is None else table.view.digest
+            written.append(replace(one, view=digest, is_whole=is_whole))
     finally:
         for frame in frames.values():
             frame.unpersist()
