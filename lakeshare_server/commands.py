@@ -1,4 +1,4 @@
-"""The server's commands: serve, explain, snippet, recipients, shares, tables, conformance.
+"""The server's commands: serve, explain, snippet, as, recipients, shares, tables, conformance.
 
 The `lakeshare` command mounts them too.
 """
@@ -12,6 +12,7 @@ import typer
 
 from lakeshare_server.conformance.command import conformance_app
 from lakeshare_server.errors import LakeshareError
+from lakeshare_server.see_as.command import as_app
 from lakeshare_server.snippets.command import snippet
 from lakeshare_server.table_commands import table_app
 
@@ -44,6 +45,7 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(recipient_app, name="recipient")
     app.add_typer(share_app, name="share")
     app.add_typer(table_app, name="table")
+    app.add_typer(as_app, name="as")
     app.add_typer(conformance_app, name="conformance")
 
 

@@ -50,14 +50,12 @@ def check_shape(table: SchemaObject, at: Location, faults: Faults) -> None:
 
 def view_of(extras: ViewExtras) -> View:
     """The view as the document has it; `of` is the table's short name until the set is whole."""
-    per = extras.per_recipient
-    return View(
-        of=extras.of,
-        columns=tuple(extras.columns),
-        where=extras.where.strip() if extras.where else None,
-        per_recipient=per
-        and PerRecipient(per.column, per.value and per.value.strip(), per.recipient_property),
-    )
+    said, per = extras.per_recipient, None
+    if said is not None:
+        value = None if said.value is None else said.value.strip()
+        per = PerRecipient(said.column, value, said.recipient_property)
+    where = None if extras.where is None else extras.where.strip()
+    return View(of=extras.of, columns=tuple(extras.columns), where=where, per_recipient=per)
 
 
 def columns_of_view(

@@ -40,6 +40,7 @@ class AuditEntry:
     ip: str | None
     user_agent: str | None
     elapsed_ms: int
+    principal: str | None = None  # who administers, and looks as the recipient
 
 
 COLUMNS = tuple(field.name for field in fields(AuditEntry))

@@ -14,7 +14,7 @@ WATCHED_PATHS = frozenset({"/healthz", "/readyz"})
 BROKEN_OFF = "CONNECTION_LOST"
 FULL_S = 0.1
 NO_RESPONSE = 499  # as web servers log a client that left before its answer
-LONGEST = {"recipient": 255, "ip": 64, "user_agent": 1000, "object_name": 4000}
+LONGEST = {"recipient": 255, "principal": 255, "ip": 64, "user_agent": 1000, "object_name": 4000}
 
 
 class AuditMiddleware:
@@ -70,6 +70,7 @@ def _entry(note: Note, scope: Scope, status: int, at: datetime, elapsed_s: float
     return AuditEntry(
         at=at,
         recipient=_text(note.recipient, "recipient"),
+        principal=_text(note.principal, "principal"),
         action=note.action,
         object_name=_text(
             note.object_name or (scope["path"] if note.action == "unknown" else None), "object_name"
