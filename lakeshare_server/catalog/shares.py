@@ -28,7 +28,7 @@ class SharedTable:
     comment: str | None = None
     history: bool = True  # recipients may read earlier publications by number
     kind: Literal["TABLE", "VIEW"] = "TABLE"
-    rule: str | None = None  # restricts every recipient of the share
+    rule: str | None = None  # which rows anybody reads; None leaves it to whoever sets one by hand
 
 
 @dataclass(frozen=True)
@@ -165,21 +165,21 @@ def _apply_table(session: Session, share: ShareRow, table: SharedTable, changes:
         report = changes.added
     elif not row.declared:
         raise BadRequest("table", path, "It was shared by hand; remove it there, or declare another name.")
-    elif (row.name, row.lake_table, row.comment, row.history, row.kind, row.rule) == _told(table):
+    elif (row.name, row.lake_table, row.comment, row.history, row.kind, row.rule) == _told(table, row.rule):
         report = changes.unchanged
     else:
         report = changes.changed
     if point_at(row, table.table):
         changes.closed.append(path)
     row.name, row.comment, row.history, row.declared = table.name, table.comment, table.history, True
-    row.kind, row.rule = table.kind, table.rule
+    row.kind, row.rule = table.kind, table.rule or row.rule
     session.flush()
     report.append(path)
     return row.key
 
 
-def _told(table: SharedTable) -> tuple[str, str, str | None, bool, str, str | None]:
-    return table.name, table.table, table.comment, table.history, table.kind, table.rule
+def _told(table: SharedTable, by_hand: str | None) -> tuple[str, str, str | None, bool, str, str | None]:
+    return table.name, table.table, table.comment, table.history, table.kind, table.rule or by_hand
 
 
 def _remove_undeclared(session: Session, kept: set[int], names: set[str], changes: _Changes) -> None:
