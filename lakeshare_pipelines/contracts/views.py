@@ -95,36 +95,53 @@ def _with_recipients(
     place: Location,
     faults: Faults,
 ) -> tuple[tuple[Column, ...], tuple[tuple[str, str], ...]]:
-    keys = {column.name for column in columns if column.primary_key}
-    if not keys.issuperset(base.primary_key):
+    """The same with the column that tells recipients apart, which the view is partitioned by."""
+    if not {column.name for column in columns if column.primary_key}.issuperset(base.primary_key):
         # Half a key is none.
         columns = tuple(replace(column, primary_key=False) for column in columns)
     per = view.per_recipient
-    if per is None:
+    if per is None or not _is_sound(per, view, base, partition_by, place, faults):
         return columns, partition_by
-    if per.value is None:
-        if per.column not in view.columns:
-            hint = f"Put it into its columns, or give a value for it: SQL over the columns of {view.of}."
-            faults.add(place, f"perRecipient speaks of {per.column!r}, which the view does not have", hint)
-            return columns, partition_by
-    elif per.column.lower() in {column.name.lower() for column in base.columns}:
+    if per.value is not None:
+        is_key = any(column.primary_key for column in columns)
+        columns = (*columns, replace(_whose(per, per.value, base), primary_key=is_key))
+    field = (per.column, "identity")
+    return columns, partition_by if field in partition_by else (*partition_by, field)
+
+
+def _whose(per: PerRecipient, value: str, base: Table) -> Column:
+    """The column that a value per recipient makes; it is as personal as what it is made of."""
+    said = {word.lower() for word, _ in WORD.findall(value)}
+    sources = [column for column in base.columns if column.name.lower() in said]
+    return Column(
+        per.column,
+        "string",
+        required=True,
+        pii=any(column.pii for column in sources),
+        description="Whose the row is.",
+        lineage=tuple(f"{base.short_name}.{column.name}" for column in sources),
+    )
+
+
+def _is_sound(
+    per: PerRecipient,
+    view: View,
+    base: Table,
+    partition_by: tuple[tuple[str, str], ...],
+    place: Location,
+    faults: Faults,
+) -> bool:
+    before = len(faults.found)
+    if per.value is None and per.column not in view.columns:
+        hint = f"Put it into its columns, or give a value for it: SQL over the columns of {view.of}."
+        faults.add(place, f"perRecipient speaks of {per.column!r}, which the view does not have", hint)
+    if per.value is not None and per.column.lower() in {column.name.lower() for column in base.columns}:
         hint = "Leave the value out to take the column as it is, or give the new one another name."
         faults.add(place, f"perRecipient has a value for {per.column!r}, a column of {view.of}", hint)
-        return columns, partition_by
-    else:
-        made = Column(
-            per.column,
-            "string",
-            required=True,
-            primary_key=any(column.primary_key for column in columns),
-            description="Whose the row is.",
-        )
-        columns = (*columns, made)
-    others = tuple((name, kind) for name, kind in partition_by if (name, kind) != (per.column, "identity"))
-    if any(name == per.column for name, _ in others):
+    if any(name == per.column and transform != "identity" for name, transform in partition_by):
         hint = "Rules are decided by the column's own values: let the table be partitioned by them."
         faults.add(place, f"{view.of} is partitioned by a transform of {per.column}", hint)
-    return columns, (partition_by if len(others) < len(partition_by) else (*others, (per.column, "identity")))
+    return len(faults.found) == before
 
 
 def _expressions(view: View) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 What a view may say is judged with its contract; here it is Spark SQL over frames.
 """
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import PerRecipient, SetContract, Table, View
@@ -40,7 +41,7 @@ def selected(contract: SetContract, table: Table, view: View, rows: "DataFrame")
 
 def selection(view: View, expected: "DataFrame", rows: "DataFrame", published_as: str | None) -> Finding:
     """Whether a view's rows are the expected ones, each as often; `published_as` is the digest of its definition."""
-    wanted, found = _fingerprint(expected), _fingerprint(rows)
+    wanted, found = _fingerprints(expected, rows)
     observed = {"of": view.of, "selected_rows": wanted[0], "rows": found[0], "definition": view.digest}
     if published_as != view.digest:
         reason = (
@@ -94,12 +95,17 @@ def _whose(frame: "DataFrame", per: PerRecipient, value: str) -> "Column":
     return whose.cast("string")
 
 
-def _fingerprint(frame: "DataFrame") -> tuple[int, int]:
-    """The number of rows, and a sum over them that is another one for other rows, whatever their order."""
+def _fingerprints(*frames: "DataFrame") -> list[tuple[int, int]]:
+    """Of each frame the number of rows, and a sum over them that is another one for other rows, in whatever order."""
     from pyspark.sql import functions as F
 
-    columns = [F.col(f"`{name}`") for name in frame.columns]
-    # A hash passes over nulls: without their places (null, a) and (a, null) would be the same.
-    row = F.xxhash64(*columns, *(column.isNull() for column in columns))
-    found = frame.agg(F.count("*").alias("rows"), F.sum(row.cast("decimal(38,0)")).alias("sum")).collect()[0]
-    return int(found["rows"]), int(found["sum"] or 0)
+    sums = []
+    for number, frame in enumerate(frames):
+        columns = [F.col(f"`{name}`") for name in frame.columns]
+        # A hash passes over nulls: without their places (null, a) and (a, null) would be the same.
+        row = F.xxhash64(*columns, *(column.isNull() for column in columns)).cast("decimal(38,0)")
+        sums.append(
+            frame.agg(F.lit(number).alias("frame"), F.count("*").alias("rows"), F.sum(row).alias("sum"))
+        )
+    found = {row["frame"]: row for row in reduce(lambda one, other: one.unionByName(other), sums).collect()}
+    return [(int(found[number]["rows"]), int(found[number]["sum"] or 0)) for number in range(len(frames))]

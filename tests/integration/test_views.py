@@ -27,6 +27,7 @@ from lakeshare_pipelines.wap.replay import judged
 from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.views import selected
 from lakeshare_server.catalog import Catalog, Publication, Recipients, open_catalog
+from lakeshare_server.catalog.sharing import create_recipient, editing, grant, issue_token
 from lakeshare_server.settings import ServerSettings
 from tests.builders.audits import of
 from tests.builders.main_state import rows_on_main
@@ -176,6 +177,41 @@ def test_no_recipient_gets_more_of_it_now_or_then_or_as_changes(lake, catalog, r
     assert [list(json.loads(line)) for line in nothing.text.splitlines()] == [["protocol"], ["metaData"]]
 
 
+def test_each_recipient_gets_its_own_rows_and_without_a_value_none(catalog, running, viewed):
+    contract, _ = viewed
+    apply(catalog, [contract])
+    table = f"/shares/{contract.name}/schemas/shop/tables/by_party"
+
+    got = {}
+    for party in ("c11", "auditor", None):
+        with running.client(a_reader(catalog, contract, party)) as client:
+            # Now, when there was less of it, and all that was ever added or removed.
+            for asked in ({}, {"version": 1}, {"startingVersion": 0}):
+                rows = read(client, client.post(f"{table}/query", json=asked))
+                got[party, *asked] = set(rows["id"].to_pylist()) if rows.num_rows else set()
+
+    assert got == {
+        ("c11",): {11},
+        ("c11", "version"): {11},
+        ("c11", "startingVersion"): {11},
+        ("auditor",): {2, 4, 12, 14},
+        ("auditor", "version"): {2, 12, 14},
+        ("auditor", "startingVersion"): {2, 4, 12, 14},
+        (None,): set(),
+        (None, "version"): set(),
+        (None, "startingVersion"): set(),
+    }
+
+
+def a_reader(catalog: Catalog, contract: SetContract, party: str | None) -> str:
+    """The token of a new recipient of the set's share."""
+    name, properties = f"{party}-of-{contract.name}", {} if party is None else {"party": party}
+    with editing(catalog, "tests") as edit:
+        create_recipient(edit, name, properties=properties)
+        grant(edit, contract.name, recipient=name)
+        return issue_token(edit, name).secret
+
+
 def test_a_view_is_shared_as_one_with_the_rule_of_its_recipients(catalog, viewed):
     from sqlalchemy import select
 
@@ -234,4 +270,4 @@ def read(client: httpx.Client, answer: httpx.Response) -> pa.Table:
     said = [json.loads(line) for line in answer.text.splitlines()]
     files = [line[kind] for line in said for kind in ("file", "add", "remove", "cdf") if kind in line]
     tables = [pq.read_table(BytesIO(client.get(one["url"]).content)) for one in files]
-    return pa.concat_tables(tables, promote_options="default")
+    return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})

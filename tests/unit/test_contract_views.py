@@ -76,6 +76,12 @@ def test_a_recipients_value_is_a_partition_and_the_rule_of_the_share(tmp_path: P
     )
 
 
+def test_a_value_that_is_made_of_personal_data_is_personal(tmp_path: Path) -> None:
+    for value, is_personal in (("lower(email)", True), ("customer", False)):
+        view = a_set(tmp_path, per(f"{{column: party, value: {value}}}")).table("open_orders")
+        assert view.column("party").pii is is_personal
+
+
 def test_a_column_as_it_is_tells_recipients_apart_too(tmp_path: Path) -> None:
     view = a_set(tmp_path, per("id")).table("open_orders")
 

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from lakeshare_server.catalog import Recipients
 from lakeshare_server.catalog.models import AuditRow
-from lakeshare_server.catalog.sharing import alter_recipient, editing
+from lakeshare_server.catalog.sharing import alter_recipient, editing, grant
 from lakeshare_server.commands import main
 from lakeshare_server.protocol.capabilities import HEADER
 from lakeshare_server.routes.seen_as import SEEN_AS
@@ -26,14 +26,15 @@ TABLE = "flights.lake.flights"
 
 @dataclass(frozen=True)
 class Seen:
-    """A provider, its running server, and bob's token there."""
+    """A provider, its running server, and the tokens there of bob and of ann, who reads one day only."""
 
     provider: Provider
     server: Running
     token: str
+    ann: str
 
-    def bob(self) -> httpx.Client:
-        client = self.server.client(self.token)
+    def bob(self, token: str | None = None) -> httpx.Client:
+        client = self.server.client(token or self.token)
         client.headers[HEADER] = capabilities_of(EVERYTHING)
         return client
 
@@ -50,8 +51,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     provider.share("lake.flights", "lake.planned")
     token = provider.recipient()
     provider.recipient("nobody", ())
+    ann = provider.recipient("ann", ())
+    with editing(provider.catalog, "tests") as edit:
+        grant(edit, "flights", recipient="ann", rule="day = '2013-01-03'")
     with a_server(provider) as server:
-        yield Seen(provider, server, token)
+        yield Seen(provider, server, token, ann)
 
 
 Look = Callable[..., str]
@@ -110,6 +114,16 @@ def test_lines_are_those_of_the_recipient(
 
     assert unsigned(printed) == unsigned(answer.text)
     assert len(printed.splitlines()) > 1
+
+
+def test_a_rule_narrows_what_is_seen_as_what_is_read(seen: Seen, look: Look) -> None:
+    with seen.bob(seen.ann) as ann:
+        answer = ann.post(f"{FLIGHTS}/query", json={})
+
+    assert unsigned(look("ann", "query", TABLE, "--lines")) == unsigned(answer.text)
+    assert look("ann", "query", TABLE).startswith("version 1: 1 files, ")
+    rows = [line.split("\t") for line in look("ann", "preview", TABLE, "--rows", "50").splitlines()]
+    assert {row[rows[0].index("day")] for row in rows[1:]} == {"2013-01-03"}
 
 
 def unsigned(text: str) -> list[Any]:
