@@ -20,12 +20,13 @@ from lakeshare_server.catalog.models import (
     SetLockRow,
     StateRow,
     TokenUseRow,
+    UsageRow,
 )
 
 # What recipients never see. A model that is not named here counts as seen.
 UNSEEN = frozenset(
     model.__tablename__
-    for model in (AuditRow, AuditChainRow, AuditJournalRow, SetLockRow, AsyncQueryRow, TokenUseRow)
+    for model in (AuditRow, AuditChainRow, AuditJournalRow, SetLockRow, AsyncQueryRow, TokenUseRow, UsageRow)
 )
 NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)
 CURRENT = "SELECT generation FROM catalog_state"

@@ -23,6 +23,7 @@ from lakeshare_server.catalog.models.requests import (
     AuditJournalRow,
     AuditRow,
     StateRow,
+    UsageRow,
 )
 from lakeshare_server.catalog.models.shares import SchemaRow, SharedTableRow, ShareRow
 
@@ -51,4 +52,5 @@ __all__ = [
     "StateRow",
     "TokenRow",
     "TokenUseRow",
+    "UsageRow",
 ]

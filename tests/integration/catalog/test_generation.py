@@ -35,12 +35,13 @@ from lakeshare_server.catalog.models import (
     Base,
     SetLockRow,
     TokenUseRow,
+    UsageRow,
 )
 from lakeshare_server.errors import CatalogConflict, Unavailable
 from tests.builders.publications import a_publication
 
 MODELS = sorted((mapper.class_ for mapper in Base.registry.mappers), key=lambda model: model.__tablename__)
-UNSEEN = {AuditRow, AuditChainRow, AuditJournalRow, SetLockRow, AsyncQueryRow, TokenUseRow}
+UNSEEN = {AuditRow, AuditChainRow, AuditJournalRow, SetLockRow, AsyncQueryRow, TokenUseRow, UsageRow}
 ORDERS = SharedTable("a", "orders", "lake.orders")
 
 SEEN_WRITES: dict[str, Callable[[Catalog], Any]] = {
