@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lakeshare_server.audit_commands import audit_app, usage
 from lakeshare_server.conformance.command import conformance_app
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.snippets.command import snippet
@@ -41,10 +42,12 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(publications)
     app.command()(explain)
     app.command()(snippet)
+    app.command()(usage)
     app.add_typer(recipient_app, name="recipient")
     app.add_typer(share_app, name="share")
     app.add_typer(table_app, name="table")
     app.add_typer(conformance_app, name="conformance")
+    app.add_typer(audit_app, name="audit")
 
 
 def main() -> None:
