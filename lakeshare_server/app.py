@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -32,12 +33,14 @@ from lakeshare_server.routes import (
     health,
     iceberg_catalog,
     listings,
+    metrics,
     tables,
     windows,
 )
 from lakeshare_server.routes.audit import AuditMiddleware
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses
+from lakeshare_server.routes.traces import telemetry
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers, load_key
 from lakeshare_server.stores import Stores
@@ -67,11 +70,14 @@ def create_app(settings: ServerSettings) -> FastAPI:
         parts.audit.close()
         parts.catalog.close()
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False, telemetry=telemetry())
     app.state.parts = parts
-    app.add_middleware(AuditMiddleware, audit=parts.audit)
+    app.add_middleware(
+        AuditMiddleware, audit=parts.audit, metrics=parts.metrics, names=settings.telemetry_names
+    )
     add_error_responses(app)
     app.include_router(health.router)
+    app.include_router(metrics.router)
     prefix = settings.endpoint.rstrip("/")
     for routes in (listings, tables, windows, async_queries, credentials, files):
         app.include_router(routes.router, prefix=prefix)
@@ -103,6 +109,7 @@ def _parts(settings: ServerSettings) -> Parts:
         iceberg_scans=scans,
         plan_tasks=PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes),
         signable_files=SignableFiles(stores, scans),
+        metrics=metrics.Metrics(names=settings.telemetry_names),
         audit=AuditLog(catalog, settings.audit_dir),
     )
 
@@ -167,7 +174,8 @@ def _serve_with_workers(
     load_key(settings)
     os.environ.update(LAKESHARE_HOST=settings.host, LAKESHARE_PORT=str(settings.port))
     config = _config("lakeshare_server.app:app_from_environment", workers=workers, factory=True)
-    with listening:
+    with listening, tempfile.TemporaryDirectory(prefix="lakeshare-metrics-") as folder:
+        os.environ.setdefault(metrics.WORKERS_FOLDER, folder)
         if on_ready is not None:
             url = settings.base_url()
             announce = threading.Thread(target=_announce, args=(settings, on_ready, url), daemon=True)

@@ -156,6 +156,10 @@ class ServerSettings(StateSettings):
         description="Stores and local folders, by spaces, that tables may name files in beside their own, like "
         "s3://bucket /srv/lake.",
     )
+    metrics_token: SecretStr | None = Field(
+        None,
+        description="Bearer token that `/metrics` asks for; without one, only programs of this host may read it.",
+    )
     telemetry_names: bool = Field(
         False, description="Whether metrics and traces name recipients; they tell no names by default."
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
@@ -22,6 +22,9 @@ from lakeshare_server.protocol.paging import Pager, PageRequest
 from lakeshare_server.protocol.table_tokens import Asker, TableTokens
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers
+
+if TYPE_CHECKING:
+    from lakeshare_server.routes.metrics import Metrics
 
 FILE_IDS_HEADER = "fileidhash"
 
@@ -44,6 +47,7 @@ class Parts:
     iceberg_scans: IcebergScans
     plan_tasks: PlanTasks
     signable_files: SignableFiles
+    metrics: "Metrics"
     audit: AuditLog
 
 
