@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lakeshare_server.console import open_state_catalog, operator
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -25,7 +27,6 @@ audit_app = typer.Typer(
 FOLLOW_S = 0.5
 USAGE_DAYS = 30
 TOLD_EVERY_S = 2.0
-BY_HAND = "command line"
 
 
 class Shape(StrEnum):
@@ -188,7 +189,7 @@ def prune_events(
     kept = days or StateSettings().audit_retention_days
     if kept is None:
         raise BadRequest("--days", None, "Give it, or set LAKESHARE_AUDIT_RETENTION_DAYS.")
-    pruned = prune(_complete_catalog(), datetime.now(UTC) - timedelta(days=kept), BY_HAND)
+    pruned = prune(_complete_catalog(), datetime.now(UTC) - timedelta(days=kept), operator())
     typer.echo(f"{pruned.events} events of more than {kept} days ago are removed")
 
 
@@ -281,11 +282,9 @@ def _moment(option: str, text: str | None) -> datetime | None:
 
 def _complete_catalog() -> "Catalog":
     """The catalog, with what ended processes have left in their journals."""
-    from lakeshare_server.catalog import open_catalog
     from lakeshare_server.catalog.audit import adopt
     from lakeshare_server.settings import StateSettings
 
-    settings = StateSettings()
-    catalog = open_catalog(settings.catalog_url)
-    adopt(catalog, settings.audit_dir)
+    catalog = open_state_catalog()
+    adopt(catalog, StateSettings().audit_dir)
     return catalog

@@ -96,14 +96,18 @@ def opened(by: AskedTable, head: TableHead, location: str, roots: Collection[str
     parts, table = by.parts, by.view.entry.path
     response_format = negotiated(by.wants.capabilities, head, table)
     require_own_stores(table, location, roots, parts.settings)
+    by.require_signing()
     session = parts.signers.session(sorted(roots), by.reader.name, parts.settings.url_life_s)
     return Opening(by, response_format, session)
 
 
-def page_question(parameters: Mapping[str, Any], wants: Wants) -> dict[str, object]:
+def page_question(parameters: Mapping[str, Any], by: AskedTable) -> dict[str, object]:
     """What must be the same on every page, so that the head lines and the files of all pages fit together."""
+    wants = by.wants
     return {
         **parameters,
+        # Places count the files that may be read: after another rule a page would begin somewhere else.
+        "restriction": by.view.restriction,
         "formats": sorted(wants.capabilities.response_formats),
         "features": sorted(wants.capabilities.reader_features),
         "ids": wants.file_ids,

@@ -89,12 +89,16 @@ def grouped(found: Iterable[Usage], by: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def last_seen(catalog: Catalog) -> dict[str, datetime]:
-    """When each recipient was last answered, by name, as far back as the log goes."""
+    """When each recipient was last answered, by name; of events that were pruned the day is known."""
     look = select(AuditRow.recipient, func.max(AuditRow.at)).where(
         AuditRow.recipient.is_not(None), AuditRow.status < REFUSED
     )
     with catalog.reading() as session:
-        return {name: at for name, at in session.execute(look.group_by(AuditRow.recipient)) if name}
+        kept = select(UsageRow.recipient, func.max(UsageRow.day)).where(UsageRow.requests > 0)
+        days = session.execute(kept.group_by(UsageRow.recipient))
+        seen = {name: datetime.fromisoformat(day).replace(tzinfo=UTC) for name, day in days}
+        seen |= {name: at for name, at in session.execute(look.group_by(AuditRow.recipient)) if name}
+        return seen
 
 
 def keep_usage(session: Session, gone: ColumnElement[bool]) -> None:
