@@ -97,7 +97,7 @@ class SqlSession:
             if self.seen_as is not None:
                 return self.seen_as.look(asked)
             with catalog.reading() as session:
-                return _LOOKS[type(asked)](session, asked)
+                return self._shown(session, asked)
         self._require_provider()
         self._look_ahead([asked])
         with editing(catalog, self.principal) as edit:
@@ -111,8 +111,13 @@ class SqlSession:
             raise BadRequest("SET RECIPIENT", asked.name or "", hint)
         self._require_provider()
         if isinstance(asked, said.Look):
-            return _LOOKS[type(asked)](edit.session, asked)
+            return self._shown(edit.session, asked)
         return _CHANGES[type(asked)](edit, asked, self.provider)
+
+    def _shown(self, session: Session, asked: said.Look) -> Result:
+        if isinstance(asked, said.ShowUsage):
+            return looks.show_usage(session, asked, self.provider.catalog)
+        return _LOOKS[type(asked)](session, asked)
 
     def _turn_to(self, name: str | None) -> Result:
         if name is None:
@@ -166,7 +171,6 @@ _LOOKS: Mapping[type, Callable[[Session, Any], Result]] = {
     said.ShowGroups: looks.show_groups,
     said.ShowGrantsOnShare: looks.show_grants_on_share,
     said.ShowGrantsTo: looks.show_grants_to,
-    said.ShowUsage: looks.show_usage,
     said.DescribeShare: looks.describe_share,
     said.DescribeRecipient: looks.describe_recipient,
     said.DescribeGroup: looks.describe_group,

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import select
 
 from lakeshare_server.catalog import Catalog, FollowedTables, Listings, Recipients
+from lakeshare_server.catalog.audit import AuditEvent, append_events
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import editing, look, look_at_link, redeem
 from lakeshare_server.errors import BadRequest, CatalogConflict, Denied, NotFound
@@ -93,6 +94,39 @@ def test_every_change_is_told_to_the_audit_log_in_the_name_of_the_principal(lake
         own = select(AuditRow).where(AuditRow.principal == "operator").order_by(AuditRow.key)
         told = [row.action for row in looking.scalars(own)]
     assert told == ["create_recipient", "invite", "rotate_token"]
+
+
+def test_usage_is_told_by_day_table_and_version(session, catalog):
+    list(session.run(BOB))
+    now = datetime.now(UTC)
+
+    def asked(version: int, at: datetime = now, recipient: str = "bob", **fields: object) -> AuditEvent:
+        event = {
+            "action": "query_table",
+            "object_name": "sales.lake.orders",
+            "request_id": "r",
+            "version": version,
+        }
+        return AuditEvent(at=at, recipient=recipient, **{**event, **fields})
+
+    with catalog.writing(seen=False) as writing:
+        append_events(writing, [
+            asked(1, files=2, size_bytes=30),
+            asked(1, files=1, size_bytes=10),
+            asked(2, status=404, error_code="RESOURCE_DOES_NOT_EXIST"),
+            asked(1, recipient="eve"),
+            asked(0, now - timedelta(days=3), files=1, size_bytes=5),
+        ])  # fmt: skip
+    today = now.date().isoformat()
+    shown = rows(
+        session, "SHOW USAGE FOR RECIPIENT BOB", "day", "table", "version", "queries", "files", "size_bytes"
+    )
+    assert shown[0] == (today, "sales.lake.orders", 1, 2, 3, 40)
+    assert {day for day, *_ in shown} == {today}
+    before = (now - timedelta(days=5)).date().isoformat()
+    since = rows(session, f"SHOW USAGE FOR RECIPIENT bob SINCE '{before}'", "version", "requests", "refused")
+    assert since[0] == (0, 1, 0)
+    assert (2, 0, 1) in since
 
 
 # --- secrets
@@ -266,8 +300,6 @@ def test_of_a_transaction_the_statement_with_the_rule_is_told_that_partitions_do
     error = refused(session, script, single_transaction=True)
     assert (error.place.line, error.took) == (3, 0)
     assert names(session) == []
-    # What was put right before the end is right.
-    list(session.run(f"{script} ALTER SHARE sales ALTER TABLE lake.parts", single_transaction=True))
 
 
 def test_a_rule_on_a_followed_table_is_decided_by_what_is_found_of_it_now(lake, session, tmp_path):
