@@ -16,7 +16,7 @@ from lakeshare_server.sql.errors import Place, StatementRefused
 from lakeshare_server.sql.grammar import parse
 from lakeshare_server.sql.provider import Provider
 from lakeshare_server.sql.results import Result, done
-from lakeshare_server.sql.seen_as import SeenAs
+from lakeshare_server.sql.seen_as import RowsReadBy, SeenAs
 from lakeshare_server.sql.statement_building import Placed
 
 
@@ -29,10 +29,10 @@ class Done:
 
 
 class SqlSession:
-    """Statements in the name of a principal."""
+    """Statements in the name of a principal; `rows_read_by` reads tables for whoever sees as a recipient."""
 
-    def __init__(self, provider: Provider, principal: str) -> None:
-        self.provider, self.principal = provider, principal
+    def __init__(self, provider: Provider, principal: str, rows_read_by: RowsReadBy | None = None) -> None:
+        self.provider, self.principal, self._rows_read_by = provider, principal, rows_read_by
         self.seen_as: SeenAs | None = None
 
     def run(
@@ -125,7 +125,7 @@ class SqlSession:
             return done("this is what the provider sees again")
         with self.provider.catalog.reading() as session:
             found = look.recipient(session, name)
-        self.seen_as = SeenAs(self.provider, found.name, found.id)
+        self.seen_as = SeenAs(self.provider, found.name, found.id, self._rows_read_by)
         return done(f"this is what {found.name} sees; its state is {found.state}")
 
     def _look_ahead(self, script: Sequence[said.Statement]) -> None:
