@@ -41,7 +41,12 @@ def recipient_usage(session: Session, recipient: str, since: datetime | None = N
             func.min(AuditRow.at),
             func.max(AuditRow.at),
         )
-        .where(AuditRow.recipient == recipient, AuditRow.object_name.is_not(None))
+        # Administrators who look as the recipient are principals of their own.
+        .where(
+            AuditRow.recipient == recipient,
+            AuditRow.principal.is_(None),
+            AuditRow.object_name.is_not(None),
+        )
         .group_by(AuditRow.object_name, AuditRow.action)
         .order_by(AuditRow.object_name, AuditRow.action)
     )
