@@ -4,7 +4,7 @@ The wire, the signing of URLs and the reading of table formats live elsewhere.
 """
 
 from lakeshare_server.catalog.async_queries import AsyncQueries, AsyncQuery, Claim
-from lakeshare_server.catalog.audit import AuditEntry, AuditLog
+from lakeshare_server.catalog.audit import AuditEvent, AuditLog, append_events, newest_requests
 from lakeshare_server.catalog.cache import GenerationCache
 from lakeshare_server.catalog.database import Catalog, open_catalog
 from lakeshare_server.catalog.effective import EffectiveGrant
@@ -24,7 +24,7 @@ from lakeshare_server.catalog.shares import DeclaredShare, ShareDiff, SharedTabl
 __all__ = [
     "AsyncQueries",
     "AsyncQuery",
-    "AuditEntry",
+    "AuditEvent",
     "AuditLog",
     "Catalog",
     "Claim",
@@ -49,7 +49,9 @@ __all__ = [
     "SharedTable",
     "TableEntry",
     "allow_directory_access",
+    "append_events",
     "apply_shares",
+    "newest_requests",
     "open_catalog",
     "set_lock",
     "share_table",

@@ -65,7 +65,7 @@ class Opening:
     ) -> Response:
         """The response: first the head lines, then the files, then what closes them."""
         note = self.by.note
-        note.version, note.files = version, 0
+        note.version = version
         wants_end = closing.wanted or self.by.wants.capabilities.wants_end_stream_action
         last = (lambda: self._closing(closing, progress)) if wants_end else None
         files = _streamed(pieces, progress, note, last)
@@ -143,11 +143,12 @@ def _streamed(
     closing: Callable[[], dict[str, object]] | None,
 ) -> Iterator[bytes | memoryview]:
     """The lines of files; an answer that breaks off does not look whole (protocol §1.13)."""
+    note.files = 0
     try:
         for piece in pieces:
             yield piece
             # Only what was taken counts: a client may leave while the next piece is made.
-            note.files = progress.files
+            note.files, note.size_bytes, note.rows = progress.files, progress.size_bytes, progress.rows
         if closing is not None:
             yield end_stream_action(closing())
     except Exception as error:
