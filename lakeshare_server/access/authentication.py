@@ -5,6 +5,8 @@ from lakeshare_server.catalog.tokens import token_digest
 from lakeshare_server.errors import Unauthenticated
 
 MAX_TOKEN_CHARS = 4096
+# Recipients that ask between two writes to the catalog.
+KEPT = 1 << 15
 
 
 class Readers:
@@ -12,7 +14,7 @@ class Readers:
 
     def __init__(self, catalog: Catalog) -> None:
         self._recipients = Recipients(catalog)
-        self._known = GenerationCache[Reader | None](catalog)
+        self._known = GenerationCache[Reader | None](catalog, KEPT)
 
     def peek(self, header: str | None, generation: int) -> Reader | None:
         """The recipient whose token the header carries, if it was seen in this generation; never waits."""

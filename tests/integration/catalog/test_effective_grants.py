@@ -1,6 +1,5 @@
 """What a recipient may read at a moment: its own grants and those of its groups, whose time has come and not gone."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,7 +22,7 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def bob(catalog: Catalog) -> Iterator[Listings]:
+def bob(catalog: Catalog) -> Listings:
     """A recipient in a group, without a grant; two shares with a table each."""
     with editing(catalog, "tests") as edit:
         for share in ("s", "other"):
@@ -33,7 +32,7 @@ def bob(catalog: Catalog) -> Iterator[Listings]:
     Recipients(catalog).add("eve", [])
     with editing(catalog, "tests") as edit:
         create_group(edit, "g", members=["bob"])
-    yield Listings(catalog, recipient.id)
+    return Listings(catalog, recipient.id)
 
 
 def effective(bob: Listings, share: str = "s") -> EffectiveGrant | None:
