@@ -9,12 +9,13 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_server.catalog import Ledger
 from tests.builders.applied_changes import applied
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.grants import grant_to
@@ -37,6 +38,7 @@ RULES = (
 )
 # Iceberg's first files state their region alone.
 OF_REGIONS = ("region <> 'eu'", "region IS NULL", "region IN ('eu', 'asia')")
+DOOR = "/v1/shares/flights/namespaces/lake/tables"
 COLUMNS = "(region STRING, year INT, id BIGINT, note STRING)"
 INSERT = (
     "INSERT INTO {{t}} SELECT CASE id % 4 WHEN 0 THEN 'eu' WHEN 1 THEN 'us' WHEN 2 THEN 'asia' END, "
@@ -50,10 +52,8 @@ STEPS = (
     "UPDATE {t} SET region = 'us' WHERE id IN (4, 8, 10)",
     "DELETE FROM {t} WHERE region = 'asia'",
 )
-COMPACT = (
-    "CALL {c}.system.rewrite_data_files(table => '{t}', "
-    "options => map('rewrite-all', 'true', 'delete-file-threshold', '1'))"
-)
+# Each costs Spark a comparison of two snapshots.
+OF_ICEBERG = STEPS[:5]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def made(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]
         made = Made(provider, running)
         make_delta(lake, made, folder / "mapped")
         make_iceberg(lake, made, folder / "warehouse")
-        provider.share("lake.mapped", "lake.evolving", history=True)
+        make_vectors(lake, made)
+        provider.share("lake.mapped", "lake.evolving", "lake.vectors", history=True)
         yield made
 
 
@@ -112,13 +113,30 @@ def make_iceberg(lake: Lake, made: Made, warehouse: Path) -> None:
     modes = ", ".join(f"'write.{one}.mode' = 'merge-on-read'" for one in ("delete", "update", "merge"))
     partitioned = f"PARTITIONED BY (region) TBLPROPERTIES ('format-version' = '2', {modes})"
     tables.run("evolving", [f"CREATE TABLE {{t}} {COLUMNS} USING iceberg {partitioned}"])
-    for number, statement in enumerate((*STEPS, COMPACT)):
+    for number, statement in enumerate(OF_ICEBERG):
         tables.run("evolving", [statement])
         if number == 0:
             tables.run("evolving", ["ALTER TABLE {t} ADD PARTITION FIELD year"])
         recording.publish("evolving")
         for rule, rows in rows_where(lake.spark.table(tables.table("evolving")), OF_REGIONS):
             made.read.setdefault(("evolving", rule), []).append(rows)
+
+
+def make_vectors(lake: Lake, made: Made) -> None:
+    """Two regions whose deletion vectors one task writes into one file."""
+    tables = SparkIceberg(lake.spark, "ruled")
+    terms = "'format-version' = '3', 'write.delete.mode' = 'merge-on-read', 'write.delete.distribution-mode' = 'none'"
+    tables.run(
+        "vectors",
+        [
+            f"CREATE TABLE {{t}} {COLUMNS} USING iceberg PARTITIONED BY (region) TBLPROPERTIES ({terms})",
+            "INSERT INTO {t} SELECT IF(id % 2 = 0, 'eu', 'us'), 2020, id, 'n' FROM range(0, 20)",
+            "DELETE FROM {t} WHERE id IN (2, 3, 5)",
+        ],
+    )
+    made.provider.publish_iceberg("lake.vectors", tables.state("vectors"))
+    for rule, rows in rows_where(lake.spark.table(tables.table("vectors")), ["region = 'eu'"]):
+        made.read["vectors", rule] = [rows]
 
 
 @dataclass(frozen=True)
@@ -200,9 +218,46 @@ def test_scans_that_the_server_plans_have_the_rows_that_spark_reads(
     made: Made, doors: Doors, case: tuple[str, str]
 ) -> None:
     with door(made.running, doors.token) as client:
-        answer = client.post("/v1/shares/flights/namespaces/lake/tables/evolving/plan", json={})
-        assert answer.status_code == 200, answer.text
-        # The last step was a compaction: no row of these files is deleted.
-        files = [task["data-file"] for task in answer.json()["file-scan-tasks"]]
-        assert sum(file["record-count"] for file in files) == len(made.read[case][-1].rows)
-        assert client.get("/v1/shares/flights/namespaces/lake/tables/evolving").status_code == 400
+        for version, rows in enumerate(made.read[case]):
+            publication = Ledger(made.provider.catalog).at("lake.evolving", version)
+            assert publication is not None
+            plan = planned(client, "evolving", publication.snapshot_id)
+            # Spark writes a file of position deletes for each data file.
+            live = sum(one["record-count"] for one in plan.files) - sum(
+                one["record-count"] for one in plan.deletes
+            )
+            assert live == len(rows.rows), f"version {version} where {case[1]}"
+        # On a disk that the client shares nobody could keep the other files from it.
+        assert client.get(f"{DOOR}/evolving").status_code == 400
+
+
+@pytest.mark.parametrize("doors", [("vectors", "region = 'eu'")], indirect=True)
+def test_a_file_of_deletes_that_tells_of_others_is_not_named(made: Made, doors: Doors) -> None:
+    every = made.provider.recipient(f"every-{uuid.uuid4()}")
+    with door(made.running, every) as client, door(made.running, doors.token) as own:
+        plan = planned(client, "vectors", None)
+        vectors = {one["file-path"] for one in plan.deletes}
+        assert len(vectors) == 1 < len(plan.deletes), "the vectors of both regions are in one puffin file"
+        answer = own.post(f"{DOOR}/vectors/plan", json={})
+        assert answer.status_code == 400
+        assert "files of deletes" in answer.text
+        assert ".puffin" not in answer.text
+    # Each line has its own vector: by the other door nothing is in the way.
+    rows = doors.reader.rows(doors.reader.snapshot())
+    same_rows(rows, made.read["vectors", "region = 'eu'"][-1])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The files that a plan names."""
+
+    files: list[dict[str, Any]]
+    deletes: list[dict[str, Any]]
+
+
+def planned(client: httpx.Client, table: str, snapshot_id: int | None) -> Plan:
+    asked = {} if snapshot_id is None else {"snapshot-id": snapshot_id}
+    answer = client.post(f"{DOOR}/{table}/plan", json=asked)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    return Plan([task["data-file"] for task in told["file-scan-tasks"]], told.get("delete-files", []))
