@@ -95,8 +95,8 @@ def test_an_export_is_a_file_for_apply(run: Runner, tmp_path: Path) -> None:
 
 
 def test_a_wrong_file_is_a_sentence_with_its_line(run: Runner, tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("shares:\n  s:\n    coment: x\n")
+    (tmp_path / "bad.yaml").write_text("shares:\n  s:\n    comments: x\n")
     for command in ("apply", "diff"):
         ended = run.ended(command, "-f", "bad.yaml")
         assert (ended.code, ended.output) == (1, "")
-        assert ended.errors.startswith("lakeshare: bad.yaml:3: shares.s.coment: unknown field 'coment'.")
+        assert ended.errors.startswith("lakeshare: bad.yaml:3: shares.s.comments: unknown field 'comments'.")

@@ -46,10 +46,10 @@ def test_short_forms_stand_for_the_long_ones(tmp_path: Path) -> None:
     ("text", "line", "field", "said"),
     [
         (
-            "shares:\n  s:\n    coment: x",
+            "shares:\n  s:\n    comments: x",
             3,
-            "shares.s.coment",
-            "unknown field 'coment'. Did you mean 'comment'?",
+            "shares.s.comments",
+            "unknown field 'comments'. Did you mean 'comment'?",
         ),
         ("share: {}", 1, "share", "Did you mean 'shares'?"),
         ("recipients:\n  bob:\n    token: abc", 3, "recipients.bob.token", "Secrets are never in files"),

@@ -1,8 +1,6 @@
 """Files of `lakeshare apply`, read together as one: what they want, object by object."""
 
-import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -26,6 +24,7 @@ from lakeshare_server.catalog.declared.objects import (
     table_key,
 )
 from lakeshare_server.catalog.declared.origin import Origin, Place, SourceFile
+from lakeshare_server.catalog.declared.uncollected import no_garbage_collection
 from lakeshare_server.catalog.declared.yaml_lines import Parsed, YamlFault, parse
 from lakeshare_server.errors import DocumentError
 
@@ -38,20 +37,8 @@ def read_files(paths: Sequence[Path]) -> dict[Key, Wanted]:
     Raises:
         DocumentError: for the first thing wrong with them; its `also` holds all the others.
     """
-    with _no_garbage_collection():
+    with no_garbage_collection():
         return _read_together(_yaml_files(paths))
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    # Everything read is kept: looking again and again for what is not took three quarters of the time.
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _read_together(paths: Sequence[Path]) -> dict[Key, Wanted]:
