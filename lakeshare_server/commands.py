@@ -1,4 +1,4 @@
-"""The server's commands: serve, explain, snippet, recipients, groups, shares, tables, files of these, conformance.
+"""The server's commands: serve, explain, snippet, SQL, files, recipients, groups, shares, tables, administrators, …
 
 The `lakeshare` command mounts them too.
 """
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from lakeshare_server.admin_commands import admin_app, tell_first_key
 from lakeshare_server.apply_commands import apply, diff, export
 from lakeshare_server.conformance.command import conformance_app
 from lakeshare_server.console import open_state_catalog
@@ -16,6 +17,7 @@ from lakeshare_server.group_commands import group_app
 from lakeshare_server.recipient_commands import recipient_app
 from lakeshare_server.share_commands import share_app
 from lakeshare_server.snippets.command import snippet
+from lakeshare_server.sql.command import sql
 from lakeshare_server.table_commands import table_app
 
 commands = typer.Typer(
@@ -32,10 +34,12 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(apply)
     app.command()(diff)
     app.command()(export)
+    app.command()(sql)
     app.add_typer(recipient_app, name="recipient")
     app.add_typer(group_app, name="group")
     app.add_typer(share_app, name="share")
     app.add_typer(table_app, name="table")
+    app.add_typer(admin_app, name="admin")
     app.add_typer(conformance_app, name="conformance")
 
 
@@ -57,13 +61,18 @@ def serve(
         int, typer.Option(min=1, help="Processes that answer side by side; one per core is plenty.")
     ] = 1,
 ) -> None:
-    """Serve the shares over OpenSharing (Delta Sharing) until Ctrl-C."""
+    """Serve the shares over OpenSharing (Delta Sharing) until Ctrl-C; the first time, print the first admin key."""
     from lakeshare_server.app import serve as serve_app
     from lakeshare_server.settings import ServerSettings
 
     given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = ServerSettings(**given)  # type: ignore[arg-type]  # checked by pydantic
-    serve_app(settings, lambda url: typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)"), workers)
+
+    def tell(url: str) -> None:
+        typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)")
+        tell_first_key(settings.catalog_url)
+
+    serve_app(settings, tell, workers)
 
 
 def publications(

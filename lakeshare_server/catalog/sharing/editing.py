@@ -14,11 +14,10 @@ from typing import Any, Final, Literal, Protocol
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from lakeshare_server.catalog.audit import AuditEvent, append_events
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.models import AuditRow
-from lakeshare_server.errors import BadRequest, CatalogConflict
+from lakeshare_server.errors import BadRequest, EditedMeanwhile, NameTaken
 
-DONE = 200
 # Whose an object is: contracts and files remove what they made and say no more, nobody else's.
 Keeper = Literal["contracts", "files", "hand"]
 
@@ -49,6 +48,7 @@ class Edit:
     session: Session
     by: str
     at: datetime
+    request_id: str
     keeper: Keeper = "hand"
     changes: list[Change] = field(default_factory=list)
 
@@ -81,10 +81,13 @@ class EditedRow(Protocol):
 
 
 @contextmanager
-def editing(catalog: Catalog, by: str, keeper: Keeper = "hand") -> Iterator[Edit]:
+def editing(
+    catalog: Catalog, by: str, keeper: Keeper = "hand", *, request_id: str | None = None
+) -> Iterator[Edit]:
     """One transaction in the name of `by`: all of its operations take effect, or none.
 
-    What they make is kept by hand, unless contracts or files are applied.
+    What they make is kept by hand, unless contracts or files are applied. `request_id` joins its events to that of the
+    request they came with.
 
     Raises:
         BadRequest: nobody is named.
@@ -95,12 +98,13 @@ def editing(catalog: Catalog, by: str, keeper: Keeper = "hand") -> Iterator[Edit
         raise BadRequest("by", by, "Name who edits, in 1 to 255 characters.")
     try:
         with catalog.writing() as session:
-            edit = Edit(session, by, datetime.now(UTC), keeper)
+            edit = Edit(session, by, datetime.now(UTC), request_id or uuid.uuid4().hex, keeper)
             yield edit
             session.flush()
-            _write_events(edit)
+            # Last: whoever appends next waits for this transaction's end.
+            append_events(session, _events(edit))
     except IntegrityError as error:
-        raise CatalogConflict(
+        raise NameTaken(
             "somebody else has just made, or removed, an object of this name", "Look again, then repeat it."
         ) from error
 
@@ -115,7 +119,7 @@ def touch(
     """
     if expected is not None and expected != row.revision:
         when = f" on {row.updated_at:%Y-%m-%d at %H:%M:%SZ}" if row.updated_at else ""
-        raise CatalogConflict(
+        raise EditedMeanwhile(
             f"{kind} {name} is at revision {row.revision}, not {expected}: {row.updated_by or 'somebody'} has "
             f"edited it{when}",
             "Look at it again, then repeat the change.",
@@ -140,18 +144,16 @@ def require_aware(field_name: str, moment: datetime | None) -> None:
         raise BadRequest(field_name, moment.isoformat(), "Give a time with its zone.")
 
 
-def _write_events(edit: Edit) -> None:
-    request_id = uuid.uuid4().hex
-    for change in edit.changes:
-        edit.session.add(
-            AuditRow(
-                at=edit.at,
-                principal=edit.by,
-                action=change.action,
-                object_name=change.object_name,
-                status=DONE,
-                request_id=request_id,
-                elapsed_ms=0,
-                details={"before": change.before, "after": change.after},
-            )
+def _events(edit: Edit) -> list[AuditEvent]:
+    return [
+        AuditEvent(
+            kind="change",
+            at=edit.at,
+            principal=edit.by,
+            action=change.action,
+            object_name=change.object_name,
+            request_id=edit.request_id,
+            details={"before": change.before, "after": change.after},
         )
+        for change in edit.changes
+    ]

@@ -13,7 +13,7 @@ from lakeshare_server.catalog.sharing.look import object_row, share_row
 from lakeshare_server.catalog.sharing.rule_text import require_rule_text
 from lakeshare_server.catalog.sharing.states import Kind, SharedObject
 from lakeshare_server.catalog.sharing.told import told_object
-from lakeshare_server.errors import BadRequest, CatalogConflict
+from lakeshare_server.errors import BadRequest, CatalogConflict, NameTaken
 
 # What a contract says of a table; the rest stays the provider's to set by hand.
 DECLARED = frozenset({"name", "schema", "lake_table", "comment", "history", "kind"})
@@ -235,11 +235,9 @@ def _require_free(edit: Edit, share: ShareRow, schema: SchemaRow, name: str, key
         raise _taken(share, schema, taken)
 
 
-def _taken(share: ShareRow, schema: SchemaRow, taken: SharedTableRow) -> CatalogConflict:
+def _taken(share: ShareRow, schema: SchemaRow, taken: SharedTableRow) -> NameTaken:
     path = f"{share.name}.{schema.name}.{taken.name}"
-    return CatalogConflict(
-        f"{path} is shared already, as {taken.lake_table}", "Choose another alias, or alter it."
-    )
+    return NameTaken(f"{path} is shared already, as {taken.lake_table}", "Choose another alias, or alter it.")
 
 
 def _remove_if_empty(edit: Edit, schema: SchemaRow) -> None:
