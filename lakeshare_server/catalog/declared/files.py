@@ -65,7 +65,7 @@ def _yaml_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inside = [path]
         if path.is_dir():
-            inside = sorted(one for one in path.rglob("*") if one.suffix in ENDINGS and one.is_file())
+            inside = sorted(one for one in path.rglob("*") if _is_ours(one, path))
             if not inside:
                 raise DocumentError(
                     path, 1, "the folder", "has no YAML file", "Give a folder with .yaml files."
@@ -73,6 +73,12 @@ def _yaml_files(paths: Sequence[Path]) -> list[Path]:
         for one in inside:
             found.setdefault(one.resolve(), one)
     return list(found.values())
+
+
+def _is_ours(file: Path, folder: Path) -> bool:
+    """Whether a file of a folder is read: what is hidden, like .github/, belongs to other tools."""
+    is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return file.suffix in ENDINGS and file.is_file() and not is_hidden
 
 
 def _read(path: Path) -> tuple[SourceFile, Document]:
