@@ -1,4 +1,4 @@
-"""The server's commands: serve, explain, snippet, SQL, files, recipients, groups, shares, tables, administrators, …
+"""The server's commands, by subject: serving, looking, sharing, administering, conformance.
 
 The `lakeshare` command mounts them too.
 """
@@ -15,6 +15,7 @@ from lakeshare_server.console import open_state_catalog
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.group_commands import group_app
 from lakeshare_server.recipient_commands import recipient_app
+from lakeshare_server.see_as.command import as_app
 from lakeshare_server.share_commands import share_app
 from lakeshare_server.snippets.command import snippet
 from lakeshare_server.sql.command import sql
@@ -31,15 +32,16 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(publications)
     app.command()(explain)
     app.command()(snippet)
+    app.command()(sql)
     app.command()(apply)
     app.command()(diff)
     app.command()(export)
-    app.command()(sql)
     app.add_typer(recipient_app, name="recipient")
     app.add_typer(group_app, name="group")
     app.add_typer(share_app, name="share")
     app.add_typer(table_app, name="table")
     app.add_typer(admin_app, name="admin")
+    app.add_typer(as_app, name="as")
     app.add_typer(conformance_app, name="conformance")
 
 
