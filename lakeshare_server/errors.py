@@ -8,15 +8,21 @@ LakeshareError
 ├── LinkEnded           why, at, by          → 410 RESOURCE_DOES_NOT_EXIST
 ├── Unauthenticated     reason               → 401 UNAUTHENTICATED
 ├── Denied              reason               → 403 PERMISSION_DENIED
+├── TooManyRequests     what, retry_s        → 429 REQUEST_LIMIT_EXCEEDED
 ├── Unavailable         what, fix            → 503 TEMPORARILY_UNAVAILABLE
 ├── StoreError          location             → 400 RESOURCE_DOES_NOT_EXIST, as the reference server answers
 │   ├── StoreMissing
 │   ├── StoreDenied
 │   └── TableFilesMissing    what
-└── CatalogConflict     what, fix            raised by catalog writes, never by a request
+├── CatalogConflict     what, fix            → 409 RESOURCE_CONFLICT, to administrators only
+│   ├── NameTaken                            → 409 RESOURCE_ALREADY_EXISTS
+│   └── EditedMeanwhile                      → 412 ABORTED
+└── DocumentError       path, line, field, problem, hint, also    a file of `lakeshare apply` cannot be used
 """
 
+from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
 LONGEST_VALUE = 200
 
@@ -92,6 +98,14 @@ class Denied(LakeshareError):
         self.reason = reason
 
 
+class TooManyRequests(LakeshareError):
+    """More than this recipient, or this address, may ask for just now."""
+
+    def __init__(self, what: str, retry_s: int) -> None:
+        super().__init__(f"{what}. Try again in {retry_s} seconds.")
+        self.what, self.retry_s = what, retry_s
+
+
 class Unavailable(LakeshareError):
     """Ours and passing: the caller may try again."""
 
@@ -137,3 +151,32 @@ class CatalogConflict(LakeshareError):
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}. {fix}")
         self.what, self.fix = what, fix
+
+
+class NameTaken(CatalogConflict):
+    """There is something of this name already."""
+
+
+class EditedMeanwhile(CatalogConflict):
+    """Somebody else has edited what was looked at."""
+
+
+class DocumentError(LakeshareError):
+    """A file of `lakeshare apply` that cannot be used; names the file, the line, the field and the remedy.
+
+    `also` holds the further errors of the files: all of them are found at once.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        line: int,
+        field: str,
+        problem: str,
+        hint: str,
+        also: Sequence["DocumentError"] = (),
+    ) -> None:
+        said = f"{path}:{line}: {field}: {problem}. {hint}"
+        super().__init__("\n".join([said, *(str(error) for error in also)]))
+        self.path, self.line, self.field, self.problem, self.hint = path, line, field, problem, hint
+        self.also = tuple(also)

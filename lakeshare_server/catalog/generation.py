@@ -13,6 +13,8 @@ from sqlalchemy import Connection, Engine, TextClause, UpdateBase, event, update
 from sqlalchemy.exc import DBAPIError
 
 from lakeshare_server.catalog.models import (
+    AdminKeyRow,
+    AllowanceRow,
     AsyncQueryRow,
     AuditChainRow,
     AuditJournalRow,
@@ -25,7 +27,16 @@ from lakeshare_server.catalog.models import (
 # What recipients never see. A model that is not named here counts as seen.
 UNSEEN = frozenset(
     model.__tablename__
-    for model in (AuditRow, AuditChainRow, AuditJournalRow, SetLockRow, AsyncQueryRow, TokenUseRow)
+    for model in (
+        AdminKeyRow,
+        AuditRow,
+        AuditChainRow,
+        AuditJournalRow,
+        SetLockRow,
+        AsyncQueryRow,
+        TokenUseRow,
+        AllowanceRow,
+    )
 )
 NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)
 CURRENT = "SELECT generation FROM catalog_state"
