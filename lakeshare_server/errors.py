@@ -5,6 +5,7 @@ LakeshareError
 ├── BadRequest          field, value, hint   → 400 INVALID_PARAMETER_VALUE
 ├── MalformedRequest    what, hint           → 400 MALFORMED_REQUEST
 ├── Unserveable         reason, fix, code    → 400 UNSUPPORTED_OPERATION
+├── LinkEnded           why, at, by          → 410 RESOURCE_DOES_NOT_EXIST
 ├── Unauthenticated     reason               → 401 UNAUTHENTICATED
 ├── Denied              reason               → 403 PERMISSION_DENIED
 ├── Unavailable         what, fix            → 503 TEMPORARILY_UNAVAILABLE
@@ -14,6 +15,8 @@ LakeshareError
 │   └── TableFilesMissing    what
 └── CatalogConflict     what, fix            raised by catalog writes, never by a request
 """
+
+from datetime import datetime
 
 LONGEST_VALUE = 200
 
@@ -68,6 +71,17 @@ class Unauthenticated(LakeshareError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class LinkEnded(LakeshareError):
+    """An activation link that was there: used up from some address, expired, or replaced."""
+
+    def __init__(self, why: str, at: datetime, used_from: str | None = None) -> None:
+        where = f" from {used_from}" if used_from else ""
+        verb = "has" if why == "expired" else "was"
+        when = f"on {at:%Y-%m-%d at %H:%M} UTC"
+        super().__init__(f"The link {verb} {why} {when}{where}. Ask your provider for a new one.")
+        self.why, self.at, self.used_from = why, at, used_from
 
 
 class Denied(LakeshareError):

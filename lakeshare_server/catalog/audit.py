@@ -80,9 +80,10 @@ class AuditLog:
             _log.error("audit row that could not be written: %s", asdict(entry))
 
     def newest(self, limit: int) -> list[AuditEntry]:
-        """The newest written rows, newest first."""
+        """The newest written rows of requests, newest first; what administrators changed is not among them."""
+        requests = select(AuditRow).where(AuditRow.principal.is_(None))
         with self.catalog.reading() as session:
-            rows = session.scalars(select(AuditRow).order_by(AuditRow.key.desc()).limit(limit))
+            rows = session.scalars(requests.order_by(AuditRow.key.desc()).limit(limit))
             return [_entry(row) for row in rows]
 
     def _keep_writing(self) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import MAX_LONG, FollowedTableRow, PublicationRow, SharedTableRow
-from lakeshare_server.catalog.shares import NAME
+from lakeshare_server.catalog.names import NAME
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
 

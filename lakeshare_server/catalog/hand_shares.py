@@ -1,31 +1,37 @@
-"""The tables that a person shares by hand, beside those that contracts declare.
+"""The tables that a person shares by hand, beside those that contracts declare, each in one step.
 
 Declared tables stay as their contract says; what is made here stays when contracts are applied.
 """
 
-import uuid
-
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.listings import TableEntry, share_entry, table_entry
-from lakeshare_server.catalog.models import MAX_LONG, SchemaRow, SharedTableRow, ShareRow
-from lakeshare_server.catalog.shares import (
-    SharedTable,
-    point_at,
-    require_name,
-    schema_row,
-    share_row,
-    table_row,
+from lakeshare_server.catalog.models import ShareRow
+from lakeshare_server.catalog.recipients import BY_HAND
+from lakeshare_server.catalog.shares import SharedTable
+from lakeshare_server.catalog.sharing import (
+    Edit,
+    SharedObject,
+    add_table,
+    alter_table,
+    create_share,
+    editing,
+    remove_table,
 )
-from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
+from lakeshare_server.catalog.sharing.look import object_row
+from lakeshare_server.errors import CatalogConflict, NotFound
 
 
 def share_table(
-    catalog: Catalog, share: str, table: SharedTable, *, start_version: int | None = None
+    catalog: Catalog,
+    share: str,
+    table: SharedTable,
+    *,
+    start_version: int | None = None,
+    by: str = BY_HAND,
 ) -> TableEntry:
-    """Share a table by hand; again under the same name changes it and keeps its id.
+    """Share a table by hand, in a share that is made when it is not there; again it changes it and keeps its id.
 
     Directory access ends when the name stands for another table of the lake from now on.
 
@@ -33,85 +39,66 @@ def share_table(
         BadRequest: a name the protocol cannot carry, or a start version that no table has.
         CatalogConflict: a contract declares a table of that name.
     """
-    _require_usable(share, table, start_version)
-    with catalog.writing() as session:
-        parent = share_row(session, share, declared=False)
-        schema = schema_row(session, parent, table.schema, declared=False)
-        row = table_row(session, schema, table.name)
-        if row is None:
-            row = SharedTableRow(
-                id=str(uuid.uuid4()), schema_key=schema.key, name_key=table.name.lower(), declared=False
+    with editing(catalog, by) as edit:
+        taken = select(ShareRow.key).where(ShareRow.name_key == share.lower())
+        if edit.session.scalars(taken).one_or_none() is None:
+            create_share(edit, share)
+        wanted = SharedObject(
+            schema=table.schema,
+            name=table.name,
+            table=table.table,
+            comment=table.comment,
+            history=table.history,
+            start_version=start_version,
+        )
+        try:
+            *_, row = object_row(edit.session, share, table.schema, table.name)
+        except NotFound:
+            add_table(edit, share, wanted)
+        else:
+            if row.declared:
+                raise CatalogConflict(
+                    f"{share}.{table.schema}.{row.name} is declared by a contract",
+                    "Share the table under another name, or change the contract.",
+                )
+            alter_table(
+                edit,
+                share,
+                table.schema,
+                table.name,
+                new_name=wanted.name,
+                table=wanted.table,
+                comment=wanted.comment,
+                history=wanted.history,
+                start_version=wanted.start_version,
             )
-            session.add(row)
-        elif row.declared:
-            raise CatalogConflict(
-                f"{parent.name}.{schema.name}.{row.name} is declared by a contract",
-                "Share the table under another name, or change the contract.",
-            )
-        point_at(row, table.table)
-        row.name, row.comment = table.name, table.comment
-        row.history, row.start_version = table.history, start_version
-        session.flush()
-        return table_entry(row, schema.name, share_entry(parent))
+        return _entry(edit, share, table.schema, table.name)
 
 
-def unshare_table(catalog: Catalog, share: str, schema: str, name: str) -> None:
+def unshare_table(catalog: Catalog, share: str, schema: str, name: str, *, by: str = BY_HAND) -> None:
     """End the sharing of a table that was shared by hand; its share and the grants on it stay.
 
     Raises:
         NotFound: there is no such shared table.
         CatalogConflict: a contract declares it.
     """
-    with catalog.writing() as session:
-        _, parent, row = _existing(session, share, schema, name)
-        if row.declared:
-            raise CatalogConflict(
-                f"{share}.{schema}.{name} is declared by a contract",
-                "Take it out of the contract and apply the shares.",
-            )
-        session.delete(row)
-        session.flush()
-        siblings = select(SharedTableRow.key).where(SharedTableRow.schema_key == parent.key).limit(1)
-        if session.scalars(siblings).one_or_none() is None:
-            session.delete(parent)
+    with editing(catalog, by) as edit:
+        remove_table(edit, share, schema, name)
 
 
 def allow_directory_access(
-    catalog: Catalog, share: str, schema: str, name: str, *, allowed: bool
+    catalog: Catalog, share: str, schema: str, name: str, *, allowed: bool, by: str = BY_HAND
 ) -> TableEntry:
     """Say whether recipients may read everything under the prefix of a shared table, declared or not.
 
     Raises:
         NotFound: there is no such shared table.
     """
-    with catalog.writing() as session:
-        grandparent, parent, row = _existing(session, share, schema, name)
-        row.directory_access = allowed
-        session.flush()
-        return table_entry(row, parent.name, share_entry(grandparent))
+    with editing(catalog, by) as edit:
+        alter_table(edit, share, schema, name, directory_access=allowed)
+        return _entry(edit, share, schema, name)
 
 
-def _require_usable(share: str, table: SharedTable, start_version: int | None) -> None:
-    for field, name in (("share", share), ("schema", table.schema), ("table", table.name)):
-        require_name(field, name)
-    if start_version is not None and not 0 <= start_version <= MAX_LONG:
-        raise BadRequest("start_version", start_version, "Give a version of the table, 0 or more.")
-
-
-def _existing(
-    session: Session, share: str, schema: str, name: str
-) -> tuple[ShareRow, SchemaRow, SharedTableRow]:
-    found = session.execute(
-        select(ShareRow, SchemaRow, SharedTableRow)
-        .join(SchemaRow, SchemaRow.share_key == ShareRow.key)
-        .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
-        .where(
-            ShareRow.name_key == share.lower(),
-            SchemaRow.name_key == schema.lower(),
-            SharedTableRow.name_key == name.lower(),
-        )
-    ).one_or_none()
-    if found is None:
-        raise NotFound("[Share/Schema/Table]", f"{share}/{schema}/{name}")
-    grandparent, parent, row = found
-    return grandparent, parent, row
+def _entry(edit: Edit, share: str, schema: str, name: str) -> TableEntry:
+    grandparent, parent, row = object_row(edit.session, share, schema, name)
+    return table_entry(row, parent.name, share_entry(grandparent))

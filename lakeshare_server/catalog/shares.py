@@ -3,7 +3,6 @@
 Ids stay what they are over every application. What was made by hand, recipients and grants are never touched.
 """
 
-import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,8 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import GrantRow, SchemaRow, SharedTableRow, ShareRow
+from lakeshare_server.catalog.names import require_name
 from lakeshare_server.errors import BadRequest
-
-# The protocol allows dots in share names; both clients split `share.schema.table` on them.
-NAME = re.compile(r"[^\x00-\x20\x7f/.]{1,255}")
 
 
 @dataclass(frozen=True)
@@ -91,17 +88,6 @@ def _require_good_names(declared: Sequence[DeclaredShare]) -> None:
                 field_name, path, "The name is declared twice; case makes no difference to recipients."
             )
         seen.add(path.lower())
-
-
-def require_name(field: str, name: str) -> None:
-    """See that the protocol can carry the name of a share, schema or table.
-
-    Raises:
-        BadRequest: it cannot.
-    """
-    if not NAME.fullmatch(name):
-        hint = "Names have 1 to 255 characters and no space, slash, dot or control character."
-        raise BadRequest(field, name, hint)
 
 
 def _named(declared: Sequence[DeclaredShare]) -> Iterator[tuple[str, tuple[str, ...], str]]:

@@ -1,0 +1,76 @@
+"""What names, owners, properties and addresses may look like, wherever they come in."""
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+
+from lakeshare_server.errors import BadRequest
+
+# The protocol allows dots in share names; both clients split `share.schema.table` on them.
+NAME = re.compile(r"[^\x00-\x20\x7f/.]{1,255}")
+RESERVED = ("databricks.", "lakeshare.")
+LONGEST_PROPERTY = 4000
+MOST_PROPERTIES = 100
+MOST_ADDRESSES = 1000
+
+
+def require_name(field: str, name: str) -> None:
+    """See that the protocol can carry the name of a share, schema, table, recipient or group.
+
+    Raises:
+        BadRequest: it cannot.
+    """
+    if not NAME.fullmatch(name):
+        hint = "Names have 1 to 255 characters and no space, slash, dot or control character."
+        raise BadRequest(field, name, hint)
+
+
+def require_owner(owner: str | None) -> None:
+    """See that a principal can be named so.
+
+    Raises:
+        BadRequest: it cannot.
+    """
+    if owner is not None and not 0 < len(owner.strip()) <= len(owner) <= 255:
+        raise BadRequest("owner", owner, "Name a principal in 1 to 255 characters.")
+
+
+def require_properties(field: str, properties: Mapping[str, str] | None) -> None:
+    """See that these can be the properties of a share or a recipient.
+
+    Raises:
+        BadRequest: a key is empty, reserved or too long, a value is no text or too long, or there are too many.
+    """
+    if len(properties or {}) > MOST_PROPERTIES:
+        raise BadRequest(field, f"{len(properties or {})} properties", f"Give {MOST_PROPERTIES} at most.")
+    for key, value in (properties or {}).items():
+        if not isinstance(key, str) or not 0 < len(key) <= 255 or not key.isprintable():
+            raise BadRequest(field, key, "Keys are texts of 1 to 255 printable characters.")
+        if key.lower().startswith(RESERVED):
+            raise BadRequest(
+                field, key, f"Keys that begin with {' or '.join(RESERVED)} are reserved; take another."
+            )
+        if not isinstance(value, str) or len(value) > LONGEST_PROPERTY or "\x00" in value:
+            raise BadRequest(
+                f"{field}.{key}", value, f"Values are texts of up to {LONGEST_PROPERTY} characters."
+            )
+
+
+def networks(field: str, addresses: Sequence[str] | None) -> list[str] | None:
+    """The addresses in their canonical form; None allows every address.
+
+    Raises:
+        BadRequest: one is neither an address nor a network, or has bits set behind its prefix.
+    """
+    if not addresses:
+        return None
+    if len(addresses) > MOST_ADDRESSES:
+        raise BadRequest(field, f"{len(addresses)} addresses", f"Give {MOST_ADDRESSES} at most.")
+    found = []
+    for address in addresses:
+        try:
+            found.append(str(ipaddress.ip_network(address.strip())))
+        except (ValueError, AttributeError) as error:
+            hint = "Give an address like 192.0.2.7 or a network like 192.0.2.0/24 or 2001:db8::/32."
+            raise BadRequest(field, address, hint) from error
+    return list(dict.fromkeys(found))

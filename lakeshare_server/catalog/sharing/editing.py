@@ -1,0 +1,143 @@
+"""An administrator's transaction: operations take effect together, and the audit log tells them with the same commit.
+
+Whoever gives the revision that was looked at is told when somebody else has edited the object since.
+"""
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from lakeshare_server.catalog.database import Catalog
+from lakeshare_server.catalog.models import AuditRow
+from lakeshare_server.errors import BadRequest, CatalogConflict
+
+DONE = 200
+
+
+class Keep(Enum):
+    """The one value that leaves a field as it is: None empties it."""
+
+    KEEP = "keep"
+
+
+KEEP: Final = Keep.KEEP
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an operation did to one object; `before` is None for what was made, `after` for what was removed."""
+
+    action: str
+    object_name: str
+    before: Mapping[str, Any] | None
+    after: Mapping[str, Any] | None
+
+
+@dataclass
+class Edit:
+    """An open transaction: who edits, since when, and what was changed so far."""
+
+    session: Session
+    by: str
+    at: datetime
+    changes: list[Change] = field(default_factory=list)
+
+    def changed(
+        self,
+        action: str,
+        object_name: str,
+        before: Mapping[str, Any] | None,
+        after: Mapping[str, Any] | None,
+    ) -> None:
+        """Note for the audit log what was changed."""
+        self.changes.append(Change(action, object_name, before, after))
+
+
+class EditedRow(Protocol):
+    """A row whose edits are counted."""
+
+    revision: Any
+    updated_at: Any
+    updated_by: Any
+
+
+@contextmanager
+def editing(catalog: Catalog, by: str) -> Iterator[Edit]:
+    """One transaction in the name of `by`: all of its operations take effect, or none.
+
+    Raises:
+        BadRequest: nobody is named.
+        CatalogConflict: somebody else has just made an object of the same name.
+        Unavailable: the database does not answer.
+    """
+    if not by or len(by) > 255:
+        raise BadRequest("by", by, "Name who edits, in 1 to 255 characters.")
+    try:
+        with catalog.writing() as session:
+            edit = Edit(session, by, datetime.now(UTC))
+            yield edit
+            session.flush()
+            _write_events(edit)
+    except IntegrityError as error:
+        raise CatalogConflict(
+            "somebody else has just made, or removed, an object of this name", "Look again, then repeat it."
+        ) from error
+
+
+def touch(
+    edit: Edit, row: EditedRow, kind: str, name: str, expected: int | None = None, *, is_new: bool = False
+) -> None:
+    """Count an edit of the row, if it is still the revision that was looked at.
+
+    Raises:
+        CatalogConflict: it is not.
+    """
+    if expected is not None and expected != row.revision:
+        when = f" on {row.updated_at:%Y-%m-%d at %H:%M:%SZ}" if row.updated_at else ""
+        raise CatalogConflict(
+            f"{kind} {name} is at revision {row.revision}, not {expected}: {row.updated_by or 'somebody'} has "
+            f"edited it{when}",
+            "Look at it again, then repeat the change.",
+        )
+    if not is_new:
+        row.revision += 1
+    row.updated_at, row.updated_by = edit.at, edit.by
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields that are to be changed."""
+    return {name: value for name, value in fields.items() if value is not KEEP}
+
+
+def require_aware(field_name: str, moment: datetime | None) -> None:
+    """Refuse a time without its zone.
+
+    Raises:
+        BadRequest: it has none.
+    """
+    if moment is not None and moment.tzinfo is None:
+        raise BadRequest(field_name, moment.isoformat(), "Give a time with its zone.")
+
+
+def _write_events(edit: Edit) -> None:
+    request_id = uuid.uuid4().hex
+    for change in edit.changes:
+        edit.session.add(
+            AuditRow(
+                at=edit.at,
+                principal=edit.by,
+                action=change.action,
+                object_name=change.object_name,
+                status=DONE,
+                request_id=request_id,
+                elapsed_ms=0,
+                details={"before": change.before, "after": change.after},
+            )
+        )

@@ -1,0 +1,202 @@
+"""Operations on the tables and views of a share."""
+
+import uuid
+from typing import Any, get_args
+
+from sqlalchemy import select
+
+from lakeshare_server.catalog.models import MAX_LONG, SchemaRow, SharedTableRow, ShareRow
+from lakeshare_server.catalog.names import require_name
+from lakeshare_server.catalog.sharing.editing import KEEP, Edit, Keep, given, touch
+from lakeshare_server.catalog.sharing.look import object_row, share_row
+from lakeshare_server.catalog.sharing.rule_text import require_rule_text
+from lakeshare_server.catalog.sharing.states import Kind, SharedObject
+from lakeshare_server.catalog.sharing.told import told_object
+from lakeshare_server.errors import BadRequest, CatalogConflict
+
+# What a contract says of a table; the rest stays the provider's to set by hand.
+DECLARED = frozenset({"name", "schema", "lake_table", "comment", "history", "kind"})
+
+
+def add_table(edit: Edit, share: str, wanted: SharedObject, *, revision: int | None = None) -> SharedObject:
+    """Add a table or view of the lake to a share; it need not be published yet.
+
+    Raises:
+        NotFound: there is no such share.
+        BadRequest: a value cannot be used.
+        CatalogConflict: the share has a table of this alias, or the share's revision is another.
+    """
+    _require_usable(wanted.schema, wanted.name, wanted.table, wanted.kind)
+    _require_numbers(wanted.start_version, wanted.publication)
+    require_rule_text("rule", wanted.rule)
+    parent = share_row(edit.session, share)
+    touch(edit, parent, "Share", parent.name, revision)
+    schema = _schema(edit, parent, wanted.schema)
+    _require_free(edit, parent, schema, wanted.name, None)
+    row = SharedTableRow(
+        id=str(uuid.uuid4()),
+        schema_key=schema.key,
+        name=wanted.name,
+        name_key=wanted.name.lower(),
+        lake_table=wanted.table,
+        comment=wanted.comment,
+        history=wanted.history,
+        start_version=wanted.start_version,
+        directory_access=wanted.directory_access,
+        kind=wanted.kind,
+        rule=wanted.rule,
+        publication=wanted.publication,
+        declared=False,
+        applied=False,
+        added_at=edit.at,
+        added_by=edit.by,
+    )
+    edit.session.add(row)
+    edit.session.flush()
+    told = told_object(row, schema.name, parent.name)
+    edit.changed("add_table", told.path, None, told.as_json())
+    return told
+
+
+def alter_table(
+    edit: Edit,
+    share: str,
+    schema: str,
+    name: str,
+    *,
+    new_schema: str | Keep = KEEP,
+    new_name: str | Keep = KEEP,
+    table: str | Keep = KEEP,
+    kind: Kind | Keep = KEEP,
+    comment: str | Keep | None = KEEP,
+    history: bool | Keep = KEEP,
+    start_version: int | Keep | None = KEEP,
+    rule: str | Keep | None = KEEP,
+    publication: int | Keep | None = KEEP,
+    directory_access: bool | Keep = KEEP,
+    revision: int | None = None,
+) -> SharedObject:
+    """Change what is given; the table keeps its id. Directory access ends when the name stands for another table.
+
+    Raises:
+        NotFound: there is no such shared table.
+        BadRequest: a value cannot be used.
+        CatalogConflict: the new alias is taken, the share's revision is another, or a contract declares the field.
+    """
+    parent, folder, row = object_row(edit.session, share, schema, name)
+    before = told_object(row, folder.name, parent.name)
+    fields = given(
+        name=new_name,
+        lake_table=table,
+        kind=kind,
+        comment=comment,
+        history=history,
+        start_version=start_version,
+        rule=rule,
+        publication=publication,
+        directory_access=directory_access,
+    )
+    _require_alterable(before, row, fields, new_schema)
+    touch(edit, parent, "Share", parent.name, revision)
+    left = folder
+    if new_schema is not KEEP and new_schema.lower() != folder.name_key:
+        folder = _schema(edit, parent, new_schema)
+        row.schema_key = folder.key
+    if "name" in fields or folder is not left:
+        _require_free(edit, parent, folder, fields.get("name", row.name), row.key)
+        fields["name_key"] = fields.get("name", row.name).lower()
+    if fields.get("lake_table", row.lake_table) != row.lake_table and "directory_access" not in fields:
+        # Whoever allowed it looked at what lies in the folder of the table it stood for.
+        fields["directory_access"] = False
+    for key, value in fields.items():
+        setattr(row, key, value)
+    edit.session.flush()
+    _remove_if_empty(edit, left)
+    told = told_object(row, folder.name, parent.name)
+    edit.changed("alter_table", before.path, before.as_json(), told.as_json())
+    return told
+
+
+def remove_table(
+    edit: Edit, share: str, schema: str, name: str, *, revision: int | None = None
+) -> SharedObject:
+    """Share a table no more; the share and the grants on it stay.
+
+    Raises:
+        NotFound: there is no such shared table.
+        CatalogConflict: a contract declares it, or the share's revision is another.
+    """
+    parent, folder, row = object_row(edit.session, share, schema, name)
+    told = told_object(row, folder.name, parent.name)
+    touch(edit, parent, "Share", parent.name, revision)
+    if row.declared:
+        raise CatalogConflict(
+            f"{told.path} is declared by a contract", "Take it out of the contract and apply the shares."
+        )
+    edit.session.delete(row)
+    edit.session.flush()
+    _remove_if_empty(edit, folder)
+    edit.changed("remove_table", told.path, told.as_json(), None)
+    return told
+
+
+def _require_alterable(
+    before: SharedObject, row: SharedTableRow, fields: dict[str, Any], new_schema: str | Keep
+) -> None:
+    schema = before.schema if new_schema is KEEP else new_schema
+    named = fields.get("name", row.name), fields.get("lake_table", row.lake_table)
+    _require_usable(schema, *named, fields.get("kind", row.kind))
+    _require_numbers(fields.get("start_version"), fields.get("publication"))
+    require_rule_text("rule", fields.get("rule"))
+    changed = {key for key, value in fields.items() if value != getattr(row, key)}
+    if schema != before.schema:
+        changed.add("schema")
+    if row.declared and changed & DECLARED:
+        raise CatalogConflict(
+            f"{before.path} is declared by a contract, and so is its {', '.join(sorted(changed & DECLARED))}",
+            "Share the table under another name, or change the contract.",
+        )
+
+
+def _require_usable(schema: str, name: str, table: str, kind: str) -> None:
+    require_name("schema", schema)
+    require_name("table", name)
+    if not 0 < len(table) <= 512 or not table.isprintable():
+        raise BadRequest("table", table, "Name a table of the ledger, like flights.departures.")
+    if kind not in get_args(Kind):
+        raise BadRequest("kind", kind, f"It is one of {', '.join(get_args(Kind))}.")
+
+
+def _require_numbers(start_version: int | None, publication: int | None) -> None:
+    for field, number in (("start_version", start_version), ("publication", publication)):
+        if number is not None and not 0 <= number <= MAX_LONG:
+            raise BadRequest(field, number, "Give a version of the table, 0 or more.")
+
+
+def _schema(edit: Edit, share: ShareRow, name: str) -> SchemaRow:
+    same = select(SchemaRow).where(SchemaRow.share_key == share.key, SchemaRow.name_key == name.lower())
+    row = edit.session.scalars(same).one_or_none()
+    if row is None:
+        row = SchemaRow(share_key=share.key, name=name, name_key=name.lower(), declared=False)
+        edit.session.add(row)
+        edit.session.flush()
+    return row
+
+
+def _require_free(edit: Edit, share: ShareRow, schema: SchemaRow, name: str, key: int | None) -> None:
+    same = select(SharedTableRow).where(
+        SharedTableRow.schema_key == schema.key, SharedTableRow.name_key == name.lower()
+    )
+    taken = edit.session.scalars(same).one_or_none()
+    if taken is not None and taken.key != key:
+        path = f"{share.name}.{schema.name}.{taken.name}"
+        raise CatalogConflict(
+            f"{path} is shared already, as {taken.lake_table}", "Choose another alias, or alter it."
+        )
+
+
+def _remove_if_empty(edit: Edit, schema: SchemaRow) -> None:
+    left = select(SharedTableRow.key).where(SharedTableRow.schema_key == schema.key).limit(1)
+    if edit.session.scalars(left).one_or_none() is None:
+        edit.session.delete(schema)
+        edit.session.flush()
