@@ -22,6 +22,10 @@ from lakeshare_server.access.iceberg_signing import SignableFiles
 from lakeshare_server.access.view import Views
 from lakeshare_server.catalog import AsyncQueries, AuditLog, open_catalog
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.pages import activation, portal
+from lakeshare_server.pages.headers import PageHeaders
+from lakeshare_server.pages.in_place import PlaceSigners
+from lakeshare_server.pages.preview import Previews
 from lakeshare_server.protocol.iceberg_scans import PlanTasks
 from lakeshare_server.protocol.paging import Pager
 from lakeshare_server.protocol.table_tokens import TableTokens
@@ -55,7 +59,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
         BadRequest: the signing key that is given is too short, or the catalog's URL is none.
         Unavailable: the catalog or the signing key cannot be used.
     """
-    parts = _parts(settings)
+    stores = Stores(settings)
+    parts = _parts(settings, stores)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -69,22 +74,25 @@ def create_app(settings: ServerSettings) -> FastAPI:
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.parts = parts
+    app.state.previews = Previews(PlaceSigners(settings, parts.local_signer, stores), stores)
+    app.add_middleware(PageHeaders)
     app.add_middleware(AuditMiddleware, audit=parts.audit)
     add_error_responses(app)
     app.include_router(health.router)
     prefix = settings.endpoint.rstrip("/")
     for routes in (listings, tables, windows, async_queries, credentials, files):
         app.include_router(routes.router, prefix=prefix)
+    for pages in (activation, portal):
+        app.include_router(pages.router)
     # The other catalog's paths none of ours can take: no prefix begins like them.
     app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
     app.router.routes.append(iceberg_catalog.other_calls())
     return app
 
 
-def _parts(settings: ServerSettings) -> Parts:
+def _parts(settings: ServerSettings, stores: Stores) -> Parts:
     catalog = open_catalog(settings.catalog_url)
     key = load_key(settings)
-    stores = Stores(settings)
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
     views = Views(catalog, Versions(catalog, settings, stores))
     queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)

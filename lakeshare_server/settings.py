@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -13,6 +14,8 @@ def _absolute(path: Path) -> Path:
 
 # Fixed, as the `/v1` behind it is: profiles name it, so nobody has to guess it.
 ICEBERG_PATH = "/iceberg"
+# Where people go; links that were sent name them, so they stay.
+ACTIVATION_PATH, PORTAL_PATH = "/activate", "/portal"
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
@@ -119,6 +122,13 @@ class ServerSettings(StateSettings):
     public_url: str | None = Field(
         None, description="How recipients reach the server, without the prefix; http://HOST:PORT by default."
     )
+    provider_name: str | None = Field(
+        None, description="Who shares, as pages for recipients say it; the host of PUBLIC_URL by default."
+    )
+    provider_contact: str | None = Field(
+        None,
+        description="Whom recipients ask, as pages for them say it, like data@example.com; nobody by default.",
+    )
     url_life_s: int = Field(3600, ge=60, le=604800, description="Life of a signed file URL, in seconds.")
     signing_key: SecretStr | None = Field(
         None,
@@ -153,6 +163,22 @@ class ServerSettings(StateSettings):
     def iceberg_url(self) -> str:
         """The URL of the Iceberg REST catalog as recipients see it; clients put `/v1` behind it."""
         return self._root() + ICEBERG_PATH
+
+    def activation_url(self, code: str) -> str:
+        """The link that gives a recipient its profile."""
+        return f"{self._root()}{ACTIVATION_PATH}/{code}"
+
+    def portal_url(self) -> str:
+        """The page on which recipients look around."""
+        return self._root() + PORTAL_PATH
+
+    def root_path(self) -> str:
+        """What the server's paths begin with for recipients: nothing, unless a proxy takes a prefix off."""
+        return urlsplit(self._root()).path
+
+    def host_name(self) -> str:
+        """The host as recipients know it."""
+        return urlsplit(self._root()).hostname or self.host
 
     def _root(self) -> str:
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")

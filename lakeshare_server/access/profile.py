@@ -3,14 +3,33 @@
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from lakeshare_server.catalog.sharing import Given, RecipientState
+from lakeshare_server.errors import Unserveable
+from lakeshare_server.settings import ServerSettings
 
-def write_profile(
-    path: Path, base_url: str, token: str, expires_at: datetime | None, iceberg_url: str | None = None
-) -> None:
-    """Write a profile that only its owner can read, whole or not at all.
+
+def profile_of(recipient: RecipientState, given: Given, settings: ServerSettings) -> dict[str, object]:
+    """The profile around a secret that was just given.
+
+    Raises:
+        Unserveable: clients take no such secret from a profile.
+    """
+    if given.state.kind != "bearer":
+        raise Unserveable(
+            f"{recipient.name} gets in by {recipient.authentication}, for which a link gives no profile.",
+            "Ask the provider for the secret, or for a bearer token.",
+        )
+    return bearer_profile(settings.base_url(), given.secret, given.state.expires_at, settings.iceberg_url())
+
+
+def bearer_profile(
+    base_url: str, token: str, expires_at: datetime | None, iceberg_url: str | None = None
+) -> dict[str, object]:
+    """A profile with a bearer token.
 
     `iceberg_url` is where Iceberg clients find the same shares (OpenSharing's `icebergEndpoint`).
     """
@@ -19,12 +38,29 @@ def write_profile(
         profile["icebergEndpoint"] = iceberg_url
     if expires_at is not None:
         profile["expirationTime"] = expires_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return profile
+
+
+def profile_text(profile: Mapping[str, object]) -> str:
+    """A profile as its file has it."""
+    return json.dumps(profile, indent=2) + "\n"
+
+
+def write_profile(
+    path: Path, base_url: str, token: str, expires_at: datetime | None, iceberg_url: str | None = None
+) -> None:
+    """Write a profile with a bearer token, as `write_profile_file` does."""
+    write_profile_file(path, bearer_profile(base_url, token, expires_at, iceberg_url))
+
+
+def write_profile_file(path: Path, profile: Mapping[str, object]) -> None:
+    """Write a profile that only its owner can read, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # mkstemp gives mode 600, and the rename keeps it.
     descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(profile, indent=2) + "\n")
+            file.write(profile_text(profile))
         Path(scratch).replace(path)
     except BaseException:
         Path(scratch).unlink(missing_ok=True)

@@ -86,9 +86,7 @@ class RowReader:
         # Of a file without one of the columns the rows still count.
         for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names or None):
             places = [
-                place
-                for place in range(batch.num_rows)
-                if deleted is None or start + place not in deleted
+                place for place in range(batch.num_rows) if deleted is None or start + place not in deleted
             ][:wanted]
             start += batch.num_rows
             wanted -= len(places)
@@ -144,7 +142,11 @@ def _texts(values: pa.Array, kind: Any, mode: str) -> list[str | None]:
             # Python has no dates before year 1 and after 9999.
             return ["(cannot be shown)"] * len(values)
         return [None if one is None else _json(_named(one, kind, mode)) for one in found]
-    if pa.types.is_binary(stored) or pa.types.is_large_binary(stored) or pa.types.is_fixed_size_binary(stored):
+    if (
+        pa.types.is_binary(stored)
+        or pa.types.is_large_binary(stored)
+        or pa.types.is_fixed_size_binary(stored)
+    ):
         return [None if one is None else _hex(one) for one in values.to_pylist()]
     if pa.types.is_nested(stored):
         return [f"({kind})" if one else None for one in values.is_valid().to_pylist()]
@@ -170,7 +172,9 @@ def _named(value: Any, kind: Any, mode: str) -> Any:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=lambda one: _hex(one) if isinstance(one, bytes) else str(one))
+    return json.dumps(
+        value, ensure_ascii=False, default=lambda one: _hex(one) if isinstance(one, bytes) else str(one)
+    )
 
 
 def _hex(content: bytes) -> str:
@@ -180,5 +184,3 @@ def _hex(content: bytes) -> str:
 
 def _short(text: str | None) -> str | None:
     return text if text is None or len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
-
-

@@ -3,7 +3,9 @@
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-ACTIVATION_PATH, PORTAL_PATH, STATIC_PATH = "/activate", "/portal", "/pages"
+from lakeshare_server.settings import ACTIVATION_PATH, PORTAL_PATH
+
+STATIC_PATH = "/pages"
 
 # Scripts are files of ours, and what they write into a page is text: nothing of a provider's or a recipient's runs.
 CONTENT_SECURITY_POLICY = "; ".join(
@@ -57,4 +59,6 @@ class PageHeaders:
 
 
 def _is_of_pages(path: str) -> bool:
-    return any(path == root or path.startswith(f"{root}/") for root in (ACTIVATION_PATH, PORTAL_PATH, STATIC_PATH))
+    return any(
+        path == root or path.startswith(f"{root}/") for root in (ACTIVATION_PATH, PORTAL_PATH, STATIC_PATH)
+    )

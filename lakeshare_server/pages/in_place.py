@@ -41,7 +41,7 @@ class PlaceNames(SigningSession):
 class PlaceSigners(Signers):
     """Signers whose sessions only name places."""
 
-    def session(self, roots: Sequence[str], recipient: str, life_s: int) -> SigningSession:  # noqa: ARG002
+    def session(self, roots: Sequence[str], recipient: str, life_s: int) -> SigningSession:
         return PlaceNames()
 
 

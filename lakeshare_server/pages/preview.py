@@ -1,7 +1,9 @@
 """A preview: the first rows of a table, of exactly the files that a query of this recipient would get."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from anyio import CapacityLimiter
 
 from lakeshare_server.pages.file_rows import RowReader
 from lakeshare_server.pages.in_place import PlaceSigners, asked_in_place, query_lines
@@ -11,6 +13,8 @@ from lakeshare_server.stores import Stores
 
 ROWS = 50
 MOST_ROWS = 500
+# Rows are read into memory, a few files of a few tables at a time.
+AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class Previews:
 
     signers: PlaceSigners
     stores: Stores
+    turns: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(AT_ONCE))
 
     def preview(self, by: AskedTable) -> dict[str, Any]:
         """The first rows as JSON's types: every value is a text or null.

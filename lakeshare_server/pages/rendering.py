@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from lakeshare_server.pages.headers import ACTIVATION_PATH, PORTAL_PATH, STATIC_PATH
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.pages.headers import STATIC_PATH
+from lakeshare_server.settings import PORTAL_PATH, ServerSettings
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -18,12 +18,16 @@ MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+
 
 def page(template: str, settings: ServerSettings, status: int = 200, **told: Any) -> Response:
     """A page in HTML; whatever is told is text, never markup."""
-    text = _templates().get_template(template).render(
-        provider=settings.provider_name or settings.host_name(),
-        contact=settings.provider_contact,
-        portal_path=PORTAL_PATH,
-        activation_path=ACTIVATION_PATH,
-        **told,
+    text = (
+        _templates()
+        .get_template(template)
+        .render(
+            provider=settings.provider_name or settings.host_name(),
+            contact=settings.provider_contact,
+            portal_path=settings.root_path() + PORTAL_PATH,
+            static=lambda name: settings.root_path() + _static_path(name),
+            **told,
+        )
     )
     # Names may hold half a surrogate pair, which has no UTF-8.
     body = text.encode("utf-8", "replace")
@@ -52,17 +56,16 @@ def _templates() -> Environment:
     made = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters.update(moment=_moment, iso=_iso)
-    made.globals["static"] = _static_url
+    made.filters.update(moment=moment, iso=_iso)
     return made
 
 
-def _static_url(name: str) -> str:
+def _static_path(name: str) -> str:
     """The digest makes an edited file another one to the browser."""
     return f"{STATIC_PATH}/{name}?v={_static_files()[name][2]}"
 
 
-def _moment(at: datetime) -> str:
+def moment(at: datetime) -> str:
     """A time as a person reads it."""
     utc = at.astimezone(UTC)
     return f"{utc.day} {utc:%B %Y, %H:%M} UTC"

@@ -29,7 +29,8 @@ def table_history(by: AskedTable, signers: PlaceSigners) -> dict[str, Any]:
         NotFound: nothing was published yet.
     """
     before = optional_number(by.request.query_params, "before")
-    shown, following = [], None
+    shown: list[Version] = []
+    following: int | None = None
     for version in _readable(by.view, before):
         if len(shown) == PAGE_VERSIONS:
             following = shown[-1].number
@@ -56,7 +57,9 @@ def _readable(view: TableView, before: int | None) -> Iterator[Version]:
         found = view.versions.at_or_below(found.number - 1) if found.number > first else None
 
 
-def _changes(asked: AskedTable, version: Version, room: int) -> tuple[dict[str, int | str | None] | None, int]:
+def _changes(
+    asked: AskedTable, version: Version, room: int
+) -> tuple[dict[str, int | str | None] | None, int]:
     """The files that a version added and removed, the rows it has more, and how many lines that took to find out.
 
     None stands for more than may be counted, or for files that do not tell their rows; a refusal has its reason.
@@ -92,4 +95,6 @@ def _count(action: dict[str, Any], counts: Counter[str]) -> None:
 def _live_rows(file: dict[str, Any]) -> int | None:
     """The rows of a file, if its statistics tell."""
     rows = orjson.loads(file["stats"]).get("numRecords") if file.get("stats") else None
-    return None if rows is None else max(0, rows - ((file.get("deletionVector") or {}).get("cardinality") or 0))
+    return (
+        None if rows is None else max(0, rows - ((file.get("deletionVector") or {}).get("cardinality") or 0))
+    )

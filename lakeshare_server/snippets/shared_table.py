@@ -14,7 +14,7 @@ ROWS = 10
 
 @dataclass(frozen=True)
 class SnippetTable:
-    """A shared table; `profile` is the path of a recipient's profile, `iceberg_url` and `sharing_url` the doors it names.
+    """A shared table; `profile` is the path of a recipient's profile, `iceberg_url` and `sharing_url` its doors.
 
     `storage` is how Iceberg clients get at the files, in a store of this `scheme`; `needs_delta` says that the parquet
     format cannot carry the table.

@@ -224,9 +224,7 @@ def test_signed_requests_are_left_to_the_reader_that_can_sign() -> None:
         snippet(ENGINES["trino"], table, doors("signed requests"))
 
 
-@pytest.mark.parametrize(
-    "engine", [name for name in get_args(EngineName) if name not in BY_HAND]
-)
+@pytest.mark.parametrize("engine", [name for name in get_args(EngineName) if name not in BY_HAND])
 @pytest.mark.parametrize("door", ["iceberg", "delta-sharing"])
 @pytest.mark.parametrize("delta", [False, True])
 def test_hostile_names_stay_texts_of_python(engine: EngineName, door: Any, delta: bool) -> None:
@@ -278,7 +276,9 @@ def test_trinos_catalog_file_has_the_door_and_no_token() -> None:
 
 @pytest.mark.parametrize("name", ["orders", HOSTILE, 'x"}[Data], y = #(lf)'])
 def test_power_bi_is_asked_for_the_table_whatever_its_names_are(name: str) -> None:
-    table = SnippetTable(name, name, name, "p", "", None, "", sharing_url="https://lake.example/delta-sharing")
+    table = SnippetTable(
+        name, name, name, "p", "", None, "", sharing_url="https://lake.example/delta-sharing"
+    )
     text = snippet(ENGINES["power-bi"], table, doors("disk"))
     program = "\n".join(line for line in text.splitlines() if not line.startswith("//"))
     written = [one.replace('""', '"') for one in re.findall(r'"((?:[^"]|"")*)"', program)]

@@ -113,6 +113,13 @@ def recipient(session: Session, name: str) -> RecipientState:
     return _told_recipients(session, select(RecipientRow).where(RecipientRow.key == row.key))[0]
 
 
+def token(session: Session, digest: str) -> TokenState | None:
+    """The token or secret with this digest; None when there is none."""
+    own = select(TokenRow, TokenUseRow).outerjoin(TokenUseRow, TokenUseRow.token_id == TokenRow.id)
+    found = session.execute(own.where(TokenRow.digest == digest)).one_or_none()
+    return None if found is None else told_token(*found)
+
+
 def grants(session: Session) -> list[Grant]:
     """All grants: those of recipients, then those of groups, each in the order they were made."""
     return _grants_of_recipients(session, None, None) + _grants_of_groups(session, None, None)
