@@ -1,6 +1,7 @@
-"""The first rows of the files that lines name: deletion vectors applied, columns by their own names, values as texts."""
+"""First rows of the files that lines name: deleted ones left out, columns by their own names, values as texts."""
 
 import json
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 BATCH_ROWS = 256
 LONGEST_TEXT = 300
 BINARY_BYTES = 16
+WHOLE_SECONDS = re.compile(r"\.0+(?=Z|$)")
 FIELD_ID = b"PARQUET:field_id"
 
 
@@ -151,7 +153,9 @@ def _texts(values: pa.Array, kind: Any, mode: str) -> list[str | None]:
     if pa.types.is_nested(stored):
         return [f"({kind})" if one else None for one in values.is_valid().to_pylist()]
     texts: list[str | None] = pc.cast(values, pa.string()).to_pylist()
-    return texts
+    return (
+        [text and WHOLE_SECONDS.sub("", text) for text in texts] if pa.types.is_timestamp(stored) else texts
+    )
 
 
 def _named(value: Any, kind: Any, mode: str) -> Any:

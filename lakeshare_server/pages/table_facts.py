@@ -6,6 +6,7 @@ from typing import Any
 from lakeshare_server.pages.in_place import PlaceSigners, asked_in_place, lines_of
 from lakeshare_server.routes.context import AskedTable
 from lakeshare_server.routes.tables import table_metadata
+from lakeshare_server.tables.index import FileIndex
 
 
 def table_facts(by: AskedTable, signers: PlaceSigners) -> dict[str, Any]:
@@ -21,24 +22,32 @@ def table_facts(by: AskedTable, signers: PlaceSigners) -> dict[str, Any]:
     )
     entry, metadata = by.view.entry, told["deltaMetadata"]
     latest = by.view.latest()
+    index = by.view.index(latest)
     partitions = set(metadata.get("partitionColumns") or ())
     return {
         "share": entry.share.name,
         "schema": entry.schema,
         "name": entry.name,
         "comment": entry.comment or metadata.get("description"),
-        "format": by.view.index(latest).header.table_format,
+        "format": index.header.table_format,
         "version": latest.number,
         "publishedAt": latest.timestamp_ms,
         "history": entry.history,
         "restricted": by.view.is_restricted,
         "sizeBytes": told.get("size"),
         "files": told.get("numFiles"),
+        "rows": known_rows(index),
         "columns": [
             _column(field, field["name"] in partitions)
             for field in json.loads(metadata["schemaString"])["fields"]
         ],
     }
+
+
+def known_rows(index: FileIndex) -> int | None:
+    """The rows of a version; None if a file does not tell how many it has."""
+    is_counted = all(batch.column("rows").null_count == 0 for batch in index.batches())
+    return index.header.rows if is_counted else None
 
 
 def _column(field: dict[str, Any], is_partition: bool) -> dict[str, Any]:

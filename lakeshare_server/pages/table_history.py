@@ -3,8 +3,10 @@
 Changes are counted from the answer to a `startingVersion` query of this recipient: what it may not read is not counted.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice, zip_longest
 from typing import Any
 
 import orjson
@@ -12,6 +14,7 @@ import orjson
 from lakeshare_server.access.view import TableView
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.pages.in_place import PlaceSigners, asked_in_place, query_lines
+from lakeshare_server.pages.table_facts import known_rows
 from lakeshare_server.protocol.parameters import optional_number
 from lakeshare_server.routes.context import AskedTable
 from lakeshare_server.versions import Version
@@ -19,6 +22,9 @@ from lakeshare_server.versions import Version
 PAGE_VERSIONS = 20
 # Of one page of versions; a version with more changes is told of without their number.
 MOST_LINES = 20_000
+# Indexes of old versions may have to be built first: so long may a page wait for them.
+LONGEST_S = 2.0
+SIGNS = {"add": 1, "remove": -1}
 
 
 def table_history(by: AskedTable, signers: PlaceSigners) -> dict[str, Any]:
@@ -29,21 +35,19 @@ def table_history(by: AskedTable, signers: PlaceSigners) -> dict[str, Any]:
         NotFound: nothing was published yet.
     """
     before = optional_number(by.request.query_params, "before")
-    shown: list[Version] = []
-    following: int | None = None
-    for version in _readable(by.view, before):
-        if len(shown) == PAGE_VERSIONS:
-            following = shown[-1].number
-            break
-        shown.append(version)
-    asked, room = asked_in_place(by, signers), MOST_LINES
+    found = list(islice(_readable(by.view, before), PAGE_VERSIONS + 1))
+    counting = _Counting(asked_in_place(by, signers)) if by.view.entry.history else None
     told = []
-    for version in shown:
-        changes, lines = _changes(asked, version, room) if by.view.entry.history else (None, 0)
-        room -= lines
+    for version, earlier in zip_longest(found[:PAGE_VERSIONS], found[1:]):
+        changes = counting.changes(version, earlier) if counting else None
         told.append({"version": version.number, "publishedAt": version.timestamp_ms, "changes": changes})
-    by.note.version = shown[0].number if shown else None
-    return {"history": by.view.entry.history, "versions": told, "before": following}
+    by.note.version = found[0].number if found else None
+    has_more = len(found) > PAGE_VERSIONS
+    return {
+        "history": by.view.entry.history,
+        "versions": told,
+        "before": found[PAGE_VERSIONS - 1].number if has_more else None,
+    }
 
 
 def _readable(view: TableView, before: int | None) -> Iterator[Version]:
@@ -57,39 +61,45 @@ def _readable(view: TableView, before: int | None) -> Iterator[Version]:
         found = view.versions.at_or_below(found.number - 1) if found.number > first else None
 
 
-def _changes(
-    asked: AskedTable, version: Version, room: int
-) -> tuple[dict[str, int | str | None] | None, int]:
-    """The files that a version added and removed, the rows it has more, and how many lines that took to find out.
+class _Counting:
+    """Counts what the versions of a page changed, within bounds for all of them together."""
 
-    None stands for more than may be counted, or for files that do not tell their rows; a refusal has its reason.
-    """
-    counts, taken = Counter[str](), 0
-    fields = {"startingVersion": version.number, "endingVersion": version.number}
-    try:
-        for line in query_lines(asked, fields):
-            if "file" not in line:
-                continue
-            taken += 1
-            if taken > room:
-                return None, room
-            _count(line["file"]["deltaSingleAction"], counts)
-    except LakeshareError as error:
-        return {"refusal": str(error)}, taken
-    rows = counts["rowsAdded"] - counts["rowsRemoved"]
-    files = {name: counts[name] for name in ("filesAdded", "filesRemoved")}
-    return {**files, "rows": None if counts["unknown"] else rows}, taken
+    def __init__(self, asked: AskedTable) -> None:
+        self._asked = asked
+        self._lines = MOST_LINES
+        self._ends_at = time.monotonic() + LONGEST_S
 
+    def changes(self, version: Version, earlier: Version | None) -> dict[str, int | str | None] | None:
+        """The files that a version added and removed, and the rows it has more than the one before it.
 
-def _count(action: dict[str, Any], counts: Counter[str]) -> None:
-    for word, what in (("add", "Added"), ("remove", "Removed")):
-        if word in action:
-            counts[f"files{what}"] += 1
-            rows = _live_rows(action[word])
-            if rows is None:
-                counts["unknown"] += 1
-            else:
-                counts[f"rows{what}"] += rows
+        None stands for more than may be counted, or for rows that files do not tell; a refusal has its reason.
+        """
+        files, rows, is_counted = Counter[str](), 0, True
+        fields = {"startingVersion": version.number, "endingVersion": version.number}
+        try:
+            for line in query_lines(self._asked, fields):
+                for word, sign in SIGNS.items():
+                    file = line.get("file", {}).get("deltaSingleAction", {}).get(word)
+                    if file is None:
+                        continue
+                    self._lines -= 1
+                    if self._lines < 0:
+                        return None
+                    files[word] += 1
+                    of_file = _live_rows(file)
+                    is_counted = is_counted and of_file is not None
+                    rows += sign * (of_file or 0)
+            more = rows if is_counted else self._more_rows(version, earlier)
+        except LakeshareError as error:
+            return {"refusal": str(error)}
+        return {"filesAdded": files["add"], "filesRemoved": files["remove"], "rows": more}
+
+    def _more_rows(self, version: Version, earlier: Version | None) -> int | None:
+        """By the indexes of both versions: the log of a table need not tell the rows of a file that it removes."""
+        if earlier is None or time.monotonic() > self._ends_at:
+            return None
+        counts = [known_rows(self._asked.view.index(one)) for one in (version, earlier)]
+        return None if counts[0] is None or counts[1] is None else counts[0] - counts[1]
 
 
 def _live_rows(file: dict[str, Any]) -> int | None:

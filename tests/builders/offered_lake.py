@@ -16,6 +16,7 @@ from lakeshare_server.catalog.sharing import (
     editing,
     grant,
     invite,
+    issue_token,
 )
 from lakeshare_server.settings import ServerSettings
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
@@ -25,12 +26,23 @@ AGREEMENT = "\n\n".join(
     [
         "1. The data is for research within your organisation.",
         "2. You pass it on to nobody, and name the source where you publish results.",
-        *(f"{number}. Provision {number} of this agreement, as both sides have negotiated it." for number in range(3, 12)),
+        *(
+            f"{number}. Provision {number} of this agreement, as both sides have negotiated it."
+            for number in range(3, 12)
+        ),
     ]
 )
 RATHER_LONG = "cargo_declarations_by_commodity_code_and_country_of_origin"
 SHARE_COMMENT = "Departures of the three airports, published each morning."
 FLIGHTS_COMMENT = "Every departure, with the delay in minutes."
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a recipient was given."""
+
+    link: str
+    token: str
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,16 @@ class OfferedLake:
                 edit, name, link_life=link_life, token_expires_at=datetime(2031, 12, 31, 23, tzinfo=UTC)
             )
         return f"{self.root}/activate/{code}"
+
+    def hostile(self, name: str, comment: str) -> "Shown":
+        """A recipient, with link and token, of a share whose names and comments are what they are given."""
+        with editing(self.provider.catalog, "steward") as edit:
+            create_share(edit, name, display_name=comment, comment=comment)
+            add_table(edit, name, SharedObject(schema=name, name=name, table="lake.flights", comment=comment))
+            create_recipient(edit, name, agreement=comment)
+            grant(edit, name, recipient=name)
+            token = issue_token(edit, name).secret
+        return Shown(self.link(name), token)
 
     @property
     def portal(self) -> str:

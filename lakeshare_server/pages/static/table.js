@@ -38,6 +38,7 @@ function factsOf(facts) {
     ["Published", time(facts.publishedAt)],
     ["Format", facts.format === "iceberg" ? "Apache Iceberg" : "Delta Lake"],
     ["Size", facts.sizeBytes === null ? null : size(facts.sizeBytes)],
+    ["Rows", facts.rows === null ? null : number.format(facts.rows)],
     ["Files", facts.files === null ? null : number.format(facts.files)],
     ["History", facts.history ? "shared" : "newest version only"],
   ];

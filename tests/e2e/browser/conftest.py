@@ -76,8 +76,14 @@ def seen(page: Page) -> Callable[[str], None]:
             page.set_viewport_size(size)
             page.screenshot(path=SHOTS / f"{name}-{look}.png", full_page=True)
             found = Axe().run(page)
-            faults += [f"{look}: {one['id']}: {node['html']}" for one in found.response["violations"] for node in one["nodes"]]
-            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            faults += [
+                f"{look}: {one['id']}: {node['html']}"
+                for one in found.response["violations"]
+                for node in one["nodes"]
+            ]
+            wide = page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
             faults += [f"{look}: {wide} pixels stick out"] if wide > 0 else []
         page.set_viewport_size(DESKTOP)
         page.emulate_media(color_scheme="light")

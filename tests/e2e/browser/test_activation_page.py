@@ -13,7 +13,11 @@ from tests.builders.offered_lake import AGREEMENT, OfferedLake
 
 
 def test_a_link_gives_the_profile_once_and_the_code_that_reads_with_it(
-    page: Page, lake: OfferedLake, seen: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Page,
+    lake: OfferedLake,
+    seen: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     link = lake.invited("acme", agreement=AGREEMENT)
     page.goto(link)
@@ -56,9 +60,7 @@ def test_the_agreement_is_asked_for_by_the_browser(page: Page, lake: OfferedLake
     expect(page.get_by_role("button", name="Get the profile")).to_be_visible()
 
 
-def test_an_expired_link_says_since_when(
-    page: Page, lake: OfferedLake, seen: Callable[[str], None]
-) -> None:
+def test_an_expired_link_says_since_when(page: Page, lake: OfferedLake, seen: Callable[[str], None]) -> None:
     page.goto(lake.invited("late", link_life=timedelta(microseconds=1)))
     expect(page.get_by_role("heading", level=1)).to_have_text("This link has expired")
     expect(page.get_by_text("It expired on")).to_be_visible()
