@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lakeshare_server.activation_commands import (
+    LINK_DAYS,
+    LinkDays,
+    activate,
+    add_with_link,
+    invite_recipient,
+)
 from lakeshare_server.conformance.command import conformance_app
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.snippets.command import snippet
@@ -41,6 +48,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(publications)
     app.command()(explain)
     app.command()(snippet)
+    app.command()(activate)
     app.add_typer(recipient_app, name="recipient")
     app.add_typer(share_app, name="share")
     app.add_typer(table_app, name="table")
@@ -84,13 +92,26 @@ def add_recipient(
     comment: Annotated[str | None, typer.Option(help="Whatever helps to know who this is.")] = None,
     profile: ProfilePath = None,
     url: Url = None,
+    invite: Annotated[
+        bool,
+        typer.Option(
+            "--invite", help="Print a link that gives the profile once, instead of writing it here."
+        ),
+    ] = False,
+    link_days: LinkDays = LINK_DAYS,
 ) -> None:
-    """Add a recipient and write the profile its client needs. The token is nowhere else."""
+    """Add a recipient and write the profile its client needs, or print a link to it. The token is nowhere else."""
     from lakeshare_server.catalog import Recipients
 
+    if invite:
+        add_with_link(name, share, comment, link_days, days, url)
+        return
     recipient, token = Recipients(_catalog()).add(name, share, _ends(days), comment)
     _write(profile or Path(f"{name}.share"), url, token, recipient.expires_at)
     typer.echo(f"{recipient.name} may read {', '.join(recipient.shares)}")
+
+
+recipient_app.command("invite")(invite_recipient)
 
 
 @recipient_app.command("list")

@@ -9,6 +9,7 @@ const drop = document.getElementById("drop");
 const file = document.getElementById("profile-file");
 const table = document.getElementById("table");
 let door = null;
+let shown = null;
 
 file.addEventListener("change", () => file.files[0] && open(file.files[0]));
 for (const name of ["dragenter", "dragover"]) {
@@ -47,7 +48,7 @@ async function open(chosen) {
 }
 
 function close() {
-  door = null;
+  door = shown = null;
   table.replaceChildren();
   document.getElementById("shares").replaceChildren();
   document.getElementById("filter").value = "";
@@ -105,6 +106,9 @@ function filter() {
 }
 
 async function choose(button, one) {
+  // On a phone the table is below the list.
+  if (one !== shown && shown && table.getBoundingClientRect().top > innerHeight / 2) table.scrollIntoView();
+  shown = one;
   for (const other of document.querySelectorAll(".links button[aria-current]")) {
     other.removeAttribute("aria-current");
   }

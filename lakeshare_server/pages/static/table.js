@@ -121,14 +121,15 @@ async function preview(door, table) {
 }
 
 async function columns(_door, _table, facts) {
-  const heads = ["Column", "Type", "", "Comment"].map((name) => heading(name || "Notes"));
+  const hasComments = facts.columns.some((one) => one.comment);
+  const heads = ["Column", "Type", "Notes", ...(hasComments ? ["Comment"] : [])].map((name) => heading(name));
   const rows = facts.columns.map((one) => {
     const notes = [one.partition && "partition", !one.nullable && "never null"].filter(Boolean).join(", ");
     const name = element("th", "", one.name);
     name.scope = "row";
     const type = element("td", "");
     type.append(element("code", "", one.type));
-    return [name, type, element("td", "", notes), element("td", "", one.comment ?? "")];
+    return [name, type, element("td", "", notes), ...(hasComments ? [element("td", "", one.comment ?? "")] : [])];
   });
   return [grid("Columns", "", heads, rows)];
 }
