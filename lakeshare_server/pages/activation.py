@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from lakeshare_server.access.profile import profile_of, profile_text
 from lakeshare_server.catalog.sharing import editing, look_at_link, redeem
 from lakeshare_server.errors import BadRequest, LakeshareError, LinkEnded, MalformedRequest, NotFound
+from lakeshare_server.pages.headers import LOOK
 from lakeshare_server.pages.offer import Offer, offer_of
 from lakeshare_server.pages.rendering import moment, page
 from lakeshare_server.pages.table_code import profile_name, view_code
@@ -36,7 +37,7 @@ router = APIRouter()
 # One route for all methods and paths: what is asked wrongly is not to leave a link in the audit log either.
 @router.api_route(f"{ACTIVATION_PATH}/{{code:path}}", methods=METHODS, name="activation")
 async def activation(code: str, request: Request, parts: PartsDep, note: NoteDep) -> Response:
-    note.action = "redeem_link" if request.method == "POST" else "look_at_link"
+    note.action = "redeem_link" if request.method == "POST" else LOOK
     wants_json = "application/json" in request.headers.get("accept", "")
     try:
         if request.method == "POST":
