@@ -70,9 +70,9 @@ class RowReader:
         deleted = self._deleted(add.get("deletionVector"))
         try:
             with closing(self._opened(place)) as source, pq.ParquetFile(source, buffer_size=1 << 16) as file:
-                for batch in self._kept(file, deleted, wanted):
+                for batch, places in self._kept(file, deleted, wanted):
                     columns = [self._texts(column, batch, add["partitionValues"]) for column in self.columns]
-                    yield from (list(row) for row in zip(*columns, strict=True))
+                    yield from ([column[place] for column in columns] for place in places)
         except (pa.ArrowException, OSError) as error:
             raise TableFilesMissing(place, "one of its files is not whole") from error
 
@@ -82,7 +82,10 @@ class RowReader:
             return self._stores.open(place)
         return opened_file(place, self._settings).stream
 
-    def _kept(self, file: Any, deleted: "BitMap64 | None", wanted: int) -> Iterator[pa.RecordBatch]:
+    def _kept(
+        self, file: Any, deleted: "BitMap64 | None", wanted: int
+    ) -> Iterator[tuple[pa.RecordBatch, list[int]]]:
+        """Batches with the places in them that are shown."""
         names = [one for one in (self._stored(column, file.schema_arrow) for column in self.columns) if one]
         start = 0
         # Of a file without one of the columns the rows still count.
@@ -93,7 +96,7 @@ class RowReader:
             start += batch.num_rows
             wanted -= len(places)
             if places:
-                yield batch.take(pa.array(places, pa.int64()))
+                yield batch, places
             if wanted <= 0:
                 return
 
@@ -152,7 +155,10 @@ def _texts(values: pa.Array, kind: Any, mode: str) -> list[str | None]:
         return [None if one is None else _hex(one) for one in values.to_pylist()]
     if pa.types.is_nested(stored):
         return [f"({kind})" if one else None for one in values.is_valid().to_pylist()]
-    texts: list[str | None] = pc.cast(values, pa.string()).to_pylist()
+    try:
+        texts: list[str | None] = pc.cast(values, pa.string()).to_pylist()
+    except pa.ArrowNotImplementedError:
+        return [f"({stored})" if one else None for one in values.is_valid().to_pylist()]
     return (
         [text and WHOLE_SECONDS.sub("", text) for text in texts] if pa.types.is_timestamp(stored) else texts
     )
