@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from anyio import to_thread
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 from lakeshare_server.pages.headers import NO_STORE, STATIC_PATH
 from lakeshare_server.pages.preview import Previews
@@ -76,7 +76,8 @@ def portal_versions(by: TableDep, previews: PreviewsDep) -> Response:
 @router.get(f"{TABLE}/preview", name="portal_preview")
 async def portal_preview(by: TableDep, previews: PreviewsDep) -> Response:
     # Waiting for its turn it holds none of the threads that answer the others.
-    return json_response(await to_thread.run_sync(previews.preview, by, limiter=previews.turns))
+    async with previews.turns:
+        return json_response(await run_in_threadpool(previews.preview, by))
 
 
 @router.get(f"{TABLE}/code", name="portal_code")

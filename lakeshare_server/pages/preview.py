@@ -1,9 +1,8 @@
 """A preview: the first rows of a table, of exactly the files that a query of this recipient would get."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
-
-from anyio import CapacityLimiter
 
 from lakeshare_server.pages.file_rows import RowReader
 from lakeshare_server.pages.in_place import PlaceSigners, asked_in_place, query_lines
@@ -23,7 +22,7 @@ class Previews:
 
     signers: PlaceSigners
     stores: Stores
-    turns: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(AT_ONCE))
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     def preview(self, by: AskedTable) -> dict[str, Any]:
         """The first rows as JSON's types: every value is a text or null.
