@@ -14,13 +14,27 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
+from lakeshare_server.access.access_tokens import AccessTokens
+from lakeshare_server.access.addresses import Proxies
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
+from lakeshare_server.access.bookkeeping import Bookkeeping
+from lakeshare_server.access.federation import Federation
+from lakeshare_server.access.guesses import Guesses
 from lakeshare_server.access.iceberg import IcebergTables
 from lakeshare_server.access.iceberg_scans import IcebergScans
 from lakeshare_server.access.iceberg_signing import SignableFiles
+from lakeshare_server.access.limits import Limits
 from lakeshare_server.access.view import Views
-from lakeshare_server.catalog import AsyncQueries, AuditLog, open_catalog
+from lakeshare_server.catalog import (
+    Allowances,
+    AsyncQueries,
+    AuditLog,
+    Catalog,
+    Credentials,
+    TokenUses,
+    open_catalog,
+)
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.pages import activation, portal
 from lakeshare_server.pages.headers import PageHeaders
@@ -36,12 +50,15 @@ from lakeshare_server.routes import (
     health,
     iceberg_catalog,
     listings,
+    oauth,
     tables,
     windows,
 )
 from lakeshare_server.routes.audit import AuditMiddleware
+from lakeshare_server.routes.connections import SLOW_CLIENT_S, GuardedProtocol
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses
+from lakeshare_server.routes.forwarded import ClientAddress, Metering
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers, load_key
 from lakeshare_server.stores import Stores
@@ -63,12 +80,14 @@ def create_app(settings: ServerSettings) -> FastAPI:
     parts = _parts(settings, stores)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, float]]:
         # A thread that makes lines gives way to the event loop sooner than the five milliseconds of the default.
         sys.setswitchinterval(SWITCH_S)
         parts.async_worker.start()
-        yield
+        parts.bookkeeping.start()
+        yield {SLOW_CLIENT_S: settings.slow_client_s}
         parts.async_worker.stop()
+        parts.bookkeeping.stop()
         parts.audit.close()
         parts.catalog.close()
 
@@ -76,11 +95,15 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.state.parts = parts
     app.state.previews = Previews(PlaceSigners(settings, parts.local_signer, stores), stores)
     app.add_middleware(PageHeaders)
+    # The last is the outermost: all others see the address that it finds.
     app.add_middleware(AuditMiddleware, audit=parts.audit)
+    app.add_middleware(Metering, limits=parts.limits)
+    app.add_middleware(ClientAddress, proxies=Proxies(settings.trusted_proxies))
     add_error_responses(app)
     app.include_router(health.router)
     prefix = settings.endpoint.rstrip("/")
-    for routes in (listings, tables, windows, async_queries, credentials, files):
+    app.include_router(oauth.iceberg_router)
+    for routes in (oauth, listings, tables, windows, async_queries, credentials, files):
         app.include_router(routes.router, prefix=prefix)
     for pages in (activation, portal):
         app.include_router(pages.router)
@@ -95,11 +118,17 @@ def _parts(settings: ServerSettings, stores: Stores) -> Parts:
     key = load_key(settings)
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
     views = Views(catalog, Versions(catalog, settings, stores))
+    access_tokens = AccessTokens(key, settings.access_token_life_s)
+    allowances, uses = Allowances(catalog), TokenUses(catalog)
+    limits = Limits(allowances, settings)
     queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
     return Parts(
         settings=settings,
         catalog=catalog,
-        readers=Readers(catalog),
+        readers=_readers(catalog, settings, access_tokens, allowances, uses),
+        access_tokens=access_tokens,
+        limits=limits,
+        bookkeeping=Bookkeeping(uses, limits.meters),
         views=views,
         pager=Pager(key, settings.page_size),
         tokens=TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s),
@@ -111,8 +140,20 @@ def _parts(settings: ServerSettings, stores: Stores) -> Parts:
         iceberg_scans=scans,
         plan_tasks=PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes),
         signable_files=SignableFiles(stores, scans),
-        audit=AuditLog(catalog),
+        audit=AuditLog(catalog, settings.audit_dir),
     )
+
+
+def _readers(
+    catalog: Catalog,
+    settings: ServerSettings,
+    access_tokens: AccessTokens,
+    allowances: Allowances,
+    uses: TokenUses,
+) -> Readers:
+    federation = Federation(catalog, Credentials(catalog), settings)
+    guesses = Guesses(allowances, settings.guesses_per_minute)
+    return Readers(catalog, federation, access_tokens, guesses, uses)
 
 
 def app_from_environment() -> FastAPI:
@@ -203,6 +244,9 @@ def _config(app: FastAPI | str, **options: Any) -> uvicorn.Config:
         access_log=False,
         log_level="warning",
         server_header=False,
+        http=GuardedProtocol,
+        # Who may say where a request comes from is ours to decide (LAKESHARE_TRUSTED_PROXIES).
+        proxy_headers=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
         **options,
     )

@@ -1,4 +1,4 @@
-"""The server's commands: serve, explain, snippet, recipients, shares, tables, conformance.
+"""The server's commands: serve, explain, snippet, SQL, recipients, shares, tables, conformance.
 
 The `lakeshare` command mounts them too.
 """
@@ -20,6 +20,7 @@ from lakeshare_server.activation_commands import (
 from lakeshare_server.conformance.command import conformance_app
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.snippets.command import snippet
+from lakeshare_server.sql.command import sql
 from lakeshare_server.table_commands import table_app
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(explain)
     app.command()(snippet)
     app.command()(activate)
+    app.command()(sql)
     app.add_typer(recipient_app, name="recipient")
     app.add_typer(share_app, name="share")
     app.add_typer(table_app, name="table")

@@ -8,22 +8,44 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lakeshare_server.catalog.sharing import Given, RecipientState
-from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
 
 
 def profile_of(recipient: RecipientState, given: Given, settings: ServerSettings) -> dict[str, object]:
-    """The profile around a secret that was just given.
-
-    Raises:
-        Unserveable: clients take no such secret from a profile.
-    """
-    if given.state.kind != "bearer":
-        raise Unserveable(
-            f"{recipient.name} gets in by {recipient.authentication}, for which a link gives no profile.",
-            "Ask the provider for the secret, or for a bearer token.",
+    """The profile around a secret that was just given: the one that clients take it from."""
+    if given.state.kind == "client_secret":
+        return oauth_profile(
+            settings.base_url(), settings.token_url(), recipient.id, given.secret, settings.iceberg_url()
         )
     return bearer_profile(settings.base_url(), given.secret, given.state.expires_at, settings.iceberg_url())
+
+
+def oauth_profile(
+    base_url: str, token_url: str, client_id: str, client_secret: str, iceberg_url: str | None = None
+) -> dict[str, object]:
+    """A profile with a client secret, for which clients get access tokens. They take it in version 2 only."""
+    profile: dict[str, object] = {
+        "shareCredentialsVersion": 2,
+        "type": "oauth_client_credentials",
+        "endpoint": base_url,
+        "tokenEndpoint": token_url,
+        "clientId": client_id,
+        "clientSecret": client_secret,
+    }
+    if iceberg_url is not None:
+        profile["icebergEndpoint"] = iceberg_url
+    return profile
+
+
+def basic_profile(base_url: str, recipient_id: str, token: str) -> dict[str, object]:
+    """A profile with the same bearer token as a password, for what speaks Basic only."""
+    return {
+        "shareCredentialsVersion": 2,
+        "type": "basic",
+        "endpoint": base_url,
+        "username": recipient_id,
+        "password": token,
+    }
 
 
 def bearer_profile(

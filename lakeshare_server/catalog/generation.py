@@ -12,10 +12,30 @@ from typing import Any, Protocol
 from sqlalchemy import Connection, Engine, TextClause, UpdateBase, event, update
 from sqlalchemy.exc import DBAPIError
 
-from lakeshare_server.catalog.models import AsyncQueryRow, AuditRow, SetLockRow, StateRow, TokenUseRow
+from lakeshare_server.catalog.models import (
+    AllowanceRow,
+    AsyncQueryRow,
+    AuditChainRow,
+    AuditJournalRow,
+    AuditRow,
+    SetLockRow,
+    StateRow,
+    TokenUseRow,
+)
 
 # What recipients never see. A model that is not named here counts as seen.
-UNSEEN = frozenset(model.__tablename__ for model in (AuditRow, SetLockRow, AsyncQueryRow, TokenUseRow))
+UNSEEN = frozenset(
+    model.__tablename__
+    for model in (
+        AuditRow,
+        AuditChainRow,
+        AuditJournalRow,
+        SetLockRow,
+        AsyncQueryRow,
+        TokenUseRow,
+        AllowanceRow,
+    )
+)
 NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)
 CURRENT = "SELECT generation FROM catalog_state"
 

@@ -113,6 +113,7 @@ class ChangeAnswer:
                 yield later
             for piece in _pieces(batch):
                 progress.files += piece.num_rows
+                progress.size_bytes += pc.sum(piece.column("size"), min_count=0).as_py()
                 yield lines.of(piece, times_ms, sign)
 
     def _wanted(

@@ -18,7 +18,7 @@ from lakeshare_server.access.iceberg_storage import (
 )
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.bodies import json_object
-from lakeshare_server.routes.context import AskedTable, asked_table, whole_body
+from lakeshare_server.routes.context import AskedTable, asked_table, body_of
 from lakeshare_server.routes.responses import json_response
 
 JSON = "application/json; charset=utf-8"
@@ -30,6 +30,7 @@ async def load_table(request: Request) -> Response:
     storage = NOTHING
     if not needs_no_storage(by.view, table):
         storage = await run_in_threadpool(_storage, by, table)
+        _note_credentials(by, table, storage)
     # The metadata is put in as it is kept: taking thousands of snapshots apart for each answer would cost more.
     planning = planning_config(by.view, table, by.parts.settings)
     told = _told(table, replace(storage, config={**planning, **storage.config}))
@@ -46,13 +47,14 @@ async def load_credentials(request: Request) -> Response:
     by = await asked_table(request)
     table = await loaded(by)
     storage = await run_in_threadpool(vended_storage, by.view, table, by.parts.signers, by.parts.settings)
+    _note_credentials(by, table, storage)
     return json_response({"storage-credentials": _told(table, storage)["storage-credentials"]})
 
 
 async def sign_request(request: Request) -> Response:
     by = await asked_table(request)
     table = await loaded(by)
-    body = await whole_body(request, by.parts.settings.max_body_bytes)
+    body = await body_of(request, by)
     return await run_in_threadpool(_signed, by, table, body)
 
 
@@ -60,7 +62,7 @@ async def report_metrics(request: Request) -> Response:
     by = await asked_table(request)
     await loaded(by)
     # Nobody here reads what clients measure; the audit log has the request itself.
-    json_object(await whole_body(request, by.parts.settings.max_body_bytes))
+    json_object(await body_of(request, by))
     return Response(status_code=204)
 
 
@@ -80,6 +82,11 @@ def _storage(by: AskedTable, table: LoadedTable) -> ClientStorage:
     return client_storage(by.view, table, by.parts.signers, by.parts.settings, sign_at)
 
 
+def _note_credentials(by: AskedTable, table: LoadedTable, storage: ClientStorage) -> None:
+    if storage.credentials is not None:
+        by.note.details = {"vended": "storage-credentials", "location": table.location}
+
+
 def _told(table: LoadedTable, storage: ClientStorage) -> dict[str, object]:
     told: dict[str, object] = {"config": dict(storage.config)}
     if storage.credentials is not None:
@@ -90,6 +97,7 @@ def _told(table: LoadedTable, storage: ClientStorage) -> dict[str, object]:
 def _signed(by: AskedTable, table: LoadedTable, body: bytes) -> Response:
     fields = json_object(body)
     method, uri = text_field(fields, "method"), text_field(fields, "uri")
+    by.require_signing()
     signers = by.parts.signers
     location = signers.s3_read(table.location, method, uri)
     by.note.object_name = f"{by.view.entry.path}: {location}"

@@ -8,6 +8,7 @@ from lakeshare_server.catalog.models.ledger import FollowedTableRow, Publication
 from lakeshare_server.catalog.models.recipients import (
     ActivationRow,
     AdminKeyRow,
+    AllowanceRow,
     FederationPolicyRow,
     GrantRow,
     GroupGrantRow,
@@ -17,7 +18,13 @@ from lakeshare_server.catalog.models.recipients import (
     TokenRow,
     TokenUseRow,
 )
-from lakeshare_server.catalog.models.requests import AsyncQueryRow, AuditRow, StateRow
+from lakeshare_server.catalog.models.requests import (
+    AsyncQueryRow,
+    AuditChainRow,
+    AuditJournalRow,
+    AuditRow,
+    StateRow,
+)
 from lakeshare_server.catalog.models.shares import SchemaRow, SharedTableRow, ShareRow
 
 __all__ = [
@@ -25,7 +32,10 @@ __all__ = [
     "MAX_LONG",
     "ActivationRow",
     "AdminKeyRow",
+    "AllowanceRow",
     "AsyncQueryRow",
+    "AuditChainRow",
+    "AuditJournalRow",
     "AuditRow",
     "Base",
     "FederationPolicyRow",

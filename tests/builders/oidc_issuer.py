@@ -1,0 +1,84 @@
+"""An OIDC issuer in a thread of the test, that can change its keys, lie and fall silent."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
+
+from tests.builders.http_server import listening
+
+
+class AnIssuer(ThreadingHTTPServer):
+    """Publishes its keys and signs tokens; counts who asks for what."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Documents)
+        self.host = f"127.0.0.1:{self.server_address[1]}"
+        self.url = f"http://{self.host}/realm"
+        self.asked: list[str] = []
+        self.is_silent = False
+        self.about: dict[str, Any] = {"issuer": self.url, "jwks_uri": f"{self.url}/keys"}
+        self.keys: dict[str, rsa.RSAPrivateKey] = {}
+        self.published: list[dict[str, Any]] = []
+        self.change_key("first")
+
+    def change_key(self, key_id: str) -> None:
+        """A new key instead of the old ones."""
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self.keys = {key_id: key}
+        public = json.loads(RSAAlgorithm.to_jwk(key.public_key()))
+        self.published = [{**public, "kid": key_id, "use": "sig", "alg": "RS256"}]
+
+    def token(self, headers: dict[str, Any] | None = None, **claims: Any) -> str:
+        """A token as it signs one, but for the claims given; None leaves one out."""
+        now = int(time.time())
+        said = {
+            "iss": self.url,
+            "aud": "lakeshare",
+            "sub": "acme-job",
+            "iat": now,
+            "exp": now + 600,
+            **claims,
+        }
+        key_id, key = next(iter(self.keys.items()))
+        kept = {name: value for name, value in said.items() if value is not None}
+        return jwt.encode(kept, key, algorithm="RS256", headers={"kid": key_id, **(headers or {})})
+
+
+class _Documents(BaseHTTPRequestHandler):
+    server: AnIssuer
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        documents: dict[str, Any] = {
+            "/realm/.well-known/openid-configuration": self.server.about,
+            "/realm/keys": {"keys": self.server.published},
+        }
+        document = None if self.server.is_silent else documents.get(self.path)
+        if document == "elsewhere":
+            self.send_response(302)
+            self.send_header("Location", f"{self.server.url}/keys")
+            body = b""
+        else:
+            self.send_response(503 if document is None else 200)
+            body = json.dumps(document).encode()
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Silence: the tests say what was asked."""
+
+
+@contextmanager
+def an_issuer() -> Iterator[AnIssuer]:
+    """An issuer until the end of the block."""
+    issuer = AnIssuer()
+    with listening(issuer):
+        yield issuer
