@@ -1,4 +1,4 @@
-"""The server's commands: serve, explain, snippet, SQL, recipients, shares, tables, conformance.
+"""The server's commands: serve, explain, snippet, SQL, recipients, shares, tables, administrators, conformance.
 
 The `lakeshare` command mounts them too.
 """
@@ -17,6 +17,7 @@ from lakeshare_server.activation_commands import (
     add_with_link,
     invite_recipient,
 )
+from lakeshare_server.admin_commands import admin_app, tell_first_key
 from lakeshare_server.conformance.command import conformance_app
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.snippets.command import snippet
@@ -54,6 +55,7 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(recipient_app, name="recipient")
     app.add_typer(share_app, name="share")
     app.add_typer(table_app, name="table")
+    app.add_typer(admin_app, name="admin")
     app.add_typer(conformance_app, name="conformance")
 
 
@@ -75,13 +77,18 @@ def serve(
         int, typer.Option(min=1, help="Processes that answer side by side; one per core is plenty.")
     ] = 1,
 ) -> None:
-    """Serve the shares over OpenSharing (Delta Sharing) until Ctrl-C."""
+    """Serve the shares over OpenSharing (Delta Sharing) until Ctrl-C; the first time, print the first admin key."""
     from lakeshare_server.app import serve as serve_app
     from lakeshare_server.settings import ServerSettings
 
     given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = ServerSettings(**given)  # type: ignore[arg-type]  # checked by pydantic
-    serve_app(settings, lambda url: typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)"), workers)
+
+    def tell(url: str) -> None:
+        typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)")
+        tell_first_key(settings.catalog_url)
+
+    serve_app(settings, tell, workers)
 
 
 @recipient_app.command("add")

@@ -14,7 +14,9 @@ LakeshareError
 │   ├── StoreMissing
 │   ├── StoreDenied
 │   └── TableFilesMissing    what
-└── CatalogConflict     what, fix            raised by catalog writes, never by a request
+└── CatalogConflict     what, fix            → 409 RESOURCE_CONFLICT, to administrators only
+    ├── NameTaken                            → 409 RESOURCE_ALREADY_EXISTS
+    └── EditedMeanwhile                      → 412 ABORTED
 """
 
 from datetime import datetime
@@ -146,3 +148,11 @@ class CatalogConflict(LakeshareError):
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}. {fix}")
         self.what, self.fix = what, fix
+
+
+class NameTaken(CatalogConflict):
+    """There is something of this name already."""
+
+
+class EditedMeanwhile(CatalogConflict):
+    """Somebody else has edited what was looked at."""

@@ -10,25 +10,28 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from lakeshare_server.access.addresses import require_allowed
 from lakeshare_server.access.profile import profile_of, profile_text
 from lakeshare_server.catalog.sharing import editing, look_at_link, redeem
-from lakeshare_server.errors import BadRequest, LakeshareError, LinkEnded, MalformedRequest, NotFound
+from lakeshare_server.errors import BadRequest, Denied, LakeshareError, LinkEnded, MalformedRequest, NotFound
 from lakeshare_server.pages.headers import LOOK
 from lakeshare_server.pages.offer import Offer, offer_of
 from lakeshare_server.pages.rendering import moment, page
 from lakeshare_server.pages.table_code import profile_name, view_code
 from lakeshare_server.protocol.bodies import json_object
 from lakeshare_server.protocol.parameters import optional_truth
-from lakeshare_server.routes.context import Note, NoteDep, Parts, PartsDep, whole_body
+from lakeshare_server.routes.context import Note, NoteDep, Parts, PartsDep, address_of, whole_body
 from lakeshare_server.routes.errors import RESPONSES
 from lakeshare_server.routes.responses import error_response, json_response
 from lakeshare_server.settings import ACTIVATION_PATH
 from lakeshare_server.snippets.told import ToldSnippet
 
 MOST_BODY_BYTES = 4096
+LONGEST_BY = 255
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 TITLES = {"used": "This link was used already", "expired": "This link has expired"}
 REPLACED = "This link does not work any more"
+ELSEWHERE = "Not from here"
 UNKNOWN = "There is no such link"
 
 router = APIRouter()
@@ -41,18 +44,21 @@ async def activation(code: str, request: Request, parts: PartsDep, note: NoteDep
     wants_json = "application/json" in request.headers.get("accept", "")
     try:
         if request.method == "POST":
-            accepts = _accepts(await whole_body(request, MOST_BODY_BYTES), request)
+            body = await whole_body(request, MOST_BODY_BYTES, parts.settings.slow_client_s)
+            accepts = _accepts(body, request)
             return await run_in_threadpool(_redeemed, code, request, parts, note, accepts, wants_json)
         if request.method not in ("GET", "HEAD"):
             raise MalformedRequest(f"{request.method} is nothing to do with a link", "Open it in a browser.")
-        return await run_in_threadpool(_looked_at, code, parts, note, wants_json)
+        return await run_in_threadpool(_looked_at, code, request, parts, note, wants_json)
     except LakeshareError as error:
         return _refused(error, parts, note, wants_json)
 
 
-def _looked_at(code: str, parts: Parts, note: Note, wants_json: bool) -> Response:
-    offer = offer_of(parts.catalog, *look_at_link(parts.catalog, code))
-    note.recipient = offer.recipient.name
+def _looked_at(code: str, request: Request, parts: Parts, note: Note, wants_json: bool) -> Response:
+    link, recipient = look_at_link(parts.catalog, code)
+    note.recipient = recipient.name
+    require_allowed(recipient.name, recipient.ip_allow, address_of(request))
+    offer = offer_of(parts.catalog, link, recipient)
     if wants_json:
         return json_response(
             {"provider": _provider(parts), "fileName": profile_name(offer.recipient.name), **offer.as_json()}
@@ -65,9 +71,10 @@ def _redeemed(
 ) -> Response:
     link, recipient = look_at_link(parts.catalog, code)
     note.recipient = recipient.name
-    address = request.client.host if request.client else None
+    address = address_of(request)
+    require_allowed(recipient.name, recipient.ip_allow, address)
     try:
-        with editing(parts.catalog, recipient.name) as edit:
+        with editing(parts.catalog, f"recipient:{recipient.name}"[:LONGEST_BY]) as edit:
             recipient, given = redeem(edit, code, from_address=address, accepts_agreement=accepts)
             # Within the transaction: what cannot be given out has not used the link up.
             profile = profile_of(recipient, given, parts.settings)
@@ -114,7 +121,7 @@ def _first_code(parts: Parts, offer: Offer) -> tuple[str | None, list[ToldSnippe
         for table in share.tables:
             try:
                 view = parts.views.table(offer.reader, table.share.name, table.schema, table.name)
-                return table.path, view_code(parts, view, offer.recipient.name)
+                return table.path, view_code(parts, view, offer.recipient)
             except LakeshareError:
                 # Not published yet, or its store does not answer: the profile is given all the same.
                 continue
@@ -144,6 +151,9 @@ def _reason(error: LakeshareError) -> dict[str, Any]:
         case NotFound():
             reason = "Check that you have opened the whole link: mail programs break long ones."
             return {"title": UNKNOWN, "reason": reason, "remedy": again, "used_from": None}
+        case Denied():
+            remedy = "Open the link from an address that is allowed, or ask your provider to allow this one."
+            return {"title": ELSEWHERE, "reason": str(error), "remedy": remedy, "used_from": None}
         case _:
             return {"title": REPLACED, "reason": str(error), "remedy": again, "used_from": None}
 

@@ -46,11 +46,13 @@ class PlaceSigners(Signers):
 
 
 def asked_in_place(by: AskedTable, signers: PlaceSigners) -> AskedTable:
-    """The same request as a client would make it that reads everything."""
+    """The same request as a client would make it that reads everything; noted is what comes of this one."""
     headers = [(name, value) for name, value in by.request.scope["headers"] if name != HEADER.encode()]
     headers.append((HEADER.encode(), CAPABILITIES.encode()))
     request = Request({**by.request.scope, "headers": headers, "query_string": b""})
-    return replace(by, request=request, parts=replace(by.parts, signers=signers))
+    # No URL leaves for what it answers: its files are not counted as those that were signed.
+    parts, note = replace(by.parts, signers=signers), replace(by.note)
+    return replace(by, request=request, parts=parts, note=note)
 
 
 def query_lines(by: AskedTable, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

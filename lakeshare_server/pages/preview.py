@@ -39,13 +39,16 @@ class Previews:
         fields = {"limitHint": wanted + 1, **({} if version is None else {"version": version})}
         reader: RowReader | None = None
         rows: list[list[str | None]] = []
+        by.note.files = 0
         for line in query_lines(asked, fields):
             if "metaData" in line:
                 reader = RowReader(by.parts.settings, self.stores, line["metaData"]["deltaMetadata"])
             elif "file" in line and reader is not None:
+                by.note.files += 1
                 rows += reader.rows(line["file"]["deltaSingleAction"]["add"], wanted + 1 - len(rows))
             if len(rows) > wanted:
                 break
+        by.note.version, by.note.rows = asked.note.version, min(len(rows), wanted)
         return {
             "version": by.note.version,
             "columns": [_column(one.name, one.kind) for one in reader.columns] if reader else [],

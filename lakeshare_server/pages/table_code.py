@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lakeshare_server.access.view import TableView
+from lakeshare_server.catalog.sharing import RecipientState, look
 from lakeshare_server.routes.context import AskedTable, Parts
 from lakeshare_server.snippets.doors import doors_of
 from lakeshare_server.snippets.told import ToldSnippet, snippet_table, told_snippets
@@ -16,10 +17,12 @@ def table_code(by: AskedTable) -> list[dict[str, Any]]:
         NotFound: nothing was published yet.
         Unavailable: what tells of credentials is not there now.
     """
-    return [asdict(one) for one in view_code(by.parts, by.view, by.reader.name)]
+    with by.parts.catalog.reading() as session:
+        recipient = look.recipient(session, by.reader.name)
+    return [asdict(one) for one in view_code(by.parts, by.view, recipient)]
 
 
-def view_code(parts: Parts, view: TableView, recipient: str) -> list[ToldSnippet]:
+def view_code(parts: Parts, view: TableView, recipient: RecipientState) -> list[ToldSnippet]:
     """The snippets of a table that a recipient may read.
 
     Raises:
@@ -30,11 +33,12 @@ def view_code(parts: Parts, view: TableView, recipient: str) -> list[ToldSnippet
     table = snippet_table(
         view.entry,
         doors,
-        profile=profile_name(recipient),
+        profile=profile_name(recipient.name),
         iceberg_url=parts.settings.iceberg_url(),
         sharing_url=parts.settings.base_url(),
     )
-    return told_snippets(table, doors)
+    # Snippets for Iceberg's door read a bearer token from the profile; other profiles have none.
+    return told_snippets(table, doors, None if recipient.authentication == "TOKEN" else "delta-sharing")
 
 
 def profile_name(recipient: str) -> str:

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
 from lakeshare_server.access.access_tokens import AccessTokens
+from lakeshare_server.access.administrators import Administrators
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Asking, Readers
 from lakeshare_server.access.bookkeeping import Bookkeeping
@@ -26,6 +27,7 @@ from lakeshare_server.protocol.paging import Pager, PageRequest
 from lakeshare_server.protocol.table_tokens import Asker, TableTokens
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers
+from lakeshare_server.versions import Versions
 
 FILE_IDS_HEADER = "fileidhash"
 
@@ -40,6 +42,8 @@ class Parts:
     access_tokens: AccessTokens
     limits: Limits
     bookkeeping: Bookkeeping
+    administrators: Administrators
+    versions: Versions
     views: Views
     pager: Pager
     tokens: TableTokens

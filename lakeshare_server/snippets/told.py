@@ -7,7 +7,7 @@ from lakeshare_server.catalog import TableEntry
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.snippets.doors import Doors
 from lakeshare_server.snippets.engines import ENGINES, SPARK, snippet
-from lakeshare_server.snippets.shared_table import EngineName, SnippetTable
+from lakeshare_server.snippets.shared_table import Door, EngineName, SnippetTable
 
 # What recipients ask for most, in that order, with the names they know; `lakeshare snippet` has more.
 TITLES: Mapping[EngineName, str] = {
@@ -47,13 +47,13 @@ def snippet_table(
     )
 
 
-def told_snippets(table: SnippetTable, doors: Doors) -> list[ToldSnippet]:
-    """The snippets of a table, or why there is none."""
-    return [_told(engine, table, doors) for engine in TITLES]
+def told_snippets(table: SnippetTable, doors: Doors, wanted: Door | None = None) -> list[ToldSnippet]:
+    """The snippets of a table by the wanted door, or by that which works from most places; or why there is none."""
+    return [_told(engine, table, doors, wanted) for engine in TITLES]
 
 
-def _told(engine: EngineName, table: SnippetTable, doors: Doors) -> ToldSnippet:
+def _told(engine: EngineName, table: SnippetTable, doors: Doors, wanted: Door | None) -> ToldSnippet:
     try:
-        return ToldSnippet(engine, TITLES[engine], snippet(ENGINES[engine], table, doors), None)
+        return ToldSnippet(engine, TITLES[engine], snippet(ENGINES[engine], table, doors, wanted), None)
     except BadRequest as error:
         return ToldSnippet(engine, TITLES[engine], None, error.hint)

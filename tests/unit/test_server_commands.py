@@ -203,5 +203,5 @@ def test_the_commands_are_mounted_on_another_application_as_they_are(run: Runner
     groups = [group.name for group in other.registered_groups]
     assert (names, groups) == (
         ["serve", "publications", "explain", "snippet", "activate"],
-        ["recipient", "share", "table", "conformance"],
+        ["recipient", "share", "table", "admin", "conformance"],
     )

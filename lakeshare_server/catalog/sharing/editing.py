@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.audit import AuditEvent, append_events
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.errors import BadRequest, CatalogConflict
+from lakeshare_server.errors import BadRequest, EditedMeanwhile, NameTaken
 
 
 class Keep(Enum):
@@ -45,6 +45,7 @@ class Edit:
     session: Session
     by: str
     at: datetime
+    request_id: str
     changes: list[Change] = field(default_factory=list)
 
     def changed(
@@ -67,8 +68,10 @@ class EditedRow(Protocol):
 
 
 @contextmanager
-def editing(catalog: Catalog, by: str) -> Iterator[Edit]:
+def editing(catalog: Catalog, by: str, *, request_id: str | None = None) -> Iterator[Edit]:
     """One transaction in the name of `by`: all of its operations take effect, or none.
+
+    `request_id` joins its events to that of the request they came with.
 
     Raises:
         BadRequest: nobody is named.
@@ -79,13 +82,13 @@ def editing(catalog: Catalog, by: str) -> Iterator[Edit]:
         raise BadRequest("by", by, "Name who edits, in 1 to 255 characters.")
     try:
         with catalog.writing() as session:
-            edit = Edit(session, by, datetime.now(UTC))
+            edit = Edit(session, by, datetime.now(UTC), request_id or uuid.uuid4().hex)
             yield edit
             session.flush()
             # Last: whoever appends next waits for this transaction's end.
             append_events(session, _events(edit))
     except IntegrityError as error:
-        raise CatalogConflict(
+        raise NameTaken(
             "somebody else has just made, or removed, an object of this name", "Look again, then repeat it."
         ) from error
 
@@ -100,7 +103,7 @@ def touch(
     """
     if expected is not None and expected != row.revision:
         when = f" on {row.updated_at:%Y-%m-%d at %H:%M:%SZ}" if row.updated_at else ""
-        raise CatalogConflict(
+        raise EditedMeanwhile(
             f"{kind} {name} is at revision {row.revision}, not {expected}: {row.updated_by or 'somebody'} has "
             f"edited it{when}",
             "Look at it again, then repeat the change.",
@@ -126,7 +129,6 @@ def require_aware(field_name: str, moment: datetime | None) -> None:
 
 
 def _events(edit: Edit) -> list[AuditEvent]:
-    request_id = uuid.uuid4().hex
     return [
         AuditEvent(
             kind="change",
@@ -134,7 +136,7 @@ def _events(edit: Edit) -> list[AuditEvent]:
             principal=edit.by,
             action=change.action,
             object_name=change.object_name,
-            request_id=request_id,
+            request_id=edit.request_id,
             details={"before": change.before, "after": change.after},
         )
         for change in edit.changes

@@ -12,7 +12,7 @@ from lakeshare_server.catalog.names import networks, require_name, require_owner
 from lakeshare_server.catalog.sharing.editing import KEEP, Edit, Keep, given, require_aware, touch
 from lakeshare_server.catalog.sharing.look import recipient, recipient_row
 from lakeshare_server.catalog.sharing.states import Authentication, RecipientState
-from lakeshare_server.errors import BadRequest, CatalogConflict
+from lakeshare_server.errors import BadRequest, NameTaken
 
 LONGEST_AGREEMENT = 100_000
 
@@ -166,7 +166,7 @@ def _require_free(edit: Edit, name: str, key: int | None) -> None:
         select(RecipientRow).where(RecipientRow.name_key == name.lower())
     ).one_or_none()
     if taken is not None and taken.key != key:
-        raise CatalogConflict(
+        raise NameTaken(
             f"there is a recipient {taken.name} already",
             "Choose another name. `lakeshare recipient rotate` gives the recipient a new token.",
         )

@@ -11,7 +11,7 @@ from lakeshare_server.catalog.sharing.editing import KEEP, Edit, Keep, given, to
 from lakeshare_server.catalog.sharing.look import share_row
 from lakeshare_server.catalog.sharing.states import Share
 from lakeshare_server.catalog.sharing.told import told_share
-from lakeshare_server.errors import CatalogConflict
+from lakeshare_server.errors import CatalogConflict, NameTaken
 
 Properties = Mapping[str, str]
 
@@ -126,6 +126,6 @@ def drop_share(edit: Edit, name: str, *, revision: int | None = None) -> Share:
 def _require_free(edit: Edit, name: str, key: int | None) -> None:
     taken = edit.session.scalars(select(ShareRow).where(ShareRow.name_key == name.lower())).one_or_none()
     if taken is not None and taken.key != key:
-        raise CatalogConflict(
+        raise NameTaken(
             f"there is a share {taken.name} already", "Choose another name; case makes no difference."
         )

@@ -12,7 +12,7 @@ from lakeshare_server.catalog.sharing.look import object_row, share_row
 from lakeshare_server.catalog.sharing.rule_text import require_rule_text
 from lakeshare_server.catalog.sharing.states import Kind, SharedObject
 from lakeshare_server.catalog.sharing.told import told_object
-from lakeshare_server.errors import BadRequest, CatalogConflict
+from lakeshare_server.errors import BadRequest, CatalogConflict, NameTaken
 
 # What a contract says of a table; the rest stays the provider's to set by hand.
 DECLARED = frozenset({"name", "schema", "lake_table", "comment", "history", "kind"})
@@ -190,7 +190,7 @@ def _require_free(edit: Edit, share: ShareRow, schema: SchemaRow, name: str, key
     taken = edit.session.scalars(same).one_or_none()
     if taken is not None and taken.key != key:
         path = f"{share.name}.{schema.name}.{taken.name}"
-        raise CatalogConflict(
+        raise NameTaken(
             f"{path} is shared already, as {taken.lake_table}", "Choose another alias, or alter it."
         )
 
