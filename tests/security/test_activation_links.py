@@ -12,7 +12,15 @@ from sqlalchemy import select
 
 from lakeshare_server.catalog.database import database_file
 from lakeshare_server.catalog.models import AuditRow
-from lakeshare_server.catalog.sharing import RecipientState, alter_recipient, editing, look, revoke_recipient
+from lakeshare_server.catalog.sharing import (
+    RecipientState,
+    alter_recipient,
+    create_recipient,
+    editing,
+    grant,
+    look,
+    revoke_recipient,
+)
 from tests.builders.offered_lake import AGREEMENT, OfferedLake, an_offered_lake
 
 JSON = {"Accept": "application/json"}
@@ -145,6 +153,42 @@ def test_an_agreement_is_accepted_once_and_again_when_it_is_another_one(lake: Of
     link = lake.link("agreed")
     assert httpx.get(link, headers=JSON).json()["agreement"] == "two"
     assert httpx.post(link).status_code == 400
+
+
+def test_from_elsewhere_a_link_neither_shows_nor_gives_anything(lake: OfferedLake) -> None:
+    link = lake.invited("listed")
+    with editing(lake.provider.catalog, "steward") as edit:
+        alter_recipient(edit, "listed", ip_allow=["192.0.2.0/24"])
+    code = link.rpartition("/")[2]
+    public = f"{lake.root}/api/2.1/unity-catalog/public/data_sharing_activation"
+    for address in (link, f"{public}_info/{code}", f"{public}/{code}"):
+        answer = httpx.get(address)
+        assert answer.status_code == 403
+        assert "listed may not ask from 127.0.0.1" in answer.text
+        assert "flights" not in answer.text
+    assert httpx.post(link).status_code == 403
+    assert is_open(lake, "listed")
+    with editing(lake.provider.catalog, "steward") as edit:
+        alter_recipient(edit, "listed", ip_allow=["192.0.2.0/24", "127.0.0.0/8"])
+    assert httpx.post(link).status_code == 200
+
+
+def test_a_client_gets_its_secret_and_code_that_takes_it(lake: OfferedLake) -> None:
+    with editing(lake.provider.catalog, "steward") as edit:
+        create_recipient(edit, "client", authentication="OAUTH_CLIENT_CREDENTIALS")
+        grant(edit, "trade", recipient="client")
+    given = httpx.post(lake.link("client"), headers=JSON).json()["profile"]
+    assert (given["shareCredentialsVersion"], given["type"]) == (2, "oauth_client_credentials")
+    asked = {"grant_type": "client_credentials"}
+    pair = given["clientId"], given["clientSecret"]
+    token = httpx.post(given["tokenEndpoint"], data=asked, auth=pair).json()["access_token"]
+    headers = {"Authorization": f"Bearer {token}"}
+    path = f"{lake.root}/portal/api/shares/trade/schemas/lake/tables/cargo"
+    code = {one["engine"]: one for one in httpx.get(f"{path}/code", headers=headers).json()["snippets"]}
+    assert "delta_sharing.load_as_pandas" in code["duckdb"]["text"]
+    assert code["pyiceberg"]["text"] is None
+    assert httpx.get(f"{path}/preview", headers=headers).json()["rows"]
+    assert httpx.get(f"{lake.root}/portal/api/status", headers=headers).json()["recipient"] == "client"
 
 
 def test_the_profile_ends_when_the_link_said(lake: OfferedLake) -> None:
