@@ -1,7 +1,7 @@
 """The portal's preview shows rows as a reader of the table gets them, of the files that its recipient may read."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lakeshare_server.catalog.sharing import SharedObject, add_table, alter_table, create_share, editing
+from lakeshare_server.catalog.sharing import (
+    SharedObject,
+    add_table,
+    alter_table,
+    create_recipient,
+    create_share,
+    editing,
+    issue_token,
+    rotate_token,
+)
 from lakeshare_server.pages import table_history
 from tests.builders.deletion_vector import inline_descriptor, stored
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
@@ -216,6 +225,29 @@ def test_a_limit_that_cannot_be_used_is_named(shown: Shown, limit: str) -> None:
     told = shown.preview("inline", 400, limit=limit)
     assert told["errorCode"] == "INVALID_PARAMETER_VALUE"
     assert "limit" in told["message"]
+
+
+def test_the_state_of_the_token_is_told_with_its_end(shown: Shown) -> None:
+    now = datetime.now(UTC)
+
+    def status(token: str) -> tuple[str, str]:
+        answer = shown.client.get("/portal/api/status", headers={"Authorization": f"Bearer {token}"}).json()
+        assert answer["recipient"] == "holder"
+        return answer["state"], answer["told"]
+
+    with editing(shown.provider.catalog, "steward") as edit:
+        create_recipient(edit, "holder")
+        first = issue_token(edit, "holder").secret
+    assert status(first) == ("valid", "The token works until further notice")
+    with editing(shown.provider.catalog, "steward") as edit:
+        soon = issue_token(edit, "holder", expires_at=now + timedelta(days=2)).secret
+        later = issue_token(edit, "holder", expires_at=now + timedelta(days=20)).secret
+    assert [status(token)[0] for token in (soon, later)] == ["ends soon", "valid"]
+    assert status(later)[1] == f"The token works until {now + timedelta(days=20):%Y-%m-%d %H:%M} UTC"
+    with editing(shown.provider.catalog, "steward") as edit:
+        rotate_token(edit, "holder", keep_old_for=timedelta(days=1))
+    assert status(first)[0] == "replaced"
+    assert status(first)[1].startswith("There is a newer token; this one works until ")
 
 
 def test_a_file_that_is_gone_or_broken_is_told_without_its_place(shown: Shown) -> None:

@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Request, expect
 
 from lakeshare_server.access.profile import write_profile
 from lakeshare_server.catalog import Recipients
+from lakeshare_server.catalog.sharing import create_recipient, editing, grant
 from tests.builders.lake_tables import some_rows
 from tests.builders.offered_lake import FLIGHTS_COMMENT, RATHER_LONG, OfferedLake
 
@@ -148,6 +150,26 @@ def test_a_profile_that_does_not_fit_is_told_why(
     expect(page.get_by_role("alert")).to_contain_text(said)
     hosts = {request.url.split("/")[2] for request in asked}
     assert hosts == {lake.root.removeprefix("http://")}
+
+
+def test_a_client_opens_the_portal_with_its_secret(
+    page: Page, lake: OfferedLake, asked: list[Request], tmp_path: Path
+) -> None:
+    with editing(lake.provider.catalog, "steward") as edit:
+        create_recipient(edit, "client", authentication="OAUTH_CLIENT_CREDENTIALS")
+        grant(edit, "trade", recipient="client")
+    given = httpx.post(lake.link("client"), headers={"Accept": "application/json"}).json()["profile"]
+    path = tmp_path / "client.share"
+    path.write_text(json.dumps(given))
+    page.goto(lake.portal)
+    page.get_by_label("Profile file").set_input_files(path)
+    expect(page.get_by_role("heading", level=1, name="trade.lake.cargo")).to_be_visible()
+    expect(page.get_by_text("All 12 rows of version 0.")).to_be_visible()
+    path.write_text(json.dumps({**given, "tokenEndpoint": "https://issuer.example/token"}))
+    page.get_by_role("button", name="Close").click()
+    page.get_by_label("Profile file").set_input_files(path)
+    expect(page.get_by_role("alert")).to_contain_text("gets its tokens from another server")
+    assert {request.url.split("/")[2] for request in asked} == {lake.root.removeprefix("http://")}
 
 
 def test_names_and_comments_are_texts_and_never_markup(page: Page, lake: OfferedLake, tmp_path: Path) -> None:
