@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from lakeshare_server.console import ask, open_state_catalog, operator
 from lakeshare_server.errors import BadRequest, Unavailable
 
 if TYPE_CHECKING:
@@ -41,10 +42,9 @@ def invite_recipient(
 
     Example: lakeshare recipient invite acme --link-days 7 --token-days 365
     """
-    from lakeshare_server.catalog.recipients import BY_HAND
     from lakeshare_server.catalog.sharing import editing, invite
 
-    with editing(_catalog(), BY_HAND) as edit:
+    with editing(open_state_catalog(), operator()) as edit:
         made = invite(edit, name, link_life=timedelta(days=link_days), token_expires_at=_ends(token_days))
     _tell(*made, url)
 
@@ -54,18 +54,17 @@ def add_with_link(
     shares: Sequence[str],
     comment: str | None,
     link_days: int,
-    token_days: int | None,
+    ends: datetime | None,
     url: str | None,
 ) -> None:
     """Add a recipient that gets its profile by a link: all of it, or nothing."""
-    from lakeshare_server.catalog.recipients import BY_HAND
     from lakeshare_server.catalog.sharing import create_recipient, editing, grant, invite
 
-    with editing(_catalog(), BY_HAND) as edit:
+    with editing(open_state_catalog(), operator()) as edit:
         create_recipient(edit, name, comment=comment)
         for share in {share.lower(): share for share in shares}.values():
             grant(edit, share, recipient=name)
-        made = invite(edit, name, link_life=timedelta(days=link_days), token_expires_at=_ends(token_days))
+        made = invite(edit, name, link_life=timedelta(days=link_days), token_expires_at=ends)
     _tell(*made, url)
 
 
@@ -93,8 +92,7 @@ def activate(
             typer.echo(f"  {share['name']}: {', '.join(share['tables']) or 'nothing yet'}")
         if offer["agreement"] is not None and not accept:
             typer.echo(f"\n{offer['agreement']}\n")
-            # Without a terminal nobody is there to say yes.
-            typer.confirm("Do you accept this agreement?", abort=True)
+            ask("Do you accept this agreement?", "read it, then give --accept.")
         path = output or Path(_plain_name(offer["fileName"]))
         with _reserved(path) as file:
             given = _told(client, "POST", link, {"acceptsAgreement": True})
@@ -188,13 +186,6 @@ def _tell(link: "LinkState", code: str, url: str | None) -> None:
         f"It gives {link.recipient} its profile, once, until {link.expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC. "
         "Send it by a way that nobody else reads."
     )
-
-
-def _catalog() -> Any:  # the catalog's own type is not imported before a command runs
-    from lakeshare_server.catalog import open_catalog
-    from lakeshare_server.settings import StateSettings
-
-    return open_catalog(StateSettings().catalog_url)
 
 
 def _ends(days: int | None) -> datetime | None:

@@ -1,6 +1,5 @@
 """`lakeshare recipient invite` prints a link, `lakeshare activate` redeems it; a refusal leaves all as it was."""
 
-import io
 import json
 import re
 import stat
@@ -134,11 +133,8 @@ def test_a_file_that_is_there_stays_and_the_link_too(run: Run, lake: OfferedLake
     assert run("activate", link, "-o", "other.share").code == 0
 
 
-def test_an_agreement_is_shown_and_has_to_be_accepted(
-    run: Run, lake: OfferedLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agreement_is_shown_and_has_to_be_accepted(run: Run, lake: OfferedLake, tmp_path: Path) -> None:
     link = lake.invited("signer", agreement=AGREEMENT)
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     refused = run("activate", link)
     assert refused.code == 1
     assert AGREEMENT in refused.out
