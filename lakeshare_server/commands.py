@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from lakeshare_server.activation_commands import activate
 from lakeshare_server.admin_commands import admin_app, tell_first_key
 from lakeshare_server.apply_commands import apply, diff, export
 from lakeshare_server.audit_commands import audit_app, usage
@@ -34,6 +35,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(explain)
     app.command()(snippet)
     app.command()(usage)
+    app.command()(activate)
     app.command()(sql)
     app.command()(apply)
     app.command()(diff)

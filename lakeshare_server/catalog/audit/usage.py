@@ -91,7 +91,7 @@ def grouped(found: Iterable[Usage], by: Sequence[str]) -> list[dict[str, Any]]:
 def last_seen(catalog: Catalog) -> dict[str, datetime]:
     """When each recipient was last answered, by name; of events that were pruned the day is known."""
     look = select(AuditRow.recipient, func.max(AuditRow.at)).where(
-        AuditRow.recipient.is_not(None), AuditRow.status < REFUSED
+        *_by_recipients(), AuditRow.status < REFUSED
     )
     with catalog.reading() as session:
         kept = select(UsageRow.recipient, func.max(UsageRow.day)).where(UsageRow.requests > 0)
@@ -122,9 +122,14 @@ def _counted(session: Session, where: ColumnElement[bool]) -> Select[Any]:
     by = (day, AuditRow.recipient, AuditRow.object_name, AuditRow.version)
     columns = [column.label(name) for name, column in counts.items()]
     look = select(day.label("day"), *by[1:], *columns).where(
-        where, AuditRow.recipient.is_not(None), AuditRow.action.not_in(NOT_COUNTED)
+        where, *_by_recipients(), AuditRow.action.not_in(NOT_COUNTED)
     )
     return look.group_by(*by)
+
+
+def _by_recipients() -> tuple[ColumnElement[bool], ...]:
+    """Requests of recipients themselves, and not of administrators who look as one."""
+    return AuditRow.recipient.is_not(None), AuditRow.principal.is_(None)
 
 
 def _day(session: Session) -> ColumnElement[str]:

@@ -79,6 +79,7 @@ def test_usage_is_counted_by_day_recipient_table_and_version(catalog: Catalog) -
             an_event(4, recipient="eve", object_name=None, action="list_shares", version=None, files=None),
             an_event(5, action="read_file", object_name="/data/a.parquet", version=None, files=None),
             an_event(6, recipient=None, status=401, version=None, files=None),
+            an_event(6, principal="ann", version=3),
             an_event(7, kind="change", recipient=None, principal="ann", action="create_share", files=None),
         ],
     )
