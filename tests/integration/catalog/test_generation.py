@@ -37,6 +37,7 @@ from lakeshare_server.catalog.models import (
     Base,
     SetLockRow,
     TokenUseRow,
+    UsageRow,
 )
 from lakeshare_server.errors import CatalogConflict, Unavailable
 from tests.builders.publications import a_publication
@@ -44,7 +45,7 @@ from tests.builders.publications import a_publication
 MODELS = sorted((mapper.class_ for mapper in Base.registry.mappers), key=lambda model: model.__tablename__)
 UNSEEN = {
     *(AdminKeyRow, AllowanceRow, AuditRow, AuditChainRow, AuditJournalRow),
-    *(SetLockRow, AsyncQueryRow, TokenUseRow),
+    *(SetLockRow, AsyncQueryRow, TokenUseRow, UsageRow),
 }
 ORDERS = SharedTable("a", "orders", "lake.orders")
 
