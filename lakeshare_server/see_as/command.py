@@ -27,7 +27,7 @@ ClientId = Annotated[
     ),
 ]
 Lines = Annotated[bool, typer.Option("--lines", help="Print the answer's lines as they are, URLs included.")]
-EVERYTHING, PARQUET = "everything", "python-parquet"
+EVERYTHING = "everything"
 
 
 @as_app.callback()
@@ -166,14 +166,14 @@ def changes(
 def preview(
     context: typer.Context,
     table: Table,
-    rows: Annotated[int, typer.Option(min=1, max=1000, help="How many rows.")] = 10,
+    rows: Annotated[int, typer.Option(min=1, max=500, help="How many rows.")] = 10,
     version: Version = None,
 ) -> None:
-    """Print the first rows it reads, from the files behind the URLs that it gets."""
+    """Print the first rows it reads, as its portal shows them."""
     from lakeshare_server.see_as.eyes import path_of
     from lakeshare_server.see_as.preview import first_rows
 
-    columns, found = _looked(context, lambda eyes: first_rows(eyes, path_of(table), rows, version), PARQUET)
+    columns, found = _looked(context, lambda eyes: first_rows(eyes, path_of(table), rows, version))
     typer.echo("\t".join(columns))
     for row in found:
         typer.echo("\t".join(row))
