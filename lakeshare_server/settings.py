@@ -99,6 +99,13 @@ class StateSettings(StoreSettings):
         None, description="SQLAlchemy URL of the catalog and ledger; SQLite in the state folder by default."
     )
 
+    audit_retention_days: int | None = Field(
+        None,
+        ge=1,
+        description="Days that audit events are kept, by the nightly janitor and `lakeshare audit prune`; all by "
+        "default.",
+    )
+
     @property
     def catalog_url(self) -> str:
         """The SQLAlchemy URL in force."""
@@ -160,6 +167,13 @@ class ServerSettings(StateSettings):
         "",
         description="Stores and local folders, by spaces, that tables may name files in beside their own, like "
         "s3://bucket /srv/lake.",
+    )
+    metrics_token: SecretStr | None = Field(
+        None,
+        description="Bearer token that `/metrics` asks for; without one, only programs of this host may read it.",
+    )
+    telemetry_names: bool = Field(
+        False, description="Whether metrics and traces name recipients; they tell no names by default."
     )
     trusted_proxies: str = Field(
         "",
