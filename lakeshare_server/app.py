@@ -14,15 +14,29 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
+from lakeshare_server.access.access_tokens import AccessTokens
+from lakeshare_server.access.addresses import Proxies
 from lakeshare_server.access.administrators import Administrators, admin_issuer
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
+from lakeshare_server.access.bookkeeping import Bookkeeping
+from lakeshare_server.access.federation import Federation
+from lakeshare_server.access.guesses import Guesses
 from lakeshare_server.access.iceberg import IcebergTables
 from lakeshare_server.access.iceberg_scans import IcebergScans
 from lakeshare_server.access.iceberg_signing import SignableFiles
+from lakeshare_server.access.limits import Limits
 from lakeshare_server.access.oidc import Issuers
 from lakeshare_server.access.view import Views
-from lakeshare_server.catalog import AsyncQueries, AuditLog, open_catalog
+from lakeshare_server.catalog import (
+    Allowances,
+    AsyncQueries,
+    AuditLog,
+    Catalog,
+    Credentials,
+    TokenUses,
+    open_catalog,
+)
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.iceberg_scans import PlanTasks
 from lakeshare_server.protocol.paging import Pager
@@ -34,14 +48,17 @@ from lakeshare_server.routes import (
     health,
     iceberg_catalog,
     listings,
+    oauth,
     tables,
     windows,
 )
 from lakeshare_server.routes.admin.api import PREFIX as ADMIN_PREFIX
 from lakeshare_server.routes.admin.api import admin_api, well_known
 from lakeshare_server.routes.audit import AuditMiddleware
+from lakeshare_server.routes.connections import SLOW_CLIENT_S, GuardedProtocol
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses
+from lakeshare_server.routes.forwarded import ClientAddress, Metering
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers, load_key
 from lakeshare_server.stores import Stores
@@ -62,23 +79,29 @@ def create_app(settings: ServerSettings) -> FastAPI:
     parts = _parts(settings)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, float]]:
         # A thread that makes lines gives way to the event loop sooner than the five milliseconds of the default.
         sys.setswitchinterval(SWITCH_S)
         parts.async_worker.start()
-        yield
+        parts.bookkeeping.start()
+        yield {SLOW_CLIENT_S: settings.slow_client_s}
         parts.async_worker.stop()
+        parts.bookkeeping.stop()
         parts.audit.close()
         parts.catalog.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.parts = parts
+    # The last is the outermost: all others see the address that it finds.
     app.add_middleware(AuditMiddleware, audit=parts.audit)
+    app.add_middleware(Metering, limits=parts.limits)
+    app.add_middleware(ClientAddress, proxies=Proxies(settings.trusted_proxies))
     add_error_responses(app)
     app.include_router(health.router)
     app.include_router(well_known)
     prefix = settings.endpoint.rstrip("/")
-    for routes in (listings, tables, windows, async_queries, credentials, files):
+    app.include_router(oauth.iceberg_router)
+    for routes in (oauth, listings, tables, windows, async_queries, credentials, files):
         app.include_router(routes.router, prefix=prefix)
     # The other catalog's paths none of ours can take: no prefix begins like them.
     app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
@@ -94,12 +117,19 @@ def _parts(settings: ServerSettings) -> Parts:
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
     versions = Versions(catalog, settings, stores)
     views = Views(catalog, versions)
+    access_tokens = AccessTokens(key, settings.access_token_life_s)
+    allowances, uses = Allowances(catalog), TokenUses(catalog)
+    guesses = Guesses(allowances, settings.guesses_per_minute)
+    limits = Limits(allowances, settings)
     queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
     return Parts(
         settings=settings,
         catalog=catalog,
-        readers=Readers(catalog),
-        administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings)),
+        readers=_readers(catalog, settings, access_tokens, guesses, uses),
+        access_tokens=access_tokens,
+        limits=limits,
+        bookkeeping=Bookkeeping(uses, limits.meters),
+        administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings), guesses),
         versions=versions,
         views=views,
         pager=Pager(key, settings.page_size),
@@ -114,6 +144,17 @@ def _parts(settings: ServerSettings) -> Parts:
         signable_files=SignableFiles(stores, scans),
         audit=AuditLog(catalog, settings.audit_dir),
     )
+
+
+def _readers(
+    catalog: Catalog,
+    settings: ServerSettings,
+    access_tokens: AccessTokens,
+    guesses: Guesses,
+    uses: TokenUses,
+) -> Readers:
+    federation = Federation(catalog, Credentials(catalog), settings)
+    return Readers(catalog, federation, access_tokens, guesses, uses)
 
 
 def app_from_environment() -> FastAPI:
@@ -204,6 +245,9 @@ def _config(app: FastAPI | str, **options: Any) -> uvicorn.Config:
         access_log=False,
         log_level="warning",
         server_header=False,
+        http=GuardedProtocol,
+        # Who may say where a request comes from is ours to decide (LAKESHARE_TRUSTED_PROXIES).
+        proxy_headers=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
         **options,
     )

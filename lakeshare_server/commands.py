@@ -1,4 +1,4 @@
-"""The server's commands: serve, explain, snippet, recipients, shares, tables, administrators, conformance.
+"""The server's commands: serve, explain, snippet, SQL, recipients, shares, tables, administrators, conformance.
 
 The `lakeshare` command mounts them too.
 """
@@ -14,6 +14,7 @@ from lakeshare_server.admin_commands import admin_app, tell_first_key
 from lakeshare_server.conformance.command import conformance_app
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.snippets.command import snippet
+from lakeshare_server.sql.command import sql
 from lakeshare_server.table_commands import table_app
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(publications)
     app.command()(explain)
     app.command()(snippet)
+    app.command()(sql)
     app.add_typer(recipient_app, name="recipient")
     app.add_typer(share_app, name="share")
     app.add_typer(table_app, name="table")

@@ -8,6 +8,7 @@ LakeshareError
 ├── LinkEnded           why, at, by          → 410 RESOURCE_DOES_NOT_EXIST
 ├── Unauthenticated     reason               → 401 UNAUTHENTICATED
 ├── Denied              reason               → 403 PERMISSION_DENIED
+├── TooManyRequests     what, retry_s        → 429 REQUEST_LIMIT_EXCEEDED
 ├── Unavailable         what, fix            → 503 TEMPORARILY_UNAVAILABLE
 ├── StoreError          location             → 400 RESOURCE_DOES_NOT_EXIST, as the reference server answers
 │   ├── StoreMissing
@@ -92,6 +93,14 @@ class Denied(LakeshareError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class TooManyRequests(LakeshareError):
+    """More than this recipient, or this address, may ask for just now."""
+
+    def __init__(self, what: str, retry_s: int) -> None:
+        super().__init__(f"{what}. Try again in {retry_s} seconds.")
+        self.what, self.retry_s = what, retry_s
 
 
 class Unavailable(LakeshareError):

@@ -13,6 +13,8 @@ def _absolute(path: Path) -> Path:
 
 # Fixed, as the `/v1` behind it is: profiles name it, so nobody has to guess it.
 ICEBERG_PATH = "/iceberg"
+# Below the endpoint of the protocol: profiles of OAuth clients name it.
+TOKEN_PATH = "/oauth/token"  # noqa: S105  # a path
 ACTIVATION_PATH = "/activate"
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
@@ -150,6 +152,39 @@ class ServerSettings(StateSettings):
         description="Stores and local folders, by spaces, that tables may name files in beside their own, like "
         "s3://bucket /srv/lake.",
     )
+    trusted_proxies: str = Field(
+        "",
+        description="Addresses and networks of reverse proxies, by spaces, whose X-Forwarded-For is believed, like "
+        "10.0.0.5 fd00::/64.",
+    )
+    access_token_life_s: int = Field(
+        3600,
+        ge=60,
+        le=86_400,
+        description="Life of an OAuth access token given for a client secret, in seconds.",
+    )
+    requests_per_minute: int | None = Field(
+        None, ge=1, description="Most requests of a recipient in a minute; no limit by default."
+    )
+    urls_per_day: int | None = Field(
+        None, ge=1, description="Most files a recipient may get URLs of in a day (UTC); no limit by default."
+    )
+    bytes_per_day: int | None = Field(
+        None,
+        ge=1,
+        description="Most bytes of files a recipient may get URLs of in a day (UTC); no limit by default.",
+    )
+    guesses_per_minute: int = Field(
+        60,
+        ge=1,
+        description="Wrong tokens an address may try in a minute before it has to wait for the next.",
+    )
+    slow_client_s: float = Field(
+        30,
+        gt=0,
+        le=3600,
+        description="How long a client may take to send its headers, and its body, in seconds.",
+    )
     oidc_private_hosts: str = Field(
         "",
         description="Hosts of OIDC issuers, by spaces, that may be in a private network or without TLS, like "
@@ -183,12 +218,16 @@ class ServerSettings(StateSettings):
         """The URL of the protocol's root as recipients see it."""
         return self._root() + self.endpoint.rstrip("/")
 
+    def token_url(self) -> str:
+        """Where OAuth clients get access tokens, as recipients see it."""
+        return self.base_url() + TOKEN_PATH
+
     def iceberg_url(self) -> str:
         """The URL of the Iceberg REST catalog as recipients see it; clients put `/v1` behind it."""
         return self._root() + ICEBERG_PATH
 
     def activation_url(self, code: str) -> str:
-        """The link that gives a recipient its profile."""
+        """The link that gives a recipient its profile, once."""
         return f"{self._root()}{ACTIVATION_PATH}/{code}"
 
     def _root(self) -> str:

@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog.generation import NEXT_GENERATION, UNSEEN, generation_reader, guard
 from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
 
-HEAD = "0006"
+HEAD = "0007"
 BUSY_TIMEOUT_S = 30
 WRITES = "lakeshare_writes"
 NOTICE_LOSS = {

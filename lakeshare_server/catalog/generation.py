@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from lakeshare_server.catalog.models import (
     AdminKeyRow,
+    AllowanceRow,
     AsyncQueryRow,
     AuditChainRow,
     AuditJournalRow,
@@ -34,6 +35,7 @@ UNSEEN = frozenset(
         SetLockRow,
         AsyncQueryRow,
         TokenUseRow,
+        AllowanceRow,
     )
 )
 NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)

@@ -4,14 +4,13 @@ Everything else that can be done to them is in `sharing`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from lakeshare_server.catalog.credentials import Credentials, Reader
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.models import RecipientRow, TokenRow
 from lakeshare_server.catalog.sharing import (
     create_recipient,
     editing,
@@ -22,7 +21,6 @@ from lakeshare_server.catalog.sharing import (
     rotate_token,
 )
 from lakeshare_server.catalog.sharing.states import RecipientState
-from lakeshare_server.catalog.tokens import token_digest
 
 BY_HAND = "command line"
 
@@ -38,19 +36,6 @@ class Recipient:
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
-
-
-@dataclass(frozen=True)
-class Reader:
-    """The recipient behind a valid token, and when that ends: as much as every request needs."""
-
-    id: str
-    name: str
-    expires_at: datetime | None = field(default=None, compare=False)
-
-    def is_valid(self) -> bool:
-        """Whether its token, found valid before, has not ended since."""
-        return self.expires_at is None or self.expires_at > datetime.now(UTC)
 
 
 class Recipients:
@@ -84,20 +69,8 @@ class Recipients:
 
     def by_token(self, token: str) -> Reader | None:
         """The recipient this token is valid for right now."""
-        # Looked up by a digest of 256 random bits: how long it takes tells nothing about another token.
-        known = select(RecipientRow.id, RecipientRow.name, TokenRow.expires_at).join(
-            TokenRow, TokenRow.recipient_key == RecipientRow.key
-        )
-        valid = known.where(
-            TokenRow.digest == token_digest(token),
-            TokenRow.kind == "bearer",
-            TokenRow.expires_at.is_(None) | (TokenRow.expires_at > datetime.now(UTC)),
-            TokenRow.revoked_at.is_(None),
-            RecipientRow.revoked_at.is_(None),
-        )
-        with self.catalog.reading() as session:
-            found = session.execute(valid).one_or_none()
-        return None if found is None else Reader(*found)
+        found = Credentials(self.catalog).by_token(token)
+        return None if found is None else found.reader
 
     def rotate(self, name: str, expires_at: datetime | None = None) -> tuple[Recipient, str]:
         """A new token for the recipient; the old ones stop working at once.

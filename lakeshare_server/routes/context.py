@@ -1,5 +1,6 @@
 """What routes are given: the app's parts, the recipient behind the token, and the note for the audit log."""
 
+import asyncio
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -7,14 +8,17 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
+from lakeshare_server.access.access_tokens import AccessTokens
 from lakeshare_server.access.administrators import Administrators
 from lakeshare_server.access.async_worker import AsyncWorker
-from lakeshare_server.access.authentication import Readers
+from lakeshare_server.access.authentication import Asking, Readers
+from lakeshare_server.access.bookkeeping import Bookkeeping
 from lakeshare_server.access.iceberg import IcebergTables
 from lakeshare_server.access.iceberg_scans import IcebergScans
 from lakeshare_server.access.iceberg_signing import SignableFiles
+from lakeshare_server.access.limits import Limits
 from lakeshare_server.access.view import TableView, Views
-from lakeshare_server.catalog import AsyncQueries, AuditLog, Catalog, Reader
+from lakeshare_server.catalog import Access, AsyncQueries, AuditLog, Catalog, Reader
 from lakeshare_server.errors import BadRequest, MalformedRequest, shown
 from lakeshare_server.protocol.capabilities import HEADER, Capabilities, parse_capabilities
 from lakeshare_server.protocol.iceberg_scans import PlanTasks
@@ -35,6 +39,9 @@ class Parts:
     settings: ServerSettings
     catalog: Catalog
     readers: Readers
+    access_tokens: AccessTokens
+    limits: Limits
+    bookkeeping: Bookkeeping
     administrators: Administrators
     versions: Versions
     views: Views
@@ -66,6 +73,7 @@ class Note:
     size_bytes: int | None = None
     rows: int | None = None
     details: dict[str, Any] | None = None
+    access: Access | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,15 @@ class Asked:
         headers = self.request.headers
         return Wants(parse_capabilities(headers.get(HEADER)), _file_ids(headers.get(FILE_IDS_HEADER)))
 
+    def require_signing(self) -> None:
+        """Whether the recipient may get URLs of more files now.
+
+        Raises:
+            TooManyRequests: it has had as many as it may.
+        """
+        if self.note.access is not None:
+            self.parts.limits.require_signing(self.note.access)
+
     @property
     def page(self) -> PageRequest:
         """Which page of a listing it asks for."""
@@ -132,11 +149,18 @@ async def note_of(request: Request) -> Note:
     return note
 
 
+def address_of(request: Request) -> str | None:
+    """From where the request comes, as far as believed proxies tell."""
+    return request.client.host if request.client else None
+
+
 async def asked(request: Request) -> Asked:
     """The request with the recipient behind its token.
 
     Raises:
         Unauthenticated: there is none.
+        Denied: it may not ask from this address.
+        TooManyRequests: it has asked as often as it may, or too many wrong tokens came from this address.
     """
     parts, note = await parts_of(request), await note_of(request)
     # The action and its object are noted first: a refusal is to say what it was that was refused.
@@ -145,16 +169,19 @@ async def asked(request: Request) -> Asked:
         request.path_params[name] for name in ("share", "schema", "table") if name in request.path_params
     ]
     note.object_name = ".".join(names) or None
-    header = request.headers.get("authorization")
+    asking = Asking(request.headers.get("authorization") or "", address_of(request))
     catalog = parts.catalog
     at_once = catalog.reads_generation_at_once
     generation = catalog.generation() if at_once else await run_in_threadpool(catalog.generation)
     # What is known is answered on the event loop; only what has to be looked up goes through a thread.
-    reader = parts.readers.peek(header, generation)
-    if reader is None:
-        reader = await run_in_threadpool(parts.readers.authenticated, header, generation)
-    note.recipient = reader.name
-    return Asked(request, parts, note, reader, generation)
+    access = parts.readers.peek(asking, generation)
+    if access is None:
+        access = await run_in_threadpool(parts.readers.authenticated, asking, generation)
+    note.recipient, note.access = access.reader.name, access
+    parts.readers.let_in(access, asking.address)
+    if not parts.limits.let_in_at_once(access):
+        await run_in_threadpool(parts.limits.let_in, access)
+    return Asked(request, parts, note, access.reader, generation)
 
 
 async def asked_table(request: Request) -> AskedTable:
@@ -179,22 +206,29 @@ async def body_of(request: Request, by: "TableDep") -> bytes:
     Raises:
         MalformedRequest: it is too large.
     """
-    return await whole_body(request, by.parts.settings.max_body_bytes)
+    settings = by.parts.settings
+    return await whole_body(request, settings.max_body_bytes, settings.slow_client_s)
 
 
-async def whole_body(request: Request, limit: int) -> bytes:
-    """The body of a request, if it has no more than `limit` bytes.
+async def whole_body(request: Request, limit: int, within_s: float) -> bytes:
+    """The body of a request, if it has no more than `limit` bytes and is here in time.
 
     Raises:
-        MalformedRequest: it has.
+        MalformedRequest: it has, or is not.
     """
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise MalformedRequest(
-                f"the body is larger than {limit} bytes", "Ask with fewer or shorter hints."
-            )
+    try:
+        async with asyncio.timeout(within_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise MalformedRequest(
+                        f"the body is larger than {limit} bytes", "Ask with fewer or shorter hints."
+                    )
+    except TimeoutError as error:
+        raise MalformedRequest(
+            f"the body did not arrive within {within_s:g} seconds", "Send it faster."
+        ) from error
     return bytes(body)
 
 

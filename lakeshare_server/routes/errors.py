@@ -17,6 +17,7 @@ from lakeshare_server.errors import (
     StoreDenied,
     StoreMissing,
     TableFilesMissing,
+    TooManyRequests,
     Unauthenticated,
     Unavailable,
     Unserveable,
@@ -37,6 +38,7 @@ RESPONSES: dict[type[LakeshareError], tuple[int, str]] = {
     LinkEnded: (410, "RESOURCE_DOES_NOT_EXIST"),
     Unauthenticated: (401, "UNAUTHENTICATED"),
     Denied: (403, "PERMISSION_DENIED"),
+    TooManyRequests: (429, "REQUEST_LIMIT_EXCEEDED"),
     Unavailable: (503, "TEMPORARILY_UNAVAILABLE"),
 }
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "5"}}
@@ -46,6 +48,7 @@ ICEBERG_KINDS = {
     403: "ForbiddenException",
     404: "NotFoundException",
     406: "UnsupportedOperationException",
+    429: "TooManyRequestsException",
     503: "ServiceUnavailableException",
 }
 ICEBERG_MISSING = {
@@ -97,7 +100,10 @@ def _ours(request: Request, error: Exception) -> Response:
     if status >= 500:
         _log.error("%s %s: %s", request.method, request.url.path, error)
     missing = error.kind if isinstance(error, NotFound) else None
-    return _respond(request, status, code, str(error), HEADERS.get(status), missing)
+    headers = HEADERS.get(status)
+    if isinstance(error, TooManyRequests):
+        headers = {"Retry-After": str(error.retry_s)}
+    return _respond(request, status, code, str(error), headers, missing)
 
 
 def _invalid(request: Request, error: Exception) -> Response:

@@ -11,14 +11,14 @@ from lakeshare_server.access.iceberg_scans import asked_task
 from lakeshare_server.errors import NotFound, shown
 from lakeshare_server.protocol.bodies import json_object
 from lakeshare_server.protocol.iceberg_scans import PlanTask, ScanRequest, parse_scan_request, tasks_json
-from lakeshare_server.routes.context import AskedTable, asked_table, whole_body
+from lakeshare_server.routes.context import AskedTable, asked_table, body_of
 from lakeshare_server.routes.iceberg_tables import JSON, loaded, text_field
 
 
 async def plan_scan(request: Request) -> Response:
     by = await asked_table(request)
     table = await loaded(by)
-    fields = json_object(await whole_body(request, by.parts.settings.max_body_bytes))
+    fields = json_object(await body_of(request, by))
     asked = parse_scan_request(fields)
     tasks = await run_in_threadpool(_tasks, by, table, asked, asked_task(table, asked))
     return Response(f'{{"status":"completed",{tasks}}}', media_type=JSON)
@@ -36,12 +36,13 @@ async def cancel_plan(request: Request) -> Response:
 async def fetch_scan_tasks(request: Request) -> Response:
     by = await asked_table(request)
     table = await loaded(by)
-    fields = json_object(await whole_body(request, by.parts.settings.max_body_bytes))
+    fields = json_object(await body_of(request, by))
     asked, task = by.parts.plan_tasks.opened(by.asker, text_field(fields, "plan-task"))
     return Response(f"{{{await run_in_threadpool(_tasks, by, table, asked, task)}}}", media_type=JSON)
 
 
 def _tasks(by: AskedTable, table: LoadedTable, asked: ScanRequest, task: PlanTask) -> str:
+    by.require_signing()
     page = by.parts.iceberg_scans.page(by.view, table, asked, task, by.parts.settings.page_files)
     by.note.files = len(page.tasks)
     following = None

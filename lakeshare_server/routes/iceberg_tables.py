@@ -18,7 +18,7 @@ from lakeshare_server.access.iceberg_storage import (
 )
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.bodies import json_object
-from lakeshare_server.routes.context import AskedTable, asked_table, whole_body
+from lakeshare_server.routes.context import AskedTable, asked_table, body_of
 from lakeshare_server.routes.responses import json_response
 
 JSON = "application/json; charset=utf-8"
@@ -54,7 +54,7 @@ async def load_credentials(request: Request) -> Response:
 async def sign_request(request: Request) -> Response:
     by = await asked_table(request)
     table = await loaded(by)
-    body = await whole_body(request, by.parts.settings.max_body_bytes)
+    body = await body_of(request, by)
     return await run_in_threadpool(_signed, by, table, body)
 
 
@@ -62,7 +62,7 @@ async def report_metrics(request: Request) -> Response:
     by = await asked_table(request)
     await loaded(by)
     # Nobody here reads what clients measure; the audit log has the request itself.
-    json_object(await whole_body(request, by.parts.settings.max_body_bytes))
+    json_object(await body_of(request, by))
     return Response(status_code=204)
 
 
@@ -97,6 +97,7 @@ def _told(table: LoadedTable, storage: ClientStorage) -> dict[str, object]:
 def _signed(by: AskedTable, table: LoadedTable, body: bytes) -> Response:
     fields = json_object(body)
     method, uri = text_field(fields, "method"), text_field(fields, "uri")
+    by.require_signing()
     signers = by.parts.signers
     location = signers.s3_read(table.location, method, uri)
     by.note.object_name = f"{by.view.entry.path}: {location}"

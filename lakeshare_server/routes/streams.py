@@ -96,6 +96,7 @@ def opened(by: AskedTable, head: TableHead, location: str, roots: Collection[str
     parts, table = by.parts, by.view.entry.path
     response_format = negotiated(by.wants.capabilities, head, table)
     require_own_stores(table, location, roots, parts.settings)
+    by.require_signing()
     session = parts.signers.session(sorted(roots), by.reader.name, parts.settings.url_life_s)
     return Opening(by, response_format, session)
 

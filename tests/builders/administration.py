@@ -56,7 +56,8 @@ def sdk_client(root: str, key: str) -> WorkspaceClient:
 @contextmanager
 def an_administered_server(folder: Path, **settings: Any) -> Iterator[Administered]:
     """Such a server until the end of the block."""
-    provider = a_provider(folder, **settings)
+    # Tests try more wrong keys than anybody may.
+    provider = a_provider(folder, **{"guesses_per_minute": 100_000, **settings})
     provider.publish_delta("lake.flights", a_delta_table(folder / "table"))
     with editing(provider.catalog, "tests") as edit:
         keys = {role: add_admin_key(edit, role, role)[1] for role in ROLES}

@@ -241,6 +241,29 @@ def test_an_agreement_is_accepted_or_there_is_no_profile(
     assert (gone.status_code, "bearerToken" in gone.text) == (410, False)
 
 
+def test_a_link_is_good_from_addresses_that_the_recipient_may_come_from(
+    server: Administered, provider: httpx.Client
+) -> None:
+    made = provider.post(
+        "/recipients", json={"name": "far", "ip_access_list": {"allowed_ip_addresses": ["192.0.2.7"]}}
+    )
+    code = made.json()["activation_url"].rpartition("/")[2]
+    for call in ("data_sharing_activation_info", "data_sharing_activation"):
+        refused = httpx.get(f"{server.root}{UNITY}/public/{call}/{code}")
+        assert (refused.status_code, refused.json()["error_code"]) == (403, "PERMISSION_DENIED")
+    provider.patch("/recipients/far", json={"ip_access_list": {"allowed_ip_addresses": ["127.0.0.0/8"]}})
+    assert httpx.get(f"{server.root}{UNITY}/public/data_sharing_activation/{code}").json()["bearerToken"]
+
+
+def test_a_client_of_oauth_gets_its_own_kind_of_profile(server: Administered, provider: httpx.Client) -> None:
+    made = provider.post(
+        "/recipients", json={"name": "robot", "authentication_type": "OAUTH_CLIENT_CREDENTIALS"}
+    )
+    code = made.json()["activation_url"].rpartition("/")[2]
+    profile = httpx.get(f"{server.root}{UNITY}/public/data_sharing_activation/{code}").json()
+    assert (profile["type"], profile["clientId"]) == ("oauth_client_credentials", made.json()["id"])
+
+
 def test_every_path_of_databricks_has_its_alias_of_opensharing(server: Administered) -> None:
     paths = httpx.get(f"{server.root}/api/openapi.json").json()["paths"]
     unity = {

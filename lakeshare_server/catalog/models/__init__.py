@@ -8,6 +8,7 @@ from lakeshare_server.catalog.models.ledger import FollowedTableRow, Publication
 from lakeshare_server.catalog.models.recipients import (
     ActivationRow,
     AdminKeyRow,
+    AllowanceRow,
     FederationPolicyRow,
     GrantRow,
     GroupGrantRow,
@@ -31,6 +32,7 @@ __all__ = [
     "MAX_LONG",
     "ActivationRow",
     "AdminKeyRow",
+    "AllowanceRow",
     "AsyncQueryRow",
     "AuditChainRow",
     "AuditJournalRow",

@@ -11,6 +11,7 @@ from lakeshare_server.catalog.models.base import (
     Base,
     Edited,
     GrowingKey,
+    Long,
     Name,
     PublicId,
     ShortText,
@@ -43,6 +44,7 @@ class RecipientRow(Edited, Base):
     agreement_accepted_at: Mapped[datetime | None]
     agreement_accepted_from: Mapped[str | None] = mapped_column(ShortText(64))
     applied: Mapped[bool] = mapped_column(default=False)
+    limits: Mapped[dict[str, Any] | None]
 
 
 class TokenRow(Base):
@@ -73,6 +75,19 @@ class TokenUseRow(Base):
     token_id: Mapped[str] = mapped_column(ShortText(36), unique=True)
     last_used_at: Mapped[datetime]
     last_used_from: Mapped[str | None] = mapped_column(ShortText(64))
+
+
+class AllowanceRow(Base):
+    """How much of one kind a recipient, or an address, has taken in a stretch of time. No recipient sees it."""
+
+    __tablename__ = "allowances"
+    __table_args__ = (UniqueConstraint("subject", "kind"), GROWING)
+
+    key: Mapped[GrowingKey]
+    subject: Mapped[str] = mapped_column(ShortText(64))
+    kind: Mapped[str] = mapped_column(ShortText(32))
+    window_began_at: Mapped[datetime] = mapped_column(index=True)
+    taken: Mapped[Long]
 
 
 class ActivationRow(Base):

@@ -1,0 +1,57 @@
+"""Tokens of other issuers: whose policy they fit, once their signature is right."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from lakeshare_server.access.oidc import Issuers
+from lakeshare_server.catalog import Catalog, GenerationCache
+from lakeshare_server.catalog.credentials import Access, Credentials, Policy
+from lakeshare_server.errors import Unauthenticated
+from lakeshare_server.settings import ServerSettings
+
+_log = logging.getLogger(__name__)
+
+
+class Federation:
+    """The policies of all recipients, and the issuers they name."""
+
+    def __init__(self, catalog: Catalog, credentials: Credentials, settings: ServerSettings) -> None:
+        self._credentials = credentials
+        self._issuers = Issuers(settings)
+        self._leeway = timedelta(seconds=settings.oidc_leeway_s)
+        self._policies = GenerationCache[Sequence[Policy] | None](catalog)
+
+    def access(self, token: str, issuer: str, generation: int) -> Access | None:
+        """The recipient whose token this is; only issuers that a policy names are asked for their keys.
+
+        Raises:
+            Unavailable: the issuer's keys cannot be had now.
+        """
+        policies = self._policies.get(issuer, lambda: self._credentials.policies(issuer) or None, generation)
+        if not policies:
+            return None
+        audiences = sorted({audience for policy in policies for audience in policy.audiences})
+        try:
+            claims = self._issuers.verified_claims(token, issuer, audiences)
+        except Unauthenticated as error:
+            _log.info("%s", error)
+            return None
+        fitting = {policy.access.reader.id: policy for policy in policies if _fits(policy, claims)}
+        if len(fitting) > 1:
+            names = ", ".join(sorted(policy.access.reader.name for policy in fitting.values()))
+            _log.warning("a token of %s fits the policies of several recipients (%s): refused", issuer, names)
+        if len(fitting) != 1:
+            return None
+        found = next(iter(fitting.values())).access
+        return found.until(datetime.fromtimestamp(int(claims["exp"]), UTC) + self._leeway)
+
+
+def _fits(policy: Policy, claims: Mapping[str, Any]) -> bool:
+    said, audience = claims.get(policy.subject_claim), claims["aud"]
+    audiences = audience if isinstance(audience, list) else [audience]
+    # A claim of groups is a list; one of scopes a text, which is compared as a whole.
+    return policy.subject in (said if isinstance(said, list) else [said]) and not set(
+        policy.audiences
+    ).isdisjoint(audiences)

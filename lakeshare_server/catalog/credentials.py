@@ -1,0 +1,137 @@
+"""What recipients get in with, looked up: bearer tokens, client secrets and the policies for tokens of other issuers.
+
+Found here is only what is in force now. Whether an address may use it is for `access` to say.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, or_, select
+
+from lakeshare_server.catalog.database import Catalog
+from lakeshare_server.catalog.models import FederationPolicyRow, RecipientRow, TokenRow
+from lakeshare_server.catalog.tokens import token_digest
+
+Network = IPv4Network | IPv6Network
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The recipient behind a valid token, and when that ends: as much as every request needs."""
+
+    id: str
+    name: str
+    expires_at: datetime | None = field(default=None, compare=False)
+
+    def is_valid(self) -> bool:
+        """Whether its token, found valid before, has not ended since."""
+        return self.expires_at is None or self.expires_at > datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Access:
+    """A recipient that has proved who it is: by what, until when, and from where and how much it may ask."""
+
+    reader: Reader
+    credential_id: str
+    networks: tuple[Network, ...] | None = None
+    limits: dict[str, int] = field(default_factory=dict)
+
+    def is_valid(self) -> bool:
+        """Whether its credential, found valid before, has not ended since."""
+        return self.reader.is_valid()
+
+    def until(self, end: datetime) -> "Access":
+        """The same, and not beyond that time."""
+        own = self.reader.expires_at
+        return replace(self, reader=replace(self.reader, expires_at=end if own is None else min(own, end)))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Whose tokens of an issuer are a recipient's."""
+
+    access: Access
+    issuer: str
+    subject_claim: str
+    subject: str
+    audiences: tuple[str, ...]
+
+
+class Credentials:
+    """The credentials that are in force."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def by_token(self, token: str) -> Access | None:
+        """The recipient whose bearer token this is."""
+        # Looked up by a digest of 256 random bits: how long it takes tells nothing about another token.
+        return self._one((TokenRow.digest == token_digest(token)) & (TokenRow.kind == "bearer"))
+
+    def by_named_token(self, name: str, token: str) -> Access | None:
+        """The recipient with this name or id, whose bearer token this is."""
+        return _named(self.by_token(token), name)
+
+    def by_client_secret(self, client_id: str, secret: str) -> Access | None:
+        """The recipient with this name or id, whose client secret this is."""
+        own = (TokenRow.digest == token_digest(secret)) & (TokenRow.kind == "client_secret")
+        return _named(self._one(own), client_id)
+
+    def by_client_secret_id(self, credential_id: str) -> Access | None:
+        """The recipient whose client secret has this id: what an access token was given for."""
+        return self._one((TokenRow.id == credential_id) & (TokenRow.kind == "client_secret"))
+
+    def policies(self, issuer: str) -> Sequence[Policy]:
+        """Which tokens of an issuer are whose."""
+        with self.catalog.reading() as session:
+            found = session.execute(_in_force(FederationPolicyRow, FederationPolicyRow.issuer == issuer))
+            return [
+                Policy(
+                    _access(recipient, policy.id, None),
+                    issuer,
+                    policy.subject_claim,
+                    policy.subject,
+                    tuple(policy.audiences),
+                )
+                for recipient, policy in found
+            ]
+
+    def _one(self, condition: ColumnElement[bool]) -> Access | None:
+        known = _in_force(TokenRow, condition).where(
+            TokenRow.revoked_at.is_(None), _has_not_ended(TokenRow.expires_at)
+        )
+        with self.catalog.reading() as session:
+            found = session.execute(known).one_or_none()
+            return None if found is None else _access(found[0], found[1].id, found[1].expires_at)
+
+
+def _in_force(model: Any, condition: ColumnElement[bool]) -> Select[Any]:
+    return (
+        select(RecipientRow, model)
+        .join(model, model.recipient_key == RecipientRow.key)
+        .where(condition, RecipientRow.revoked_at.is_(None), _has_not_ended(RecipientRow.expires_at))
+    )
+
+
+def _has_not_ended(column: Any) -> ColumnElement[bool]:
+    return or_(column.is_(None), column > datetime.now(UTC))
+
+
+def _access(recipient: RecipientRow, credential_id: str, expires_at: datetime | None) -> Access:
+    ends = [end for end in (expires_at, recipient.expires_at) if end is not None]
+    return Access(
+        Reader(recipient.id, recipient.name, min(ends, default=None)),
+        credential_id,
+        None if recipient.ip_allow is None else tuple(ip_network(one) for one in recipient.ip_allow),
+        dict(recipient.limits or {}),
+    )
+
+
+def _named(found: Access | None, name: str) -> Access | None:
+    if found is None or name.lower() not in (found.reader.id, found.reader.name.lower()):
+        return None
+    return found
