@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ from lakeshare_server.catalog import (
     allow_directory_access,
     share_table,
 )
-from lakeshare_server.commands import add_commands, main
+from lakeshare_server.commands import add_commands
+from tests.builders.commands import Runner
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.publications import a_publication
 from tests.builders.sharing import Provider, a_provider
@@ -30,34 +30,6 @@ def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Provider:
     provider.publish_delta("lake.flights", a_delta_table(tmp_path / "table"))
     provider.share("lake.flights", "lake.planned")
     return provider
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended and what it said."""
-
-    code: object
-    output: str
-    errors: str
-
-
-class Runner:
-    """Runs commands as a person types them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def ended(self, *arguments: str) -> Ended:
-        self._monkeypatch.setattr("sys.argv", ["lakeshare", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = self._capsys.readouterr()
-        return Ended(ended.value.code, said.out, said.err)
-
-    def __call__(self, *arguments: str) -> str:
-        ended = self.ended(*arguments)
-        assert ended.code == 0, ended.errors
-        return ended.output
 
 
 @pytest.fixture
@@ -202,6 +174,6 @@ def test_the_commands_are_mounted_on_another_application_as_they_are(run: Runner
     names = [command.callback.__name__ for command in other.registered_commands if command.callback]
     groups = [group.name for group in other.registered_groups]
     assert (names, groups) == (
-        ["serve", "publications", "explain", "snippet"],
-        ["recipient", "share", "table", "admin", "conformance"],
+        ["serve", "publications", "explain", "snippet", "sql", "apply", "diff", "export"],
+        ["recipient", "group", "share", "table", "admin", "as", "conformance"],
     )

@@ -33,6 +33,7 @@ def create_group(edit: Edit, name: str, *, comment: str | None = None, members: 
         applied=False,
         revision=1,
     )
+    edit.keep(row)
     edit.session.add(row)
     touch(edit, row, "Group", name, is_new=True)
     edit.session.flush()
@@ -67,6 +68,7 @@ def alter_group(
         _require_free(edit, new_name, row.key)
         fields |= {"name": new_name, "name_key": new_name.lower()}
     touch(edit, row, "Group", row.name, revision)
+    edit.keep(row)
     for key, value in fields.items():
         setattr(row, key, value)
     gone = [recipient_row(edit.session, member).key for member in remove]

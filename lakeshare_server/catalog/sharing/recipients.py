@@ -61,6 +61,7 @@ def create_recipient(
         created_by=edit.by,
         revision=1,
     )
+    edit.keep(row)
     edit.session.add(row)
     touch(edit, row, "Recipient", name, is_new=True)
     edit.session.flush()
@@ -107,6 +108,7 @@ def alter_recipient(
     if fields.get("agreement", row.agreement) != row.agreement:
         fields |= {"agreement_accepted_at": None, "agreement_accepted_from": None}
     touch(edit, row, "Recipient", row.name, revision)
+    edit.keep(row)
     for key, value in fields.items():
         setattr(row, key, value)
     edit.session.flush()
