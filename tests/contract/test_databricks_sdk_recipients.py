@@ -147,3 +147,22 @@ def test_federation_policies_are_made_listed_and_removed(sdk: WorkspaceClient, n
     assert list(policies.list(name)) == []
     with pytest.raises(ResourceDoesNotExist, match="jobs"):
         policies.get_federation_policy(name, "jobs")
+
+
+def test_a_policy_is_altered_but_keeps_its_name(
+    server: Administered, sdk: WorkspaceClient, name: str
+) -> None:
+    sdk.recipients.create(name, AuthenticationType.OIDC_FEDERATION)
+    said = {"issuer": "https://i.example", "subject_claim": "sub", "subject": name, "audiences": ["a"]}
+    # Newer SDKs have this call too.
+    with server.client(prefix=f"/api/2.0/data-sharing/recipients/{name}") as client:
+        path = "/federation-policies"
+        client.post(path, json={"name": "p", "oidc_policy": said})
+        changed = client.patch(f"{path}/p", json={"name": "p", "oidc_policy": {**said, "subject": "other"}})
+        assert changed.json()["oidc_policy"]["subject"] == "other"
+        assert client.patch(f"{path}/p", json={"name": "q", "oidc_policy": said}).status_code == 400
+        assert client.patch(f"{path}/q", json={"name": "q", "oidc_policy": said}).status_code == 404
+        assert (
+            client.post(path, json={"name": "q", "oidc_policy": {**said, "issuer": "no"}}).status_code == 400
+        )
+    assert [one.name for one in sdk.recipient_federation_policies.list(name)] == ["p"]

@@ -56,6 +56,8 @@ CALLS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("DELETE", "/recipients/{recipient}/federation-policies/{policy}"): ("steward", {}),
     ("POST", "/recipients/{recipient}/revoke"): ("steward", {}),
     ("DELETE", "/recipients/{recipient}/tokens/{token}"): ("steward", {}),
+    ("GET", "/recipients/{recipient}/as/{path}"): ("steward", {}),
+    ("POST", "/recipients/{recipient}/as/{path}"): ("steward", {}),
     ("POST", "/groups"): ("steward", SHARE),
     ("GET", "/groups"): ("auditor", {}),
     ("GET", "/groups/{group}"): ("auditor", {}),

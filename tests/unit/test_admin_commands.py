@@ -37,7 +37,11 @@ def test_a_key_is_made_told_once_listed_and_ended(provider: Provider) -> None:
     with provider.catalog.reading() as session:
         found = admin_key_of(session, key)
     assert found is not None
-    assert (found.name, found.role, (found.created_by or "").partition(":")[0]) == ("ann", "steward", "cli")
+    assert (found.name, found.role, (found.created_by or "").partition(":")[0]) == (
+        "ann",
+        "steward",
+        "command",
+    )
     assert "ann\tsteward\tvalid until" in run("list")
     assert key not in run("list")
     assert "no more" in run("revoke", "ann")
