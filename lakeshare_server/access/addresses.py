@@ -55,17 +55,19 @@ def is_within(address: Address, networks: Iterable[Network]) -> bool:
     return any(address in network for network in networks)
 
 
-def require_allowed(name: str, allowed: Sequence[str], address: str | None) -> None:
-    """See that a recipient may come from this address; it may from any when no list says otherwise.
+def require_allowed(recipient: str, allowed: Sequence[str], address: str | None) -> None:
+    """Refuse an address that is not on a recipient's list; without a list every address will do.
 
     Raises:
-        Denied: it may not.
+        Denied: it is not.
     """
+    if not allowed:
+        return
     known = parsed(address)
-    if allowed and (known is None or not is_within(known, [ip_network(one) for one in allowed])):
+    if known is None or not is_within(known, [ip_network(one) for one in allowed]):
         raise Denied(
-            f"{name} may not ask from {address or 'an unknown address'}. Ask your provider to allow it, or ask from "
-            "an address that is allowed."
+            f"{recipient} may not ask from {address or 'an unknown address'}. Ask your provider to allow it, or ask "
+            "from an address that is allowed."
         )
 
 

@@ -16,6 +16,7 @@ from lakeshare_server.routes.responses import json_response
 
 router = APIRouter(tags=["activation"])
 LONGEST_CODE = 200
+LONGEST_BY = 255
 
 
 def code_in(request: Request, activation_url: str) -> str:
@@ -62,7 +63,7 @@ def redeem_activation(
     _, recipient = look_at_link(parts.catalog, code)
     address = address_of(request)
     require_allowed(recipient.name, recipient.ip_allow, address)
-    with editing(parts.catalog, f"recipient:{recipient.name}") as edit:
+    with editing(parts.catalog, f"recipient:{recipient.name}"[:LONGEST_BY]) as edit:
         found, given = redeem(edit, code, from_address=address, accepts_agreement=accepts_agreement)
     note: Note = request.state.note
     note.recipient = found.name
