@@ -58,8 +58,6 @@ CALLS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("GET", "/recipients/{recipient}/as/{path}"): ("steward", {}),
     ("POST", "/recipients/{recipient}/as/{path}"): ("steward", {}),
     ("DELETE", "/recipients/{recipient}/tokens/{token}"): ("steward", {}),
-    ("GET", "/recipients/{recipient}/as/{path}"): ("steward", {}),
-    ("POST", "/recipients/{recipient}/as/{path}"): ("steward", {}),
     ("POST", "/groups"): ("steward", SHARE),
     ("GET", "/groups"): ("auditor", {}),
     ("GET", "/groups/{group}"): ("auditor", {}),
