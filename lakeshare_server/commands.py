@@ -67,6 +67,9 @@ def serve(
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that answer side by side; one per core is plenty.")
     ] = 1,
+    first_key: Annotated[
+        bool, typer.Option(help="Make and print the first key of the admin API, if there never was one.")
+    ] = True,
 ) -> None:
     """Serve the shares over OpenSharing (Delta Sharing) until Ctrl-C; the first time, print the first admin key."""
     from lakeshare_server.app import serve as serve_app
@@ -77,7 +80,8 @@ def serve(
 
     def tell(url: str) -> None:
         typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)")
-        tell_first_key(settings.catalog_url)
+        if first_key:
+            tell_first_key(settings.catalog_url)
 
     serve_app(settings, tell, workers)
 

@@ -77,11 +77,12 @@ def _rows_read_by(
     import asyncio
 
     from lakeshare_server.see_as.eyes import looking_as, path_of
-    from lakeshare_server.see_as.preview import first_rows
 
     async def look() -> tuple[list[str], list[list[str]]]:
         async with looking_as(settings, recipient, principal, PARQUET) as eyes:
-            return await first_rows(eyes, path_of(".".join(path)), count, None)
+            found = await eyes.in_portal(f"{path_of('.'.join(path))}/preview", limit=count)
+        columns = [column["name"] for column in found["columns"]]
+        return columns, [["" if value is None else value for value in row] for row in found["rows"]]
 
     return asyncio.run(look())
 

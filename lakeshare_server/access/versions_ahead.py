@@ -5,7 +5,6 @@ held against the tables' partitions within the transaction that writes them.
 """
 
 from collections.abc import Iterable
-from contextlib import suppress
 
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.sharing.look import grants_on, is_followed, objects
@@ -22,11 +21,12 @@ def find_versions_ahead(
         Unavailable: the catalog or the files of a table cannot be read now.
     """
     with catalog.reading() as session:
-        is_needed, concerned = writes_rule, set(tables)
-        # A share that is not there may be made, or named so, by the edit; else the operation tells whoever edits.
-        with suppress(NotFound):
-            is_needed = is_needed or any(grant.rule for grant in grants_on(session, share))
-            concerned |= {one.table for one in objects(session, share)}
+        try:
+            is_needed = writes_rule or any(grant.rule for grant in grants_on(session, share))
+            concerned = {one.table for one in objects(session, share)} | set(tables)
+        except NotFound:
+            # The edit may make it; if not, whoever edits is told so by the operation.
+            is_needed, concerned = writes_rule, set(tables)
         followed = sorted(table for table in concerned if is_needed and is_followed(session, table))
     for table in followed:
         try:
