@@ -1,6 +1,7 @@
 """A session: takes scripts, does their statements in order, and knows as whom it looks."""
 
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -73,17 +74,22 @@ class SqlSession:
                     changed.append(len(edit.changes))
                     result = self._within(edit, placed.statement)
                     answers.append(Done(text[placed.start : placed.end], result))
-                if not self._is_decided(edit):
+                try:
+                    require_decidable_rules(edit, self.provider.versions)
+                except BadRequest:
                     number = self._undecided(edit, changed)
-                require_decidable_rules(edit, self.provider.versions)
+                    raise
         except LakeshareError as error:
             raise _refused(error, text, source, script, number, 0) from error
         return answers
 
     def _undecided(self, edit: Edit, changed: list[int]) -> int:
         """The last statement from which on there is a rule that no partition decides."""
-        from_here = (replace(edit, changes=edit.changes[first:]) for first in changed)
-        return sum(not self._is_decided(part) for part in from_here) - 1
+
+        def is_decided_from(number: int) -> bool:
+            return self._is_decided(replace(edit, changes=edit.changes[changed[number] :]))
+
+        return bisect_left(range(len(changed)), True, key=is_decided_from) - 1
 
     def _is_decided(self, edit: Edit) -> bool:
         try:
