@@ -167,7 +167,7 @@ ALTER GROUP europe ADD RECIPIENT bob; GRANT SELECT ON SHARE sales TO GROUP europ
 CREATE RECIPIENT eve USING OIDC (issuer 'https://issuer.example', subject 'eve');"""
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(statements(), min_size=1, max_size=6))
 def test_any_statement_is_done_or_refused_and_the_catalog_stays_readable(
     lake: Provider, script: list[str]
