@@ -132,7 +132,7 @@ def _parts(settings: ServerSettings) -> Parts:
         iceberg_scans=scans,
         plan_tasks=PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes),
         signable_files=SignableFiles(stores, scans),
-        audit=AuditLog(catalog),
+        audit=AuditLog(catalog, settings.audit_dir),
     )
 
 

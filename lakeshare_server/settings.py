@@ -107,6 +107,11 @@ class StateSettings(StoreSettings):
         return self.state_dir / "index"
 
     @property
+    def audit_dir(self) -> Path:
+        """Folder of the journals whose events are not in the database yet."""
+        return self.state_dir / "audit"
+
+    @property
     def vectors_dir(self) -> Path:
         """Folder of the deletion vectors that were made for recipients, and that recipients may read."""
         return self.state_dir / "vectors"

@@ -55,7 +55,7 @@ def prepare(view: TableView, asked: QueryRequest) -> int:
     if asked.starting_version is not None:
         last = view.window(asked.starting_version, asked.ending_version)
         if asked.starting_version <= last:
-            view.versions.changes(asked.starting_version, last)
+            view.changes(asked.starting_version, last)
         return last
     version = view.asked(asked)
     view.index(version)

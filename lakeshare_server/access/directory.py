@@ -22,6 +22,10 @@ def directory_refusal(entry: TableEntry, header: IndexHeader, signers: Signers) 
         return "its history is not shared, and the folder holds all of it"
     if entry.start_version:
         return f"its versions before {entry.start_version} are not shared, and the folder may hold them"
+    if entry.rule is not None:
+        return "some of its rows are not shared, and the folder holds all of them"
+    if entry.publication is not None:
+        return f"its versions after {entry.publication} are not shared, and the folder may hold them"
     if not entry.directory_access:
         return (
             "files that were never published may lie in the folder; allow it with "
@@ -32,9 +36,20 @@ def directory_refusal(entry: TableEntry, header: IndexHeader, signers: Signers) 
     return signers.can_vend(header.location)
 
 
+def folder_refusal(view: TableView, header: IndexHeader, signers: Signers) -> str | None:
+    """The same for one recipient, whose grants may be restricted.
+
+    Raises:
+        Unavailable: what tells is not there now.
+    """
+    if view.is_restricted:
+        return "some of its rows are not shared with you, and the folder holds all of them"
+    return directory_refusal(view.entry, header, signers)
+
+
 def access_of(view: TableView, signers: Signers) -> Access:
     """What listings and metadata say of directory access; nothing when the folder is not handed out."""
-    if not view.entry.directory_access:
+    if not view.entry.directory_access or view.is_restricted:
         return URLS_ONLY
     try:
         header = view.index(view.latest()).header
@@ -52,8 +67,8 @@ def require_directory_access(view: TableView, signers: Signers) -> str:
         Unserveable: says why it does not.
         Unavailable: that cannot be told now.
     """
-    header = view.index(view.latest()).header
-    refusal = directory_refusal(view.entry, header, signers)
+    header = view.versions.index(view.latest()).header
+    refusal = folder_refusal(view, header, signers)
     if refusal is not None:
         raise Unserveable(
             f"{view.entry.path} is not served by directory access: {refusal}.", "Query it for URLs."

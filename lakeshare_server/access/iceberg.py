@@ -16,7 +16,7 @@ from lakeshare_server.access.uniform import UniformTables
 from lakeshare_server.access.view import TableView
 from lakeshare_server.catalog import Catalog, GenerationCache
 from lakeshare_server.errors import LakeshareError, NotFound, StoreError, Unserveable
-from lakeshare_server.protocol.iceberg_metadata import Fields, published_metadata
+from lakeshare_server.protocol.iceberg_metadata import Fields, published_metadata, without_counts
 from lakeshare_server.protocol.iceberg_trimming import trimmed
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.iceberg.metadata import metadata_text
@@ -62,7 +62,7 @@ class IcebergTables:
     def __init__(self, catalog: Catalog, stores: Stores) -> None:
         self._stores, self._uniform = stores, UniformTables(stores)
         self._seen = GenerationCache[LoadedTable](catalog, KEPT)
-        self._made: OrderedDict[tuple[PinnedSnapshot, ...], LoadedTable] = OrderedDict()
+        self._made: OrderedDict[tuple[tuple[PinnedSnapshot, ...], bool], LoadedTable] = OrderedDict()
         self._keeping = Lock()
         self._making = [Lock() for _ in range(LOCKS)]
 
@@ -76,7 +76,7 @@ class IcebergTables:
 
         Raises:
             NotFound: it is no Iceberg table, or nothing of it was published.
-            Unserveable: its metadata cannot be handed out.
+            Unserveable: its metadata cannot be handed out, or its partitions do not tell which rows may be read.
             StoreError, Unavailable: its metadata cannot be read, or not now.
         """
         return self._seen.get(_key(view, view.latest().number), lambda: self._loaded(view), generation)
@@ -102,26 +102,28 @@ class IcebergTables:
         if not found:
             entry = view.entry
             raise NotFound("[Share/Schema/Table]", f"{entry.share.name}/{entry.schema}/{entry.name}")
-        return found
+        return found if not view.is_restricted else _decided(view, found)
 
     def _loaded(self, view: TableView) -> LoadedTable:
         pins = tuple(self._readable_snapshots(view))
+        made_of = pins, view.is_restricted
         # One at a time for each table: a file of many megabytes is not read and taken apart twice at once.
         with self._making[hash(view.entry.lake_table) % LOCKS]:
             with self._keeping:
-                made = self._made.get(pins)
+                made = self._made.get(made_of)
             if made is None:
-                made = self._rewritten(pins)
+                made = self._rewritten(*made_of)
                 with self._keeping:
-                    self._made[pins] = made
+                    self._made[made_of] = made
                     while len(self._made) > KEPT:
                         self._made.popitem(last=False)
         return made
 
-    def _rewritten(self, pins: Sequence[PinnedSnapshot]) -> LoadedTable:
+    def _rewritten(self, pins: Sequence[PinnedSnapshot], is_restricted: bool) -> LoadedTable:
         newest, wanted = pins[-1], {pin.snapshot_id for pin in pins}
         try:
             told = published_metadata(pins, lambda location: self._read(location, wanted), self._specs)
+            told = without_counts(told) if is_restricted else told
         except UNUSABLE as error:
             _log.error("the Iceberg metadata %s cannot be used: %r", newest.metadata_location, error)
             raise Unserveable(
@@ -157,6 +159,24 @@ class IcebergTables:
         return {manifest.spec_id for manifest in manifests if manifest.spec_id is not None}
 
 
+def _decided(view: TableView, pins: Sequence[PinnedSnapshot]) -> list[PinnedSnapshot]:
+    """The snapshots of which partitions tell what may be read: of the others no file is planned.
+
+    Raises:
+        Unserveable: the newest is none of them.
+    """
+    view.index(pins[-1].version)
+    return [pin for pin in pins if pin is pins[-1] or _is_decided(view, pin)]
+
+
+def _is_decided(view: TableView, pin: PinnedSnapshot) -> bool:
+    try:
+        view.index(pin.version)
+    except (Unserveable, StoreError):
+        return False
+    return True
+
+
 def _is_plannable(metadata: Fields) -> bool:
     """Whether plans can tell the partition of each file; values of a column itself are of the column's type."""
     kinds = dict(_kinds(one for schema in metadata["schemas"] for one in schema["fields"]))
@@ -177,4 +197,5 @@ def _kinds(fields: Iterable[Fields]) -> Iterator[tuple[int, object]]:
 
 def _key(view: TableView, version: int) -> tuple[object, ...]:
     # A followed table gets new versions while the catalog stays as it is.
-    return view.entry.lake_table, view.entry.history, view.entry.start_version, version
+    entry = view.entry
+    return entry.lake_table, entry.history, entry.start_version, entry.publication, view.restriction, version

@@ -64,13 +64,14 @@ class IcebergScans:
 
         Raises:
             BadRequest: the snapshot is not one that the recipient may read, or the filter is no filter.
-            Unserveable: the table's files cannot be planned.
+            Unserveable: the table's files cannot be planned, or files of deletes also tell of others.
             Unavailable: its store does not answer.
         """
         names = _names(table, asked, task.snapshot_id)
         wanted = parse_filter(asked.filter, names, is_of_snapshot=asked.is_of_snapshot)
         files = self._scan_files(table, _pin_of(table, task.snapshot_id))
         statistics = Statistics.of([names.column(name) for name in asked.stats_fields])
+        _require_own_deletes(view, table, files)
         page = _Page(files, wanted, statistics)
         most = min(most, max(1, PAGE_BYTES // len(wanted.residual)))
         for begin, batch, kept in _kept(view, table, files, wanted, task.start):
@@ -79,8 +80,13 @@ class IcebergScans:
         return page.made
 
     def readable(self, view: TableView, table: LoadedTable, pin: PinnedSnapshot) -> Iterator[str]:
-        """Paths of the data files of a snapshot that a restricted recipient may read, and of their deletes."""
+        """Paths of the data files of a snapshot that a restricted recipient may read, and of their deletes.
+
+        Raises:
+            Unserveable: files of deletes also tell of files that it may not read.
+        """
         files = self._scan_files(table, pin)
+        _require_own_deletes(view, table, files)
         for batch in files.batches():
             told = batch.filter(_told(view, table, batch))
             yield from told.column("path").to_pylist()
@@ -162,6 +168,24 @@ def _told(view: TableView, table: LoadedTable, batch: pa.RecordBatch) -> pa.Bool
         return None if column is None else str(column.field_id)
 
     return only_within(with_columns(view.rule, by_id), batch)
+
+
+def _require_own_deletes(view: TableView, table: LoadedTable, files: ScanFiles) -> None:
+    """See that no file of deletes, which one puffin file may have for many, names a file that is not told of."""
+    if not view.is_restricted or not files.delete_files:
+        return
+    own: set[str] = set()
+    foreign: set[str] = set()
+    for batch in files.batches():
+        told = _told(view, table, batch)
+        for paths, of_files in ((own, told), (foreign, pc.invert(told))):
+            places = pc.unique(pc.list_flatten(batch.column("deletes").filter(of_files))).to_pylist()
+            paths.update(files.delete_files[place]["file-path"] for place in places)
+    if own & foreign:
+        raise Unserveable(
+            f"{view.entry.path} has files of deletes that tell of rows which are not shared with you, too.",
+            "Query it by Delta Sharing. Provider: rewrite its data files, so that no deletes are left.",
+        )
 
 
 class _Page:

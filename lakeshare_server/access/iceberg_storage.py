@@ -7,7 +7,7 @@ tables in S3 are read by requests that the server signs one by one.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lakeshare_server.access.directory import directory_refusal
+from lakeshare_server.access.directory import folder_refusal
 from lakeshare_server.access.iceberg import LoadedTable
 from lakeshare_server.access.view import TableView
 from lakeshare_server.errors import Unserveable
@@ -90,9 +90,7 @@ def vended_storage(
 
 
 def _folder_refusal(view: TableView, signers: Signers) -> str | None:
-    if view.is_restricted:
-        return "some of its rows are not shared, and the folder holds all of them"
-    return directory_refusal(view.entry, view.index(view.latest()).header, signers)
+    return folder_refusal(view, view.versions.index(view.latest()).header, signers)
 
 
 def credential_config(granted: TemporaryCredentials, place: Place) -> dict[str, str]:

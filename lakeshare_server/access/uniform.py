@@ -59,7 +59,7 @@ class UniformTables:
         Raises:
             NotFound: nothing was published yet.
         """
-        return view.index(view.latest()).header.head.has_iceberg_metadata
+        return view.versions.index(view.latest()).header.head.has_iceberg_metadata
 
     def snapshots(self, view: TableView) -> list[PinnedSnapshot]:
         """The readable versions that were converted, the newest last.
@@ -150,7 +150,8 @@ class UniformTables:
 
     def _is_as_published(self, view: TableView, version: Version, converted: Converted) -> bool:
         """Whether a conversion has the files of its version, and the same rows of them; looked at once."""
-        index = view.index(version)
+        # Of the whole table, whatever this recipient may read of it.
+        index = view.versions.index(version)
         key = (index.header.head.table_id, converted)
         with self._keeping:
             known = self._has_same_files.get(key)

@@ -1,19 +1,27 @@
-"""A recipient's view of one table: grant, then version, then the files' index; one place for each.
+"""A recipient's view of one table: grant, then version, then rule, then the files' index; one place for each.
 
 A request passes here or it gets nothing. What is shared but was never published is not there yet.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
+from lakeshare_server.access.rules import rule_of
 from lakeshare_server.catalog import Catalog, GenerationCache, Listings, Reader, TableEntry
-from lakeshare_server.errors import BadRequest, NotFound
+from lakeshare_server.errors import BadRequest, NotFound, Unserveable
 from lakeshare_server.protocol.changes_request import ChangesRequest
 from lakeshare_server.protocol.requests import QueryRequest, TimePoint
 from lakeshare_server.protocol.timestamps import iso
+from lakeshare_server.tables.delta.changes import VersionChanges
+from lakeshare_server.tables.delta.changes_within import ADVICE, changes_within
 from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.part_of_index import part_of, undecided_in
 from lakeshare_server.tables.predicate import EVERYTHING, Predicate
-from lakeshare_server.versions import PinnedSnapshot, TableVersions, Version, Versions
+from lakeshare_server.versions import PinnedSnapshot, TableVersions, Version, Versions, VersionsUntil
+
+# Recipients with tables that are in use at a time: each has a few hundred bytes.
+KEPT = 1 << 15
 
 
 class Views:
@@ -21,7 +29,7 @@ class Views:
 
     def __init__(self, catalog: Catalog, versions: Versions) -> None:
         self._catalog, self._versions = catalog, versions
-        self._seen = GenerationCache[TableView](catalog)
+        self._seen = GenerationCache[TableView](catalog, KEPT, TableView.is_over)
 
     def peek(
         self, reader: Reader, share: str, schema: str, table: str, generation: int
@@ -39,8 +47,11 @@ class Views:
         """
 
         def look() -> TableView:
-            entry = Listings(self._catalog, reader.id).table(share, schema, table)
-            return TableView(entry, self._versions.of(entry.lake_table))
+            found = Listings(self._catalog, reader.id).table(share, schema, table)
+            entry, versions = found.entry, self._versions.of(found.entry.lake_table)
+            if entry.publication is not None:
+                versions = VersionsUntil(versions, entry.publication)
+            return TableView(entry, versions, rule_of(entry.rule, found.grant), found.grant.valid_until)
 
         return self._seen.get(_key(reader, share, schema, table), look, generation)
 
@@ -51,13 +62,23 @@ class TableView:
 
     entry: TableEntry
     versions: TableVersions
-    # Of grants that are restricted to some rows; no grant can be yet, and so far the Iceberg door alone goes by it.
+    # True for every row that may be read, for the table's and the grants' own restrictions together.
     rule: Predicate = EVERYTHING
+    valid_until: datetime | None = None
 
     @property
     def is_restricted(self) -> bool:
         """Whether the recipient may read some rows only."""
         return self.rule != EVERYTHING
+
+    @property
+    def restriction(self) -> str | None:
+        """What tells the rule from every other one; None when there is none."""
+        return repr(self.rule) if self.is_restricted else None
+
+    def is_over(self) -> bool:
+        """Whether a grant has begun or ended since it was looked at."""
+        return self.valid_until is not None and self.valid_until <= datetime.now(UTC)
 
     def latest(self) -> Version:
         """The version read when none is asked for.
@@ -180,12 +201,39 @@ class TableView:
         return first, last
 
     def index(self, version: Version) -> FileIndex:
-        """The files of a version.
+        """The files of a version that may be read, and no others.
 
         Raises:
             Unavailable: the index is gone and cannot be built again.
+            Unserveable: the partitions of its files do not tell which rows may be read.
         """
-        return self.versions.index(version)
+        whole = self.versions.index(version)
+        if not self.is_restricted:
+            return whole
+        found = undecided_in(whole, self.rule)
+        if found is not None:
+            raise Unserveable(
+                f"What you may read of version {version.number} of {self.entry.path} cannot be told from partitions. "
+                f"{found.column}: {found.reason}.",
+                ADVICE,
+            )
+        return part_of(whole, self.rule)
+
+    def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
+        """What of the changes of the versions `first` to `last` may be read, as windows tell it.
+
+        Raises:
+            Unserveable, TableFilesMissing: they cannot be told, or not which of them may be read.
+        """
+        return self._within(self.versions.changes(first, last))
+
+    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+        """The same as the change data feed tells it: under the head of version `told_at`, or each under its own.
+
+        Raises:
+            Unserveable, TableFilesMissing: they cannot be told, or not which of them may be read.
+        """
+        return self._within(self.versions.feed(first, last, told_at))
 
     def snapshots(self) -> Sequence[PinnedSnapshot]:
         """The snapshots that the recipient may read, the newest last; none of a table that is not Iceberg.
@@ -204,6 +252,9 @@ class TableView:
         latest = self.latest().number
         # The latest version is read by everyone, also where earlier ones end only after it.
         return min(self.entry.start_version or 0, latest) if self.entry.history else latest
+
+    def _within(self, changes: Sequence[VersionChanges]) -> Sequence[VersionChanges]:
+        return changes_within(changes, self.rule) if self.is_restricted else changes
 
     def _first_changed(self, asked: ChangesRequest, latest: Version) -> int:
         if asked.starting_timestamp is not None:

@@ -15,6 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from lakeshare_server.catalog.models import (
     AllowanceRow,
     AsyncQueryRow,
+    AuditChainRow,
+    AuditJournalRow,
     AuditRow,
     SetLockRow,
     StateRow,
@@ -23,7 +25,16 @@ from lakeshare_server.catalog.models import (
 
 # What recipients never see. A model that is not named here counts as seen.
 UNSEEN = frozenset(
-    model.__tablename__ for model in (AuditRow, SetLockRow, AsyncQueryRow, TokenUseRow, AllowanceRow)
+    model.__tablename__
+    for model in (
+        AuditRow,
+        AuditChainRow,
+        AuditJournalRow,
+        SetLockRow,
+        AsyncQueryRow,
+        TokenUseRow,
+        AllowanceRow,
+    )
 )
 NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)
 CURRENT = "SELECT generation FROM catalog_state"

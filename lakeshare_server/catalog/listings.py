@@ -5,13 +5,15 @@ An ungranted share, schema or table is not found, exactly like one that does not
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Select, exists, select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.models import GrantRow, RecipientRow, SchemaRow, SharedTableRow, ShareRow
+from lakeshare_server.catalog.effective import EffectiveGrant, effective_grant, grants_of, is_granted
+from lakeshare_server.catalog.models import SchemaRow, SharedTableRow, ShareRow
 from lakeshare_server.errors import BadRequest, NotFound
 
 
@@ -50,11 +52,22 @@ class TableEntry:
     history: bool
     start_version: int | None = None  # the first version recipients may read; None leaves it to the history
     directory_access: bool = False  # the operator lets recipients read all that lies under the table's prefix
+    kind: str = "TABLE"
+    rule: str | None = None  # which rows anybody reads, whatever the grants allow
+    publication: int | None = None  # the version that is read instead of the latest, and none after it
 
     @property
     def path(self) -> str:
         """`share.schema.table`, as recipients write it."""
         return f"{self.share.name}.{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True)
+class GrantedTable:
+    """A shared table, and what the recipient's grants on its share come to."""
+
+    entry: TableEntry
+    grant: EffectiveGrant
 
 
 class Listings:
@@ -115,37 +128,34 @@ class Listings:
             page = session.execute(rows.order_by(SharedTableRow.key).limit(limit))
             return [table_entry(row, name, parent) for row, name in page]
 
-    def table(self, share: str, schema: str, table: str) -> TableEntry:
+    def table(self, share: str, schema: str, table: str) -> GrantedTable:
         """One table of a granted share.
 
         Raises:
             NotFound: it, its schema or its share is unknown, or the share is not granted.
         """
-        granted = (
-            self._granted()
+        grants = grants_of(self.recipient_id)
+        named = (
+            select(ShareRow, SchemaRow.name.label("schema"), SharedTableRow, *grants.c)
             .join(SchemaRow, SchemaRow.share_key == ShareRow.key)
             .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
-            .add_columns(SchemaRow.name, SharedTableRow)
-        )
-        named = granted.where(
-            ShareRow.name_key == share.lower(),
-            SchemaRow.name_key == schema.lower(),
-            SharedTableRow.name_key == table.lower(),
+            .join(grants, grants.c.share_key == ShareRow.key)
+            .where(
+                ShareRow.name_key == share.lower(),
+                SchemaRow.name_key == schema.lower(),
+                SharedTableRow.name_key == table.lower(),
+            )
         )
         with self.catalog.reading() as session:
-            found = session.execute(named).one_or_none()
-            if found is None:
+            found = session.execute(named).all()
+            grant = effective_grant(self.recipient_id, found, datetime.now(UTC))
+            if grant is None:
                 raise NotFound("[Share/Schema/Table]", f"{share}/{schema}/{table}")
-            parent, schema_name, row = found
-            return table_entry(row, schema_name, share_entry(parent))
+            parent, schema_name, row, *_ = found[0]
+            return GrantedTable(table_entry(row, schema_name, share_entry(parent)), grant)
 
     def _granted(self) -> Select[ShareRow]:
-        grant = (
-            select(GrantRow.key)
-            .join(RecipientRow, RecipientRow.key == GrantRow.recipient_key)
-            .where(GrantRow.share_key == ShareRow.key, RecipientRow.id == self.recipient_id)
-        )
-        return select(ShareRow).where(exists(grant))
+        return select(ShareRow).where(is_granted(self.recipient_id, datetime.now(UTC)))
 
     def _share(self, session: Session, name: str) -> ShareEntry:
         row = session.scalars(self._granted().where(ShareRow.name_key == name.lower())).one_or_none()
@@ -198,6 +208,9 @@ def table_entry(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEnt
         history=row.history,
         start_version=row.start_version,
         directory_access=row.directory_access,
+        kind=row.kind,
+        rule=row.rule,
+        publication=row.publication,
     )
 
 

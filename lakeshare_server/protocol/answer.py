@@ -29,6 +29,8 @@ class Progress:
 
     files: int = 0
     size_bytes: int = 0
+    # None where they are not counted: changes are told by files that hold rows of several kinds.
+    rows: int | None = None
     # Where the next page begins, None when this was the last; and the rows it still has to find.
     next_place: int | None = None
     rows_wanted: int | None = None
@@ -54,6 +56,7 @@ class SnapshotAnswer:
                 piece = batch.slice(start, PIECE_ROWS)
                 progress.files += piece.num_rows
                 progress.size_bytes += pc.sum(piece.column("size"), min_count=0).as_py()
+                progress.rows = (progress.rows or 0) + pc.sum(live_rows(piece), min_count=0).as_py()
                 yield lines.of(piece, sign)
 
     def _wanted(self, columns: Sequence[str], progress: Progress) -> Iterator[pa.RecordBatch]:
@@ -94,7 +97,7 @@ class SnapshotAnswer:
             # Only rows that surely pass the predicate fill the limit.
             rows = pc.if_else(maybe.surely_all, live_rows(batch), ZERO).filter(maybe.true)
         return _Kept(
-            batch.select([*columns, "size"]).filter(maybe.true),
+            batch.select([*columns, *_counted(batch)]).filter(maybe.true),
             None if places is None else places.filter(maybe.true),
             rows,
         )
@@ -158,6 +161,11 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | No
 def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     whole = pa.Table.from_batches(batches).combine_chunks()
     return next(iter(whole.to_batches()), batches[0])
+
+
+def _counted(batch: pa.RecordBatch) -> list[str]:
+    """The columns that say how much is signed for."""
+    return [name for name in ("size", "rows", "dv_cardinality") if name in batch.schema.names]
 
 
 def _numbers(first: int, count: int) -> pa.Array:

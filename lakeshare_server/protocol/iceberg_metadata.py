@@ -28,6 +28,7 @@ SNAPSHOT_FIELDS = (
     "snapshot-id", "sequence-number", "timestamp-ms", "manifest-list", "manifests", "schema-id", "first-row-id",
     "added-rows",
 )  # fmt: skip
+OF_ROWS = frozenset({"first-row-id", "added-rows", "summary"})
 TABLE_FIELDS = ("format-version", "table-uuid", "location", "last-column-id", "last-partition-id")
 # Engines write their own names and ids into summaries, and jobs whatever they like: counts alone go out.
 COUNTS = re.compile(
@@ -186,6 +187,19 @@ def _mapped(mapping: list[Fields], ids: set[int]) -> list[Fields]:
         for one in mapping
         if one.get("field-id") in ids
     ]
+
+
+def without_counts(told: Fields) -> Fields:
+    """The metadata for whoever may not read all rows: how many there are, and what else summaries count, stays here."""
+    snapshots = [
+        {
+            **{name: value for name, value in one.items() if name not in OF_ROWS},
+            **({"summary": {"operation": one["summary"]["operation"]}} if "summary" in one else {}),
+        }
+        for one in told["snapshots"]
+    ]
+    # It is where the next row would be numbered from, which only writers have to know.
+    return {**told, "snapshots": snapshots, **({"next-row-id": 0} if "next-row-id" in told else {})}
 
 
 def field_ids(schemas: Iterable[Fields]) -> set[int]:

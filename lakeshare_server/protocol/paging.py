@@ -42,9 +42,15 @@ class Pager:
 
         Raises:
             BadRequest: `maxResults` is no number from 0 to the page size, or the token is not one of ours.
+            NotFound: as `read`, whatever is wrong with the request.
         """
-        size = self._size(request.max_results)
-        after = self._after(listing, request.page_token) if request.page_token else 0
+        try:
+            size = self._size(request.max_results)
+            after = self._after(listing, request.page_token) if request.page_token else 0
+        except BadRequest:
+            # Whoever may not see the listing is told that first.
+            read(0, 1)
+            raise
         entries = read(after, size + 1)
         if len(entries) <= size:
             return entries, None

@@ -253,7 +253,7 @@ def _comparison(operator: Comparison, left: exp.Expr, right: exp.Expr) -> Compar
 
 
 def _begins_with(node: exp.Expr, prefix: str) -> Predicate | None:
-    low, after = _text(">=", node, prefix), _following(prefix)
+    low, after = _text(">=", node, prefix), following(prefix)
     if low is None or after is None:
         return low
     return And((low, Compare(low.column, "<", after, low.kind)))
@@ -266,7 +266,7 @@ def _text(operator: Comparison, node: exp.Expr, text: str) -> Compare | None:
     return Compare(column[0], operator, text, "string")
 
 
-def _following(prefix: str) -> str | None:
+def following(prefix: str) -> str | None:
     """The first text, in the order of bytes, that neither begins with the prefix nor comes before it."""
     kept = prefix.rstrip(chr(LAST_CHARACTER))
     if not kept:

@@ -1,24 +1,32 @@
-"""An audit row for every request, whatever becomes of it: around the whole application, streamed bodies included."""
+"""Audit events of every request, whatever becomes of it: around the whole application, streamed bodies included.
+
+One is written before the reply begins; another once the reply has ended, where that tells more than was known before.
+"""
 
 import asyncio
+import logging
 import random
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lakeshare_server.catalog import AuditEntry, AuditLog
+from lakeshare_server.catalog import AuditEvent, AuditLog
+from lakeshare_server.catalog.audit import Kind
+from lakeshare_server.errors import Unavailable
 from lakeshare_server.routes.context import Note
 
-WATCHED_PATHS = frozenset({"/healthz", "/readyz"})
+WATCHED_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 BROKEN_OFF = "CONNECTION_LOST"
 FULL_S = 0.1
 NO_RESPONSE = 499  # as web servers log a client that left before its answer
-LONGEST = {"recipient": 255, "ip": 64, "user_agent": 1000, "object_name": 4000}
+
+_log = logging.getLogger(__name__)
 
 
 class AuditMiddleware:
-    """Gives each request a note to fill in, and writes it down when the answer has ended."""
+    """Gives each request a note to fill in, and writes down what it says before the reply begins and when it ends."""
 
     def __init__(self, app: ASGIApp, audit: AuditLog) -> None:
         self.app, self.audit = app, audit
@@ -27,66 +35,98 @@ class AuditMiddleware:
         if scope["type"] != "http" or scope["path"] in WATCHED_PATHS:
             await self.app(scope, receive, send)
             return
-        note = Note(f"{random.getrandbits(128):032x}")
-        scope.setdefault("state", {})["note"] = note
-        status, is_whole = NO_RESPONSE, False
-        began, at = time.monotonic(), datetime.now(UTC)
+        request = _Request(scope, self.audit)
 
         async def send_noted(message: Message) -> None:
-            nonlocal status, is_whole
             if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", note.request_id.encode()),
-                ]
+                request.begin(message)
             await send(message)
-            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+            request.is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
             await self.app(scope, receive, send_noted)
         except Exception:
-            if status == NO_RESPONSE:
-                # The error's response is made outside of here, by the framework's last resort.
-                status, note.error_code = 500, "INTERNAL_ERROR"
+            request.fail()
             raise
         finally:
-            if not is_whole and note.error_code is None:
-                note.error_code = BROKEN_OFF
-            await self._write_down(_entry(note, scope, status, at, time.monotonic() - began))
-
-    async def _write_down(self, entry: AuditEntry) -> None:
-        try:
-            # This request waits, the server goes on: its health is asked for on the same thread.
+            request.end()
+            # This connection waits, the server goes on: its health is asked for on the same thread.
             while self.audit.is_full:
                 await asyncio.sleep(FULL_S)
-        finally:
-            self.audit.record(entry)
 
 
-def _entry(note: Note, scope: Scope, status: int, at: datetime, elapsed_s: float) -> AuditEntry:
-    client = scope.get("client")
-    agent = next((value for name, value in scope["headers"] if name == b"user-agent"), None)
-    return AuditEntry(
-        at=at,
-        recipient=_text(note.recipient, "recipient"),
-        action=note.action,
-        object_name=_text(
-            note.object_name or (scope["path"] if note.action == "unknown" else None), "object_name"
-        ),
-        status=status,
-        error_code=note.error_code,
-        version=note.version,
-        files=note.files,
-        request_id=note.request_id,
-        ip=_text(client[0] if client else None, "ip"),
-        user_agent=_text(agent.decode("latin-1") if agent else None, "user_agent"),
-        elapsed_ms=round(elapsed_s * 1000),
-    )
+class _Request:
+    """A request under way, and what of it is written down already."""
 
+    def __init__(self, scope: Scope, audit: AuditLog) -> None:
+        self.note = Note(f"{random.getrandbits(128):032x}")
+        self.is_whole = False
+        self._scope, self._audit = scope, audit
+        self._status = NO_RESPONSE
+        self._told: tuple[Any, ...] | None = None
+        self._began, self._at = time.monotonic(), datetime.now(UTC)
+        scope.setdefault("state", {})["note"] = self.note
 
-def _text(value: str | None, column: str) -> str | None:
-    """What a database takes as text: of bounded length, without NUL and halves of surrogate pairs."""
-    if value is None:
-        return None
-    return value[: LONGEST[column]].replace("\x00", "�").encode("utf-8", "replace").decode()
+    def begin(self, message: Message) -> None:
+        """Write the event, durably, before the first byte of the reply leaves.
+
+        Raises:
+            Unavailable: it cannot be written, so there is no reply.
+        """
+        self._status = message["status"]
+        try:
+            self._write("request")
+        except OSError as error:
+            self._status = NO_RESPONSE
+            _log.critical("request %s is refused, its audit event cannot be written: %s", self.note, error)
+            raise Unavailable(
+                "the request cannot be recorded", "Try again; the server's log says why."
+            ) from error
+        message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.note.request_id.encode())]
+
+    def fail(self) -> None:
+        """Note that the reply will be the framework's last resort, which is made outside of here."""
+        if self._status == NO_RESPONSE:
+            self._status, self.note.error_code = 500, "INTERNAL_ERROR"
+
+    def end(self) -> None:
+        """Write what came of it, unless that is written already."""
+        if not self.is_whole and self.note.error_code is None:
+            self.note.error_code = BROKEN_OFF
+        if self._told == self._outcome():
+            return
+        try:
+            self._write("request" if self._told is None else "end")
+        except OSError as error:
+            _log.critical("the audit event of request %s cannot be written: %s", self.note, error)
+
+    def _outcome(self) -> tuple[Any, ...]:
+        note = self.note
+        return self._status, note.error_code, note.files, note.size_bytes, note.rows
+
+    def _write(self, kind: Kind) -> None:
+        note, scope = self.note, self._scope
+        client = scope.get("client")
+        agent = next((value for name, value in scope["headers"] if name == b"user-agent"), None)
+        self._audit.record(
+            AuditEvent(
+                kind=kind,
+                at=datetime.now(UTC) if kind == "end" else self._at,
+                recipient=note.recipient,
+                principal=note.principal,
+                action=note.action,
+                object_name=note.object_name or (scope["path"] if note.action == "unknown" else None),
+                status=self._status,
+                error_code=note.error_code,
+                version=note.version,
+                files=note.files,
+                size_bytes=note.size_bytes,
+                rows=note.rows,
+                request_id=note.request_id,
+                ip=client[0] if client else None,
+                user_agent=agent.decode("latin-1") if agent else None,
+                elapsed_ms=round((time.monotonic() - self._began) * 1000),
+                details=note.details,
+            )
+        )
+        self._told = self._outcome()

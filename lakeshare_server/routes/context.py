@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
@@ -61,11 +61,14 @@ class Note:
     request_id: str
     action: str = "unknown"
     recipient: str | None = None
+    principal: str | None = None
     object_name: str | None = None
     error_code: str | None = None
     version: int | None = None
     files: int | None = None
     size_bytes: int | None = None
+    rows: int | None = None
+    details: dict[str, Any] | None = None
     access: Access | None = None
 
 

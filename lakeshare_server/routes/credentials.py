@@ -21,6 +21,11 @@ def table_credentials(by: TableDep, body: BodyDep) -> Response:
     if asked is not None and normalised(asked, account).rstrip("/") != location:
         raise BadRequest("location", asked, f"It is not a location of {by.view.entry.path}. Leave it out.")
     granted = by.parts.signers.vend(location, by.parts.settings.url_life_s)
+    by.note.details = {
+        "vended": granted.kind,
+        "location": granted.location,
+        "expires_at_ms": granted.expires_at_ms,
+    }
     said = {
         "location": granted.location,
         granted.kind: dict(granted.fields),

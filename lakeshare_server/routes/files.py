@@ -70,6 +70,7 @@ def read_file(path: str, request: Request, parts: PartsDep, note: NoteDep) -> Re
             f"Range: {asked!r} is outside the file's {file.size} bytes.",
             {"Content-Range": f"bytes */{file.size}"},
         )
+    note.size_bytes = 0 if request.method == "HEAD" else wanted.length
     return _response(file, wanted, head_only=request.method == "HEAD")
 
 

@@ -30,6 +30,7 @@ async def load_table(request: Request) -> Response:
     storage = NOTHING
     if not needs_no_storage(by.view, table):
         storage = await run_in_threadpool(_storage, by, table)
+        _note_credentials(by, table, storage)
     # The metadata is put in as it is kept: taking thousands of snapshots apart for each answer would cost more.
     planning = planning_config(by.view, table, by.parts.settings)
     told = _told(table, replace(storage, config={**planning, **storage.config}))
@@ -46,6 +47,7 @@ async def load_credentials(request: Request) -> Response:
     by = await asked_table(request)
     table = await loaded(by)
     storage = await run_in_threadpool(vended_storage, by.view, table, by.parts.signers, by.parts.settings)
+    _note_credentials(by, table, storage)
     return json_response({"storage-credentials": _told(table, storage)["storage-credentials"]})
 
 
@@ -78,6 +80,11 @@ def _storage(by: AskedTable, table: LoadedTable) -> ClientStorage:
     names = [quote(name, safe="") for name in (entry.share.name, entry.schema, entry.name)]
     sign_at = "v1/shares/{}/namespaces/{}/tables/{}/sign".format(*names)
     return client_storage(by.view, table, by.parts.signers, by.parts.settings, sign_at)
+
+
+def _note_credentials(by: AskedTable, table: LoadedTable, storage: ClientStorage) -> None:
+    if storage.credentials is not None:
+        by.note.details = {"vended": "storage-credentials", "location": table.location}
 
 
 def _told(table: LoadedTable, storage: ClientStorage) -> dict[str, object]:

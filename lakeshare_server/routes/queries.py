@@ -42,4 +42,4 @@ def _page(by: AskedTable, asked: QueryRequest) -> Page | None:
     token = asked.paging.page_token
     if token is None:
         return None
-    return by.parts.tokens.page(by.asker, page_question(asked.parameters, by.wants), token)
+    return by.parts.tokens.page(by.asker, page_question(asked.parameters, by), token)

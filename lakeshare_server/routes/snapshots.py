@@ -38,7 +38,7 @@ def answer_snapshot(by: AskedTable, asked: QueryRequest, version: Version, page:
     refreshes = asked.include_refresh_token or asked.refresh_token is not None
     closing = Closing(
         wanted=asked.wants_end_stream_action,
-        question=page_question(asked.parameters, by.wants),
+        question=page_question(asked.parameters, by),
         following=lambda so_far: _page_after(so_far, version.number, table_id),
         refresh=Pin(version.number, table_id) if refreshes else None,
     )

@@ -65,7 +65,7 @@ class Opening:
     ) -> Response:
         """The response: first the head lines, then the files, then what closes them."""
         note = self.by.note
-        note.version, note.files = version, 0
+        note.version = version
         wants_end = closing.wanted or self.by.wants.capabilities.wants_end_stream_action
         last = (lambda: self._closing(closing, progress)) if wants_end else None
         files = _streamed(pieces, progress, note, last)
@@ -101,10 +101,13 @@ def opened(by: AskedTable, head: TableHead, location: str, roots: Collection[str
     return Opening(by, response_format, session)
 
 
-def page_question(parameters: Mapping[str, Any], wants: Wants) -> dict[str, object]:
+def page_question(parameters: Mapping[str, Any], by: AskedTable) -> dict[str, object]:
     """What must be the same on every page, so that the head lines and the files of all pages fit together."""
+    wants = by.wants
     return {
         **parameters,
+        # Places count the files that may be read: after another rule a page would begin somewhere else.
+        "restriction": by.view.restriction,
         "formats": sorted(wants.capabilities.response_formats),
         "features": sorted(wants.capabilities.reader_features),
         "ids": wants.file_ids,
@@ -141,11 +144,12 @@ def _streamed(
     closing: Callable[[], dict[str, object]] | None,
 ) -> Iterator[bytes | memoryview]:
     """The lines of files; an answer that breaks off does not look whole (protocol §1.13)."""
+    note.files = 0
     try:
         for piece in pieces:
             yield piece
             # Only what was taken counts: a client may leave while the next piece is made.
-            note.files, note.size_bytes = progress.files, progress.size_bytes
+            note.files, note.size_bytes, note.rows = progress.files, progress.size_bytes, progress.rows
         if closing is not None:
             yield end_stream_action(closing())
     except Exception as error:

@@ -60,7 +60,7 @@ def answer_window(by: AskedTable, asked: QueryRequest, page: Page | None) -> Res
         first = asked.starting_version or 0
         last = by.view.window(first, asked.ending_version)
     # Numbers of publications have gaps, and a window may lie in one: then nothing has changed.
-    changes = by.view.versions.changes(first, last) if first <= last else []
+    changes = by.view.changes(first, last) if first <= last else []
     window = Window(
         changes=changes,
         first=first,
@@ -72,7 +72,7 @@ def answer_window(by: AskedTable, asked: QueryRequest, page: Page | None) -> Res
         historical_protocol=asked.include_historical_protocol,
         paging=asked.paging,
         page=page,
-        question=page_question(asked.parameters, by.wants),
+        question=page_question(asked.parameters, by),
     )
     return _answer(by, window, wants_end=asked.wants_end_stream_action)
 
@@ -80,7 +80,7 @@ def answer_window(by: AskedTable, asked: QueryRequest, page: Page | None) -> Res
 @router.get("/changes", name="table_changes")
 def table_changes(by: TableDep) -> Response:
     asked = parse_changes(by.request.query_params)
-    question = page_question(asked.parameters, by.wants)
+    question = page_question(asked.parameters, by)
     page = None
     if asked.paging.page_token is not None:
         page = by.parts.tokens.page(by.asker, question, asked.paging.page_token)
@@ -89,7 +89,7 @@ def table_changes(by: TableDep) -> Response:
         first, last = by.view.changes_range(asked)
         latest = by.view.latest().number
     told_at = None if asked.include_historical_metadata else latest
-    changes = by.view.versions.feed(first, last, told_at)
+    changes = by.view.feed(first, last, told_at)
     require_recorded(changes)
     head, head_version = changes[0].head, changes[0].version
     if not asked.include_historical_metadata:

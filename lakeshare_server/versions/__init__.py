@@ -2,7 +2,8 @@
 
 from lakeshare_server.versions.followed_place import spelt
 from lakeshare_server.versions.found_table import found_at
+from lakeshare_server.versions.pinned import VersionsUntil
 from lakeshare_server.versions.version import PinnedSnapshot, TableVersions, Version
 from lakeshare_server.versions.versions import Versions
 
-__all__ = ["PinnedSnapshot", "TableVersions", "Version", "Versions", "found_at", "spelt"]
+__all__ = ["PinnedSnapshot", "TableVersions", "Version", "Versions", "VersionsUntil", "found_at", "spelt"]

@@ -1,14 +1,9 @@
 """The Iceberg REST door of a running server, as PyIceberg and as plain HTTP see it."""
 
-from datetime import date
 from typing import Any
 
 import httpx
-import pytest
 
-from lakeshare_server.access.view import TableView
-from lakeshare_server.catalog import TableEntry
-from lakeshare_server.tables.predicate import Compare
 from tests.builders.lake_tables import IcebergState, IcebergTable
 from tests.builders.sharing import Running
 
@@ -58,17 +53,6 @@ def leave_secrets(made: IcebergTable) -> set[str]:
 def state_of(made: IcebergTable) -> IcebergState:
     """The main branch's snapshot in the newest metadata file, which lists all the others."""
     return IcebergState(made.table.metadata_location, made.table.metadata.refs["main"].snapshot_id)
-
-
-def restrict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every recipient the rows of one day of the flights, as the catalog will when grants can be restricted."""
-    rule = Compare("day", "=", date(2013, 1, 2), None)
-    made = TableView.__init__
-
-    def restricted(self: TableView, entry: TableEntry, versions: Any) -> None:
-        made(self, entry, versions, rule)
-
-    monkeypatch.setattr(TableView, "__init__", restricted)
 
 
 def told_values(part: Any) -> set[str]:

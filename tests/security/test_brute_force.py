@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from lakeshare_server.access import meters
-from lakeshare_server.catalog import AuditLog
+from lakeshare_server.catalog.audit.reading import newest_requests
 from lakeshare_server.catalog.sharing import editing, rotate_token
 from tests.builders.credentials import OAUTH, a_recipient, ask_token
 from tests.builders.sharing import Provider, Running, a_provider_of_flights, a_server
@@ -47,10 +47,10 @@ def guess(client: httpx.Client, beginning: str, address: str = "192.0.2.66") -> 
 
 
 def test_wrong_tokens_are_answered_a_few_times_a_minute(
-    provider: Provider, server: Running, caplog: pytest.LogCaptureFixture
+    provider: Provider, caplog: pytest.LogCaptureFixture
 ) -> None:
     customer = a_recipient(provider, "customer")
-    with server.client(None) as client, caplog.at_level(logging.WARNING):
+    with a_server(provider) as server, server.client(None) as client, caplog.at_level(logging.WARNING):
         assert ask(client, customer.secret).status_code == 200
         assert guess(client, "wrong") == [401] * MOST + [429] * MOST
         refused = ask(client, "wrong again")
@@ -65,10 +65,7 @@ def test_wrong_tokens_are_answered_a_few_times_a_minute(
         assert ask(client, customer.secret).status_code == 200
         assert ask(client, customer.secret, "192.0.2.67").status_code == 200
         assert ask(client, "wrong there", "192.0.2.67").status_code == 401
-    audit = AuditLog(provider.catalog)
-    rows = audit.newest(200)
-    audit.close()
-    seen = [row.error_code for row in rows if row.ip == "192.0.2.66"]
+    seen = [row.error_code for row in newest_requests(provider.catalog, 200) if row.ip == "192.0.2.66"]
     assert seen.count("UNAUTHENTICATED") == MOST
     assert seen.count("REQUEST_LIMIT_EXCEEDED") == MOST + 2
 

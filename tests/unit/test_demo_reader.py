@@ -8,7 +8,7 @@ import pytest
 from requests import HTTPError
 
 from lakeshare_pipelines.demo.reader import Watch, fingerprint, read, watching
-from lakeshare_server.catalog import AuditLog, Recipients
+from lakeshare_server.catalog import Recipients, newest_requests
 from tests.builders.lake_tables import append_delta, some_rows
 from tests.builders.sharing import Provider, a_provider_of_flights, a_server
 
@@ -61,7 +61,7 @@ def test_a_fingerprint_tells_values_apart_and_not_their_order(profile):
 
 def test_a_read_that_fails_fails_the_watch(provider, profile):
     def is_refused() -> bool:
-        return any(row.status == 401 for row in AuditLog(provider.catalog).newest(10))
+        return any(row.status == 401 for row in newest_requests(provider.catalog, 10))
 
     def watch_until_refused() -> None:
         with watching(profile, TABLE) as watch:

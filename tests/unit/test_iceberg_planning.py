@@ -12,8 +12,9 @@ from sqlalchemy import select
 
 from lakeshare_server.access import iceberg_scans
 from lakeshare_server.catalog.models import AuditRow
-from tests.builders.iceberg_door import TABLE, door, rest_catalog, restrict
-from tests.builders.lake_tables import IcebergTable, an_iceberg_table, some_rows
+from tests.builders.grants import grant_to
+from tests.builders.iceberg_door import TABLE, door, rest_catalog
+from tests.builders.lake_tables import IcebergState, IcebergTable, an_iceberg_table, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 
 SERVER = {"scan-planning-mode": "server"}
@@ -238,12 +239,19 @@ def test_tables_say_where_to_plan_unless_it_is_left_to_clients(tmp_path: Path, m
 
 
 def test_a_restricted_recipient_is_told_of_its_own_files_only(
-    monkeypatch: pytest.MonkeyPatch, running: tuple[Running, httpx.Client, str]
+    provider: Provider, made: IcebergTable, running: tuple[Running, httpx.Client, str]
 ) -> None:
-    """done-when 4; no grant can have a rule yet, so one is put where the catalog will bring it"""
-    restrict(monkeypatch)
+    """done-when 4"""
     client = running[1]
+    grant_to(provider, "bob", rule="day = DATE '2013-01-02'")
     # Of the newest files the partition tells no day: that their statistics do proves nothing.
+    undecided = client.post(f"{TABLE}/plan", json={})
+    assert undecided.status_code == 400
+    assert "cannot be told from partitions. day" in undecided.text
+    metadata = made.table.metadata
+    provider.publish_iceberg(
+        "lake.flights", IcebergState(made.table.metadata_location, metadata.snapshots[-2].snapshot_id)
+    )
     tasks = planned(client)
     assert len(tasks) == 1 + 2
     for task in tasks:

@@ -11,7 +11,9 @@ import pytest
 from sqlalchemy import text
 
 from lakeshare_server.access.view import Views
-from lakeshare_server.catalog import AuditEntry, AuditLog, audit
+from lakeshare_server.catalog import AuditEvent, AuditLog, newest_requests
+from lakeshare_server.catalog.audit import adopt
+from lakeshare_server.catalog.audit import log as audit_log
 from tests.builders.sharing import (
     FLIGHTS,
     LONG,
@@ -30,8 +32,8 @@ def provider(tmp_path: Path) -> Provider:
     return a_provider_of_flights(tmp_path)
 
 
-def an_entry(number: int) -> AuditEntry:
-    return AuditEntry(
+def an_entry(number: int) -> AuditEvent:
+    return AuditEvent(
         at=datetime.now(UTC),
         recipient="bob",
         action="query_table",
@@ -47,12 +49,11 @@ def an_entry(number: int) -> AuditEntry:
     )
 
 
-def rows(provider: Provider) -> list[AuditEntry]:
-    """All rows, oldest first."""
-    log = AuditLog(provider.catalog)
-    found = log.newest(1000)
-    log.close()
-    return found[::-1]
+def rows(provider: Provider, *kinds: str) -> list[AuditEvent]:
+    """All events, or those of these kinds, oldest first."""
+    adopt(provider.catalog, provider.settings.audit_dir)
+    found = newest_requests(provider.catalog, 1000)[::-1]
+    return [event for event in found if not kinds or event.kind in kinds]
 
 
 def rename_table(provider: Provider, name: str, new_name: str) -> None:
@@ -66,13 +67,21 @@ def test_a_row_says_who_did_what_to_what_and_what_came_of_it(provider: Provider)
         answer = client.post(f"{FLIGHTS}/query", json={}, headers={"User-Agent": "tests/1"})
         [first, *_] = files(answer)
         httpx.get(first["url"])
-    query, read = rows(provider)
+    query, end, read = rows(provider)
     assert (query.recipient, query.action, query.object_name) == (
         "bob",
         "query_table",
         "flights.lake.flights",
     )
-    assert (query.status, query.error_code, query.version, query.files) == (200, None, 0, 3)
+    assert (query.kind, query.status, query.error_code, query.version, query.files) == (
+        "request",
+        200,
+        None,
+        0,
+        None,
+    )
+    assert (end.kind, end.request_id, end.files, end.rows) == ("end", query.request_id, 3, 12)
+    assert end.size_bytes == sum(file["size"] for file in files(answer))
     assert (query.ip, query.user_agent) == ("127.0.0.1", "tests/1")
     assert query.request_id == answer.headers["x-request-id"]
     assert abs((datetime.now(UTC) - query.at).total_seconds()) < 60
@@ -129,7 +138,7 @@ def test_watching_the_servers_health_leaves_no_row(provider: Provider) -> None:
 def test_the_server_answers_while_requests_wait_for_their_rows(
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "BACKLOG", 1)
+    monkeypatch.setattr(audit_log, "BACKLOG", 1)
     token = provider.recipient()
     with a_server(provider) as server:
         rename_table(provider, "audit_log", "elsewhere")
@@ -144,7 +153,7 @@ def test_the_server_answers_while_requests_wait_for_their_rows(
 
 def test_rows_wait_while_the_database_refuses_them(provider: Provider) -> None:
     rename_table(provider, "audit_log", "elsewhere")
-    log = AuditLog(provider.catalog)
+    log = AuditLog(provider.catalog, provider.settings.audit_dir)
     for number in range(3):
         log.record(an_entry(number))
     rename_table(provider, "elsewhere", "audit_log")
@@ -152,15 +161,18 @@ def test_rows_wait_while_the_database_refuses_them(provider: Provider) -> None:
     assert [row.files for row in rows(provider)] == [0, 1, 2]
 
 
-def test_rows_that_can_never_be_written_go_to_the_process_log(
+def test_events_that_the_database_does_not_take_wait_in_the_journal_for_the_next_server(
     provider: Provider, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = AuditLog(provider.catalog)
-    with provider.catalog.writing() as session:
-        session.execute(text("DROP TABLE audit_log"))
+    log = AuditLog(provider.catalog, provider.settings.audit_dir)
+    rename_table(provider, "audit_log", "elsewhere")
     log.record(an_entry(77))
     log.close()
-    assert "'files': 77" in caplog.text
+    assert "1 events wait in" in caplog.text
+    rename_table(provider, "elsewhere", "audit_log")
+    AuditLog(provider.catalog, provider.settings.audit_dir).close()
+    assert [row.files for row in rows(provider)] == [77]
+    assert list(provider.settings.audit_dir.iterdir()) == []
 
 
 def test_a_request_that_fails_for_no_reason_of_its_own_is_recorded_as_such(
@@ -190,10 +202,11 @@ def test_a_client_that_leaves_in_mid_answer_is_recorded_as_such(
         # The server is to learn of it before the next piece is signed.
         time.sleep(0.5)
         go_on.set()
-    [row] = rows(provider)
-    assert (row.status, row.error_code) == (200, "CONNECTION_LOST")
-    assert row.files is not None
-    assert row.files < LONG_FILES
+    begun, ended = rows(provider)
+    assert (begun.status, begun.error_code) == (200, None)
+    assert (ended.status, ended.error_code) == (200, "CONNECTION_LOST")
+    assert ended.files is not None
+    assert ended.files < LONG_FILES
 
 
 def test_a_client_that_leaves_in_mid_body_is_recorded_as_such(

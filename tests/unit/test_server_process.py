@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import text
 
 from lakeshare_server.app import create_app, make_server
-from lakeshare_server.catalog import AuditLog
+from lakeshare_server.catalog import newest_requests
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.answer import PIECE_ROWS
 from lakeshare_server.signing import SigningSession
@@ -67,7 +67,8 @@ def test_a_stopped_process_has_answered_and_written_everything(provider: Provide
                 assert len(files(client.post(f"{FLIGHTS}/query"))) == 3
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) in (0, -signal.SIGTERM)
-    assert len(AuditLog(provider.catalog).newest(100)) == 20
+    events = newest_requests(provider.catalog, 100)
+    assert sorted(event.kind for event in events) == ["end"] * 20 + ["request"] * 20
 
 
 def test_urls_of_one_process_are_good_at_another(provider: Provider) -> None:
@@ -272,7 +273,7 @@ def test_an_answer_that_breaks_off_does_not_look_whole(provider: Provider) -> No
         pytest.raises(httpx.RemoteProtocolError),
     ):
         client.post(f"{LONG}/query")
-    [row] = AuditLog(provider.catalog).newest(10)
+    row, _ = newest_requests(provider.catalog, 10)
     assert (row.status, row.error_code, row.files) == (200, "INTERNAL_ERROR", PIECE_ROWS)
 
 

@@ -18,7 +18,13 @@ from lakeshare_server.catalog.models.recipients import (
     TokenRow,
     TokenUseRow,
 )
-from lakeshare_server.catalog.models.requests import AsyncQueryRow, AuditRow, StateRow
+from lakeshare_server.catalog.models.requests import (
+    AsyncQueryRow,
+    AuditChainRow,
+    AuditJournalRow,
+    AuditRow,
+    StateRow,
+)
 from lakeshare_server.catalog.models.shares import SchemaRow, SharedTableRow, ShareRow
 
 __all__ = [
@@ -28,6 +34,8 @@ __all__ = [
     "AdminKeyRow",
     "AllowanceRow",
     "AsyncQueryRow",
+    "AuditChainRow",
+    "AuditJournalRow",
     "AuditRow",
     "Base",
     "FederationPolicyRow",

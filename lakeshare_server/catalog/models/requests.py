@@ -47,7 +47,8 @@ class StateRow(Base):
 class AuditRow(Base):
     """One event: a request and what became of it, or a change by an administrator, with what was before and after.
 
-    `recipient` names the recipient that reads; `principal` whoever administers.
+    `recipient` names the recipient that reads; `principal` whoever administers. Keys are dense, in the order of the
+    chain; events from before there was one have no hash.
     """
 
     __tablename__ = "audit_log"
@@ -68,3 +69,27 @@ class AuditRow(Base):
     elapsed_ms: Mapped[Long]
     principal: Mapped[Name | None] = mapped_column(index=True)
     details: Mapped[dict[str, Any] | None]
+    kind: Mapped[str] = mapped_column(ShortText(16), default="request")
+    size_bytes: Mapped[Long | None]
+    rows: Mapped[Long | None]
+    previous_hash: Mapped[str | None] = mapped_column(ShortText(64))
+    hash: Mapped[str | None] = mapped_column(ShortText(64))
+
+
+class AuditChainRow(Base):
+    """Two rows: the `head`, number and hash of the newest event, and the `anchor`, of the last one that was pruned."""
+
+    __tablename__ = "audit_chain"
+
+    name: Mapped[str] = mapped_column(ShortText(16), primary_key=True)
+    number: Mapped[Long]
+    hash: Mapped[str] = mapped_column(ShortText(64))
+
+
+class AuditJournalRow(Base):
+    """How many bytes of a process's journal of events are in the log."""
+
+    __tablename__ = "audit_journals"
+
+    name: Mapped[str] = mapped_column(ShortText(64), primary_key=True)
+    taken: Mapped[Long]

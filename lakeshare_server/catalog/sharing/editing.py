@@ -14,11 +14,9 @@ from typing import Any, Final, Protocol
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from lakeshare_server.catalog.audit import AuditEvent, append_events
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import BadRequest, CatalogConflict
-
-DONE = 200
 
 
 class Keep(Enum):
@@ -84,7 +82,8 @@ def editing(catalog: Catalog, by: str) -> Iterator[Edit]:
             edit = Edit(session, by, datetime.now(UTC))
             yield edit
             session.flush()
-            _write_events(edit)
+            # Last: whoever appends next waits for this transaction's end.
+            append_events(session, _events(edit))
     except IntegrityError as error:
         raise CatalogConflict(
             "somebody else has just made, or removed, an object of this name", "Look again, then repeat it."
@@ -126,18 +125,17 @@ def require_aware(field_name: str, moment: datetime | None) -> None:
         raise BadRequest(field_name, moment.isoformat(), "Give a time with its zone.")
 
 
-def _write_events(edit: Edit) -> None:
+def _events(edit: Edit) -> list[AuditEvent]:
     request_id = uuid.uuid4().hex
-    for change in edit.changes:
-        edit.session.add(
-            AuditRow(
-                at=edit.at,
-                principal=edit.by,
-                action=change.action,
-                object_name=change.object_name,
-                status=DONE,
-                request_id=request_id,
-                elapsed_ms=0,
-                details={"before": change.before, "after": change.after},
-            )
+    return [
+        AuditEvent(
+            kind="change",
+            at=edit.at,
+            principal=edit.by,
+            action=change.action,
+            object_name=change.object_name,
+            request_id=request_id,
+            details={"before": change.before, "after": change.after},
         )
+        for change in edit.changes
+    ]

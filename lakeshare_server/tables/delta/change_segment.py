@@ -113,11 +113,11 @@ class ChangedWords(Segment):
 
     def __init__(self, segment: Segment, said: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
         self.note = segment.note
-        self._segment, self._said = segment, said
+        self.original, self._said = segment, said
 
     def rows(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         """The rows from one place to another, in batches."""
-        return map(self._said, self._segment.rows(start, stop))
+        return map(self._said, self.original.rows(start, stop))
 
 
 def open_segment(path: Path) -> Segment:

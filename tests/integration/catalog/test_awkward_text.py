@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from lakeshare_server.catalog import (
-    AuditEntry,
+    AuditEvent,
     AuditLog,
     Catalog,
     FollowedTables,
@@ -65,7 +65,7 @@ def test_awkward_names_are_not_found(catalog: Catalog, text: str) -> None:
 def test_awkward_text_is_written_to_the_audit_log_readably(catalog: Catalog, text: str) -> None:
     log = AuditLog(catalog)
     log.record(
-        AuditEntry(
+        AuditEvent(
             at=datetime.now(UTC),
             recipient="bob",
             action="query_table",

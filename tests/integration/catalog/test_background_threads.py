@@ -13,7 +13,7 @@ from sqlalchemy import text
 from lakeshare_server.access import async_worker
 from lakeshare_server.access.async_worker import AsyncWorker, Submission
 from lakeshare_server.access.view import Views
-from lakeshare_server.catalog import AsyncQueries, AuditEntry, AuditLog, Catalog, Reader, audit, open_catalog
+from lakeshare_server.catalog import AsyncQueries, AuditEvent, AuditLog, Catalog, Reader, audit, open_catalog
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.stores import Stores
 from lakeshare_server.versions import Versions
@@ -34,9 +34,9 @@ def change(catalog: Catalog, statement: str) -> None:
         session.execute(text(statement))
 
 
-def an_entry() -> AuditEntry:
+def an_entry() -> AuditEvent:
     told: dict[str, Any] = dict.fromkeys(("recipient", "object_name", "error_code", "version", "files", "ip"))
-    return AuditEntry(
+    return AuditEvent(
         at=datetime.now(UTC),
         action="query_table",
         status=200,

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,8 @@ from lakeshare_server.catalog import (
 from lakeshare_server.catalog.models import (
     AllowanceRow,
     AsyncQueryRow,
+    AuditChainRow,
+    AuditJournalRow,
     AuditRow,
     Base,
     SetLockRow,
@@ -38,7 +41,7 @@ from lakeshare_server.errors import CatalogConflict, Unavailable
 from tests.builders.publications import a_publication
 
 MODELS = sorted((mapper.class_ for mapper in Base.registry.mappers), key=lambda model: model.__tablename__)
-UNSEEN = {AuditRow, SetLockRow, AsyncQueryRow, TokenUseRow, AllowanceRow}
+UNSEEN = {AuditRow, AuditChainRow, AuditJournalRow, SetLockRow, AsyncQueryRow, TokenUseRow, AllowanceRow}
 ORDERS = SharedTable("a", "orders", "lake.orders")
 
 SEEN_WRITES: dict[str, Callable[[Catalog], Any]] = {
@@ -71,14 +74,14 @@ def test_every_write_that_recipients_see_is_the_next_generation(catalog: Catalog
     assert catalog.generation() > before
 
 
-def test_what_recipients_do_not_see_is_no_generation(catalog: Catalog) -> None:
+def test_what_recipients_do_not_see_is_no_generation(catalog: Catalog, tmp_path: Path) -> None:
     before = catalog.generation()
     with set_lock(catalog, "lake", "me", 1):
         pass
     with catalog.writing(seen=False) as session:
         session.execute(delete(AuditRow))
         session.execute(delete(AsyncQueryRow))
-    AuditLog(catalog).close()
+    AuditLog(catalog, tmp_path / "audit").close()
     Ledger(catalog).history("lake.flights")
     assert catalog.generation() == before
 

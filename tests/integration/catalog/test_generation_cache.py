@@ -12,13 +12,13 @@ import pytest
 from lakeshare_server.catalog import (
     Catalog,
     GenerationCache,
+    GrantedTable,
     Ledger,
     Listings,
     Publication,
     Reader,
     Recipients,
     SharedTable,
-    TableEntry,
     share_table,
 )
 from lakeshare_server.errors import NotFound
@@ -89,7 +89,7 @@ def test_a_publication_of_another_thread_is_what_is_read_next(catalog: Catalog) 
 
 def test_what_is_not_there_is_not_kept(catalog: Catalog, token: str) -> None:
     recipients = Recipients(catalog)
-    readers, tables = GenerationCache[Reader | None](catalog, 1), GenerationCache[TableEntry](catalog, 1)
+    readers, tables = GenerationCache[Reader | None](catalog, 1), GenerationCache[GrantedTable](catalog, 1)
     readers.get(token, lambda: recipients.by_token(token))
     reader = readers.peek(token)
     assert reader is not None

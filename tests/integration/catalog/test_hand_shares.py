@@ -27,7 +27,7 @@ def test_a_table_shared_by_hand_is_listed_with_all_that_was_said(catalog: Catalo
         catalog, "s", SharedTable("sales", "orders", "lake.o", comment="c", history=False), start_version=7
     )
     bob, _ = Recipients(catalog).add("bob", ["s"])
-    assert Listings(catalog, bob.id).table("S", "Sales", "ORDERS") == shared
+    assert Listings(catalog, bob.id).table("S", "Sales", "ORDERS").entry == shared
     assert (shared.path, shared.lake_table, shared.comment) == ("s.sales.orders", "lake.o", "c")
     assert (shared.history, shared.start_version, shared.directory_access) == (False, 7, False)
 
@@ -112,7 +112,7 @@ def test_a_share_tells_its_display_name_and_properties(catalog: Catalog) -> None
         session.execute(update(ShareRow).values(display_name="Sales, ü", properties={"owner": {"team": "x"}}))
     told = listings.share("s")
     assert (told.display_name, told.properties) == ("Sales, ü", {"owner": {"team": "x"}})
-    assert listings.table("s", "sales", "orders").share == told
+    assert listings.table("s", "sales", "orders").entry.share == told
 
 
 @pytest.mark.parametrize(
