@@ -1,1 +1,24 @@
 """The Dagster package: deliveries become audited, numbered publications."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def sql(
+    statements: str, spark: "SparkSession | None" = None, *, single_transaction: bool = False
+) -> "DataFrame":
+    """Say in SQL what is shared with whom, from a notebook or a job; what the last statement answers is a frame.
+
+    Example: `import lakeshare_pipelines as lakeshare; lakeshare.sql("SHOW ALL IN SHARE sales").show()`
+
+    Raises:
+        BadRequest: there is no Spark session, given or active.
+        SqlError: the text is not SQL; nothing was done.
+        StatementRefused: a statement cannot be done; says which took effect.
+    """
+    # Spark is imported by whoever asks for a frame, never by importing the package.
+    from lakeshare_pipelines.share.sql import sql as done
+
+    return done(statements, spark, single_transaction=single_transaction)

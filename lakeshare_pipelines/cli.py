@@ -178,16 +178,18 @@ def wap_retry(ref: str) -> None:
 
 @app.command()
 def rollback(table: str, number: int) -> None:
-    """Show publication NUMBER of TABLE again, under a new number, on main and to every recipient."""
-    from lakeshare_pipelines.share.rollback import rollback as roll_back
+    """Show publication NUMBER of TABLE and its views again, under a new number, on main and to every recipient."""
+    from lakeshare_pipelines.share.rollback import rollback_with_views
 
     for contract in _contracts():
         for candidate in contract.tables:
             if candidate.name == table:
                 # Spark starts where rows have to be compared, to tell recipients what the rollback changes.
                 with _lake_with_spark() as lake:
-                    publication = roll_back(lake, _catalog(), contract, candidate, number)
-                typer.echo(f"{table} shows publication {number} again, as number {publication.version}")
+                    shown = rollback_with_views(lake, _catalog(), contract, candidate, number)
+                for one in shown:
+                    again = f"publication {one.rollback_of} again, as number {one.version}"
+                    typer.echo(f"{one.table} shows {again}")
                 return
     raise typer.BadParameter(f"no contract has a table {table!r}", param_hint="TABLE")
 

@@ -16,6 +16,7 @@ from uvicorn.supervisors import Multiprocess
 
 from lakeshare_server.access.access_tokens import AccessTokens
 from lakeshare_server.access.addresses import Proxies
+from lakeshare_server.access.administrators import Administrators, admin_issuer
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
 from lakeshare_server.access.bookkeeping import Bookkeeping
@@ -25,6 +26,7 @@ from lakeshare_server.access.iceberg import IcebergTables
 from lakeshare_server.access.iceberg_scans import IcebergScans
 from lakeshare_server.access.iceberg_signing import SignableFiles
 from lakeshare_server.access.limits import Limits
+from lakeshare_server.access.oidc import Issuers
 from lakeshare_server.access.view import Views
 from lakeshare_server.catalog import (
     Allowances,
@@ -50,6 +52,8 @@ from lakeshare_server.routes import (
     tables,
     windows,
 )
+from lakeshare_server.routes.admin.api import PREFIX as ADMIN_PREFIX
+from lakeshare_server.routes.admin.api import admin_api, well_known
 from lakeshare_server.routes.audit import AuditMiddleware
 from lakeshare_server.routes.connections import SLOW_CLIENT_S, GuardedProtocol
 from lakeshare_server.routes.context import Parts
@@ -94,6 +98,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.add_middleware(ClientAddress, proxies=Proxies(settings.trusted_proxies))
     add_error_responses(app)
     app.include_router(health.router)
+    app.include_router(well_known)
     prefix = settings.endpoint.rstrip("/")
     app.include_router(oauth.iceberg_router)
     for routes in (oauth, listings, tables, windows, async_queries, credentials, files):
@@ -101,6 +106,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     # The other catalog's paths none of ours can take: no prefix begins like them.
     app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
     app.router.routes.append(iceberg_catalog.other_calls())
+    app.mount(ADMIN_PREFIX, admin_api(parts))
     return app
 
 
@@ -109,7 +115,8 @@ def _parts(settings: ServerSettings) -> Parts:
     key = load_key(settings)
     stores = Stores(settings)
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
-    views = Views(catalog, Versions(catalog, settings, stores))
+    versions = Versions(catalog, settings, stores)
+    views = Views(catalog, versions)
     access_tokens = AccessTokens(key, settings.access_token_life_s)
     allowances, uses = Allowances(catalog), TokenUses(catalog)
     limits = Limits(allowances, settings)
@@ -121,6 +128,8 @@ def _parts(settings: ServerSettings) -> Parts:
         access_tokens=access_tokens,
         limits=limits,
         bookkeeping=Bookkeeping(uses, limits.meters),
+        administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings)),
+        versions=versions,
         views=views,
         pager=Pager(key, settings.page_size),
         tokens=TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s),

@@ -14,10 +14,15 @@ LakeshareError
 │   ├── StoreMissing
 │   ├── StoreDenied
 │   └── TableFilesMissing    what
-└── CatalogConflict     what, fix            raised by catalog writes, never by a request
+├── CatalogConflict     what, fix            → 409 RESOURCE_CONFLICT, to administrators only
+│   ├── NameTaken                            → 409 RESOURCE_ALREADY_EXISTS
+│   └── EditedMeanwhile                      → 412 ABORTED
+└── DocumentError       path, line, field, problem, hint, also    a file of `lakeshare apply` cannot be used
 """
 
+from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
 LONGEST_VALUE = 200
 
@@ -146,3 +151,32 @@ class CatalogConflict(LakeshareError):
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}. {fix}")
         self.what, self.fix = what, fix
+
+
+class NameTaken(CatalogConflict):
+    """There is something of this name already."""
+
+
+class EditedMeanwhile(CatalogConflict):
+    """Somebody else has edited what was looked at."""
+
+
+class DocumentError(LakeshareError):
+    """A file of `lakeshare apply` that cannot be used; names the file, the line, the field and the remedy.
+
+    `also` holds the further errors of the files: all of them are found at once.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        line: int,
+        field: str,
+        problem: str,
+        hint: str,
+        also: Sequence["DocumentError"] = (),
+    ) -> None:
+        said = f"{path}:{line}: {field}: {problem}. {hint}"
+        super().__init__("\n".join([said, *(str(error) for error in also)]))
+        self.path, self.line, self.field, self.problem, self.hint = path, line, field, problem, hint
+        self.also = tuple(also)

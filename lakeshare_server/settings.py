@@ -15,6 +15,7 @@ def _absolute(path: Path) -> Path:
 ICEBERG_PATH = "/iceberg"
 # Below the endpoint of the protocol: profiles of OAuth clients name it.
 TOKEN_PATH = "/oauth/token"  # noqa: S105  # a path
+ACTIVATION_PATH = "/activate"
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
@@ -192,6 +193,25 @@ class ServerSettings(StateSettings):
     oidc_leeway_s: int = Field(
         60, ge=0, le=600, description="How far an issuer's clock may be from ours, in seconds."
     )
+    admin_oidc_issuer: Endpoint | None = Field(
+        None, description="OIDC issuer whose tokens administer, as they name it; keys only by default."
+    )
+    admin_oidc_audiences: str = Field(
+        "", description="Audiences, by spaces, of which an administrator's token has one."
+    )
+    admin_oidc_name_claim: str = Field(
+        "sub", description="Claim that tells who an administrator is; one that its owner cannot choose."
+    )
+    admin_oidc_role_claim: str = Field(
+        "roles", description="Claim with an administrator's roles or groups, like realm_access.roles."
+    )
+    admin_oidc_owners: str = Field("lakeshare-owner", description="Values of the claim that make an owner.")
+    admin_oidc_stewards: str = Field(
+        "lakeshare-steward", description="Values of the claim that make a steward."
+    )
+    admin_oidc_auditors: str = Field(
+        "lakeshare-auditor", description="Values of the claim that make an auditor."
+    )
     max_body_bytes: int = Field(2_097_152, ge=1024, description="Largest request body accepted, in bytes.")
 
     def base_url(self) -> str:
@@ -205,6 +225,10 @@ class ServerSettings(StateSettings):
     def iceberg_url(self) -> str:
         """The URL of the Iceberg REST catalog as recipients see it; clients put `/v1` behind it."""
         return self._root() + ICEBERG_PATH
+
+    def activation_url(self, code: str) -> str:
+        """The link that gives a recipient its profile, once."""
+        return f"{self._root()}{ACTIVATION_PATH}/{code}"
 
     def _root(self) -> str:
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")

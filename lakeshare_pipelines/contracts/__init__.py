@@ -9,6 +9,7 @@ from lakeshare_pipelines.contracts.loader import load_contract, load_contracts
 from lakeshare_pipelines.contracts.model import (
     Column,
     Drift,
+    PerRecipient,
     Promise,
     Reading,
     Reference,
@@ -17,11 +18,13 @@ from lakeshare_pipelines.contracts.model import (
     ShareEntry,
     SnowflakeEntry,
     Table,
+    View,
 )
 
 __all__ = [
     "Column",
     "Drift",
+    "PerRecipient",
     "Promise",
     "Reading",
     "Reference",
@@ -30,6 +33,7 @@ __all__ = [
     "ShareEntry",
     "SnowflakeEntry",
     "Table",
+    "View",
     "describe",
     "load_contract",
     "load_contracts",

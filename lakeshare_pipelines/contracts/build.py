@@ -4,23 +4,20 @@ import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from lakeshare_pipelines.contracts.document import (
     ColumnExtras,
     Document,
     PromiseExtras,
     Property,
-    Quality,
     ReferenceExtras,
-    RuleExtras,
     SchemaObject,
     SetExtras,
     SharedSchema,
     SnowflakeSchema,
     TableExtras,
 )
-from lakeshare_pipelines.contracts.expectations import EXPECTATIONS, UNIQUENESS, columns_of, rule_name
 from lakeshare_pipelines.contracts.faults import Faults, Location, did_you_mean, read_extras
 from lakeshare_pipelines.contracts.model import (
     Column,
@@ -28,18 +25,18 @@ from lakeshare_pipelines.contracts.model import (
     Promise,
     Reading,
     Reference,
-    Rule,
-    Scope,
     SetContract,
     ShareEntry,
     SnowflakeEntry,
     Table,
+    View,
 )
+from lakeshare_pipelines.contracts.rules import rules_of
 from lakeshare_pipelines.contracts.types import DEFAULTS, TYPES_OF_FORMAT, spelled, wrong_type
+from lakeshare_pipelines.contracts.views import check_shape, columns_of_view, is_view, view_of
 
 Tables = TypeVar("Tables", SharedSchema, SnowflakeSchema)
 
-ENGINE = "greatExpectations"
 OWNER = re.compile(r"[A-Za-z0-9_]+|[^@\s]+@[^@\s]+\.[^@\s]+")
 
 
@@ -47,10 +44,7 @@ def build_set(document: Document, digest: str, path: Path, faults: Faults) -> Se
     """The set a document describes; tables stand in the order of the file."""
     extras = read_extras(SetExtras, document.custom_properties, [], faults)
     table_format = document.servers[0].format
-    tables = tuple(
-        build_table(document.name, table, table_format, ["schema", index], faults)
-        for index, table in enumerate(document.tables)
-    )
+    tables = _tables(document, table_format, faults)
     names = {name: table.name for table in tables for name in (table.short_name, table.name)}
     shares = tuple(_share_entries(extras, names, faults, document))
     snowflake = tuple(_snowflake_entries(extras, names, faults, document))
@@ -70,17 +64,36 @@ def build_set(document: Document, digest: str, path: Path, faults: Faults) -> Se
     )
 
 
+def _tables(
+    document: Document, table_format: Literal["iceberg", "delta"], faults: Faults
+) -> tuple[Table, ...]:
+    """All tables, in the order of the file; views after the tables that they take their columns from."""
+    made: dict[int, Table] = {}
+    bases: dict[str, Table] = {}
+    for index, table in sorted(enumerate(document.tables), key=lambda one: is_view(one[1])):
+        made[index] = build_table(document.name, table, table_format, ["schema", index], faults, bases)
+        if not is_view(table):
+            bases[made[index].short_name] = made[index]
+    return tuple(made[index] for index in sorted(made))
+
+
 def build_table(
     set_name: str,
     table: SchemaObject,
     table_format: Literal["iceberg", "delta"],
     at: Location,
     faults: Faults,
+    bases: Mapping[str, Table],
 ) -> Table:
-    """One table with its columns, rules and references."""
+    """One table with its columns, rules and references; a view has those of one of the `bases`."""
     name = table.physical_name or f"{set_name}.{table.name}"
+    check_shape(table, at, faults)
     extras = read_extras(TableExtras, table.custom_properties, at, faults)
-    columns, partition_by = _columns(table, table_format, at, faults)
+    view = None if extras.view is None else view_of(extras.view)
+    if view is None:
+        columns, partition_by = _columns(table, table_format, at, faults)
+    else:
+        columns, partition_by = columns_of_view(view, bases, at, faults)
     derive = extras.derive.strip() if extras.derive else None
     return Table(
         name=name,
@@ -89,12 +102,14 @@ def build_table(
         partition_by=partition_by,
         source=extras.source,
         derive=derive,
-        depends_on=_placeholders(derive, at, faults),
-        rules=tuple(_rules(name, table, columns, at, faults)),
+        view=view,
+        depends_on=_placeholders(derive, at, faults) if view is None else (view.of,),
+        # What is required of the table's rows is true of any selection of them.
+        rules=tuple(rules_of(name, table, columns, at, faults, implies=view is None)),
         references=tuple(_references(name, table, at, faults)),
         location=extras.location,
         description=" ".join(table.description.split()),
-        allow_schema_changes=extras.allow_schema_changes,
+        allow_schema_changes=extras.allow_schema_changes or _follows_changes(view, bases),
         max_quarantined_fraction=extras.max_quarantined_fraction,
         drift=Drift(**extras.drift.model_dump()),
         reading=Reading(
@@ -102,6 +117,11 @@ def build_table(
         ),
         serveable_to=_promise(extras.serveable_to),
     )
+
+
+def _follows_changes(view: View | None, bases: Mapping[str, Table]) -> bool:
+    base = None if view is None else bases.get(view.of)
+    return base is not None and base.allow_schema_changes
 
 
 def _promise(extras: PromiseExtras | None) -> Promise:
@@ -150,117 +170,6 @@ def _type(entry: Property, table_format: str, at: Location, faults: Faults) -> s
         field = "physicalType" if entry.physical_type else "logicalType"
         faults.add([*at, field], wrong, did_you_mean(kind, TYPES_OF_FORMAT[table_format]))
     return kind
-
-
-def _rules(
-    table_name: str, table: SchemaObject, columns: Sequence[Column], at: Location, faults: Faults
-) -> Iterator[Rule]:
-    made = {rule.name: "required, unique and primaryKey" for rule in _implied_rules(table_name, columns)}
-    yield from _implied_rules(table_name, columns)
-    names = {column.name for column in columns}
-    for where, quality, column in _qualities(table, at):
-        if quality.type == "text":
-            continue
-        rule = _rule(table_name, quality, column, where, faults)
-        if rule is None or not _is_sound(rule, names, where, faults):
-            continue
-        if rule.name in made:
-            faults.add(
-                where,
-                f"rule {rule.name!r} of {table_name} is made by {made[rule.name]} already",
-                "Remove one of them, or give this one a `name` of its own.",
-            )
-            continue
-        made[rule.name] = "an earlier rule"
-        yield rule
-
-
-def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]:
-    for column in columns:
-        if column.required:
-            yield _implied(
-                table_name, "expect_column_values_to_not_be_null", {"column": column.name}, "delta"
-            )
-    key = [column.name for column in columns if column.primary_key]
-    singles = [column.name for column in columns if column.unique]
-    if len(key) == 1 and key[0] not in singles:
-        singles += key
-    for name in singles:
-        yield _implied(table_name, UNIQUENESS[0], {"column": name}, "table")
-    if len(key) > 1:
-        yield _implied(table_name, UNIQUENESS[1], {"column_list": key}, "table")
-
-
-def _implied(table_name: str, expectation: str, kwargs: Mapping[str, Any], scope: Scope) -> Rule:
-    return Rule(rule_name(expectation, kwargs), table_name, expectation, kwargs, "error", scope)
-
-
-def _qualities(table: SchemaObject, at: Location) -> Iterator[tuple[list[str | int], Quality, str | None]]:
-    for index, quality in enumerate(table.quality):
-        yield [*at, "quality", index], quality, None
-    for number, entry in enumerate(table.properties):
-        for index, quality in enumerate(entry.quality):
-            yield [*at, "properties", number, "quality", index], quality, entry.name
-
-
-def _rule(
-    table_name: str, quality: Quality, column: str | None, where: list[str | int], faults: Faults
-) -> Rule | None:
-    if quality.type != "custom" or quality.engine != ENGINE or quality.implementation is None:
-        faults.add(
-            where,
-            "only rules of type custom, engine greatExpectations, with an implementation are run",
-            f"Write type: custom, engine: {ENGINE}, implementation: {{type: expect_…, kwargs: {{…}}}}.",
-        )
-        return None
-    expectation, kwargs = quality.implementation.type, dict(quality.implementation.arguments)
-    known = EXPECTATIONS.get(expectation)
-    if known is None:
-        hint = did_you_mean(expectation, EXPECTATIONS)
-        faults.add([*where, "implementation", "type"], f"unknown expectation {expectation!r}", hint)
-        return None
-    if column is not None and "column" in known.arguments:
-        kwargs.setdefault("column", column)
-    extras = read_extras(RuleExtras, quality.custom_properties, where, faults)
-    return Rule(
-        name=quality.name or rule_name(expectation, kwargs),
-        table=table_name,
-        expectation=expectation,
-        kwargs=kwargs,
-        severity=quality.severity,
-        scope=extras.scope or ("table" if expectation in UNIQUENESS else "delta"),
-        description=" ".join(quality.description.split()),
-    )
-
-
-def _is_sound(rule: Rule, columns: set[str], where: list[str | int], faults: Faults) -> bool:
-    known = EXPECTATIONS[rule.expectation]
-    before = len(faults.found)
-    place = [*where, "implementation", "kwargs"]
-    for name in rule.kwargs:
-        if name not in known.arguments:
-            hint = did_you_mean(name, known.arguments)
-            faults.add([*place, name], f"{rule.expectation} takes no argument {name!r}", hint)
-    for name in known.required:
-        if name not in rule.kwargs:
-            faults.add(
-                place,
-                f"{rule.expectation} needs the argument {name!r}",
-                f"Give {known.required[name].wants}.",
-            )
-    for name, argument in known.arguments.items():
-        if name in rule.kwargs and not argument.accepts(rule.kwargs[name]):
-            faults.add([*place, name], f"cannot be {rule.kwargs[name]!r}", f"Give {argument.wants}.")
-    if known.one_of and not any(rule.kwargs.get(name) is not None for name in known.one_of):
-        faults.add(
-            place, f"{rule.expectation} needs {' or '.join(known.one_of)}", "Give at least one of them."
-        )
-    for name, column in columns_of(known, rule.kwargs):
-        if column not in columns:
-            faults.add(
-                [*place, name], f"{rule.table} has no column {column!r}", did_you_mean(column, columns)
-            )
-    return len(faults.found) == before
 
 
 def _references(table_name: str, table: SchemaObject, at: Location, faults: Faults) -> Iterator[Reference]:

@@ -48,7 +48,8 @@ def check_set(contract: SetContract, faults: Faults) -> SetContract:
 def _check_table(contract: SetContract, table: Table, at: list[str | int], faults: Faults) -> None:
     _check_unique([column.name for column in table.columns], [*at, "properties"], "column", faults)
     _check_origin(contract, table, at, faults)
-    _check_partitions(contract, table, at, faults)
+    if table.columns:
+        _check_partitions(contract, table, at, faults)
     for column in table.columns:
         _check_column(contract, table, column, at, faults)
     for reference in table.references:
@@ -60,13 +61,16 @@ def _check_table(contract: SetContract, table: Table, at: list[str | int], fault
 
 
 def _check_origin(contract: SetContract, table: Table, at: list[str | int], faults: Faults) -> None:
-    if (table.source is None) == (table.derive is None):
+    given = [name for name in ("source", "derive", "view") if getattr(table, name) is not None]
+    if len(given) != 1:
         faults.add(
             [*at, "customProperties"],
-            f"table {table.short_name} has {'neither' if table.source is None else 'both'} source and derive",
-            "Give the file stem of its deliveries as source, or Spark SQL as derive.",
+            f"table {table.short_name} has {' and '.join(given) or 'neither source nor derive nor view'}",
+            "Give the file stem of its deliveries as source, or Spark SQL as derive, or a view of another table.",
         )
-    known = {other.short_name for other in contract.tables}
+    if table.view is not None:
+        return
+    known = {other.short_name for other in contract.tables if other.view is None}
     for name in table.depends_on:
         if name not in known:
             hint = did_you_mean(name, known)
@@ -134,7 +138,9 @@ def _check_partitions(contract: SetContract, table: Table, at: list[str | int], 
         faults.add(
             [*at, "properties"],
             f"the set is daily, but {table.short_name} is not partitioned by its day first",
-            "Mark a column of type date as partitioned, with partitionKeyPosition 1.",
+            "Mark a column of type date as partitioned, with partitionKeyPosition 1."
+            if table.view is None
+            else f"Put the day of {table.view.of} into the columns of the view.",
         )
 
 
@@ -219,4 +225,5 @@ def _full_names(by_name: dict[str, Table], table: Table) -> Table:
 
     references = tuple(dataclasses.replace(r, to_table=full(r.to_table)) for r in table.references)
     depends_on = tuple(full(name) for name in table.depends_on)
-    return dataclasses.replace(table, references=references, depends_on=depends_on)
+    view = table.view and dataclasses.replace(table.view, of=full(table.view.of))
+    return dataclasses.replace(table, references=references, depends_on=depends_on, view=view)

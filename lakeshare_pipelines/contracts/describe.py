@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lakeshare_pipelines.contracts.model import Column, Drift, SetContract, Table
+from lakeshare_pipelines.contracts.model import Column, Drift, SetContract, Table, View
 
 
 def describe(contract: SetContract) -> str:
@@ -33,10 +33,13 @@ def _lines(contract: SetContract) -> Iterator[str]:
 
 def _table_lines(table: Table) -> Iterator[str]:
     origin = f"files {table.source}*" if table.source else f"derived from {', '.join(table.depends_on)}"
+    if table.view is not None:
+        origin = f"view of {table.view.of}"
     by = ", ".join(c if t == "identity" else f"{t}({c})" for c, t in table.partition_by)
     yield f"table {table.name} ({table.format}, {origin}{', partitioned by ' + by if by else ''})"
     if table.description:
         yield f"  {table.description}"
+    yield from _view_lines(table.view)
     width = max(len(column.name) for column in table.columns)
     for column in table.columns:
         yield f"  {column.name:{width}}  {column.type:10} {_column_words(column)}".rstrip()
@@ -54,6 +57,16 @@ def _table_lines(table: Table) -> Iterator[str]:
     if table.serveable_to.clients:
         yield f"  {_promise_words(table)}"
     yield f"  at most {table.max_quarantined_fraction:.1%} of rows in quarantine{_drift_words(table.drift)}"
+
+
+def _view_lines(view: View | None) -> Iterator[str]:
+    if view is not None and view.where is not None:
+        yield f"  rows where {' '.join(view.where.split())}"
+    if view is None or view.per_recipient is None:
+        return
+    per = view.per_recipient
+    made = f" = {' '.join(per.value.split())}" if per.value else ""
+    yield f"  per recipient by {per.column}{made}" + (f": {per.rule}" if per.rule else "")
 
 
 def _column_words(column: Column) -> str:

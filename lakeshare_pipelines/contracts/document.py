@@ -108,16 +108,16 @@ class Property(Described):
 
 
 class SchemaObject(Described):
-    """A table."""
+    """A table, or a view, which has the columns of its table."""
 
     name: Name
     logical_type: Literal["object"] = "object"
     physical_name: Annotated[
         str | None, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$")
     ] = None
-    physical_type: Literal["table"] = "table"
+    physical_type: Literal["table", "view"] | None = None
     data_granularity_description: Unused = None
-    properties: Annotated[list[Property], Field(min_length=1)]
+    properties: list[Property] = []
     relationships: list[SchemaRelationship] = []
     quality: list[Quality] = []
 
@@ -278,11 +278,35 @@ def _promise(value: Any) -> Any:
     return {"clients": value} if isinstance(value, list) else value
 
 
+class PerRecipientExtras(Part):
+    """The column of a view by which rules tell the rows of one recipient from those of another."""
+
+    column: Name
+    value: Annotated[str, Field(min_length=1)] | None = None
+    recipient_property: Annotated[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None, Field(alias="property")
+    ] = None
+
+
+def _per_recipient(value: Any) -> Any:
+    return {"column": value} if isinstance(value, str) else value
+
+
+class ViewExtras(Part):
+    """Which rows and columns of which table a view shows."""
+
+    of: Name
+    columns: Annotated[list[Name], Field(min_length=1)]
+    where: Annotated[str, Field(min_length=1)] | None = None
+    per_recipient: Annotated[PerRecipientExtras | None, BeforeValidator(_per_recipient)] = None
+
+
 class TableExtras(Part):
     """customProperties of a table."""
 
     source: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
     derive: str | None = None
+    view: ViewExtras | None = None
     location: str | None = None
     allow_schema_changes: bool = False
     max_quarantined_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -330,4 +354,6 @@ PARTS: dict[str, type[Part]] = {
     "drift": DriftExtras,
     "reading": ReadingExtras,
     "serveableTo": PromiseExtras,
+    "view": ViewExtras,
+    "perRecipient": PerRecipientExtras,
 }

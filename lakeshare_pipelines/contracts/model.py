@@ -4,8 +4,10 @@ The YAML is read in `document.py`, judged in `checks.py` and turned into these r
 """
 
 import datetime as dt
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,8 +97,45 @@ class Promise:
 
 
 @dataclass(frozen=True)
+class PerRecipient:
+    """The partition column of a view that tells whose a row is; rows without a value in it are nobody's.
+
+    `value` is Spark SQL over the table's columns, for a column that the table does not have; an array of values gives
+    the row to each. With `recipient_property` each recipient reads the rows that hold its own value of that property.
+    """
+
+    column: str
+    value: str | None = None
+    recipient_property: str | None = None
+
+    @property
+    def rule(self) -> str | None:
+        """What restricts every recipient of the view."""
+        name = self.recipient_property
+        return None if name is None else f"{self.column} = current_recipient('{name}')"
+
+
+@dataclass(frozen=True)
+class View:
+    """Columns, and the rows a Spark SQL predicate is true for, of one table of the set."""
+
+    of: str
+    columns: tuple[str, ...]
+    where: str | None = None
+    per_recipient: PerRecipient | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that decides which rows the view has; whose they are is decided by its rule."""
+        said = asdict(self)
+        if self.per_recipient is not None:
+            said["per_recipient"].pop("recipient_property")
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
 class Table:
-    """One table. It has a `source` (file stem or glob in the delivery) or is a `derive` (Spark SQL), never both."""
+    """One table: of a `source` (file stem or glob in the delivery), or a `derive` (Spark SQL), or a `view`."""
 
     name: str
     format: Literal["iceberg", "delta"]
@@ -104,6 +143,7 @@ class Table:
     partition_by: tuple[tuple[str, str], ...] = ()
     source: str | None = None
     derive: str | None = None
+    view: View | None = None
     depends_on: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
     references: tuple[Reference, ...] = ()

@@ -106,7 +106,7 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _sources(contract: SetContract, table: Table, column: Column) -> list[dg.TableColumnDep]:
-    if table.derive is None:
+    if table.source is not None:
         source = column.delivered_as
         return [] if source is None else [dg.TableColumnDep(dg.AssetKey(["landing", contract.name]), source)]
     named = (name.rsplit(".", 1) for name in column.lineage)

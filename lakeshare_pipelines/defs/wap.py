@@ -174,7 +174,7 @@ def _asset_out(contract: SetContract, table: Table) -> dg.AssetOut:
         key=table_key(table.name),
         dagster_type=dg.Nothing,
         description=table.description,
-        kinds={"spark", table.format},
+        kinds={"spark", table.format, *(["view"] if table.view else [])},
         owners=list(contract.owners),
         tags={"domain": contract.domain} if contract.domain else None,
         metadata=column_metadata(contract, table),

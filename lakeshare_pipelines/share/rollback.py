@@ -39,6 +39,31 @@ def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, 
         return record_rollbacks(lake, ledger, contract, lease)[-1]
 
 
+def rollback_with_views(
+    lake: Lake, catalog: Catalog, contract: SetContract, table: Table, version: int
+) -> list[Publication]:
+    """`rollback` of a table, and before it of its views to what was published of them with that number.
+
+    A view that was not there yet stays as it is. Returns what was published, the table itself last.
+
+    Raises:
+        NoSuchPublication, CatalogConflict: as `rollback` says.
+    """
+    ledger = Ledger(catalog)
+    origin = ledger.at(table.name, version)
+    while origin is not None and origin.rollback_of is not None:
+        origin = ledger.at(table.name, origin.rollback_of)
+    if origin is None:
+        raise NoSuchPublication(table.name, version)
+    numbers = {published.table: published.version for published in ledger.by_run(origin.run_id)}
+    views = [one for one in contract.tables if one.view is not None and one.view.of == table.name]
+    # Views first: broken off in between, they show too little and not what the table has no more.
+    shown = [
+        rollback(lake, catalog, contract, one, numbers[one.name]) for one in views if one.name in numbers
+    ]
+    return [*shown, rollback(lake, catalog, contract, table, version)]
+
+
 def _changes(lake: Lake, ledger: Ledger, table: Table, target: Publication) -> str | None:
     """What the rollback will change, recorded before main moves; of a Delta table its log tells."""
     if table.format == "delta":

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.contracts import SetContract, ShareEntry
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.catalog import Catalog, DeclaredShare, ShareDiff, SharedTable, apply_shares
 
@@ -30,8 +30,16 @@ def declared_shares(contracts: Sequence[SetContract]) -> list[DeclaredShare]:
                     f"{entry.share}.{entry.schema}.{entry.name} stands for {share[key].table} and {entry.table}",
                     "Give one of them another name.",
                 )
-            share[key] = SharedTable(schema=entry.schema, name=entry.name, table=entry.table)
+            share[key] = _shared(contract, entry)
     return [
         DeclaredShare(name=name, tables=tuple(of[key] for key in sorted(of)))
         for name, of in sorted(tables.items())
     ]
+
+
+def _shared(contract: SetContract, entry: ShareEntry) -> SharedTable:
+    view = contract.table(entry.table).view
+    if view is None:
+        return SharedTable(schema=entry.schema, name=entry.name, table=entry.table)
+    rule = None if view.per_recipient is None else view.per_recipient.rule
+    return SharedTable(schema=entry.schema, name=entry.name, table=entry.table, kind="VIEW", rule=rule)

@@ -17,7 +17,8 @@ NOT_EMPTY = "not_empty"
 WITHIN_PARTITIONS = "within_partitions"
 DRIFT = "drift"
 SERVEABLE = "serveable"
-OURS = (STRUCTURE, ROWS_PARSED, NOT_EMPTY, WITHIN_PARTITIONS, DRIFT, SERVEABLE)
+SELECTION = "selection"
+OURS = (STRUCTURE, ROWS_PARSED, NOT_EMPTY, WITHIN_PARTITIONS, DRIFT, SERVEABLE, SELECTION)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,13 @@ def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
     yield CheckSpec(table.name, STRUCTURE, "error", structure)
     if table.source is not None:
         yield CheckSpec(table.name, ROWS_PARSED, "error", _rows_parsed_text(table))
-    yield CheckSpec(table.name, NOT_EMPTY, "error", "Every partition of the run has rows.")
+    if table.view is None:
+        yield CheckSpec(table.name, NOT_EMPTY, "error", "Every partition of the run has rows.")
+    else:
+        selection = (
+            f"Its rows are those that its definition selects of {table.view.of}, no more and no fewer."
+        )
+        yield CheckSpec(table.name, SELECTION, "error", selection)
     if is_daily(contract, table):
         within = "Every row belongs to a partition of the run."
         yield CheckSpec(table.name, WITHIN_PARTITIONS, "error", within)

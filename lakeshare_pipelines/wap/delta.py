@@ -116,6 +116,15 @@ class DeltaStaging:
         path = str(self.location(table.name))
         return self.lake.spark.read.format("delta").option("versionAsOf", version).load(path)
 
+    def definition(self, staged: Staged, table: Table) -> str | None:
+        base = json.loads(staged.base)[table.name]
+        # Not in the table's own properties: recipients are told those.
+        said = (
+            said_by(info)[0] for version, info in self.commits(table.name) if _is_run(version, info, base)
+        )
+        record = (staged if base == ABSENT else next(said, staged)).record_of(table.name)
+        return None if record is None else record.view
+
     def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
         found = self.seal(staged.ref)
         if found != staged.head:
@@ -302,6 +311,10 @@ class DeltaStaging:
 def table_location(settings: LakeSettings, table: Table) -> Path:
     """Root folder of a Delta table: the contract's location, below the warehouse unless absolute, or by its name."""
     return settings.warehouse.joinpath(*([table.location] if table.location else table.name.split(".")))
+
+
+def _is_run(version: int, info: Mapping[str, Any], base: int) -> bool:
+    return version <= base and PROPERTY + "staged" in info
 
 
 def replaced_column(staged: Staged, table: Table) -> str | None:

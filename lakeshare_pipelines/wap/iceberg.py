@@ -13,6 +13,7 @@ from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_pipelines.wap.serveable import ClientMatrix, of_iceberg
 from lakeshare_pipelines.wap.staged import WHOLE, Staged, staging_prefix
 from lakeshare_pipelines.wap.staging import (
+    DEFINITION,
     PROPERTY,
     Landed,
     LedgerKnows,
@@ -80,11 +81,12 @@ class IcebergStaging:
         return self.lake.nessie().reference(ref).hash
 
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
-        return self.table_after(staged, table).where(replaced(table, staged.partitions))
+        return self.table_after(staged, table).where(replaced(table, staged.partitions_of(table.name)))
 
     def count_written(self, staged: Staged, table: Table) -> int:
         before = self.on_main(staged, table)
-        kept = 0 if before is None else before.where(~replaced(table, staged.partitions)).count()
+        replaces = replaced(table, staged.partitions_of(table.name))
+        kept = 0 if before is None else before.where(~replaces).count()
         return self.table_after(staged, table).count() - kept
 
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
@@ -95,6 +97,11 @@ class IcebergStaging:
         if content is None:
             return None
         return self.lake.spark.table(f"{self.lake.catalog('main')}.{_at(table.name, staged.base)}")
+
+    def definition(self, staged: Staged, table: Table) -> str | None:
+        target, name = self._target(staged.ref, table), PROPERTY + DEFINITION
+        found = self.lake.spark.sql(f"SHOW TBLPROPERTIES {target}").collect()
+        return next((str(row["value"]) for row in found if row["key"] == name), None)
 
     def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
         publisher = self.lake.nessie("publisher")
@@ -180,9 +187,11 @@ def create_statement(target: str, table: Table) -> str:
     columns = ", ".join(f"`{column.name}` {column.type}" for column in table.columns)
     fields = ", ".join(partition_field(column, transform) for column, transform in table.partition_by)
     partitioned = f" PARTITIONED BY ({fields})" if fields else ""
-    return (
-        f"CREATE TABLE {target} ({columns}) USING iceberg{partitioned} TBLPROPERTIES ('format-version'='2')"
-    )
+    properties = {"format-version": "2"}
+    if table.view is not None:
+        properties[PROPERTY + DEFINITION] = table.view.digest
+    said = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
+    return f"CREATE TABLE {target} ({columns}) USING iceberg{partitioned} TBLPROPERTIES ({said})"
 
 
 def partition_field(column: str, transform: str) -> str:

@@ -13,8 +13,9 @@ from lakeshare_pipelines.spark.faults import explained
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_pipelines.wap.quarantine import keep_rejected
 from lakeshare_pipelines.wap.records import begin, forget, keep
-from lakeshare_pipelines.wap.staged import Staged, StagedTable, staging_name
+from lakeshare_pipelines.wap.staged import WHOLE, Staged, StagedTable, staging_name
 from lakeshare_pipelines.wap.staging import Staging, staging_for
+from lakeshare_pipelines.wap.views import selected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,46 +43,57 @@ def stage(
         unchanged_while(deliveries),
     ):
         begin(lake.settings, ref)
-        base = staging.open(ref)
-        tables = _write_all(lake, staging, contract, ref, deliveries, run_id)
+        draft = Staged(
+            set_name=contract.name,
+            run_id=run_id,
+            partitions=partitions,
+            ref=ref,
+            base=staging.open(ref),
+            head="",
+            tables=(),
+            deliveries={delivery.partition: delivery.digest for delivery in deliveries},
+            contract_digest=contract.digest,
+            attempt=attempt,
+        )
+        tables = _write_all(lake, staging, contract, draft, deliveries)
         tables = tuple(
             replace(one, rewritten=staging.make_serveable(ref, contract.table(one.table))) for one in tables
         )
         for delivery in deliveries:
             still_same(delivery)
-        staged = Staged(
-            set_name=contract.name,
-            run_id=run_id,
-            partitions=partitions,
-            ref=ref,
-            base=base,
-            head=staging.seal(ref),
-            tables=tables,
-            deliveries={delivery.partition: delivery.digest for delivery in deliveries},
-            contract_digest=contract.digest,
-            attempt=attempt,
-        )
+        staged = replace(draft, head=staging.seal(ref), tables=tables)
     keep(lake.settings, staged)
     return staged
 
 
 def _write_all(
-    lake: Lake, staging: Staging, contract: SetContract, ref: str, deliveries: Sequence[Delivery], run_id: str
+    lake: Lake, staging: Staging, contract: SetContract, draft: Staged, deliveries: Sequence[Delivery]
 ) -> tuple[StagedTable, ...]:
-    partitions = [delivery.partition for delivery in deliveries]
-    properties = {"set": contract.name, "run": run_id, "contract": contract.digest}
+    properties = {"set": contract.name, "run": draft.run_id, "contract": contract.digest}
     read = read_delivery(lake.spark, contract, deliveries)
     frames: dict[str, DataFrame] = {}
     written = []
     try:
         for table in contract.tables:
             arrived = read.get(table.name)
-            frame = derive(lake.spark, table, frames) if arrived is None else arrived.frame
+            # A view shows all of its table from its first day on.
+            is_whole = table.view is not None and staging.on_main(draft, table) is None
+            if arrived is not None:
+                frame = arrived.frame
+            elif table.view is None:
+                frame = derive(lake.spark, table, frames)
+            else:
+                base = contract.table(table.view.of)
+                of_base = staging.table_after(draft, base) if is_whole else frames[base.name]
+                frame = selected(contract, table, table.view, of_base)
             frames[table.name] = frame.cache()
             rows = frames[table.name].count()
-            log.info("writing %s rows of %s to %s", rows, table.name, ref)
-            staging.write(ref, table, frames[table.name], partitions, properties)
-            written.append(_staged_table(lake, contract, table, rows, arrived, run_id))
+            log.info("writing %s rows of %s to %s", rows, table.name, draft.ref)
+            partitions = WHOLE if is_whole else draft.partitions
+            staging.write(draft.ref, table, frames[table.name], partitions, properties)
+            one = _staged_table(lake, contract, table, rows, arrived, draft.run_id)
+            digest = None if table.view is None else table.view.digest
+            written.append(replace(one, view=digest, is_whole=is_whole))
     finally:
         for frame in frames.values():
             frame.unpersist()

@@ -16,6 +16,8 @@ class StagedTable:
     """One table of a staged set: the rows of this run, before anybody judged them.
 
     `rewritten` are the reason codes of what kept promised clients from the table until staging rewrote its files.
+    Of a view `view` is the digest of its definition, and `is_whole` says that the run made it for the first time, of
+    all that its table has.
     """
 
     table: str
@@ -23,6 +25,8 @@ class StagedTable:
     rejected: int = 0
     problems: tuple[str, ...] = ()
     rewritten: tuple[str, ...] = ()
+    view: str | None = None
+    is_whole: bool = False
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
@@ -60,6 +64,15 @@ class Staged:
     def title(self) -> str:
         """How messages name it."""
         return f"set {self.set_name}, partition {self.partition}, staged at {self.ref}"
+
+    def record_of(self, table: str) -> StagedTable | None:
+        """What was staged of a table; None when nothing was."""
+        return next((one for one in self.tables if one.table == table), None)
+
+    def partitions_of(self, table: str) -> tuple[str, ...]:
+        """The partitions of a table that the run replaces."""
+        record = self.record_of(table)
+        return WHOLE if record is not None and record.is_whole else self.partitions
 
     def as_record(self) -> dict[str, Any]:
         """JSON-able form; `from_record` reads it back."""

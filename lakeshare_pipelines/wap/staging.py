@@ -66,6 +66,9 @@ class Staging(Protocol):
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
         """The table on main as the run found it; None before the first publication."""
 
+    def definition(self, staged: Staged, table: Table) -> str | None:
+        """The digest of what a view was defined as when it was made; None where nobody made it as a view."""
+
     def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
         """Make exactly `staged.head` main's state for every table of the set; half-done ones are completed.
 
@@ -86,6 +89,9 @@ class Staging(Protocol):
 
 PROPERTY = "lakeshare."
 """How the names of our properties begin, in Nessie commits, Iceberg snapshots and Delta commits alike."""
+
+DEFINITION = "view"
+"""The property of an Iceberg table that keeps the digest of what its view was defined as."""
 
 
 def commit_properties(staged: Staged, evidence: Mapping[str, object]) -> dict[str, str]:

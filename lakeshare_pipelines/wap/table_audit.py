@@ -16,6 +16,7 @@ from lakeshare_pipelines.wap.checks import (
     DRIFT,
     NOT_EMPTY,
     ROWS_PARSED,
+    SELECTION,
     SERVEABLE,
     STRUCTURE,
     WITHIN_PARTITIONS,
@@ -35,6 +36,7 @@ from lakeshare_pipelines.wap.staged import Staged, StagedTable
 from lakeshare_pipelines.wap.staging import Staging
 from lakeshare_pipelines.wap.structure import Types, declared_types, structure_problems, types_of
 from lakeshare_pipelines.wap.verdicts import Finding, Verdict
+from lakeshare_pipelines.wap.views import selected, selection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,7 +52,7 @@ class TableAudit:
     ) -> None:
         self.lake, self.staging, self.contract = lake, staging, contract
         self.staged, self.table = staged, table
-        self.record = next((one for one in staged.tables if one.table == table.name), None)
+        self.record = staged.record_of(table.name)
         self.is_daily = is_daily(contract, table)
         self._days: Mapping[str, int] | None = None
 
@@ -79,6 +81,7 @@ class TableAudit:
             WITHIN_PARTITIONS: lambda: self._within_partitions(rows),
             DRIFT: lambda: self._drift(rows),
             SERVEABLE: self._serveable,
+            SELECTION: lambda: self._selection(rows),
         }
         for rule, outcome in self._outcomes(rows, types):
             checks[rule.name] = self._rule(rule, outcome)
@@ -123,7 +126,24 @@ class TableAudit:
     def _within_partitions(self, rows: "DataFrame") -> Finding:
         by_day = self._by_day(rows)
         written = sum(by_day.values()) if self.record is None else self.record.rows
-        return counts.within_partitions(by_day, self.staged.partitions, written)
+        # A view that is new has all days that its table has.
+        is_whole = self.record is not None and self.record.is_whole
+        return counts.within_partitions(by_day, by_day if is_whole else self.staged.partitions, written)
+
+    def _selection(self, rows: "DataFrame") -> Finding:
+        view = self.table.view
+        if view is None:
+            raise ValueError(f"{self.table.name} is no view")
+        base = self.contract.table(view.of)
+        is_whole = self.record is not None and self.record.is_whole
+        there = (
+            self.staging.table_after(self.staged, base)
+            if is_whole
+            else self.staging.rows_of_run(self.staged, base)
+        )
+        expected = selected(self.contract, self.table, view, there)
+        published_as = self.staging.definition(self.staged, self.table)
+        return selection(view, expected, rows.select(*expected.columns), published_as)
 
     def _drift(self, rows: "DataFrame") -> Finding:
         if self.is_daily:

@@ -17,7 +17,8 @@ def profile_of(recipient: RecipientState, given: Given, settings: ServerSettings
         return oauth_profile(
             settings.base_url(), settings.token_url(), recipient.id, given.secret, settings.iceberg_url()
         )
-    return bearer_profile(settings.base_url(), given.secret, given.state.expires_at, settings.iceberg_url())
+    ends = [end for end in (given.state.expires_at, recipient.expires_at) if end is not None]
+    return bearer_profile(settings.base_url(), given.secret, min(ends, default=None), settings.iceberg_url())
 
 
 def oauth_profile(

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, TextClause, UpdateBase, event, update
 from sqlalchemy.exc import DBAPIError
 
 from lakeshare_server.catalog.models import (
+    AdminKeyRow,
     AllowanceRow,
     AsyncQueryRow,
     AuditChainRow,
@@ -27,6 +28,7 @@ from lakeshare_server.catalog.models import (
 UNSEEN = frozenset(
     model.__tablename__
     for model in (
+        AdminKeyRow,
         AuditRow,
         AuditChainRow,
         AuditJournalRow,

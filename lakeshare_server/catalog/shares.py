@@ -1,20 +1,29 @@
-"""Shares as contracts declare them, and making the catalog say the same.
+"""Shares as contracts declare them, and making the catalog say the same, the way `lakeshare apply` does for files.
 
-Ids stay what they are over every application. What was made by hand, recipients and grants are never touched.
+Ids stay what they are over every application. What files or hands made, recipients and grants are never touched.
 """
 
-import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.models import GrantRow, SchemaRow, SharedTableRow, ShareRow
+from lakeshare_server.catalog.declared.carrying_out import carry_out
+from lakeshare_server.catalog.declared.held import held_shares
+from lakeshare_server.catalog.declared.objects import Held, Key, Wanted, parents, share_key, table_key
+from lakeshare_server.catalog.declared.planning import Step, steps_to
 from lakeshare_server.catalog.names import require_name
+from lakeshare_server.catalog.sharing import editing, look
+from lakeshare_server.catalog.sharing.states import Kind
 from lakeshare_server.errors import BadRequest
+
+# Who the audit log says it was.
+CONTRACTS = "contracts"
+ELSEWHERE = {
+    "hand": "It was shared by hand; remove it there, or declare another name.",
+    "files": "A file of `lakeshare apply` shares it; take it out of there, or declare another name.",
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,8 @@ class SharedTable:
     table: str
     comment: str | None = None
     history: bool = True  # recipients may read earlier publications by number
+    kind: Kind = "TABLE"
+    rule: str | None = None  # which partitions are read; None leaves it to whoever sets one by hand
 
 
 @dataclass(frozen=True)
@@ -48,40 +59,26 @@ class ShareDiff:
     closed: tuple[str, ...] = ()  # those of the changed whose directory access has ended
 
 
-@dataclass
-class _Changes:
-    added: list[str] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-    unchanged: list[str] = field(default_factory=list)
-    closed: list[str] = field(default_factory=list)
-
-    def diff(self) -> ShareDiff:
-        lists = self.added, self.removed, self.changed, self.unchanged, self.closed
-        return ShareDiff(*(tuple(names) for names in lists))
-
-
 def apply_shares(catalog: Catalog, declared: Sequence[DeclaredShare]) -> ShareDiff:
     """Make the declared shares the declared part of the catalog, in one transaction; twice changes nothing.
 
     Raises:
-        BadRequest: a name the protocol cannot carry, or the same name twice, or one that was shared by hand.
+        BadRequest: a name the protocol cannot carry, or the same name twice, or one that others have shared.
     """
     _require_good_names(declared)
-    changes = _Changes()
-    with catalog.writing() as session:
-        kept: set[int] = set()
-        for share in declared:
-            row = _declared_row(session, share)
-            kept |= {_apply_table(session, row, table, changes) for table in share.tables}
-        _remove_undeclared(session, kept, {share.name.lower() for share in declared}, changes)
-    return changes.diff()
+    with catalog.reading() as session:
+        diff, steps = _difference(session, declared)
+    if steps:
+        with editing(catalog, CONTRACTS, keeper="contracts") as edit:
+            diff, steps = _difference(edit.session, declared)
+            carry_out(edit, steps)
+    return diff
 
 
 def _require_good_names(declared: Sequence[DeclaredShare]) -> None:
     seen: set[str] = set()
-    for field_name, parents, name in _named(declared):
-        path = "/".join((*parents, name))
+    for field_name, inside, name in _named(declared):
+        path = "/".join((*inside, name))
         require_name(field_name, name)
         if path.lower() in seen:
             raise BadRequest(
@@ -99,107 +96,71 @@ def _named(declared: Sequence[DeclaredShare]) -> Iterator[tuple[str, tuple[str, 
             yield "table", (share.name, table.schema), table.name
 
 
-def _declared_row(session: Session, share: DeclaredShare) -> ShareRow:
-    row = share_row(session, share.name, share.description, declared=True)
-    if row.declared:
-        row.name, row.comment = share.name, share.description
-    return row
+def _difference(session: Session, declared: Sequence[DeclaredShare]) -> tuple[ShareDiff, tuple[Step, ...]]:
+    there = held_shares(session)
+    wanted = {one.key: one for one in _wanted(declared)}
+    for one in list(wanted.values()):
+        other = there.get(one.key)
+        if other is not None and not other.declared:
+            if one.key[0] == "table":
+                raise BadRequest("table", other.name, ELSEWHERE[other.keeper])
+            # A share that others made takes declared tables in, and stays theirs.
+            del wanted[one.key]
+    steps = steps_to(wanted, there, "contracts", _unwanted(session, wanted, there))
+    return _told(wanted, steps), steps
 
 
-def share_row(session: Session, name: str, comment: str | None = None, *, declared: bool) -> ShareRow:
-    """The share of this name, made when it is not there."""
-    row = session.scalars(select(ShareRow).where(ShareRow.name_key == name.lower())).one_or_none()
-    if row is None:
-        row = ShareRow(
-            id=str(uuid.uuid4()),
-            name=name,
-            name_key=name.lower(),
-            comment=comment,
-            declared=declared,
-            created_at=datetime.now(UTC),
-        )
-        session.add(row)
-        session.flush()
-    return row
+def _wanted(declared: Sequence[DeclaredShare]) -> Iterator[Wanted]:
+    for share in declared:
+        said: dict[str, object] = {"name": share.name, "comment": share.description}
+        yield Wanted(share_key(share.name), share.name, said)
+        for table in share.tables:
+            fields: dict[str, object] = {
+                "schema": table.schema,
+                "name": table.name,
+                "table": table.table,
+                "kind": table.kind,
+                "comment": table.comment,
+                "history": table.history,
+            }
+            if table.rule is not None:
+                fields["rule"] = table.rule
+            key = table_key(share.name, table.schema, table.name)
+            yield Wanted(key, f"{share.name}.{table.schema}.{table.name}", fields)
 
 
-def schema_row(session: Session, share: ShareRow, name: str, *, declared: bool) -> SchemaRow:
-    """The schema of a share, made when it is not there."""
-    same = select(SchemaRow).where(SchemaRow.share_key == share.key, SchemaRow.name_key == name.lower())
-    row = session.scalars(same).one_or_none()
-    if row is None:
-        row = SchemaRow(share_key=share.key, name=name, name_key=name.lower(), declared=declared)
-        session.add(row)
-        session.flush()
-    return row
-
-
-def table_row(session: Session, schema: SchemaRow, name: str) -> SharedTableRow | None:
-    """The shared table of this name."""
-    same = select(SharedTableRow).where(
-        SharedTableRow.schema_key == schema.key, SharedTableRow.name_key == name.lower()
-    )
-    return session.scalars(same).one_or_none()
-
-
-def point_at(row: SharedTableRow, lake_table: str) -> bool:
-    """Let a shared table stand for a table of the lake; says whether directory access to another one ends with it."""
-    # Whoever allowed it looked at what lies in the folder of the table it stood for.
-    ends = bool(row.directory_access) and row.lake_table != lake_table
-    if ends:
-        row.directory_access = False
-    row.lake_table = lake_table
-    return ends
-
-
-def _apply_table(session: Session, share: ShareRow, table: SharedTable, changes: _Changes) -> int:
-    schema = schema_row(session, share, table.schema, declared=True)
-    path = f"{share.name}.{schema.name}.{table.name}"
-    row = table_row(session, schema, table.name)
-    if row is None:
-        row = SharedTableRow(id=str(uuid.uuid4()), schema_key=schema.key, name_key=table.name.lower())
-        session.add(row)
-        report = changes.added
-    elif not row.declared:
-        raise BadRequest("table", path, "It was shared by hand; remove it there, or declare another name.")
-    elif (row.name, row.lake_table, row.comment, row.history) == _told(table):
-        report = changes.unchanged
-    else:
-        report = changes.changed
-    if point_at(row, table.table):
-        changes.closed.append(path)
-    row.name, row.comment, row.history, row.declared = table.name, table.comment, table.history, True
-    session.flush()
-    report.append(path)
-    return row.key
-
-
-def _told(table: SharedTable) -> tuple[str, str, str | None, bool]:
-    return table.name, table.table, table.comment, table.history
-
-
-def _remove_undeclared(session: Session, kept: set[int], names: set[str], changes: _Changes) -> None:
-    rows = session.execute(
-        select(SharedTableRow, SchemaRow.name, ShareRow.name)
-        .join(SchemaRow, SchemaRow.key == SharedTableRow.schema_key)
-        .join(ShareRow, ShareRow.key == SchemaRow.share_key)
-        .where(SharedTableRow.declared)
-        .order_by(SharedTableRow.key)
-    ).all()
-    for row, schema, share in rows:
-        if row.key not in kept:
-            changes.removed.append(f"{share}.{schema}.{row.name}")
-            session.delete(row)
-    session.flush()
-    session.execute(
-        delete(SchemaRow).where(SchemaRow.declared, SchemaRow.key.not_in(select(SharedTableRow.schema_key)))
-    )
+def _unwanted(session: Session, wanted: Mapping[Key, Wanted], there: Mapping[Key, Held]) -> list[Key]:
+    gone = [one for one in there.values() if one.declared and one.key not in wanted]
+    tables = [one.key for one in gone if one.key[0] == "table"]
+    shares = [one.key for one in gone if one.key[0] == "share" and not one.applied]
+    if not shares:
+        return tables
     # A share that somebody was granted stays, empty: dropping it would drop the grant.
-    session.execute(
-        delete(ShareRow).where(
-            ShareRow.declared,
-            ShareRow.name_key.not_in(names),
-            ShareRow.key.not_in(select(SchemaRow.share_key)),
-            ShareRow.key.not_in(select(GrantRow.share_key)),
-        )
+    used = {parent for key in there.keys() - set(tables) for parent in parents(key)}
+    used |= {share_key(one.share) for one in look.grants(session)}
+    return [*tables, *(key for key in shares if key not in used)]
+
+
+def _told(wanted: Mapping[Key, Wanted], steps: Sequence[Step]) -> ShareDiff:
+    tables = [step for step in steps if step.kind == "table"]
+    touched = {step.key for step in tables}
+    return ShareDiff(
+        added=tuple(step.name for step in tables if step.verb == "create"),
+        removed=tuple(step.name for step in tables if step.verb == "delete"),
+        changed=tuple(step.name for step in tables if step.verb == "update"),
+        unchanged=tuple(
+            one.name for one in wanted.values() if one.key[0] == "table" and one.key not in touched
+        ),
+        closed=tuple(step.name for step in tables if _ends_directory_access(step)),
+    )
+
+
+def _ends_directory_access(step: Step) -> bool:
+    """Whoever allowed it looked at what lies in the folder of the table that the name stood for."""
+    is_another = any(one.field == "table" for one in step.differences)
+    return (
+        step.held is not None
+        and step.verb == "update"
+        and is_another
+        and bool(step.held.fields["directory_access"])
     )

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
 from lakeshare_server.access.access_tokens import AccessTokens
+from lakeshare_server.access.administrators import Administrators
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Asking, Readers
 from lakeshare_server.access.bookkeeping import Bookkeeping
@@ -24,8 +25,10 @@ from lakeshare_server.protocol.iceberg_scans import PlanTasks
 from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.protocol.paging import Pager, PageRequest
 from lakeshare_server.protocol.table_tokens import Asker, TableTokens
+from lakeshare_server.routes.seen_as import SEEN_AS, SeenAs
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers
+from lakeshare_server.versions import Versions
 
 FILE_IDS_HEADER = "fileidhash"
 
@@ -40,6 +43,8 @@ class Parts:
     access_tokens: AccessTokens
     limits: Limits
     bookkeeping: Bookkeeping
+    administrators: Administrators
+    versions: Versions
     views: Views
     pager: Pager
     tokens: TableTokens
@@ -165,6 +170,8 @@ async def asked(request: Request) -> Asked:
         request.path_params[name] for name in ("share", "schema", "table") if name in request.path_params
     ]
     note.object_name = ".".join(names) or None
+    if SEEN_AS in request.scope:
+        return await _looked_at(request.scope[SEEN_AS], request, parts, note)
     asking = Asking(request.headers.get("authorization") or "", address_of(request))
     catalog = parts.catalog
     at_once = catalog.reads_generation_at_once
@@ -178,6 +185,13 @@ async def asked(request: Request) -> Asked:
     if not parts.limits.let_in_at_once(access):
         await run_in_threadpool(parts.limits.let_in, access)
     return Asked(request, parts, note, access.reader, generation)
+
+
+async def _looked_at(seen: SeenAs, request: Request, parts: Parts, note: Note) -> Asked:
+    """The request of an administrator that sees as a recipient; the log has both."""
+    note.recipient, note.principal = seen.reader.name, seen.by
+    generation = await run_in_threadpool(parts.catalog.generation)
+    return Asked(request, parts, note, seen.reader, generation)
 
 
 async def asked_table(request: Request) -> AskedTable:

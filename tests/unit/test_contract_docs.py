@@ -8,12 +8,14 @@ from lakeshare_pipelines.contracts.document import (
     ColumnExtras,
     DriftExtras,
     Part,
+    PerRecipientExtras,
     PromiseExtras,
     ReadingExtras,
     ReferenceExtras,
     RuleExtras,
     SetExtras,
     TableExtras,
+    ViewExtras,
 )
 from lakeshare_pipelines.contracts.expectations import EXPECTATIONS
 from lakeshare_pipelines.ingest.landing_files import ENDINGS
@@ -29,6 +31,8 @@ EXTRAS: tuple[type[Part], ...] = (
         DriftExtras,
         ReadingExtras,
         PromiseExtras,
+        ViewExtras,
+        PerRecipientExtras,
     ),
 )
 

@@ -209,7 +209,7 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
     ),
     "neither source nor derive": (
         lambda c: c["schema"][0].pop("customProperties"),
-        "schema[0].customProperties", "neither source and derive", "file stem",
+        "schema[0].customProperties", "neither source nor derive nor view", "file stem",
     ),
     "unknown table in derive": (
         lambda c: c["schema"][1]["customProperties"][0].update(value="SELECT * FROM {order}"),

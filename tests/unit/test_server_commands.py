@@ -2,13 +2,13 @@
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import typer
 
 from lakeshare_server.catalog import (
+    Credentials,
     Ledger,
     Reader,
     Recipients,
@@ -16,7 +16,8 @@ from lakeshare_server.catalog import (
     allow_directory_access,
     share_table,
 )
-from lakeshare_server.commands import add_commands, main
+from lakeshare_server.commands import add_commands
+from tests.builders.commands import Runner
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.publications import a_publication
 from tests.builders.sharing import Provider, a_provider
@@ -30,34 +31,6 @@ def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Provider:
     provider.publish_delta("lake.flights", a_delta_table(tmp_path / "table"))
     provider.share("lake.flights", "lake.planned")
     return provider
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended and what it said."""
-
-    code: object
-    output: str
-    errors: str
-
-
-class Runner:
-    """Runs commands as a person types them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def ended(self, *arguments: str) -> Ended:
-        self._monkeypatch.setattr("sys.argv", ["lakeshare", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = self._capsys.readouterr()
-        return Ended(ended.value.code, said.out, said.err)
-
-    def __call__(self, *arguments: str) -> str:
-        ended = self.ended(*arguments)
-        assert ended.code == 0, ended.errors
-        return ended.output
 
 
 @pytest.fixture
@@ -112,6 +85,43 @@ def test_recipients_are_listed_rotated_and_revoked(provider: Provider, run: Runn
     run("recipient", "revoke", "bob")
     assert recipients.by_token(new) is None
     assert re.search(r"bob\tflights\trevoked", run("recipient", "list"))
+
+
+def test_a_recipient_gets_in_as_is_said_when_it_is_added(
+    provider: Provider, run: Runner, tmp_path: Path
+) -> None:
+    run("recipient", "add", "client", "--share", "flights", "--by", "oauth")
+    profile = json.loads((tmp_path / "client.share").read_text())
+    assert (profile["shareCredentialsVersion"], profile["type"]) == (2, "oauth_client_credentials")
+    assert profile["tokenEndpoint"] == profile["endpoint"] + "/oauth/token"
+    known = Credentials(provider.catalog).by_client_secret(profile["clientId"], profile["clientSecret"])
+    assert known is not None
+    assert known.reader.name == "client"
+    run("recipient", "rotate", "client")
+    again = json.loads((tmp_path / "client.share").read_text())
+    assert again["type"] == "oauth_client_credentials"
+    assert again["clientSecret"] != profile["clientSecret"]
+    issuer = ("--issuer", "https://login.acme.example", "--audience", "lakeshare", "--subject", "job-7")
+    assert "may read flights" in run("recipient", "add", "acme", "--share", "flights", "--by", "oidc")
+    assert not (tmp_path / "acme.share").exists()
+    assert "https://login.acme.example" in run("recipient", "federate", "acme", *issuer)
+    assert len(Credentials(provider.catalog).policies("https://login.acme.example")) == 1
+    assert run.ended("recipient", "federate", "client", *issuer).code == 1
+    assert "--drop" in run.ended("recipient", "federate", "acme", "--subject", "x").errors
+    run("recipient", "federate", "acme", "--drop")
+    assert Credentials(provider.catalog).policies("https://login.acme.example") == []
+
+
+def test_limits_of_a_recipient_are_set_shown_and_taken_back(provider: Provider, run: Runner) -> None:
+    run("recipient", "add", "bob", "--share", "flights")
+    assert run("recipient", "limit", "bob").count("as the settings say") == 3
+    run("recipient", "limit", "bob", "--requests-per-minute", "60", "--bytes-per-day", "1000")
+    said = run("recipient", "limit", "bob", "--urls-per-day", "7")
+    assert said.splitlines() == ["requests_per_minute\t60", "urls_per_day\t7", "bytes_per_day\t1000"]
+    assert run.ended("recipient", "limit", "nobody").code == 1
+    said = run("recipient", "limit", "bob", "--usual", "--urls-per-day", "8")
+    assert "urls_per_day\t8" in said
+    assert said.count("as the settings say") == 2
 
 
 def test_publications_are_listed_newest_first(provider: Provider, run: Runner) -> None:
@@ -202,6 +212,6 @@ def test_the_commands_are_mounted_on_another_application_as_they_are(run: Runner
     names = [command.callback.__name__ for command in other.registered_commands if command.callback]
     groups = [group.name for group in other.registered_groups]
     assert (names, groups) == (
-        ["serve", "publications", "explain", "snippet"],
-        ["recipient", "share", "table", "conformance"],
+        ["serve", "publications", "explain", "snippet", "sql", "apply", "diff", "export"],
+        ["recipient", "group", "share", "table", "admin", "as", "conformance"],
     )

@@ -4,7 +4,7 @@
 """
 
 from lakeshare_server.catalog.sharing.activation import LINK_LIFE, invite, look_at_link, redeem
-from lakeshare_server.catalog.sharing.editing import KEEP, Change, Edit, Keep, editing
+from lakeshare_server.catalog.sharing.editing import KEEP, Change, Edit, Keep, Keeper, editing
 from lakeshare_server.catalog.sharing.federation import drop_policy, put_policy
 from lakeshare_server.catalog.sharing.grants import grant, revoke
 from lakeshare_server.catalog.sharing.groups import alter_group, create_group, drop_group
@@ -27,7 +27,7 @@ from lakeshare_server.catalog.sharing.states import (
     SharedObject,
     TokenState,
 )
-from lakeshare_server.catalog.sharing.tables import add_table, alter_table, remove_table
+from lakeshare_server.catalog.sharing.tables import add_table, add_tables, alter_table, remove_table
 from lakeshare_server.catalog.sharing.tokens import issue_token, revoke_token, rotate_token, shorten_tokens
 
 __all__ = [
@@ -40,12 +40,14 @@ __all__ = [
     "Grant",
     "Group",
     "Keep",
+    "Keeper",
     "LinkState",
     "RecipientState",
     "Share",
     "SharedObject",
     "TokenState",
     "add_table",
+    "add_tables",
     "alter_group",
     "alter_recipient",
     "alter_share",

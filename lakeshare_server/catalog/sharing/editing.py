@@ -9,14 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.audit import AuditEvent, append_events
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.errors import BadRequest, CatalogConflict
+from lakeshare_server.errors import BadRequest, EditedMeanwhile, NameTaken
+
+# Whose an object is: contracts and files remove what they made and say no more, nobody else's.
+Keeper = Literal["contracts", "files", "hand"]
 
 
 class Keep(Enum):
@@ -40,11 +43,13 @@ class Change:
 
 @dataclass
 class Edit:
-    """An open transaction: who edits, since when, and what was changed so far."""
+    """An open transaction: who edits, since when, for whom, and what was changed so far."""
 
     session: Session
     by: str
     at: datetime
+    request_id: str
+    keeper: Keeper = "hand"
     changes: list[Change] = field(default_factory=list)
 
     def changed(
@@ -57,6 +62,15 @@ class Edit:
         """Note for the audit log what was changed."""
         self.changes.append(Change(action, object_name, before, after))
 
+    def keep(
+        self, row: Any
+    ) -> None:  # of any model with `applied`, and with `declared` where contracts write
+        """Note whose a made or changed row is from now on; a hand takes nothing over."""
+        if self.keeper == "files":
+            row.applied = True
+        elif self.keeper == "contracts":
+            row.declared = True
+
 
 class EditedRow(Protocol):
     """A row whose edits are counted."""
@@ -67,8 +81,13 @@ class EditedRow(Protocol):
 
 
 @contextmanager
-def editing(catalog: Catalog, by: str) -> Iterator[Edit]:
+def editing(
+    catalog: Catalog, by: str, keeper: Keeper = "hand", *, request_id: str | None = None
+) -> Iterator[Edit]:
     """One transaction in the name of `by`: all of its operations take effect, or none.
+
+    What they make is kept by hand, unless contracts or files are applied. `request_id` joins its events to that of the
+    request they came with.
 
     Raises:
         BadRequest: nobody is named.
@@ -79,13 +98,13 @@ def editing(catalog: Catalog, by: str) -> Iterator[Edit]:
         raise BadRequest("by", by, "Name who edits, in 1 to 255 characters.")
     try:
         with catalog.writing() as session:
-            edit = Edit(session, by, datetime.now(UTC))
+            edit = Edit(session, by, datetime.now(UTC), request_id or uuid.uuid4().hex, keeper)
             yield edit
             session.flush()
             # Last: whoever appends next waits for this transaction's end.
             append_events(session, _events(edit))
     except IntegrityError as error:
-        raise CatalogConflict(
+        raise NameTaken(
             "somebody else has just made, or removed, an object of this name", "Look again, then repeat it."
         ) from error
 
@@ -100,7 +119,7 @@ def touch(
     """
     if expected is not None and expected != row.revision:
         when = f" on {row.updated_at:%Y-%m-%d at %H:%M:%SZ}" if row.updated_at else ""
-        raise CatalogConflict(
+        raise EditedMeanwhile(
             f"{kind} {name} is at revision {row.revision}, not {expected}: {row.updated_by or 'somebody'} has "
             f"edited it{when}",
             "Look at it again, then repeat the change.",
@@ -126,7 +145,6 @@ def require_aware(field_name: str, moment: datetime | None) -> None:
 
 
 def _events(edit: Edit) -> list[AuditEvent]:
-    request_id = uuid.uuid4().hex
     return [
         AuditEvent(
             kind="change",
@@ -134,7 +152,7 @@ def _events(edit: Edit) -> list[AuditEvent]:
             principal=edit.by,
             action=change.action,
             object_name=change.object_name,
-            request_id=request_id,
+            request_id=edit.request_id,
             details={"before": change.before, "after": change.after},
         )
         for change in edit.changes

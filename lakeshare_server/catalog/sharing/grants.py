@@ -43,6 +43,7 @@ def grant(
     if recipient is not None:
         require_not_revoked(recipient_row(edit.session, recipient))
     row.starts_at, row.ends_at, row.rule = starts_at, ends_at, rule
+    edit.keep(row)
     edit.session.flush()
     told = told_grant(row, parent.name, **reader)
     edit.changed("grant", parent.name, before, told.as_json())

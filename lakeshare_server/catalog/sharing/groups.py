@@ -10,7 +10,7 @@ from lakeshare_server.catalog.names import require_name
 from lakeshare_server.catalog.sharing.editing import KEEP, Edit, Keep, given, touch
 from lakeshare_server.catalog.sharing.look import group, group_row, recipient_row
 from lakeshare_server.catalog.sharing.states import Group
-from lakeshare_server.errors import CatalogConflict
+from lakeshare_server.errors import NameTaken
 
 
 def create_group(edit: Edit, name: str, *, comment: str | None = None, members: Sequence[str] = ()) -> Group:
@@ -33,6 +33,7 @@ def create_group(edit: Edit, name: str, *, comment: str | None = None, members: 
         applied=False,
         revision=1,
     )
+    edit.keep(row)
     edit.session.add(row)
     touch(edit, row, "Group", name, is_new=True)
     edit.session.flush()
@@ -67,6 +68,7 @@ def alter_group(
         _require_free(edit, new_name, row.key)
         fields |= {"name": new_name, "name_key": new_name.lower()}
     touch(edit, row, "Group", row.name, revision)
+    edit.keep(row)
     for key, value in fields.items():
         setattr(row, key, value)
     gone = [recipient_row(edit.session, member).key for member in remove]
@@ -111,4 +113,4 @@ def _add(edit: Edit, row: GroupRow, members: Sequence[str]) -> None:
 def _require_free(edit: Edit, name: str, key: int | None) -> None:
     taken = edit.session.scalars(select(GroupRow).where(GroupRow.name_key == name.lower())).one_or_none()
     if taken is not None and taken.key != key:
-        raise CatalogConflict(f"there is a group {taken.name} already", "Choose another name.")
+        raise NameTaken(f"there is a group {taken.name} already", "Choose another name.")

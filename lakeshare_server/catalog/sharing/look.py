@@ -3,16 +3,18 @@
 from collections import defaultdict
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.models import (
     ActivationRow,
     FederationPolicyRow,
+    FollowedTableRow,
     GrantRow,
     GroupGrantRow,
     GroupMemberRow,
     GroupRow,
+    PublicationRow,
     RecipientRow,
     SchemaRow,
     SharedTableRow,
@@ -43,9 +45,10 @@ from lakeshare_server.catalog.sharing.told import (
 from lakeshare_server.errors import NotFound
 
 
-def shares(session: Session) -> list[Share]:
-    """All shares, in the order they were made."""
-    return [told_share(row) for row in session.scalars(select(ShareRow).order_by(ShareRow.key))]
+def shares(session: Session, after: int = 0, limit: int | None = None) -> list[Share]:
+    """The shares in the order they were made: all, or so many with a key behind `after`."""
+    wanted = select(ShareRow).where(ShareRow.key > after).order_by(ShareRow.key).limit(limit)
+    return [told_share(row) for row in session.scalars(wanted)]
 
 
 def share(session: Session, name: str) -> Share:
@@ -74,6 +77,17 @@ def objects(session: Session, share: str | None = None) -> list[SharedObject]:
     return [told_object(row, schema, parent) for row, schema, parent in session.execute(rows)]
 
 
+def newest_publication(session: Session, table: str) -> int | None:
+    """The number of the newest publication of a table of the lake, None when it has none."""
+    return session.scalar(select(func.max(PublicationRow.version)).where(PublicationRow.table_name == table))
+
+
+def is_followed(session: Session, table: str) -> bool:
+    """Whether versions of this table of the lake are found in storage."""
+    known = select(FollowedTableRow.key).where(FollowedTableRow.table_name == table)
+    return session.scalar(known) is not None
+
+
 def groups(session: Session) -> list[Group]:
     """All groups with their members, in the order they were made."""
     members: defaultdict[int, list[str]] = defaultdict(list)
@@ -98,9 +112,10 @@ def group(session: Session, name: str) -> Group:
     return told_group(row, list(session.scalars(in_group)))
 
 
-def recipients(session: Session) -> list[RecipientState]:
-    """All recipients, revoked ones too, in the order they were made."""
-    return _told_recipients(session, select(RecipientRow).order_by(RecipientRow.key))
+def recipients(session: Session, after: int = 0, limit: int | None = None) -> list[RecipientState]:
+    """The recipients in the order they were made, revoked ones too: all, or so many with a key behind `after`."""
+    wanted = select(RecipientRow).where(RecipientRow.key > after).order_by(RecipientRow.key)
+    return _told_recipients(session, wanted.limit(limit), is_whole=limit is None)
 
 
 def recipient(session: Session, name: str) -> RecipientState:
@@ -199,10 +214,12 @@ def _named(session: Session, model: Any, name: str, kind: str) -> Any:  # of any
     return row
 
 
-def _told_recipients(session: Session, wanted: Select[RecipientRow]) -> list[RecipientState]:
+def _told_recipients(
+    session: Session, wanted: Select[RecipientRow], *, is_whole: bool = False
+) -> list[RecipientState]:
     rows = list(session.scalars(wanted))
-    # Of one recipient its own, of many everything: never a query for each.
-    keys = None if len(rows) > 1 else [row.key for row in rows]
+    # Of some recipients their own, of all of them everything: never a query for each.
+    keys = None if is_whole else [row.key for row in rows]
 
     def of_them(model: Any) -> Any:  # of any model with a recipient_key
         every = select(model).order_by(model.key)

@@ -12,7 +12,7 @@ from lakeshare_server.catalog.names import networks, require_name, require_owner
 from lakeshare_server.catalog.sharing.editing import KEEP, Edit, Keep, given, require_aware, touch
 from lakeshare_server.catalog.sharing.look import recipient, recipient_row
 from lakeshare_server.catalog.sharing.states import Authentication, RecipientState
-from lakeshare_server.errors import BadRequest, CatalogConflict
+from lakeshare_server.errors import BadRequest, NameTaken
 
 LONGEST_AGREEMENT = 100_000
 
@@ -61,6 +61,7 @@ def create_recipient(
         created_by=edit.by,
         revision=1,
     )
+    edit.keep(row)
     edit.session.add(row)
     touch(edit, row, "Recipient", name, is_new=True)
     edit.session.flush()
@@ -107,6 +108,7 @@ def alter_recipient(
     if fields.get("agreement", row.agreement) != row.agreement:
         fields |= {"agreement_accepted_at": None, "agreement_accepted_from": None}
     touch(edit, row, "Recipient", row.name, revision)
+    edit.keep(row)
     for key, value in fields.items():
         setattr(row, key, value)
     edit.session.flush()
@@ -166,7 +168,7 @@ def _require_free(edit: Edit, name: str, key: int | None) -> None:
         select(RecipientRow).where(RecipientRow.name_key == name.lower())
     ).one_or_none()
     if taken is not None and taken.key != key:
-        raise CatalogConflict(
+        raise NameTaken(
             f"there is a recipient {taken.name} already",
             "Choose another name. `lakeshare recipient rotate` gives the recipient a new token.",
         )

@@ -11,7 +11,7 @@ from lakeshare_server.catalog.sharing.editing import KEEP, Edit, Keep, given, to
 from lakeshare_server.catalog.sharing.look import share_row
 from lakeshare_server.catalog.sharing.states import Share
 from lakeshare_server.catalog.sharing.told import told_share
-from lakeshare_server.errors import CatalogConflict
+from lakeshare_server.errors import CatalogConflict, NameTaken
 
 Properties = Mapping[str, str]
 
@@ -49,6 +49,7 @@ def create_share(
         created_by=edit.by,
         revision=1,
     )
+    edit.keep(row)
     edit.session.add(row)
     touch(edit, row, "Share", name, is_new=True)
     edit.session.flush()
@@ -86,13 +87,15 @@ def alter_share(
         _require_free(edit, new_name, row.key)
         fields |= {"name": new_name, "name_key": new_name.lower()}
     require_owner(fields.get("owner"))
-    if row.declared and (
+    is_contracts = row.declared and edit.keeper != "contracts"
+    if is_contracts and (
         {"name", "comment"} & {key for key, value in fields.items() if value != getattr(row, key)}
     ):
         raise CatalogConflict(
             f"{row.name} is declared by a contract", "Change the contract and apply the shares."
         )
     touch(edit, row, "Share", row.name, revision)
+    edit.keep(row)
     for key, value in fields.items():
         setattr(row, key, value)
     edit.session.flush()
@@ -110,7 +113,7 @@ def drop_share(edit: Edit, name: str, *, revision: int | None = None) -> Share:
     """
     row = share_row(edit.session, name)
     touch(edit, row, "Share", row.name, revision)
-    if row.declared:
+    if row.declared and edit.keeper != "contracts":
         raise CatalogConflict(
             f"{row.name} is declared by a contract", "Take it out of the contract and apply the shares."
         )
@@ -126,6 +129,6 @@ def drop_share(edit: Edit, name: str, *, revision: int | None = None) -> Share:
 def _require_free(edit: Edit, name: str, key: int | None) -> None:
     taken = edit.session.scalars(select(ShareRow).where(ShareRow.name_key == name.lower())).one_or_none()
     if taken is not None and taken.key != key:
-        raise CatalogConflict(
+        raise NameTaken(
             f"there is a share {taken.name} already", "Choose another name; case makes no difference."
         )

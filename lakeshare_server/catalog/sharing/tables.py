@@ -1,6 +1,7 @@
 """Operations on the tables and views of a share."""
 
 import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from sqlalchemy import select
@@ -12,10 +13,13 @@ from lakeshare_server.catalog.sharing.look import object_row, share_row
 from lakeshare_server.catalog.sharing.rule_text import require_rule_text
 from lakeshare_server.catalog.sharing.states import Kind, SharedObject
 from lakeshare_server.catalog.sharing.told import told_object
-from lakeshare_server.errors import BadRequest, CatalogConflict
+from lakeshare_server.errors import BadRequest, CatalogConflict, NameTaken
 
 # What a contract says of a table; the rest stays the provider's to set by hand.
 DECLARED = frozenset({"name", "schema", "lake_table", "comment", "history", "kind"})
+
+# So many names fit into one question on every database.
+FEW = 500
 
 
 def add_table(edit: Edit, share: str, wanted: SharedObject, *, revision: int | None = None) -> SharedObject:
@@ -26,13 +30,36 @@ def add_table(edit: Edit, share: str, wanted: SharedObject, *, revision: int | N
         BadRequest: a value cannot be used.
         CatalogConflict: the share has a table of this alias, or the share's revision is another.
     """
-    _require_usable(wanted.schema, wanted.name, wanted.table, wanted.kind)
-    _require_numbers(wanted.start_version, wanted.publication)
-    require_rule_text("rule", wanted.rule)
+    return add_tables(edit, share, [wanted], revision=revision)[0]
+
+
+def add_tables(
+    edit: Edit, share: str, wanted: Sequence[SharedObject], *, revision: int | None = None
+) -> list[SharedObject]:
+    """Add any number of tables or views to a share, with as many queries as one takes.
+
+    Raises:
+        NotFound, BadRequest, CatalogConflict: as `add_table`.
+    """
+    for one in wanted:
+        _require_usable(one.schema, one.name, one.table, one.kind)
+        _require_numbers(one.start_version, one.publication)
+        require_rule_text("rule", one.rule)
     parent = share_row(edit.session, share)
     touch(edit, parent, "Share", parent.name, revision)
-    schema = _schema(edit, parent, wanted.schema)
-    _require_free(edit, parent, schema, wanted.name, None)
+    schemas = _schemas(edit, parent, [one.schema for one in wanted])
+    rows = [_new_row(edit, one, schemas[one.schema.lower()]) for one in wanted]
+    _require_all_free(edit, parent, {row.key: row for row in schemas.values()}, rows)
+    edit.session.add_all(rows)
+    edit.session.flush()
+    told = []
+    for one, row in zip(wanted, rows, strict=True):
+        told.append(told_object(row, schemas[one.schema.lower()].name, parent.name))
+        edit.changed("add_table", told[-1].path, None, told[-1].as_json())
+    return told
+
+
+def _new_row(edit: Edit, wanted: SharedObject, schema: SchemaRow) -> SharedTableRow:
     row = SharedTableRow(
         id=str(uuid.uuid4()),
         schema_key=schema.key,
@@ -51,11 +78,8 @@ def add_table(edit: Edit, share: str, wanted: SharedObject, *, revision: int | N
         added_at=edit.at,
         added_by=edit.by,
     )
-    edit.session.add(row)
-    edit.session.flush()
-    told = told_object(row, schema.name, parent.name)
-    edit.changed("add_table", told.path, None, told.as_json())
-    return told
+    edit.keep(row)
+    return row
 
 
 def alter_table(
@@ -96,11 +120,13 @@ def alter_table(
         publication=publication,
         directory_access=directory_access,
     )
-    _require_alterable(before, row, fields, new_schema)
+    _require_alterable(edit, before, row, fields, new_schema)
     touch(edit, parent, "Share", parent.name, revision)
+    if not row.declared:
+        edit.keep(row)
     left = folder
     if new_schema is not KEEP and new_schema.lower() != folder.name_key:
-        folder = _schema(edit, parent, new_schema)
+        folder = _schemas(edit, parent, [new_schema])[new_schema.lower()]
         row.schema_key = folder.key
     if "name" in fields or folder is not left:
         _require_free(edit, parent, folder, fields.get("name", row.name), row.key)
@@ -129,7 +155,7 @@ def remove_table(
     parent, folder, row = object_row(edit.session, share, schema, name)
     told = told_object(row, folder.name, parent.name)
     touch(edit, parent, "Share", parent.name, revision)
-    if row.declared:
+    if row.declared and edit.keeper != "contracts":
         raise CatalogConflict(
             f"{told.path} is declared by a contract", "Take it out of the contract and apply the shares."
         )
@@ -141,7 +167,7 @@ def remove_table(
 
 
 def _require_alterable(
-    before: SharedObject, row: SharedTableRow, fields: dict[str, Any], new_schema: str | Keep
+    edit: Edit, before: SharedObject, row: SharedTableRow, fields: dict[str, Any], new_schema: str | Keep
 ) -> None:
     schema = before.schema if new_schema is KEEP else new_schema
     named = fields.get("name", row.name), fields.get("lake_table", row.lake_table)
@@ -151,7 +177,7 @@ def _require_alterable(
     changed = {key for key, value in fields.items() if value != getattr(row, key)}
     if schema != before.schema:
         changed.add("schema")
-    if row.declared and changed & DECLARED:
+    if row.declared and edit.keeper != "contracts" and changed & DECLARED:
         raise CatalogConflict(
             f"{before.path} is declared by a contract, and so is its {', '.join(sorted(changed & DECLARED))}",
             "Share the table under another name, or change the contract.",
@@ -173,14 +199,31 @@ def _require_numbers(start_version: int | None, publication: int | None) -> None
             raise BadRequest(field, number, "Give a version of the table, 0 or more.")
 
 
-def _schema(edit: Edit, share: ShareRow, name: str) -> SchemaRow:
-    same = select(SchemaRow).where(SchemaRow.share_key == share.key, SchemaRow.name_key == name.lower())
-    row = edit.session.scalars(same).one_or_none()
-    if row is None:
-        row = SchemaRow(share_key=share.key, name=name, name_key=name.lower(), declared=False)
-        edit.session.add(row)
-        edit.session.flush()
-    return row
+def _schemas(edit: Edit, share: ShareRow, names: Sequence[str]) -> dict[str, SchemaRow]:
+    """The schemas of these names, by lower case; made where they are not there."""
+    of_share = select(SchemaRow).where(SchemaRow.share_key == share.key)
+    found = {row.name_key: row for row in edit.session.scalars(of_share)}
+    for name in names:
+        if name.lower() not in found:
+            is_declared = edit.keeper == "contracts"
+            row = SchemaRow(share_key=share.key, name=name, name_key=name.lower(), declared=is_declared)
+            edit.session.add(row)
+            found[row.name_key] = row
+    edit.session.flush()
+    return {name.lower(): found[name.lower()] for name in names}
+
+
+def _require_all_free(
+    edit: Edit, share: ShareRow, schemas: Mapping[int, SchemaRow], rows: Sequence[SharedTableRow]
+) -> None:
+    same = select(SharedTableRow).where(SharedTableRow.schema_key.in_(schemas))
+    if len(rows) <= FEW:
+        same = same.where(SharedTableRow.name_key.in_([row.name_key for row in rows]))
+    taken = {(row.schema_key, row.name_key): row for row in edit.session.scalars(same)}
+    for row in rows:
+        other = taken.setdefault((row.schema_key, row.name_key), row)
+        if other is not row:
+            raise _taken(share, schemas[row.schema_key], other)
 
 
 def _require_free(edit: Edit, share: ShareRow, schema: SchemaRow, name: str, key: int | None) -> None:
@@ -189,10 +232,12 @@ def _require_free(edit: Edit, share: ShareRow, schema: SchemaRow, name: str, key
     )
     taken = edit.session.scalars(same).one_or_none()
     if taken is not None and taken.key != key:
-        path = f"{share.name}.{schema.name}.{taken.name}"
-        raise CatalogConflict(
-            f"{path} is shared already, as {taken.lake_table}", "Choose another alias, or alter it."
-        )
+        raise _taken(share, schema, taken)
+
+
+def _taken(share: ShareRow, schema: SchemaRow, taken: SharedTableRow) -> NameTaken:
+    path = f"{share.name}.{schema.name}.{taken.name}"
+    return NameTaken(f"{path} is shared already, as {taken.lake_table}", "Choose another alias, or alter it.")
 
 
 def _remove_if_empty(edit: Edit, schema: SchemaRow) -> None:

@@ -28,6 +28,7 @@ from lakeshare_server.catalog import (
     unshare_table,
 )
 from lakeshare_server.catalog.models import (
+    AdminKeyRow,
     AllowanceRow,
     AsyncQueryRow,
     AuditChainRow,
@@ -41,7 +42,10 @@ from lakeshare_server.errors import CatalogConflict, Unavailable
 from tests.builders.publications import a_publication
 
 MODELS = sorted((mapper.class_ for mapper in Base.registry.mappers), key=lambda model: model.__tablename__)
-UNSEEN = {AuditRow, AuditChainRow, AuditJournalRow, SetLockRow, AsyncQueryRow, TokenUseRow, AllowanceRow}
+UNSEEN = {
+    *(AdminKeyRow, AllowanceRow, AuditRow, AuditChainRow, AuditJournalRow),
+    *(SetLockRow, AsyncQueryRow, TokenUseRow),
+}
 ORDERS = SharedTable("a", "orders", "lake.orders")
 
 SEEN_WRITES: dict[str, Callable[[Catalog], Any]] = {

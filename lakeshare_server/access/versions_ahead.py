@@ -1,0 +1,35 @@
+"""Versions of followed tables, found in front of an edit.
+
+What is found in storage is numbered by a write of its own, which would wait for the edit that waits for it: rules are
+held against the tables' partitions within the transaction that writes them.
+"""
+
+from collections.abc import Iterable
+
+from lakeshare_server.catalog import Catalog
+from lakeshare_server.catalog.sharing.look import grants_on, is_followed, objects
+from lakeshare_server.errors import NotFound
+from lakeshare_server.versions import Versions
+
+
+def find_versions_ahead(
+    catalog: Catalog, versions: Versions, share: str, tables: Iterable[str], *, writes_rule: bool
+) -> None:
+    """Find the versions of the tables that rules will be held against: those of the share, and those to come.
+
+    Raises:
+        Unavailable: the catalog or the files of a table cannot be read now.
+    """
+    with catalog.reading() as session:
+        try:
+            is_needed = writes_rule or any(grant.rule for grant in grants_on(session, share))
+            concerned = {one.table for one in objects(session, share)} | set(tables)
+        except NotFound:
+            # Whoever edits is told so by the operation.
+            return
+        followed = sorted(table for table in concerned if is_needed and is_followed(session, table))
+    for table in followed:
+        try:
+            versions.of(table).latest()
+        except NotFound:
+            continue

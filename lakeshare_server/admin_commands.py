@@ -1,0 +1,91 @@
+"""`lakeshare admin`: who administers over the API. Whoever may run this may open the catalog itself."""
+
+import getpass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from lakeshare_server.catalog import Catalog
+
+admin_app = typer.Typer(help="Administrators of the API.", no_args_is_help=True)
+key_app = typer.Typer(
+    help="Their API keys. Roles: owner (everything), steward (shares, recipients, grants), auditor (looks only).",
+    no_args_is_help=True,
+)
+admin_app.add_typer(key_app, name="key")
+
+
+@key_app.command("add")
+def add_key(
+    name: Annotated[str, typer.Argument(help="Whom the audit log is to know by this key.")],
+    role: Annotated[str, typer.Option("--role", help="owner, steward or auditor.")],
+    days: Annotated[
+        int | None, typer.Option("--days", min=1, help="The key ends after this many days; never by default.")
+    ] = None,
+) -> None:
+    """Make a key and print it; it is nowhere else."""
+    from lakeshare_server.catalog.admin_keys import add_admin_key
+    from lakeshare_server.catalog.sharing import editing
+
+    expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
+    with editing(_catalog(), _whoever()) as edit:
+        made, key = add_admin_key(edit, name, role, expires_at=expires_at)
+    typer.echo(f"{made.name} administers as {made.role}{_until(made.expires_at)}; the key is shown only now:")
+    typer.echo(key)
+
+
+@key_app.command("list")
+def list_keys() -> None:
+    """List the keys: name, role, state, who made them. Never a key itself."""
+    from lakeshare_server.catalog.admin_keys import admin_keys
+
+    with _catalog().reading() as session:
+        found = admin_keys(session)
+    now = datetime.now(UTC)
+    for key in found:
+        valid = f"valid{_until(key.expires_at)}"
+        state = "revoked" if key.revoked_at else valid if key.is_valid(now) else "expired"
+        typer.echo(
+            f"{key.name}\t{key.role}\t{state}\tmade {key.created_at:%Y-%m-%d} by {key.created_by or '-'}"
+        )
+
+
+@key_app.command("revoke")
+def revoke_key(name: str) -> None:
+    """End a key at once; its name stays taken."""
+    from lakeshare_server.catalog.admin_keys import revoke_admin_key
+    from lakeshare_server.catalog.sharing import editing
+
+    with editing(_catalog(), _whoever()) as edit:
+        revoked = revoke_admin_key(edit, name)
+    typer.echo(f"{revoked.name} administers no more")
+
+
+def tell_first_key(catalog_url: str) -> None:
+    """Print the first key of a catalog that never had one."""
+    from lakeshare_server.catalog import open_catalog
+    from lakeshare_server.catalog.admin_keys import FIRST, first_admin_key
+
+    catalog = open_catalog(catalog_url)
+    key = first_admin_key(catalog)
+    catalog.close()
+    if key is not None:
+        typer.echo(f"The first key of the admin API, an owner's, is shown only now ({FIRST}):\n{key}")
+
+
+def _until(moment: datetime | None) -> str:
+    return "" if moment is None else f" until {moment:%Y-%m-%d %H:%MZ}"
+
+
+def _whoever() -> str:
+    # Nobody has a key with a colon in its name: the audit log tells the two apart.
+    return f"cli:{getpass.getuser()}"
+
+
+def _catalog() -> "Catalog":
+    from lakeshare_server.catalog import open_catalog
+    from lakeshare_server.settings import StateSettings
+
+    return open_catalog(StateSettings().catalog_url)

@@ -1,0 +1,26 @@
+"""What files or contracts want of shares, recipients, groups and grants, and making the catalog hold it.
+
+Both go the same way: wanted and held objects are compared, and the steps between them are taken by the operations of
+`sharing`, in one transaction. `lakeshare apply` reads files; the asset `share_catalog` has its contracts.
+"""
+
+from lakeshare_server.catalog.declared.applying import apply_files, planned, tried
+from lakeshare_server.catalog.declared.documents import Document
+from lakeshare_server.catalog.declared.exporting import export
+from lakeshare_server.catalog.declared.file_plan import Plan, file_plan
+from lakeshare_server.catalog.declared.files import read_files
+from lakeshare_server.catalog.declared.telling import done, plan_json, plan_lines
+
+__all__ = [
+    "Document",
+    "Plan",
+    "apply_files",
+    "done",
+    "export",
+    "file_plan",
+    "plan_json",
+    "plan_lines",
+    "planned",
+    "read_files",
+    "tried",
+]

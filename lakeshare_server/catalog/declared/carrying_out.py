@@ -1,0 +1,204 @@
+"""The steps of a plan, taken by the operations on shares, recipients, groups and grants, in one transaction."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any, cast
+
+from lakeshare_server.catalog.declared.planning import Step
+from lakeshare_server.catalog.sharing import (
+    Edit,
+    FederationPolicy,
+    SharedObject,
+    add_tables,
+    alter_group,
+    alter_recipient,
+    alter_share,
+    alter_table,
+    create_group,
+    create_recipient,
+    create_share,
+    drop_group,
+    drop_policy,
+    drop_recipient,
+    drop_share,
+    grant,
+    put_policy,
+    remove_table,
+    revoke,
+)
+from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
+
+# What is not said to the operation that alters, or by another name.
+RENAMED = {"name": "new_name"}
+Policies = Mapping[str, Mapping[str, Any]]
+UNSAID = frozenset({"kept_by", "schema", "policies", "members", "authentication"})
+
+
+def carry_out(edit: Edit, steps: Iterable[Step]) -> None:
+    """Take the steps in their order.
+
+    Raises:
+        DocumentError: an operation refuses what a file wants; it names the place there.
+        BadRequest, NotFound, CatalogConflict: it refuses what was not said in a file.
+    """
+    for (kind, verb, _), together in groupby(steps, _batch):
+        batch = list(together)
+        if (kind, verb) == ("table", "create"):
+            with _refused_in_file(batch):
+                _add_tables(edit, batch)
+            continue
+        for step in batch:
+            with _refused_in_file([step]):
+                OPERATIONS[kind, verb](edit, step)
+
+
+def _batch(step: Step) -> tuple[str, str, str]:
+    """Tables of one share are added together: one by one, 20,000 of them take minutes."""
+    return step.kind, step.verb, step.key[1]
+
+
+@contextmanager
+def _refused_in_file(batch: list[Step]) -> Iterator[None]:
+    try:
+        yield
+    except (BadRequest, NotFound, CatalogConflict) as error:
+        said = [step for step in batch if step.wanted is not None and step.wanted.origin is not None]
+        named = [step for step in said if step.wanted and str(error).find(step.wanted.name) >= 0]
+        for step in (named or said)[:1]:
+            if step.wanted is not None and step.wanted.origin is not None:
+                raise step.wanted.origin.fault(_problem(error), _remedy(error)) from error
+        raise
+
+
+def _problem(error: BadRequest | NotFound | CatalogConflict) -> str:
+    if isinstance(error, BadRequest):
+        return f"{error.field}: {error.value!r} cannot be used"
+    return f"there is no {error.kind.lower()} {error.name}" if isinstance(error, NotFound) else error.what
+
+
+def _remedy(error: BadRequest | NotFound | CatalogConflict) -> str:
+    if isinstance(error, BadRequest):
+        return error.hint
+    return "Name another, or make it first." if isinstance(error, NotFound) else error.fix
+
+
+def _said(step: Step) -> dict[str, Any]:
+    """What the source says of the object: the fields of the operation that makes it."""
+    return {} if step.wanted is None else dict(step.wanted.fields)
+
+
+def _changed(step: Step) -> dict[str, Any]:
+    """The fields that are to be others, as the operation that alters calls them."""
+    return {
+        RENAMED.get(one.field, one.field): one.after for one in step.differences if one.field not in UNSAID
+    }
+
+
+def _create_share(edit: Edit, step: Step) -> None:
+    create_share(edit, **_said(step))
+
+
+def _alter_share(edit: Edit, step: Step) -> None:
+    alter_share(edit, step.key[1], **_changed(step))
+
+
+def _drop_share(edit: Edit, step: Step) -> None:
+    drop_share(edit, step.key[1])
+
+
+def _add_tables(edit: Edit, batch: list[Step]) -> None:
+    add_tables(edit, batch[0].key[1], [SharedObject(**_said(step)) for step in batch])
+
+
+def _alter_table(edit: Edit, step: Step) -> None:
+    changed, said = _changed(step), _said(step)
+    if "table" in changed and "directory_access" in said:
+        # It ends with another table unless it is said again.
+        changed["directory_access"] = said["directory_access"]
+    alter_table(edit, *step.key[1:], **changed)
+
+
+def _remove_table(edit: Edit, step: Step) -> None:
+    remove_table(edit, *step.key[1:])
+
+
+def _create_recipient(edit: Edit, step: Step) -> None:
+    said = _said(step)
+    policies = said.pop("policies", {})
+    create_recipient(edit, **said)
+    _put_policies(edit, step.name, {}, policies)
+
+
+def _alter_recipient(edit: Edit, step: Step) -> None:
+    changed = _changed(step)
+    name = changed.get("new_name", step.name)
+    alter_recipient(edit, step.key[1], **changed)
+    for one in step.differences:
+        if one.field == "policies":
+            _put_policies(edit, name, cast(Policies, one.before), cast(Policies, one.after))
+
+
+def _put_policies(edit: Edit, recipient: str, before: Policies, after: Policies) -> None:
+    for name in before.keys() - after.keys():
+        drop_policy(edit, recipient, name)
+    for name, said in after.items():
+        if before.get(name) != said:
+            put_policy(
+                edit,
+                recipient,
+                FederationPolicy(name=name, **{**said, "audiences": tuple(said["audiences"])}),
+            )
+
+
+def _create_group(edit: Edit, step: Step) -> None:
+    create_group(edit, **_said(step))
+
+
+def _alter_group(edit: Edit, step: Step) -> None:
+    added: set[str] = set()
+    removed: set[str] = set()
+    for one in step.differences:
+        if one.field == "members":
+            before, after = set(cast(tuple[str, ...], one.before)), set(cast(tuple[str, ...], one.after))
+            added, removed = after - before, before - after
+    alter_group(edit, step.key[1], add=sorted(added), remove=sorted(removed), **_changed(step))
+
+
+def _put_grant(edit: Edit, step: Step) -> None:
+    grant(edit, step.key[1], **_reader(step), **_said(step))
+
+
+def _revoke(edit: Edit, step: Step) -> None:
+    revoke(edit, step.key[1], **_reader(step))
+
+
+def _reader(step: Step) -> dict[str, Any]:
+    _, _, kind, name = step.key
+    return {kind: name}
+
+
+def _drop_recipient(edit: Edit, step: Step) -> None:
+    drop_recipient(edit, step.key[1])
+
+
+def _drop_group(edit: Edit, step: Step) -> None:
+    drop_group(edit, step.key[1])
+
+
+OPERATIONS: dict[tuple[str, str], Callable[[Edit, Step], None]] = {
+    ("share", "create"): _create_share,
+    ("share", "update"): _alter_share,
+    ("share", "delete"): _drop_share,
+    ("table", "update"): _alter_table,
+    ("table", "delete"): _remove_table,
+    ("recipient", "create"): _create_recipient,
+    ("recipient", "update"): _alter_recipient,
+    ("recipient", "delete"): _drop_recipient,
+    ("group", "create"): _create_group,
+    ("group", "update"): _alter_group,
+    ("group", "delete"): _drop_group,
+    ("grant", "create"): _put_grant,
+    ("grant", "update"): _put_grant,
+    ("grant", "delete"): _revoke,
+}

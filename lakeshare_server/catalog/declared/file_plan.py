@@ -1,0 +1,155 @@
+"""The plan of `lakeshare apply`: what the files want against what the catalog holds, and what is left as it is.
+
+Files say everything about the objects they name. What they do not name is only removed when it was made by files, and
+when that is asked for: what contracts declare and what was made by hand is somebody else's.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lakeshare_server.catalog.declared.faults import raise_all
+from lakeshare_server.catalog.declared.objects import (
+    Held,
+    Key,
+    Wanted,
+    group_key,
+    parents,
+    recipient_key,
+    share_key,
+)
+from lakeshare_server.catalog.declared.origin import Origin
+from lakeshare_server.catalog.declared.planning import Step, steps_to
+from lakeshare_server.errors import DocumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """An object that no file names and that stays.
+
+    `orphan`: files made it, `--prune` removes it. `needed`: likewise, but others made something that goes with it.
+    `by_hand`: it was made by hand in a share that the files keep.
+    """
+
+    why: Literal["orphan", "needed", "by_hand"]
+    held: Held
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `lakeshare apply` does, in order, and what it leaves."""
+
+    steps: tuple[Step, ...]
+    left: tuple[Left, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Twelve letters that are others when anything that is to be done is another."""
+        told = json.dumps([_said(step) for step in self.steps], default=str, sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the catalog is anything else than the files say."""
+        return bool(self.steps or self.left)
+
+
+def file_plan(wanted: Mapping[Key, Wanted], held: Mapping[Key, Held], *, prune: bool = False) -> Plan:
+    """What has to be done so that the catalog holds what the files want.
+
+    Raises:
+        DocumentError: the files name what is not there, what a contract declares, what was revoked, or were written
+            for another revision; its `also` holds all further refusals.
+    """
+    orphans = [one for one in held.values() if one.applied and one.key not in wanted]
+    needed = _needed(held, {one.key for one in orphans})
+    unwanted = [one.key for one in orphans if prune and one.key not in needed]
+    steps = steps_to(wanted, held, "files", unwanted)
+    raise_all([*_faults(wanted, held, frozenset(unwanted)), *_stale(steps, wanted, held)])
+    left = [
+        Left("needed" if one.key in needed else "orphan", one) for one in orphans if one.key not in unwanted
+    ]
+    left += [Left("by_hand", one) for one in held.values() if _is_in_kept_share(one, wanted)]
+    return Plan(steps, tuple(left))
+
+
+def _said(step: Step) -> list[object]:
+    return [step.verb, step.key, [[one.field, one.before, one.after] for one in step.differences]]
+
+
+def _needed(held: Mapping[Key, Held], orphans: set[Key]) -> set[Key]:
+    """The orphans that others have made something in, or have granted."""
+    return {
+        parent for one in held.values() if one.key not in orphans for parent in parents(one.key)
+    } & orphans
+
+
+def _is_in_kept_share(one: Held, wanted: Mapping[Key, Wanted]) -> bool:
+    return (
+        one.key not in wanted
+        and one.keeper == "hand"
+        and one.key[0] in ("table", "grant")
+        and share_key(one.key[1]) in wanted
+    )
+
+
+def _faults(
+    wanted: Mapping[Key, Wanted], held: Mapping[Key, Held], unwanted: frozenset[Key]
+) -> Iterator[DocumentError]:
+    for one in wanted.values():
+        if one.origin is not None:
+            yield from _faults_of_object(one, held.get(one.key), one.origin)
+            missing = [key for key in _references(one) if key not in wanted]
+            for kind, name in (key for key in missing if key in unwanted):
+                hint = "Write it into a file again, or apply without --prune."
+                yield one.origin.fault(f"{kind} {name} is in no file, and would be removed", hint)
+            for kind, name in (key for key in missing if key not in held):
+                hint = f"Write the {kind} into a file, or make it first."
+                yield one.origin.fault(f"there is no {kind} {name}", hint)
+
+
+def _faults_of_object(one: Wanted, there: Held | None, origin: Origin) -> Iterator[DocumentError]:
+    if one.of_contract and (there is None or not there.declared):
+        hint = "Apply the contracts first, or leave out `declared: true` to share it by this file."
+        yield origin.fault(f"no contract declares {one.name}", hint)
+    if there is None:
+        return
+    if one.key[0] == "table" and there.declared and not one.of_contract:
+        hint = "Take it out of the file, or say `declared: true` and only what contracts do not say."
+        yield origin.fault(f"{there.name} is declared by a contract", hint)
+    if there.is_revoked:
+        hint = f"Take it out of the file, or `lakeshare recipient drop {there.name}` and apply again."
+        yield origin.fault(f"recipient {there.name} was revoked", hint)
+    before, after = there.fields.get("authentication"), one.fields.get("authentication")
+    if before != after:
+        hint = f"Say {before}, or `lakeshare recipient drop {there.name}` and apply again."
+        yield origin.fault(f"it gets in by {before}, which cannot become {after}", hint)
+
+
+def _references(one: Wanted) -> Iterator[Key]:
+    if one.key[0] == "grant":
+        _, share, kind, reader = one.key
+        yield share_key(share)
+        yield recipient_key(reader) if kind == "recipient" else group_key(reader)
+    members = one.fields.get("members", ())
+    if isinstance(members, tuple):
+        yield from map(recipient_key, members)
+
+
+def _stale(
+    steps: tuple[Step, ...], wanted: Mapping[Key, Wanted], held: Mapping[Key, Held]
+) -> Iterator[DocumentError]:
+    """Refusals of edits to what somebody else has edited since the file was exported."""
+    touched = {key: None for step in steps for key in (step.key, *parents(step.key))}
+    for one in (wanted[key] for key in touched if key in wanted):
+        there = held.get(one.key)
+        if one.revision is None or one.origin is None or (there and there.revision == one.revision):
+            continue
+        hint = "Export it again and repeat the change there, or leave the revision out."
+        if there is None:
+            yield one.origin.fault(f"it is not there any more, at revision {one.revision} or another", hint)
+        else:
+            who = f"{there.updated_by or 'somebody'} has edited it since"
+            yield one.origin.fault(f"it is at revision {there.revision}, not {one.revision}: {who}", hint)

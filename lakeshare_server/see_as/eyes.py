@@ -1,0 +1,125 @@
+"""Asking the routes as a recipient, in this process."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from lakeshare_server.app import create_app
+from lakeshare_server.errors import BadRequest, LakeshareError
+from lakeshare_server.protocol.capabilities import HEADER
+from lakeshare_server.routes.seen_as import eyes, seen_as
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.tables.serveability import CLIENTS
+
+EVERYTHING = "everything"
+"""The client that reads both formats and every feature that some client reads."""
+
+
+class Refused(LakeshareError):
+    """The recipient is refused, with these words."""
+
+    def __init__(self, recipient: str, answer: httpx.Response) -> None:
+        try:
+            said = answer.json()
+            text = f"{said['errorCode']}: {said['message']}"
+        except (ValueError, KeyError, TypeError):
+            text = answer.text
+        super().__init__(f"{recipient} gets {answer.status_code} {text}")
+        self.status = answer.status_code
+
+
+@dataclass(frozen=True)
+class Eyes:
+    """Asks as a recipient that reads with one of the known clients."""
+
+    recipient: str
+    client: httpx.AsyncClient
+    capabilities: str
+
+    async def get(self, path: str, **query: Any) -> httpx.Response:
+        """What a GET below the protocol's root is answered with.
+
+        Raises:
+            Refused: it is no success.
+        """
+        asked = {name: value for name, value in query.items() if value is not None}
+        return self._let_in(await self.client.get(path, params=asked, headers={HEADER: self.capabilities}))
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        """What a POST is answered with.
+
+        Raises:
+            Refused: it is no success.
+        """
+        asked = {name: value for name, value in body.items() if value is not None}
+        return self._let_in(await self.client.post(path, json=asked, headers={HEADER: self.capabilities}))
+
+    async def items(self, path: str) -> list[dict[str, Any]]:
+        """All items of a listing, from all of its pages."""
+        found: list[dict[str, Any]] = []
+        token = None
+        while True:
+            page = (await self.get(path, pageToken=token)).json()
+            found += page.get("items", ())
+            token = page.get("nextPageToken")
+            if not token:
+                return found
+
+    def _let_in(self, answer: httpx.Response) -> httpx.Response:
+        if not answer.is_success:
+            raise Refused(self.recipient, answer)
+        return answer
+
+
+@asynccontextmanager
+async def looking_as(
+    settings: ServerSettings, recipient: str, by: str, reads_with: str
+) -> AsyncIterator[Eyes]:
+    """The server of these settings, without a network, seen as a recipient; its audit rows are written at the end.
+
+    Raises:
+        BadRequest: no client is called `reads_with`.
+        NotFound, Unauthenticated: there is no such recipient, or it is let in nowhere.
+    """
+    capabilities = capabilities_of(reads_with)
+    app = create_app(settings)
+    lifespan = app.router.lifespan_context(app)
+    await lifespan.__aenter__()
+    try:
+        seen = seen_as(app.state.parts.catalog, recipient, by)
+        async with eyes(app, seen, settings.base_url()) as client:
+            yield Eyes(seen.reader.name, client, capabilities)
+    finally:
+        # As a server ends, whatever a request came to: what the log was told last is written now.
+        await lifespan.__aexit__(None, None, None)
+
+
+def capabilities_of(reads_with: str) -> str:
+    """The capabilities that a client announces.
+
+    Raises:
+        BadRequest: there is no such client.
+    """
+    known = {client.id: (client.response_format, client.features) for client in CLIENTS}
+    known[EVERYTHING] = ("delta,parquet", frozenset().union(*(features for _, features in known.values())))
+    if reads_with not in known:
+        raise BadRequest("--client", reads_with, f"Known are: {', '.join(known)}.")
+    formats, features = known[reads_with]
+    return f"responseformat={formats};readerfeatures={','.join(sorted(features))}"
+
+
+def path_of(table: str) -> str:
+    """The path of `share.schema.table` below the protocol's root.
+
+    Raises:
+        BadRequest: it is not written so.
+    """
+    names = table.split(".")
+    if len(names) != 3 or not all(names):
+        raise BadRequest("TABLE", table, "Give share.schema.table, as the recipient writes it.")
+    share, schema, name = (quote(one, safe="") for one in names)
+    return f"shares/{share}/schemas/{schema}/tables/{name}"

@@ -1,0 +1,88 @@
+"""`lakeshare admin key` makes, lists and ends keys; the server tells the first one once, at its first start."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lakeshare_server.admin_commands import tell_first_key
+from lakeshare_server.catalog.admin_keys import PREFIX, admin_key_of, admin_keys
+from lakeshare_server.commands import commands
+from lakeshare_server.errors import BadRequest, NameTaken, NotFound
+from tests.builders.sharing import Provider, a_provider
+
+
+@pytest.fixture
+def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Provider:
+    provider = a_provider(tmp_path)
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(provider.settings.state_dir))
+    return provider
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(commands, ["admin", "key", *arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_a_key_is_made_told_once_listed_and_ended(provider: Provider) -> None:
+    said = run("add", "ann", "--role", "steward", "--days", "30")
+    key = said.split()[-1]
+    assert key.startswith(PREFIX)
+    with provider.catalog.reading() as session:
+        found = admin_key_of(session, key)
+    assert found is not None
+    assert (found.name, found.role, (found.created_by or "").partition(":")[0]) == ("ann", "steward", "cli")
+    assert "ann\tsteward\tvalid until" in run("list")
+    assert key not in run("list")
+    assert "no more" in run("revoke", "ann")
+    assert "ann\tsteward\trevoked" in run("list")
+    with provider.catalog.reading() as session:
+        assert admin_key_of(session, key) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (["add", "ann", "--role", "king"], BadRequest, "role: 'king' .* owner, steward, auditor"),
+        (["add", "two words", "--role", "owner"], BadRequest, "name"),
+        (["add", "oidc:ann", "--role", "owner"], BadRequest, "name"),
+        (["add", "known", "--role", "owner"], NameTaken, "known"),
+        (["revoke", "nobody"], NotFound, "nobody"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_changes_nothing(
+    provider: Provider, arguments: list[str], error: type[Exception], said: str
+) -> None:
+    run("add", "known", "--role", "auditor")
+    with pytest.raises(error, match=said):
+        run(*arguments)
+    with provider.catalog.reading() as session:
+        assert [key.name for key in admin_keys(session)] == ["known"]
+
+
+def test_the_server_tells_its_first_key_once(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:
+    said = _said_by_a_server(provider)
+    [key] = [word for word in said.split() if word.startswith(PREFIX)]
+    with provider.catalog.reading() as session:
+        found = admin_key_of(session, key)
+    assert found is not None
+    assert (found.role, found.created_by) == ("owner", "lakeshare serve")
+    tell_first_key(provider.settings.catalog_url)
+    assert capsys.readouterr().out == ""
+
+
+def _said_by_a_server(provider: Provider) -> str:
+    """What a server says until it is stopped, right after it is ready."""
+    environment = {**os.environ, "LAKESHARE_STATE_DIR": str(provider.settings.state_dir)}
+    command = [sys.executable, "-m", "lakeshare_server", "serve", "--port", "0"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        return ready + process.stdout.read()

@@ -1,0 +1,210 @@
+"""A file of `lakeshare apply` that is wrong is refused with file, line, field and remedy, all faults at once."""
+
+import json
+import tracemalloc
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lakeshare_server.catalog.declared import Document, read_files
+from lakeshare_server.catalog.declared.objects import recipient_key, share_key, table_key
+from lakeshare_server.errors import DocumentError
+
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
+
+
+def written(folder: Path, text: str, name: str = "shares.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(path: Path) -> DocumentError:
+    with pytest.raises(DocumentError) as refused:
+        read_files([path])
+    return refused.value
+
+
+def test_short_forms_stand_for_the_long_ones(tmp_path: Path) -> None:
+    long = "shares: {s: {tables: {a.x: {table: a.x}, a.y: {table: lake.y}}}}"
+    short = "shares: {s: {tables: {a.x: , a.y: lake.y}}}"
+    fields = [
+        {key: one.fields for key, one in read_files([written(tmp_path, text)]).items()}
+        for text in (long, short)
+    ]
+    assert fields[0] == fields[1]
+    listed = read_files([written(tmp_path, "shares: {s: {tables: [a.x]}, empty: }")])
+    assert listed[table_key("s", "a", "x")].fields["table"] == "a.x"
+    assert share_key("empty") in listed
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "field", "said"),
+    [
+        (
+            "shares:\n  s:\n    coment: x",
+            3,
+            "shares.s.coment",
+            "unknown field 'coment'. Did you mean 'comment'?",
+        ),
+        ("share: {}", 1, "share", "Did you mean 'shares'?"),
+        ("recipients:\n  bob:\n    token: abc", 3, "recipients.bob.token", "Secrets are never in files"),
+        (
+            "recipients:\n  bob:\n    bearerToken: a",
+            3,
+            "recipients.bob.bearerToken",
+            "Secrets are never in files",
+        ),
+        ("shares:\n  a b: {}", 2, "shares.a b", "'a b' cannot be used. Names have 1 to 255"),
+        ("shares:\n  s:\n    tables:\n      orders: {}", 4, "shares.s.tables.orders", "Give schema.table"),
+        ("shares: {s: {tables: [a.x,\n b]}}", 2, "shares.s.tables.b", "Give schema.table"),
+        (
+            "shares:\n  s:\n    tables:\n      a.x:\n        history: 1",
+            5,
+            'shares.s.tables["a.x"].history',
+            "1 cannot be used. Input should be a valid boolean",
+        ),
+        ("shares: {s: {comment: 7}}", 1, "shares.s.comment", "Write it in quotes"),
+        ("shares: {no: {comment: x}}", 1, "the file", "the key 'no' is no text to YAML. Write it in quotes."),
+        (
+            "shares: {s: {tables: {a.x: {start_version: -1}}}}",
+            1,
+            "start_version",
+            "greater than or equal to 0",
+        ),
+        ("shares: {s: {tables: {a.x: {kind: MODEL}}}}", 1, "kind", "Use 'TABLE' or 'VIEW'."),
+        (
+            "shares: {s: {tables: {a.x: {declared: true, table: y}}}}",
+            1,
+            "a.x",
+            "A contract declares the table",
+        ),
+        ("recipients: {b: {ip_allow: [10.0.0.1/8]}}", 1, "ip_allow[0]", "Give an address or a network"),
+        ("recipients: {b: {expires_at: 2030-01-01}}", 1, "expires_at", "Give a time with its zone"),
+        ("recipients: {b: {expires_at: 2030-01-01T00:00:00}}", 1, "expires_at", "Give a time with its zone"),
+        ("recipients: {b: {expires_at: soon}}", 1, "expires_at", "Give a time with its zone"),
+        ("recipients: {b: {properties: {zip: 1234}}}", 1, "properties.zip", "Write it in quotes"),
+        ('recipients: {b: {comment: "a\\0b"}}', 1, "comment", "Leave out NUL"),
+        ("grants:\n- share: s", 2, "grants[0]", "Name one recipient or one group."),
+        ("grants:\n- {share: s, recipient: a, group: g}", 2, "grants[0]", "Name one recipient or one group."),
+        ("grants:\n- {recipient: a}", 2, "grants[0].share", "is missing. Add it."),
+        ("version: 2", 1, "version", "Use 1."),
+        ("shares:\n  s: {}\n  s: {}", 3, "the file", "the key 's' is given twice, first in line 2"),
+        ("shares: {s: {}, S: {}}", 1, "shares.S", "S is in "),
+        ("- a\n- b", 1, "the file", "is not a mapping"),
+        ("shares: [\n", 2, "the file", "Correct the YAML there."),
+        ("shares: {s: {comment: !!python/object/apply:os.getcwd []}}", 1, "the file", "could not determine"),
+        ("a: &a [*a]", 1, "the file", "it contains itself"),
+        ("recipients: {b: {expires_at: 2030-02-31}}", 1, "the file", "Correct the YAML there."),
+        ("? [a]\n: b", 1, "the file", "a key is no text"),
+        ("--- {}\n--- {}", 2, "the file", "Correct the YAML there."),
+    ],
+)
+def test_what_is_wrong_is_said_with_line_field_and_remedy(
+    tmp_path: Path, text: str, line: int, field: str, said: str
+) -> None:
+    path = written(tmp_path, text)
+    fault = refusal(path)
+    assert (fault.path, fault.line) == (path, line)
+    assert field in fault.field
+    assert said in str(fault)
+
+
+def test_all_faults_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    written(tmp_path, "shares: {s: {a: 1, b: 2}}", "one.yaml")
+    written(tmp_path, "shares: {s: {}}\nc: 3", "two.yml")
+    written(tmp_path, "not: [yaml", "three.yaml")
+    written(tmp_path, "not: yaml either", "notes.txt")
+    fault = refusal(tmp_path)
+    assert [(one.path.name, one.field) for one in (fault, *fault.also)] == [
+        ("one.yaml", "shares.s.a"),
+        ("one.yaml", "shares.s.b"),
+        ("three.yaml", "the file"),
+        ("two.yml", "c"),
+    ]
+
+
+def test_an_object_stands_in_one_file_only(tmp_path: Path) -> None:
+    first = written(tmp_path, "recipients: {Bob: {}}", "a.yaml")
+    written(tmp_path, "\nrecipients: {bob: {}}", "b.yaml")
+    assert f"bob is in {first}:1 already" in str(refusal(tmp_path))
+    assert list(read_files([first, tmp_path / "a.yaml"])) == [recipient_key("bob")]
+
+
+@pytest.mark.parametrize("made", ["nothing", "folder", "bytes"])
+def test_what_cannot_be_read_is_refused(tmp_path: Path, made: str) -> None:
+    path = tmp_path / made
+    if made == "folder":
+        path.mkdir()
+    elif made == "bytes":
+        path.write_bytes(b"shares: \xff")
+    fault = refusal(path)
+    assert fault.path == path
+
+
+def test_a_few_aliases_do_not_unfold_to_any_number_of_values(tmp_path: Path) -> None:
+    names = "abcdefgh"
+    bomb = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    bomb += [f"{name}: &{name} [{', '.join(['*' + before] * 10)}]" for before, name in pairwise(names)]
+    path = written(tmp_path, "\n".join(bomb))
+    tracemalloc.start()
+    fault = refusal(path)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "it unfolds to" in str(fault)
+    assert peak_bytes < 20_000_000
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path, opening: str) -> None:
+    # libyaml's composer overflows the stack of the process.
+    assert "nested deeper" in str(refusal(written(tmp_path, opening * 200_000)))
+
+
+LINES = st.lists(
+    st.sampled_from(
+        [
+            "shares:",
+            "  s:",
+            "    tables:",
+            "      a.x: {}",
+            "  - a",
+            "grants:",
+            "&a",
+            "*a",
+            "<<: *a",
+            "? ",
+            "\t",
+            "\x85",
+        ]
+    )
+    | st.text(max_size=12),
+    max_size=8,
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(lines=LINES)
+def test_any_text_is_read_or_refused_never_anything_else(tmp_path: Path, lines: list[str]) -> None:
+    path = tmp_path / "any.yaml"
+    path.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
+    with suppress(DocumentError):
+        read_files([path])
+
+
+def test_the_schema_for_editors_is_that_of_the_model() -> None:
+    assert json.loads((DOCS / "apply.schema.json").read_text()) == Document.model_json_schema(), (
+        "run: lakeshare export --json-schema -o docs/reference/apply.schema.json"
+    )
+
+
+def test_the_reference_names_every_field() -> None:
+    text = (DOCS / "apply.md").read_text()
+    schema = Document.model_json_schema()
+    parts = [schema, *schema["$defs"].values()]
+    missing = {name for part in parts for name in part.get("properties", {}) if f"`{name}`" not in text}
+    assert missing == set()

@@ -1,0 +1,138 @@
+"""The commands about shares, recipients and groups do what they say and show what is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.builders.commands import Runner, a_state_folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
+    a_state_folder(tmp_path, monkeypatch)
+    return Runner(monkeypatch, capsys)
+
+
+def test_a_share_is_made_filled_granted_shown_and_dropped(run: Runner) -> None:
+    assert "partners is there" in run(
+        "share", "create", "partners", "--comment", "c", "--property", "tier=gold"
+    )
+    assert run("share", "add", "partners", "sales.orders") == "partners.sales.orders is sales.orders\n"
+    run(
+        "share",
+        "add",
+        "partners",
+        "sales.orders",
+        "--as",
+        "eu.orders",
+        "--where",
+        "region = 'EU'",
+        "--no-history",
+    )
+    run("recipient", "add", "acme", "--share", "partners")
+    run("group", "create", "retail", "--member", "acme")
+    run(
+        "share",
+        "grant",
+        "partners",
+        "--group",
+        "retail",
+        "--until",
+        "2030-01-01T00:00:00Z",
+        "--where",
+        "day > '2024'",
+    )
+    shown = run("share", "show", "PARTNERS").splitlines()
+    assert "comment\tc" in shown
+    assert "properties\t{'tier': 'gold'}" in shown
+    assert "table\tpartners.sales.orders\tsales.orders" in shown
+    assert "table\tpartners.eu.orders\tsales.orders\trule=region = 'EU', no history" in shown
+    assert "grant\trecipient acme\tuntil further notice" in shown
+    assert "grant\tgroup retail\tuntil 2030-01-01 00:00Z\tday > '2024'" in shown
+    run("share", "change", "partners.eu.orders", "--as", "world.orders", "--where", "", "--publication", "3")
+    assert "table\tpartners.world.orders\tsales.orders\tpublication=3, no history" in run(
+        "share", "show", "partners"
+    )
+    run("share", "remove", "partners.world.orders")
+    run("share", "revoke", "partners", "--recipient", "acme")
+    assert "world" not in run("share", "show", "partners")
+    run("share", "set", "partners", "--rename", "friends", "--comment", "")
+    assert run("share", "drop", "friends", "--yes") == "friends is gone\n"
+    assert run.ended("share", "show", "friends").code == 1
+
+
+def test_a_recipient_is_shown_changed_and_dropped(run: Runner, tmp_path: Path) -> None:
+    run("share", "create", "s")
+    run("recipient", "add", "acme", "--share", "s")
+    (tmp_path / "terms.txt").write_text("Do not pass it on.\n")
+    assert run("recipient", "ip", "acme") == "acme may come from anywhere\n"
+    run("recipient", "ip", "acme", "--allow", "10.0.0.0/8", "--allow", "192.0.2.1")
+    assert run("recipient", "ip", "acme") == "acme may come from 10.0.0.0/8, 192.0.2.1/32\n"
+    run("recipient", "props", "acme", "region=EU", "trial=yes")
+    assert run("recipient", "props", "acme", "tier=gold", "--unset", "trial") == "region\tEU\ntier\tgold\n"
+    run("recipient", "set", "acme", "--expires", "2030-01-01T00:00:00+01:00", "--agreement", "terms.txt")
+    shown = run("recipient", "show", "ACME").splitlines()
+    assert {
+        "state\tactivated",
+        "agreement\tDo not pass it on.",
+        "expires_at\t2029-12-31T23:00:00+00:00",
+    } <= set(shown)
+    assert any(re.match(r"tokens\tid=.*kind=bearer", line) for line in shown)
+    assert "may read\ts\tuntil further notice" in shown
+    assert run("recipient", "ip", "acme", "--any") == "acme may come from anywhere\n"
+    assert run("recipient", "drop", "acme", "--yes") == "acme is gone\n"
+    assert run("recipient", "list") == ""
+
+
+def test_groups_are_listed_filled_emptied_and_dropped(run: Runner) -> None:
+    run("share", "create", "s")
+    for name in ("acme", "globex"):
+        run("recipient", "add", name, "--share", "s")
+    run("group", "create", "retail", "--comment", "All shops")
+    assert run("group", "add", "retail", "acme", "globex") == "retail: acme, globex\n"
+    assert run("group", "list") == "retail\tacme, globex\tAll shops\n"
+    assert run("group", "remove", "retail", "acme") == "retail: globex\n"
+    assert run("group", "drop", "retail", "--yes") == "retail is gone\n"
+    assert run("group", "list") == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["share", "create", "a.b"], "share: 'a.b' cannot be used"),
+        (["share", "create", "t", "--property", "x"], "--property: 'x' cannot be used. Give key=value"),
+        (["share", "add", "s", "orders"], "LAKE.TABLE: 'orders' cannot be used. Give schema.table"),
+        (["share", "add", "nothing", "a.x"], "Share 'nothing' does not exist"),
+        (["share", "remove", "s.a"], "Give share.schema.table"),
+        (["share", "grant", "s"], "Name one recipient or one group."),
+        (
+            ["share", "grant", "s", "--group", "g", "--until", "tomorrow"],
+            "--until: 'tomorrow' cannot be used",
+        ),
+        (["share", "grant", "s", "--group", "g", "--until", "2030-01-01"], "Give a time with its zone"),
+        (["recipient", "ip", "eve", "--allow", "x", "--any"], "Give one of the two."),
+        (
+            ["recipient", "set", "eve", "--agreement", "nothing.txt"],
+            "--agreement: 'nothing.txt' cannot be used",
+        ),
+        (["group", "add", "nobody", "eve"], "Group 'nobody' does not exist"),
+    ],
+)
+def test_refusals_name_the_option_and_the_remedy(run: Runner, arguments: list[str], said: str) -> None:
+    run("share", "create", "s")
+    ended = run.ended(*arguments)
+    assert ended.code == 1
+    assert said in ended.errors
+
+
+@pytest.mark.parametrize("command", ["share", "recipient", "group"])
+def test_nothing_is_dropped_without_a_yes(run: Runner, command: str) -> None:
+    run("share", "create", "x")
+    run("recipient", "add", "x", "--share", "x")
+    run("group", "create", "x")
+    ended = run.ended(command, "drop", "x")
+    assert ended.code == 1
+    assert re.search(r"Drop x.*Nobody can be asked here: give --yes\.", ended.errors)
+    assert run.answering("n", command, "drop", "x").code == 1
+    assert "x is gone" in run.answering("y", command, "drop", "x").output

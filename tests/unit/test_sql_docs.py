@@ -1,0 +1,34 @@
+"""The reference of SQL is true: its statements run in the order they stand, and it shows each kind of statement."""
+
+import re
+from pathlib import Path
+
+from lakeshare_server.catalog import open_catalog
+from lakeshare_server.sql import statements as said
+from lakeshare_server.sql.grammar import parse
+from lakeshare_server.sql.information_schema import VIEWS
+from tests.builders.sql_sessions import a_session, publish_some
+
+PAGE = (Path(__file__).parents[2] / "docs/reference/sql.md").read_text()
+SCRIPTS = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_statements_of_the_reference_run_as_they_stand(tmp_path):
+    catalog = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+    publish_some(catalog)
+    session = a_session(catalog)
+    for script in SCRIPTS:
+        list(session.run(script, "docs/reference/sql.md"))
+    catalog.close()
+
+
+def test_the_reference_shows_each_kind_of_statement():
+    shown = {type(placed.statement) for script in SCRIPTS for placed in parse(script)}
+    every = {*said.Change.__subclasses__(), *said.Look.__subclasses__(), said.SetRecipient}
+    assert every - shown == {said.Publish, said.ShowSharesInProvider, said.DescribeGroup}
+    for refused in ("PUBLISH TABLE … FROM BRANCH …", "SHOW SHARES IN PROVIDER …", "USING ID …"):
+        assert refused in PAGE
+
+
+def test_the_reference_names_each_view():
+    assert [view for view in VIEWS if f"`{view}`" not in PAGE] == []

@@ -1,0 +1,290 @@
+"""Every statement of the sharing DDL is read as what it says, and what is wrong is told with its place."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakeshare_server.sql import statements as said
+from lakeshare_server.sql.errors import SqlError
+from lakeshare_server.sql.grammar import is_unfinished, parse, parser
+from lakeshare_server.sql.words import quoted_name, quoted_text
+
+NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC)
+BOB, EUROPE = said.Grantee("RECIPIENT", "bob"), said.Grantee("GROUP", "europe")
+
+
+def put(share: str = "s", **fields: object) -> said.PutObject:
+    table = {"verb": "ADD", "kind": "TABLE", "path": ("lake", "t"), "alias": ("lake", "t")}
+    return said.PutObject(share, **{**table, **fields})
+
+
+STATEMENTS = [
+    ("CREATE SHARE s", said.CreateShare("s")),
+    ("create share if not exists s comment 'it''s'", said.CreateShare("s", True, "it's")),
+    ("DROP SHARE s", said.DropShare("s")),
+    ("DROP SHARE IF EXISTS `a-b`", said.DropShare("a-b", True)),
+    ("ALTER SHARE s RENAME TO t", said.AlterShare("s", {"new_name": "t"})),
+    ("ALTER SHARE s OWNER TO `ann@example.com`", said.AlterShare("s", {"owner": "ann@example.com"})),
+    ("ALTER SHARE s SET OWNER TO ann", said.AlterShare("s", {"owner": "ann"})),
+    ("ALTER SHARE s SET COMMENT NULL", said.AlterShare("s", {"comment": None})),
+    ("COMMENT ON SHARE s IS 'x'", said.AlterShare("s", {"comment": "x"})),
+    ("ALTER SHARE s SET DISPLAY NAME 'Sales'", said.AlterShare("s", {"display_name": "Sales"})),
+    ("ALTER SHARE s ADD TABLE lake.t", put()),
+    ("ALTER SHARE s ADD lake.t", put()),
+    ("ALTER SHARE s ADD TABLE main.lake.t", put(path=("main", "lake", "t"))),
+    ("ALTER SHARE s ADD TABLE t AS lake.t", put(path=("t",))),
+    ("ALTER SHARE s ALTER TABLE lake.t COMMENT 'c'", put(verb="ALTER", comment="c")),
+    ("ALTER SHARE s ADD VIEW lake.t AS a.b", put(kind="VIEW", alias=("a", "b"))),
+    ("ALTER SHARE s ADD MATERIALIZED VIEW lake.t AS b", put(kind="VIEW", alias=("lake", "b"))),
+    ("ALTER SHARE s ADD MODEL lake.t", put(kind="MODEL")),
+    ("ALTER SHARE s ADD TABLE lake.t WITH HISTORY", put()),
+    ("ALTER SHARE s ADD TABLE lake.t WITH HISTORY START VERSION 3", put(start_version=3)),
+    ("ALTER SHARE s ADD TABLE lake.t WITHOUT HISTORY", put(history=False)),
+    ("ALTER SHARE s ADD TABLE lake.t WITH CHANGE DATA FEED START VERSION 7", put(start_version=7)),
+    (
+        "ALTER SHARE s ADD TABLE lake.t PARTITION (day = '2024-01-01', region LIKE 'E%'), (n = -2, ok = TRUE)",
+        put(rule="(day = '2024-01-01' AND region LIKE 'E%') OR (n = -2 AND ok = TRUE)"),
+    ),
+    (
+        "ALTER SHARE s ADD TABLE lake.t PARTITION (region = CURRENT_RECIPIENT().sales.region)",
+        put(rule="region = current_recipient('sales.region')"),
+    ),
+    (
+        "ALTER SHARE s ADD TABLE lake.t PARTITION (`my day` = current_recipient('it''s')) AS a.b",
+        put(rule="`my day` = current_recipient('it''s')", alias=("a", "b")),
+    ),
+    (
+        "ALTER SHARE s ADD TABLE lake.t WHERE ( a='x'  or(b in(1,2) and  not c is null) )",
+        put(rule="a = 'x' OR (b IN (1, 2) AND NOT c IS NULL)"),
+    ),
+    (
+        """ALTER SHARE s ADD TABLE lake.t WHERE (a == - 1 OR `b` <> "it's" /* ? */ AND c = current_recipient ('k'))""",
+        put(rule="a == -1 OR `b` <> 'it''s' AND c = current_recipient('k')"),
+    ),
+    ("ALTER SHARE s ADD TABLE lake.t COLUMNS (a, `b c`)", put(columns=("a", "b c"))),
+    ("ALTER SHARE s ADD SCHEMA lake", said.PutSchema("s", "ADD", ("lake",))),
+    ("ALTER SHARE s ALTER SCHEMA lake COMMENT 'c'", said.PutSchema("s", "ALTER", ("lake",), "c")),
+    ("ALTER SHARE s REMOVE TABLE lake.t", said.RemoveObject("s", ("lake", "t"))),
+    ("ALTER SHARE s REMOVE MATERIALIZED VIEW lake.t", said.RemoveObject("s", ("lake", "t"))),
+    ("ALTER SHARE s REMOVE SCHEMA lake", said.RemoveSchema("s", ("lake",))),
+    ("ALTER SHARE s SET PUBLICATION 4", said.PinPublication("s", 4)),
+    ("ALTER SHARE s SET PUBLICATION 4 FOR TABLE lake.t", said.PinPublication("s", 4, ("lake", "t"))),
+    ("ALTER SHARE s UNSET PUBLICATION FOR lake.t", said.PinPublication("s", None, ("lake", "t"))),
+    ("CREATE RECIPIENT bob", said.CreateRecipient("bob")),
+    ("CREATE RECIPIENT bob USING ID 'aws:x:y'", said.CreateRecipient("bob", metastore_id="aws:x:y")),
+    (
+        "CREATE RECIPIENT IF NOT EXISTS bob COMMENT 'c' PROPERTIES (region = 'EU', 'a.b' 'x', c.d = 'y') "
+        "IP ALLOW ('10.0.0.0/8', '192.0.2.7') AGREEMENT 'terms' UNTIL '2027-01-01'",
+        said.CreateRecipient(
+            "bob",
+            True,
+            "c",
+            properties={"region": "EU", "a.b": "x", "c.d": "y"},
+            ip_allow=("10.0.0.0/8", "192.0.2.7"),
+            agreement="terms",
+            until=NEW_YEAR,
+        ),
+    ),
+    (
+        "CREATE RECIPIENT bob USING OIDC (issuer 'https://i', subject = 's', audience 'a', audience 'b')",
+        said.CreateRecipient(
+            "bob",
+            authentication="OIDC_FEDERATION",
+            policy=said.Policy("https://i", "s", audiences=("a", "b")),
+        ),
+    ),
+    (
+        "CREATE RECIPIENT bob USING CLIENT CREDENTIALS SET PROPERTIES (a = 'b')",
+        said.CreateRecipient("bob", authentication="OAUTH_CLIENT_CREDENTIALS", properties={"a": "b"}),
+    ),
+    ("ALTER RECIPIENT bob RENAME TO rob", said.AlterRecipient("bob", {"new_name": "rob"})),
+    ("ALTER RECIPIENT bob SET OWNER TO 'ann'", said.AlterRecipient("bob", {"owner": "ann"})),
+    ("ALTER RECIPIENT bob COMMENT 'c'", said.AlterRecipient("bob", {"comment": "c"})),
+    ("COMMENT ON RECIPIENT bob IS NULL", said.AlterRecipient("bob", {"comment": None})),
+    ("ALTER RECIPIENT bob SET PROPERTIES (a = 'b')", said.SetProperties("bob", {"a": "b"})),
+    ("ALTER RECIPIENT bob UNSET PROPERTIES (a, b.c)", said.UnsetProperties("bob", ("a", "b.c"))),
+    (
+        "ALTER RECIPIENT bob SET IP ALLOW ('10.0.0.0/8')",
+        said.AlterRecipient("bob", {"ip_allow": ("10.0.0.0/8",)}),
+    ),
+    ("ALTER RECIPIENT bob UNSET IP ALLOW", said.AlterRecipient("bob", {"ip_allow": None})),
+    ("ALTER RECIPIENT bob SET AGREEMENT 'x'", said.AlterRecipient("bob", {"agreement": "x"})),
+    ("ALTER RECIPIENT bob UNSET AGREEMENT", said.AlterRecipient("bob", {"agreement": None})),
+    ("ALTER RECIPIENT bob SET UNTIL '2027-01-01'", said.AlterRecipient("bob", {"expires_at": NEW_YEAR})),
+    ("ALTER RECIPIENT bob UNSET UNTIL", said.AlterRecipient("bob", {"expires_at": None})),
+    ("ALTER RECIPIENT bob ROTATE TOKEN", said.RotateToken("bob")),
+    (
+        "ALTER RECIPIENT bob ROTATE TOKEN KEEP OLD FOR '1 day 12 hours' UNTIL '2027-01-01'",
+        said.RotateToken("bob", timedelta(hours=36), NEW_YEAR),
+    ),
+    ("ALTER RECIPIENT bob REVOKE TOKEN 'id'", said.RevokeToken("bob", "id")),
+    ("REVOKE TOKEN 'id' FROM RECIPIENT bob", said.RevokeToken("bob", "id")),
+    ("REVOKE TOKEN FROM RECIPIENT bob", said.RevokeToken("bob")),
+    ("ALTER RECIPIENT bob INVITE FOR '7 days'", said.Invite("bob", timedelta(days=7))),
+    (
+        "ALTER RECIPIENT bob ADD OIDC (name 'n', issuer 'https://i', subject 's', subject_claim 'oid')",
+        said.PutPolicy("bob", said.Policy("https://i", "s", "oid", (), "n")),
+    ),
+    ("ALTER RECIPIENT bob DROP OIDC n", said.DropPolicy("bob", "n")),
+    ("REVOKE RECIPIENT bob", said.RevokeRecipient("bob")),
+    ("DROP RECIPIENT IF EXISTS bob", said.DropRecipient("bob", True)),
+    ("CREATE GROUP IF NOT EXISTS europe COMMENT 'c'", said.CreateGroup("europe", True, "c")),
+    ("ALTER GROUP europe ADD RECIPIENT bob, rob", said.ChangeMembers("europe", "ADD", ("bob", "rob"))),
+    ("ALTER GROUP europe REMOVE RECIPIENT bob", said.ChangeMembers("europe", "REMOVE", ("bob",))),
+    ("ALTER GROUP europe RENAME TO eu", said.AlterGroup("europe", {"new_name": "eu"})),
+    ("ALTER GROUP europe SET COMMENT 'c'", said.AlterGroup("europe", {"comment": "c"})),
+    ("DROP GROUP europe", said.DropGroup("europe")),
+    ("GRANT SELECT ON SHARE s TO RECIPIENT bob", said.Grant("s", BOB)),
+    (
+        "GRANT SELECT ON SHARE s TO GROUP europe FROM '2027-01-01' UNTIL '2028-02-03 04:05+01:00' WHERE (a = 1)",
+        said.Grant("s", EUROPE, NEW_YEAR, datetime(2028, 2, 3, 3, 5, tzinfo=UTC), "a = 1"),
+    ),
+    ("REVOKE SELECT ON SHARE s FROM RECIPIENT bob", said.Revoke("s", BOB)),
+    ("PUBLISH TABLE lake.t FROM BRANCH `wap-x`", said.Publish(("lake", "t"), "wap-x")),
+    ("SHOW SHARES", said.ShowShares()),
+    ("SHOW SHARES LIKE 'a*'", said.ShowShares("a*")),
+    ("SHOW SHARES 'a*|b'", said.ShowShares("a*|b")),
+    ("SHOW SHARES IN PROVIDER p", said.ShowSharesInProvider("p")),
+    ("SHOW ALL IN SHARE s", said.ShowAllInShare("s")),
+    ("SHOW RECIPIENTS LIKE 'b*'", said.ShowRecipients("b*")),
+    ("SHOW GROUPS", said.ShowGroups()),
+    ("SHOW GRANT ON SHARE s", said.ShowGrantsOnShare("s")),
+    ("SHOW GRANTS ON SHARE s", said.ShowGrantsOnShare("s")),
+    ("SHOW GRANTS TO RECIPIENT bob", said.ShowGrantsTo(BOB)),
+    ("SHOW GRANTS TO GROUP europe", said.ShowGrantsTo(EUROPE)),
+    ("SHOW USAGE FOR RECIPIENT bob", said.ShowUsage("bob")),
+    ("SHOW USAGE FOR RECIPIENT bob SINCE '2027-01-01'", said.ShowUsage("bob", NEW_YEAR)),
+    ("DESC SHARE s", said.DescribeShare("s")),
+    ("DESCRIBE RECIPIENT bob", said.DescribeRecipient("bob")),
+    ("DESCRIBE GROUP europe", said.DescribeGroup("europe")),
+    (
+        "SELECT * FROM information_schema.shares LIMIT 5",
+        said.SelectAll(("information_schema", "shares"), 5),
+    ),
+    ("SET RECIPIENT bob", said.SetRecipient("bob")),
+    ("RESET RECIPIENT", said.SetRecipient(None)),
+]
+
+
+@pytest.mark.parametrize(("text", "statement"), STATEMENTS, ids=[text for text, _ in STATEMENTS])
+def test_a_statement_is_read_as_what_it_says(text, statement):
+    [placed] = parse(text)
+    assert placed.statement == statement
+
+
+def test_the_retired_spelling_without_a_start_begins_with_what_is_published_from_now_on():
+    [placed] = parse("ALTER SHARE s ADD TABLE lake.t WITH CHANGE DATA FEED")
+    assert placed.statement.history
+    assert isinstance(placed.statement.start_version, said.Now)
+
+
+@pytest.mark.parametrize(
+    "word", ["share", "table", "comment", "select", "recipient", "until", "like", "größe"]
+)
+def test_a_keyword_is_a_name_where_a_name_stands(word):
+    [placed] = parse(f"ALTER SHARE {word} ADD TABLE lake.{word} AS {word}.{word}")
+    assert placed.statement == put(word, path=("lake", word), alias=(word, word))
+
+
+def test_a_script_has_many_statements_and_tells_where_each_is():
+    text = "-- first\nCREATE SHARE a;;\n/* ; */ DROP SHARE b ;\n"
+    first, second = parse(text)
+    assert text[first.start : first.end] == "CREATE SHARE a"
+    assert text[second.start : second.end] == "DROP SHARE b"
+    assert parse(" ; -- nothing") == ()
+
+
+# text, line, column, what is said
+WRONG = [
+    ("CREATE SHAR s", 1, 8, "Did you mean SHARE?"),
+    ("CREATE SHARE s\nCREATE SHARE t", 2, 1, "expected COMMENT, `;` or the end"),
+    ("CREATE SHARE s;\n\n   SHOW TABLES", 3, 9, "expected ALL, GRANT, GRANTS, GROUPS, RECIPIENTS, SHARES or USAGE"),
+    ("CREATE SHARE", 1, 13, "ends too early; expected IF or a name"),
+    ("CREATE SHARE s COMMENT 'x", 1, 24, "does not end"),
+    ("CREATE SHARE /* s", 1, 14, "comment that begins here does not end"),
+    ("CREATE SHARE if", 1, 16, "expected NOT"),
+    ("ALTER SHARE add TABLE a.b", 1, 17, "TABLE was not expected here"),
+    ("CREATE SHARE a.b", 1, 15, ". was not expected here"),
+    ("CREATE SHARE ``", 1, 14, "at least one character"),
+    ("CREATE SHARE ` `", 1, 14, "at least one character"),
+    ("CREATE SHARE \x07", 1, 14, "means nothing here"),
+    ("ALTER SHARE s ADD TABLE t", 1, 15, "t has no schema"),
+    ("ALTER SHARE s ADD TABLE a.b COMMENT 'x' COMMENT 'y'", 1, 41, "COMMENT is there twice"),
+    ("ALTER SHARE s ADD TABLE a.b WITHOUT HISTORY WITH HISTORY", 1, 45, "exclude each other"),
+    ("ALTER SHARE s ADD TABLE a.b PARTITION (x = 1) WHERE (x = 1)", 1, 47, "PARTITION and WHERE exclude each other"),
+    ("ALTER SHARE s ADD TABLE a.b WHERE ()", 1, 29, "needs a predicate"),
+    (f"ALTER SHARE s ADD TABLE a.b WHERE {'(' * 100}1{')' * 100}", 1, 0, "deeper than 64"),
+    ("ALTER SHARE s SET PUBLICATION 1.5", 1, 31, "whole number"),
+    (f"ALTER SHARE s SET PUBLICATION {'9' * 5000}", 1, 31, "whole number"),
+    ("GRANT SELECT ON SHARE s TO RECIPIENT r UNTIL 'tomorrow'", 1, 46, "'tomorrow' is no time"),
+    ("GRANT SELECT ON SHARE s TO RECIPIENT r UNTIL '2027-02-30'", 1, 46, "is no time"),
+    ("GRANT SELECT ON SHARE s TO RECIPIENT r UNTIL '0001-01-01T00:00+14:00'", 1, 46, "is no time"),
+    ("ALTER RECIPIENT r ROTATE TOKEN KEEP OLD FOR 'a while'", 1, 45, "no span of time"),
+    ("ALTER RECIPIENT r ROTATE TOKEN KEEP OLD FOR '999999999 weeks'", 1, 45, "no span of time"),
+    ("CREATE RECIPIENT r PROPERTIES (a = 'x', a = 'y')", 1, 41, "'a' is there twice"),
+    ("CREATE RECIPIENT r USING TOKEN USING ID 'x'", 1, 32, "exclude each other"),
+    ("CREATE RECIPIENT r USING OIDC (issuer 'x')", 1, 31, "subject is missing"),
+    ("CREATE RECIPIENT r USING OIDC (issuer 'x', subject 'y', sub 'z')", 1, 57, "OIDC has no sub"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "line", "column", "what"), WRONG, ids=[text[:60] for text, *_ in WRONG])
+def test_what_is_wrong_is_told_with_its_place(text, line, column, what):
+    with pytest.raises(SqlError) as refused:
+        parse(text)
+    assert what in str(refused.value)
+    assert refused.value.place.line == line
+    assert column in (0, refused.value.place.column)
+
+
+def test_the_caret_stands_below_the_word_that_is_wrong():
+    with pytest.raises(SqlError) as refused:
+        parse("CREATE SHARE s;\n\tDROP TABLE x;", "changes.sql")
+    first, shown, caret = str(refused.value).split("\n")
+    assert first.startswith("changes.sql:2:7: TABLE was not expected here")
+    assert shown[caret.index("^") :][: caret.count("^")] == "TABLE"
+
+
+def test_of_a_long_line_the_part_around_the_mistake_is_shown():
+    with pytest.raises(SqlError) as refused:
+        parse(f"{'SHOW SHARES; ' * 500}DROP TABLE x; {'SHOW SHARES; ' * 500}")
+    _, shown, caret = str(refused.value).split("\n")
+    assert len(shown) < 120
+    assert shown[caret.index("^") :][:5] == "TABLE"
+
+
+@pytest.mark.parametrize(
+    ("text", "unfinished"),
+    [
+        ("CREATE SHARE", True),
+        ("CREATE SHARE s COMMENT 'x;", True),
+        ("CREATE SHARE s /* ;", True),
+        ("ALTER SHARE s ADD TABLE a.b WHERE (", True),
+        ("CREATE SHARE s;", False),
+        ("CREATE SHAR", False),
+        ("", False),
+    ],
+)
+def test_a_text_that_only_ends_too_early_is_told_from_a_wrong_one(text, unfinished):
+    assert is_unfinished(text) is unfinished
+
+
+@given(st.text())
+def test_any_text_comes_back_out_of_its_quotes(text):
+    [placed] = parse(f"CREATE SHARE s COMMENT {quoted_text(text)}")
+    assert placed.statement.comment == text
+
+
+@given(st.text(min_size=1).filter(str.strip))
+def test_any_name_comes_back_out_of_its_quotes(name):
+    [placed] = parse(f"DROP SHARE {quoted_name(name)}")
+    assert placed.statement.name == name
+
+
+def test_names_that_are_keywords_come_back_out_of_their_quotes():
+    for word in [terminal.name for terminal in parser().terminals if terminal.name.isalpha()]:
+        name = quoted_name(word)
+        [placed] = parse(f"ALTER SHARE {name} ADD {name}.t PARTITION ({name} = 1) AS a.{name}")
+        assert placed.statement.path == (word, "t")

@@ -1,0 +1,250 @@
+"""A session does a script's statements in order or all at once, says what took effect, and looks as whom it is told."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from lakeshare_server.catalog import Catalog, Listings, Recipients, open_catalog
+from lakeshare_server.catalog.models import AuditRow
+from lakeshare_server.catalog.sharing import editing, look, look_at_link, redeem
+from lakeshare_server.errors import BadRequest, CatalogConflict, Denied, NotFound
+from lakeshare_server.sql.errors import SqlError, StatementRefused
+from lakeshare_server.sql.session import SqlSession
+from tests.builders.sql_sessions import ROOT, a_session, answer, publish_some, rows
+
+SALES = "CREATE SHARE sales COMMENT 'Sold'; ALTER SHARE sales ADD TABLE lake.orders COMMENT 'Orders' WHERE (a = 1);"
+BOB = "CREATE RECIPIENT bob;"
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+    publish_some(opened)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def session(catalog: Catalog) -> SqlSession:
+    return a_session(catalog)
+
+
+def refused(session: SqlSession, script: str, **options: object) -> StatementRefused:
+    with pytest.raises(StatementRefused) as error:
+        list(session.run(script, "s.sql", **options))
+    return error.value
+
+
+def names(session: SqlSession) -> list[str]:
+    return [name for (name,) in rows(session, "SHOW SHARES", "name")]
+
+
+# --- scripts
+
+
+def test_statements_before_a_refused_one_take_effect_and_the_message_says_so(session):
+    error = refused(session, "CREATE SHARE a;\nCREATE SHARE b;\n  DROP SHARE nix;\nCREATE SHARE c")
+    assert (error.place.line, error.place.column, error.took, error.total) == (3, 14, 2, 4)
+    assert str(error).startswith("s.sql:3:14: Share nix does not exist.")
+    assert error.effect == "The first 2 statements of 4 took effect; this one and what follows did not."
+    assert names(session) == ["a", "b"]
+
+
+def test_in_a_single_transaction_nothing_takes_effect_when_one_is_refused(session):
+    error = refused(session, "CREATE SHARE a; CREATE SHARE a", single_transaction=True)
+    assert error.effect == "Nothing of it took effect."
+    assert isinstance(error.cause, CatalogConflict)
+    assert names(session) == []
+
+
+def test_a_single_transaction_sees_what_it_has_done_and_writes_it_at_once(session, catalog):
+    script = f"{SALES} {BOB} GRANT SELECT ON SHARE sales TO RECIPIENT bob; SHOW GRANTS ON SHARE sales"
+    before = catalog.generation()
+    assert [row[0] for row in answer(session, script, single_transaction=True).rows] == ["bob"]
+    assert catalog.generation() == before + 1
+
+
+def test_a_script_that_is_not_sql_does_nothing_however_well_it_begins(session):
+    with pytest.raises(SqlError):
+        list(session.run("CREATE SHARE a; CREATE SHAR b"))
+    assert names(session) == []
+
+
+def test_an_empty_script_does_nothing(session, catalog):
+    before = catalog.generation()
+    assert list(session.run(" -- nothing")) == []
+    assert list(session.run("", single_transaction=True)) == []
+    assert catalog.generation() == before
+
+
+def test_every_change_is_told_to_the_audit_log_in_the_name_of_the_principal(catalog):
+    list(a_session(catalog, "operator").run(f"{BOB} ALTER RECIPIENT bob ROTATE TOKEN"))
+    with catalog.reading() as looking:
+        told = [
+            (row.principal, row.action) for row in looking.scalars(select(AuditRow).order_by(AuditRow.key))
+        ]
+    assert told == [("operator", "create_recipient"), ("operator", "invite"), ("operator", "rotate_token")]
+
+
+# --- secrets
+
+
+def test_the_link_of_a_new_recipient_opens_and_the_token_of_a_rotation_is_valid(session, catalog):
+    [(name, link, ends)] = answer(session, "CREATE RECIPIENT bob UNTIL '2099-01-01'").rows
+    code = link.removeprefix(f"{ROOT}/activate/")
+    assert look_at_link(catalog, code)[1].name == name == "bob"
+    assert timedelta(hours=71) < ends - datetime.now(UTC) < timedelta(hours=73)
+    with editing(catalog, "bob") as edit:
+        given = redeem(edit, code, from_address="192.0.2.7")[1]
+    assert given.state.expires_at == datetime(2099, 1, 1, tzinfo=UTC)
+    [(_, _, token, _, endpoint)] = answer(
+        session, "ALTER RECIPIENT bob ROTATE TOKEN KEEP OLD FOR '1 hour'"
+    ).rows
+    assert endpoint == f"{ROOT}/delta-sharing"
+    for valid in (token, given.secret):
+        assert Recipients(catalog).by_token(valid).name == "bob"
+    facts = dict(rows(session, "DESCRIBE RECIPIENT bob"))
+    assert facts["activation_link"].startswith("used ")
+    assert facts["rotated_token_id"] == given.state.id
+
+
+def test_no_secret_is_told_twice(session, catalog):
+    [(_, link, _)] = answer(session, BOB).rows
+    [(_, _, token, _, _)] = answer(session, "ALTER RECIPIENT bob ROTATE TOKEN").rows
+    everything = [
+        rows(session, f"SELECT * FROM information_schema.{view}")
+        for view in (
+            "recipients",
+            "recipient_tokens",
+            "shares",
+            "share_recipient_privileges",
+            "table_share_usage",
+        )
+    ]
+    everything += [rows(session, "DESCRIBE RECIPIENT bob"), rows(session, "SHOW RECIPIENTS")]
+    with catalog.reading() as looking:
+        everything += [row.details for row in looking.scalars(select(AuditRow))]
+    told = repr(everything)
+    assert token not in told
+    assert link.rpartition("/")[2] not in told
+
+
+def test_a_policy_without_an_audience_is_for_this_server(session, catalog):
+    list(session.run("CREATE RECIPIENT eve USING OIDC (issuer 'https://issuer.example', subject 'eve')"))
+    with catalog.reading() as looking:
+        [policy] = look.recipient(looking, "eve").policies
+    assert policy.audiences == (f"{ROOT}/delta-sharing",)
+
+
+# --- as a recipient
+
+
+def test_a_session_that_sees_as_a_recipient_shows_what_its_listings_show(session, catalog):
+    list(session.run(f"{SALES} CREATE SHARE other; {BOB} GRANT SELECT ON SHARE sales TO RECIPIENT bob"))
+    assert "what bob sees" in answer(session, "SET RECIPIENT BOB").told
+    assert rows(session, "SHOW SHARES") == [("sales", None, None, "Sold")]
+    [shown] = rows(
+        session, "SHOW ALL IN SHARE sales", "name", "comment", "shared_object", "partitions", "added_by"
+    )
+    assert shown == ("lake.orders", "Orders", None, None, None)
+    assert rows(session, "DESCRIBE SHARE SALES", "name", "owner") == [("sales", None)]
+    assert rows(session, "SHOW GRANTS TO RECIPIENT bob", "share", "privilege") == [("sales", "SELECT")]
+    assert rows(session, "SELECT * FROM information_schema.shares", "share_name") == [("sales",)]
+    usage = rows(
+        session, "SELECT * FROM information_schema.table_share_usage", "shared_as_table", "table_name"
+    )
+    assert usage == [("orders", None)]
+    bob = Recipients(catalog).list()[0]
+    assert [share.name for share in Listings(catalog, bob.id).shares(0, 10)] == ["sales"]
+    assert "the provider" in answer(session, "RESET RECIPIENT").told
+    assert names(session) == ["other", "sales"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "cause"),
+    [
+        ("CREATE SHARE b", Denied),
+        ("SHOW RECIPIENTS", Denied),
+        ("SHOW GRANTS ON SHARE sales", Denied),
+        ("SHOW USAGE FOR RECIPIENT bob", Denied),
+        ("DESCRIBE RECIPIENT bob", Denied),
+        ("DESCRIBE SHARE sales", NotFound),
+        ("SHOW ALL IN SHARE sales", NotFound),
+        ("SHOW GRANTS TO RECIPIENT eve", NotFound),
+        ("SHOW GRANTS TO GROUP bob", NotFound),
+        ("SELECT * FROM information_schema.recipients", NotFound),
+        ("SELECT * FROM sales.lake.orders", BadRequest),
+    ],
+)
+def test_what_a_recipient_may_not_see_or_do_is_refused_to_whoever_sees_as_it(session, statement, cause):
+    list(session.run(f"{SALES}{BOB} CREATE RECIPIENT eve; SET RECIPIENT bob"))
+    assert isinstance(refused(session, statement).cause, cause)
+    list(session.run("RESET RECIPIENT"))
+    assert names(session) == ["sales"]
+
+
+def test_nobody_is_seen_as_within_a_transaction(session):
+    error = refused(session, f"{BOB} SET RECIPIENT bob", single_transaction=True)
+    assert "outside of the transaction" in str(error)
+    list(session.run(f"{BOB} SET RECIPIENT bob"))
+    assert isinstance(refused(session, "SHOW SHARES", single_transaction=True).cause, Denied)
+
+
+# --- refusals: statement, line's caret, words of the message
+
+REFUSED = [
+    ("CREATE SHARE `a b`", "a b", "no space, slash, dot"),
+    ("DROP SHARE nix", "nix", "Share nix does not exist."),
+    ("DROP SHARE s", "s", "Share s does not exist."),
+    ("ALTER SHARE sales ADD TABLE lake.parts AS lake.ORDERS", "ALTER", "sales.lake.orders is shared already"),
+    ("ALTER SHARE sales ADD MODEL lake.m", "lake.m", "tables and views only"),
+    ("ALTER SHARE sales ADD TABLE lake.parts COLUMNS (a, b)", "a, b", "declare a view with these columns"),
+    ("ALTER SHARE sales ADD SCHEMA nix", "nix", "Schemas with published tables: lake, sea."),
+    ("ALTER SHARE sales ALTER SCHEMA lake COMMENT 'why'", "why", "has no comment"),
+    ("ALTER SHARE sales ALTER TABLE lake.nix", "lake.nix", "In share sales, table or view lake.nix does not exist"),
+    ("ALTER SHARE sales REMOVE TABLE nix.orders", "nix.orders", "nix.orders does not exist"),
+    ("ALTER SHARE sales REMOVE SCHEMA nix", "nix", "In share sales, schema nix does not exist"),
+    ("ALTER SHARE sales SET PUBLICATION 7", "7", "lake.orders has none of this number; the latest is 2"),
+    ("ALTER SHARE empty SET PUBLICATION 7", "empty", "add a table first"),
+    ("CREATE RECIPIENT a USING ID 'aws:b:c'", "aws:b:c", "metastore of Databricks"),
+    ("CREATE RECIPIENT a IP ALLOW ('10.0.0.1/8')", "10.0.0.1/8", "192.0.2.0/24"),
+    ("CREATE RECIPIENT a PROPERTIES (lakeshare.name = 'x')", "lakeshare.name", "reserved"),
+    ("CREATE RECIPIENT a USING OIDC (issuer 'nix', subject 's')", "nix", "URL"),
+    ("ALTER RECIPIENT bob ADD OIDC (issuer 'https://i.example', subject 's')", "bob", "USING OIDC"),
+    ("ALTER RECIPIENT bob UNSET PROPERTIES (nix)", "nix", "bob has: none"),
+    ("REVOKE TOKEN 'nix' FROM RECIPIENT bob", "nix", "Token nix does not exist"),
+    ("GRANT SELECT ON SHARE sales TO RECIPIENT nix", "nix", "Recipient nix does not exist"),
+    ("GRANT SELECT ON SHARE sales TO RECIPIENT bob FROM '2027-01-02' UNTIL '2027-01-01'", "GRANT", "ends after"),
+    ("REVOKE SELECT ON SHARE sales FROM RECIPIENT bob", "REVOKE", "Grant sales to bob does not exist"),
+    ("PUBLISH TABLE lake.orders FROM BRANCH wap", "lake.orders", "lakeshare wap retry wap"),
+    ("SHOW SHARES IN PROVIDER us", "us", "SHOW SHARES shows its own"),
+    ("SHOW GRANTS TO GROUP nix", "nix", "Group nix does not exist"),
+    ("SELECT * FROM information_schema.nix", "SELECT", "recipient_tokens"),
+    ("SET RECIPIENT nix", "nix", "Recipient nix does not exist"),
+]  # fmt: skip
+
+
+def test_what_cannot_be_done_is_refused_with_its_place_and_leaves_all_as_it_was(session, catalog):
+    list(session.run(f"{SALES}{BOB} CREATE SHARE empty"))
+    before = catalog.generation()
+    for statement, pointed, words in REFUSED:
+        error = refused(session, f"-- a line before\n  {statement}")
+        assert words in str(error), statement
+        _, line, caret = str(error).split("\n")
+        assert line[caret.index("^") :][: caret.count("^")] == pointed, statement
+        assert error.place.line == 2
+    assert catalog.generation() == before
+
+
+def test_a_table_that_is_shared_twice_is_named_by_its_alias(session):
+    list(
+        session.run(
+            "CREATE SHARE s; ALTER SHARE s ADD lake.orders AS a.a; ALTER SHARE s ADD lake.orders AS b.b"
+        )
+    )
+    assert "a.a, b.b" in str(refused(session, "ALTER SHARE s REMOVE TABLE lake.orders"))
+    list(session.run("ALTER SHARE s REMOVE TABLE b.b"))
+    assert rows(session, "SHOW ALL IN SHARE s", "name") == [("a.a",)]
