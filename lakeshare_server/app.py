@@ -120,15 +120,16 @@ def _parts(settings: ServerSettings) -> Parts:
     access_tokens = AccessTokens(key, settings.access_token_life_s)
     allowances, uses = Allowances(catalog), TokenUses(catalog)
     limits = Limits(allowances, settings)
+    guesses = Guesses(allowances, settings.guesses_per_minute)
     queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
     return Parts(
         settings=settings,
         catalog=catalog,
-        readers=_readers(catalog, settings, access_tokens, allowances, uses),
+        readers=_readers(catalog, settings, access_tokens, guesses, uses),
         access_tokens=access_tokens,
         limits=limits,
         bookkeeping=Bookkeeping(uses, limits.meters),
-        administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings)),
+        administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings), guesses),
         versions=versions,
         views=views,
         pager=Pager(key, settings.page_size),
@@ -149,11 +150,10 @@ def _readers(
     catalog: Catalog,
     settings: ServerSettings,
     access_tokens: AccessTokens,
-    allowances: Allowances,
+    guesses: Guesses,
     uses: TokenUses,
 ) -> Readers:
     federation = Federation(catalog, Credentials(catalog), settings)
-    guesses = Guesses(allowances, settings.guesses_per_minute)
     return Readers(catalog, federation, access_tokens, guesses, uses)
 
 

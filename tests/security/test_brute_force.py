@@ -100,3 +100,15 @@ def test_secrets_of_clients_are_guessed_no_faster(provider: Provider, server: Ru
         # One that was given a token goes on with it, though it was never sent before: nobody can guess these.
         assert ask(client, token, "127.0.0.1").status_code == 200
         assert ask(client, token + "x", "127.0.0.1").status_code == 429
+
+
+def test_keys_of_administrators_are_guessed_no_faster(provider: Provider, server: Running) -> None:
+    """They are counted together with tokens: whoever tries the one has tried the other."""
+    shares = server.url.removesuffix("/delta-sharing") + "/api/2.1/unity-catalog/shares"
+    with server.client(None) as client:
+        answers = []
+        for number in range(2 * MOST):
+            headers = {"Authorization": f"Bearer lsk_wrong{number}", "X-Forwarded-For": "192.0.2.66"}
+            answers.append(client.get(shares, headers=headers).status_code)
+        assert answers == [401] * MOST + [429] * MOST
+        assert ask(client, "wrong").status_code == 429
