@@ -8,6 +8,7 @@ from lakeshare_pipelines.defs.resources import LakeResource, SparkResource, land
 from lakeshare_pipelines.defs.share import automation_sensor, share_catalog
 from lakeshare_pipelines.defs.snowflake import snowflake_tables
 from lakeshare_pipelines.defs.upkeep import upkeep
+from lakeshare_pipelines.defs.usage import usage_checks
 from lakeshare_pipelines.defs.wap import publish_job, wap_set
 from lakeshare_pipelines.settings import LakeSettings
 
@@ -39,4 +40,5 @@ def defs() -> dg.Definitions:
             executor=dg.in_process_executor,
         ),
         upkeep(contracts),
+        usage_checks(),
     )

@@ -49,6 +49,18 @@ class LakeSettings(StateSettings):
         default_factory=_user_cache, description="Folder of downloaded jars, shared between projects."
     )
 
+    silent_days: int = Field(
+        7,
+        ge=1,
+        description="Days without a request after which the check `silent_recipients` tells of a recipient.",
+    )
+    usage_spike: float = Field(
+        5.0,
+        gt=1,
+        description="The check `usage_spikes` tells of a recipient that had files of so many times the bytes of its "
+        "usual day signed.",
+    )
+
     java_home: AbsolutePath | None = Field(None, description="Java to use; searched for by default.")
     maven_repository: str | None = Field(
         None, description="Maven repository to fetch jars from, instead of the public one."

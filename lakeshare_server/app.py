@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -38,6 +39,10 @@ from lakeshare_server.catalog import (
     open_catalog,
 )
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.pages import activation, portal
+from lakeshare_server.pages.headers import PageHeaders
+from lakeshare_server.pages.in_place import PlaceSigners
+from lakeshare_server.pages.preview import Previews
 from lakeshare_server.protocol.iceberg_scans import PlanTasks
 from lakeshare_server.protocol.paging import Pager
 from lakeshare_server.protocol.table_tokens import TableTokens
@@ -48,6 +53,7 @@ from lakeshare_server.routes import (
     health,
     iceberg_catalog,
     listings,
+    metrics,
     oauth,
     tables,
     windows,
@@ -59,6 +65,7 @@ from lakeshare_server.routes.connections import SLOW_CLIENT_S, GuardedProtocol
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses
 from lakeshare_server.routes.forwarded import ClientAddress, Metering
+from lakeshare_server.routes.traces import telemetry
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers, load_key
 from lakeshare_server.stores import Stores
@@ -76,7 +83,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
         BadRequest: the signing key that is given is too short, or the catalog's URL is none.
         Unavailable: the catalog or the signing key cannot be used.
     """
-    parts = _parts(settings)
+    stores = Stores(settings)
+    parts = _parts(settings, stores)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, float]]:
@@ -90,19 +98,26 @@ def create_app(settings: ServerSettings) -> FastAPI:
         parts.audit.close()
         parts.catalog.close()
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False, telemetry=telemetry())
     app.state.parts = parts
+    app.state.previews = Previews(PlaceSigners(settings, parts.local_signer, stores), stores)
+    app.add_middleware(PageHeaders)
     # The last is the outermost: all others see the address that it finds.
-    app.add_middleware(AuditMiddleware, audit=parts.audit)
+    app.add_middleware(
+        AuditMiddleware, audit=parts.audit, metrics=parts.metrics, names=settings.telemetry_names
+    )
     app.add_middleware(Metering, limits=parts.limits)
     app.add_middleware(ClientAddress, proxies=Proxies(settings.trusted_proxies))
     add_error_responses(app)
     app.include_router(health.router)
+    app.include_router(metrics.router)
     app.include_router(well_known)
     prefix = settings.endpoint.rstrip("/")
     app.include_router(oauth.iceberg_router)
     for routes in (oauth, listings, tables, windows, async_queries, credentials, files):
         app.include_router(routes.router, prefix=prefix)
+    for pages in (activation, portal):
+        app.include_router(pages.router)
     # The other catalog's paths none of ours can take: no prefix begins like them.
     app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
     app.router.routes.append(iceberg_catalog.other_calls())
@@ -110,10 +125,9 @@ def create_app(settings: ServerSettings) -> FastAPI:
     return app
 
 
-def _parts(settings: ServerSettings) -> Parts:
+def _parts(settings: ServerSettings, stores: Stores) -> Parts:
     catalog = open_catalog(settings.catalog_url)
     key = load_key(settings)
-    stores = Stores(settings)
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
     versions = Versions(catalog, settings, stores)
     views = Views(catalog, versions)
@@ -142,6 +156,7 @@ def _parts(settings: ServerSettings) -> Parts:
         iceberg_scans=scans,
         plan_tasks=PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes),
         signable_files=SignableFiles(stores, scans),
+        metrics=metrics.Metrics(names=settings.telemetry_names),
         audit=AuditLog(catalog, settings.audit_dir),
     )
 
@@ -217,7 +232,8 @@ def _serve_with_workers(
     load_key(settings)
     os.environ.update(LAKESHARE_HOST=settings.host, LAKESHARE_PORT=str(settings.port))
     config = _config("lakeshare_server.app:app_from_environment", workers=workers, factory=True)
-    with listening:
+    with listening, tempfile.TemporaryDirectory(prefix="lakeshare-metrics-") as folder:
+        os.environ.setdefault(metrics.WORKERS_FOLDER, folder)
         if on_ready is not None:
             url = settings.base_url()
             announce = threading.Thread(target=_announce, args=(settings, on_ready, url), daemon=True)

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from lakeshare_server.activation_commands import activate
 from lakeshare_server.admin_commands import admin_app, tell_first_key
 from lakeshare_server.apply_commands import apply, diff, export
+from lakeshare_server.audit_commands import audit_app, usage
 from lakeshare_server.conformance.command import conformance_app
 from lakeshare_server.console import open_state_catalog
 from lakeshare_server.errors import LakeshareError
@@ -32,6 +34,8 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(publications)
     app.command()(explain)
     app.command()(snippet)
+    app.command()(usage)
+    app.command()(activate)
     app.command()(sql)
     app.command()(apply)
     app.command()(diff)
@@ -43,6 +47,7 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(admin_app, name="admin")
     app.add_typer(as_app, name="as")
     app.add_typer(conformance_app, name="conformance")
+    app.add_typer(audit_app, name="audit")
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """What every command needs: the catalog of this machine's settings, who sits in front of it, and their yes."""
 
-import getpass
 import sys
 from typing import TYPE_CHECKING
 
@@ -20,11 +19,9 @@ def open_state_catalog() -> "Catalog":
 
 def operator() -> str:
     """Who runs the command, as the audit log names them."""
-    try:
-        return f"command:{getpass.getuser()}"
-    except (OSError, KeyError):
-        # A container's user may have a number and no name.
-        return "command"
+    from lakeshare_server.sql.principal import operating_system_user
+
+    return operating_system_user()
 
 
 def ask(question: str, otherwise: str = "give --yes.") -> None:

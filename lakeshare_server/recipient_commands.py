@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lakeshare_server.activation_commands import LINK_DAYS, LinkDays, add_with_link, invite_recipient
 from lakeshare_server.console import ask, open_state_catalog, operator
 from lakeshare_server.credential_commands import RecipientName, federate_recipient, limit_recipient
 from lakeshare_server.option_values import moment, properties
@@ -59,13 +60,23 @@ def add_recipient(
     ] = By.TOKEN,
     profile: ProfilePath = None,
     url: Url = None,
+    invite: Annotated[
+        bool,
+        typer.Option(
+            "--invite", help="Print a link that gives the profile once, instead of writing it here."
+        ),
+    ] = False,
+    link_days: LinkDays = LINK_DAYS,
 ) -> None:
-    """Add a recipient and write the profile its client needs. The secret in it is nowhere else.
+    """Add a recipient and write the profile its client needs, or print a link to it. The secret is nowhere else.
 
     With `--by oidc` there is no secret and no profile: `lakeshare recipient federate` says whose tokens are its own.
     """
     from lakeshare_server.catalog import sharing
 
+    if invite:
+        add_with_link(name, share, comment, link_days, _ends(days), url, AUTHENTICATION[by])
+        return
     with sharing.editing(open_state_catalog(), operator()) as edit:
         sharing.create_recipient(edit, name, comment=comment, authentication=AUTHENTICATION[by])
         for one in {one.lower(): one for one in share}.values():
@@ -76,6 +87,9 @@ def add_recipient(
     if given is not None:
         _write(profile or Path(f"{name}.share"), url, recipient, given)
     typer.echo(f"{recipient.name} may read {', '.join(one.share for one in grants)}")
+
+
+recipient_app.command("invite")(invite_recipient)
 
 
 @recipient_app.command("list")

@@ -1,6 +1,7 @@
 """Upkeep: finish what crashed runs owe, drop staging places nobody came back to."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
@@ -9,6 +10,7 @@ from lakeshare_pipelines.defs.resources import LakeResource
 from lakeshare_pipelines.share import abandoned_changes
 from lakeshare_pipelines.share.repair import repair
 from lakeshare_pipelines.wap.branches import drop_abandoned
+from lakeshare_server.catalog.audit import prune
 
 
 def upkeep(contracts: Sequence[SetContract]) -> dg.Definitions:
@@ -38,11 +40,25 @@ def upkeep(contracts: Sequence[SetContract]) -> dg.Definitions:
                 f"removed {len(folders)} folders of change files: {', '.join(folders) or 'none'}"
             )
 
-    @dg.job(description="Repairs the ledger, then removes abandoned staging places and change files.")
+    @dg.op(
+        description="Remove audit events older than LAKESHARE_AUDIT_RETENTION_DAYS; the chain stays verifiable."
+    )
+    def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
+        days = lake.settings().audit_retention_days
+        if days is None:
+            context.log.info("audit events are kept for ever: LAKESHARE_AUDIT_RETENTION_DAYS is not set")
+            return
+        pruned = prune(lake.catalog(), datetime.now(UTC) - timedelta(days=days), "janitor")
+        context.log.info(f"removed {pruned.events} audit events of more than {days} days ago")
+
+    @dg.job(
+        description="Repairs the ledger, then removes abandoned staging places and files, and old events."
+    )
     def janitor() -> None:
         repaired = repair_ledger()
         drop_abandoned_places(repaired)
         drop_abandoned_changes(repaired)
+        prune_audit_log(repaired)
 
     nightly = dg.ScheduleDefinition(
         name="janitor_nightly",

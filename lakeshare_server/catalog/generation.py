@@ -22,6 +22,7 @@ from lakeshare_server.catalog.models import (
     SetLockRow,
     StateRow,
     TokenUseRow,
+    UsageRow,
 )
 
 # What recipients never see. A model that is not named here counts as seen.
@@ -36,6 +37,7 @@ UNSEEN = frozenset(
         AsyncQueryRow,
         TokenUseRow,
         AllowanceRow,
+        UsageRow,
     )
 )
 NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)

@@ -27,19 +27,26 @@ class Usage:
 
 def recipient_usage(session: Session, recipient: str, since: datetime | None = None) -> list[Usage]:
     """The usage of a recipient by object and action, from some moment on."""
-    refused = func.sum(case((AuditRow.status >= REFUSED, 1), else_=0))
+    # A streamed answer's end is an event of its own, with its counts.
+    is_request = AuditRow.kind == "request"
+    refused = func.sum(case((is_request & (AuditRow.status >= REFUSED), 1), else_=0))
     rows = (
         select(
             AuditRow.object_name,
             AuditRow.action,
-            func.count(AuditRow.key),
+            func.sum(case((is_request, 1), else_=0)),
             refused,
             func.coalesce(func.sum(AuditRow.files), 0),
             func.count(AuditRow.version.distinct()),
             func.min(AuditRow.at),
             func.max(AuditRow.at),
         )
-        .where(AuditRow.recipient == recipient, AuditRow.object_name.is_not(None))
+        # Administrators who look as the recipient are principals of their own.
+        .where(
+            AuditRow.recipient == recipient,
+            AuditRow.principal.is_(None),
+            AuditRow.object_name.is_not(None),
+        )
         .group_by(AuditRow.object_name, AuditRow.action)
         .order_by(AuditRow.object_name, AuditRow.action)
     )
@@ -47,6 +54,6 @@ def recipient_usage(session: Session, recipient: str, since: datetime | None = N
         rows = rows.where(AuditRow.at >= since)
     # PostgreSQL sums to decimals.
     return [
-        Usage(name, action, count, int(refusals), int(files), versions, first, last)
+        Usage(name, action, int(count), int(refusals), int(files), versions, first, last)
         for name, action, count, refusals, files, versions, first, last in session.execute(rows)
     ]

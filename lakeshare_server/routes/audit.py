@@ -16,8 +16,9 @@ from lakeshare_server.catalog import AuditEvent, AuditLog
 from lakeshare_server.catalog.audit import Kind
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.routes.context import Note
+from lakeshare_server.routes.metrics import Metrics
+from lakeshare_server.routes.traces import WATCHED_PATHS, Trace
 
-WATCHED_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 BROKEN_OFF = "CONNECTION_LOST"
 FULL_S = 0.1
 NO_RESPONSE = 499  # as web servers log a client that left before its answer
@@ -28,20 +29,24 @@ _log = logging.getLogger(__name__)
 class AuditMiddleware:
     """Gives each request a note to fill in, and writes down what it says before the reply begins and when it ends."""
 
-    def __init__(self, app: ASGIApp, audit: AuditLog) -> None:
+    def __init__(self, app: ASGIApp, audit: AuditLog, metrics: Metrics, *, names: bool = False) -> None:
         self.app, self.audit = app, audit
+        self._metrics, self._names = metrics, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in WATCHED_PATHS:
             await self.app(scope, receive, send)
             return
-        request = _Request(scope, self.audit)
+        request = _Request(scope, self.audit, Trace(scope, names=self._names))
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 request.begin(message)
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if is_last:
+                request.trace()
             await send(message)
-            request.is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+            request.is_whole = is_last
 
         try:
             await self.app(scope, receive, send_noted)
@@ -49,7 +54,7 @@ class AuditMiddleware:
             request.fail()
             raise
         finally:
-            request.end()
+            request.end(self._metrics)
             # This connection waits, the server goes on: its health is asked for on the same thread.
             while self.audit.is_full:
                 await asyncio.sleep(FULL_S)
@@ -58,10 +63,10 @@ class AuditMiddleware:
 class _Request:
     """A request under way, and what of it is written down already."""
 
-    def __init__(self, scope: Scope, audit: AuditLog) -> None:
+    def __init__(self, scope: Scope, audit: AuditLog, span: Trace) -> None:
         self.note = Note(f"{random.getrandbits(128):032x}")
         self.is_whole = False
-        self._scope, self._audit = scope, audit
+        self._scope, self._audit, self._span = scope, audit, span
         self._status = NO_RESPONSE
         self._told: tuple[Any, ...] | None = None
         self._began, self._at = time.monotonic(), datetime.now(UTC)
@@ -89,10 +94,25 @@ class _Request:
         if self._status == NO_RESPONSE:
             self._status, self.note.error_code = 500, "INTERNAL_ERROR"
 
-    def end(self) -> None:
-        """Write what came of it, unless that is written already."""
+    def trace(self) -> None:
+        """Tell the span what came of it, before the framework ends it with the reply."""
+        note = self.note
+        self._span.say(
+            note.recipient,
+            request_id=note.request_id,
+            action=note.action,
+            object=note.object_name if note.action != "read_file" else None,
+            error_code=note.error_code,
+            version=note.version,
+            files=note.files,
+            size_bytes=note.size_bytes,
+        )
+
+    def end(self, metrics: Metrics) -> None:
+        """Count it, and write what came of it unless that is written already."""
         if not self.is_whole and self.note.error_code is None:
             self.note.error_code = BROKEN_OFF
+        metrics.count(self.note, self._status, time.monotonic() - self._began)
         if self._told == self._outcome():
             return
         try:

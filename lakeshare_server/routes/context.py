@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
@@ -29,6 +29,9 @@ from lakeshare_server.routes.seen_as import SEEN_AS, SeenAs
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers
 from lakeshare_server.versions import Versions
+
+if TYPE_CHECKING:
+    from lakeshare_server.routes.metrics import Metrics
 
 FILE_IDS_HEADER = "fileidhash"
 
@@ -56,6 +59,7 @@ class Parts:
     iceberg_scans: IcebergScans
     plan_tasks: PlanTasks
     signable_files: SignableFiles
+    metrics: "Metrics"
     audit: AuditLog
 
 

@@ -100,7 +100,7 @@ def _signed(by: AskedTable, table: LoadedTable, body: bytes) -> Response:
     by.require_signing()
     signers = by.parts.signers
     location = signers.s3_read(table.location, method, uri)
-    by.note.object_name = f"{by.view.entry.path}: {location}"
+    by.note.details = {"location": location}
     by.parts.signable_files.require(by.view, table, location)
     by.note.files = 1
     signed = signers.signed_read(location, method, _headers(fields))

@@ -235,7 +235,7 @@ def _require_audited(provider: Provider, refused: set[str]) -> None:
         rows = session.scalars(
             select(AuditRow).where(AuditRow.action == "sign_request", AuditRow.status == 403)
         )
-        told = {(row.object_name or "").partition(": ")[2] for row in rows}
+        told = {(row.details or {}).get("location") for row in rows}
     assert refused <= told
 
 

@@ -1,13 +1,9 @@
 """The server as a process: ready when it says so, truthful about its health, and gone in order when told to stop."""
 
 import asyncio
-import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -23,6 +19,7 @@ from lakeshare_server.protocol.answer import PIECE_ROWS
 from lakeshare_server.signing import SigningSession
 from lakeshare_server.stores.local import LocalStore
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
+from tests.builders.server_process import a_process
 from tests.builders.sharing import (
     FLIGHTS,
     LONG,
@@ -42,21 +39,6 @@ ICEBERG = "/shares/flights/schemas/lake/tables/iceberg/query"
 @pytest.fixture
 def provider(tmp_path: Path) -> Provider:
     return a_provider_of_flights(tmp_path)
-
-
-@contextmanager
-def a_process(provider: Provider, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    environment = {**os.environ, "LAKESHARE_STATE_DIR": str(provider.settings.state_dir)}
-    command = [sys.executable, "-m", "lakeshare_server", "serve", "--port", "0", *arguments]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            said = process.stdout.readline()
-            yield process, next((word for word in said.split() if word.startswith("http")), said)
-        finally:
-            process.kill()
 
 
 def test_a_stopped_process_has_answered_and_written_everything(provider: Provider) -> None:

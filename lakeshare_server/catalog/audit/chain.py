@@ -16,6 +16,8 @@ from lakeshare_server.catalog.models import AuditChainRow, AuditRow
 
 HEAD = "head"
 ANCHOR = "anchor"
+# The action of the event that tells of a pruning.
+PRUNED = "prune_audit_log"
 COLUMNS = ("key", *NAMES, "previous_hash", "hash")
 AT_ONCE = 100
 
@@ -32,7 +34,7 @@ def append_written(session: Session, events: Sequence[Written]) -> None:
     """Append events that are written already."""
     if not events:
         return
-    head = _locked_head(session)
+    head = locked_head(session)
     previous, number = head.hash, head.number
     rows = []
     for event in events:
@@ -72,7 +74,7 @@ def _spelling(column: TypeEngine[Any], dialect: Dialect) -> Callable[[Any], Any]
     return column.dialect_impl(dialect).bind_processor(dialect) or (lambda value: value)
 
 
-def _locked_head(session: Session) -> AuditChainRow:
+def locked_head(session: Session) -> AuditChainRow:
     # SQLite has one writer at a time anyway; elsewhere the row is what writers wait for.
     look = select(AuditChainRow).where(AuditChainRow.name == HEAD).with_for_update()
     head = session.scalars(look.execution_options(populate_existing=True)).one()

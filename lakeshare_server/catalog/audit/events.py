@@ -9,6 +9,7 @@ from typing import Any, Literal
 import orjson
 
 from lakeshare_server.catalog.models import AuditRow
+from lakeshare_server.catalog.models.base import AnyText
 
 # A request is written before its reply begins, its end once a streamed reply is over, a change with what it changes.
 Kind = Literal["request", "end", "change"]
@@ -49,7 +50,7 @@ COLUMNS = {name: AuditRow.__table__.c[name].type for name in NAMES}
 LENGTHS = {
     name: getattr(column, "length", None) or LONGEST_TEXT
     for name, column in COLUMNS.items()
-    if column.python_type is str
+    if isinstance(column, AnyText)
 }
 
 

@@ -8,6 +8,7 @@ from lakeshare_server.catalog.declared.carrying_out import carry_out
 from lakeshare_server.catalog.declared.file_plan import Plan, file_plan
 from lakeshare_server.catalog.declared.held import held
 from lakeshare_server.catalog.declared.objects import Key, Wanted
+from lakeshare_server.catalog.declared.uncollected import no_garbage_collection
 from lakeshare_server.catalog.sharing import editing
 from lakeshare_server.errors import CatalogConflict
 
@@ -22,7 +23,7 @@ def planned(catalog: Catalog, wanted: Mapping[Key, Wanted], *, prune: bool = Fal
     Raises:
         DocumentError: the files cannot be applied.
     """
-    with catalog.reading() as session:
+    with no_garbage_collection(), catalog.reading() as session:
         return file_plan(wanted, held(session), prune=prune)
 
 

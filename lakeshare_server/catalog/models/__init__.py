@@ -24,6 +24,7 @@ from lakeshare_server.catalog.models.requests import (
     AuditJournalRow,
     AuditRow,
     StateRow,
+    UsageRow,
 )
 from lakeshare_server.catalog.models.shares import SchemaRow, SharedTableRow, ShareRow
 
@@ -53,4 +54,5 @@ __all__ = [
     "StateRow",
     "TokenRow",
     "TokenUseRow",
+    "UsageRow",
 ]

@@ -86,6 +86,24 @@ class AuditChainRow(Base):
     hash: Mapped[str] = mapped_column(ShortText(64))
 
 
+class UsageRow(Base):
+    """What a recipient asked of a version of a table on a day, by events that were pruned since."""
+
+    __tablename__ = "usage_days"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    day: Mapped[str] = mapped_column(ShortText(10), index=True)
+    recipient: Mapped[Name]
+    object_name: Mapped[str | None]
+    version: Mapped[Long | None]
+    requests: Mapped[Long]
+    queries: Mapped[Long]
+    files: Mapped[Long]
+    size_bytes: Mapped[Long]
+    refused: Mapped[Long]
+
+
 class AuditJournalRow(Base):
     """How many bytes of a process's journal of events are in the log."""
 

@@ -145,9 +145,14 @@ def test_a_refusal_leaves_everything_as_it_was_and_names_the_line(
     apply_files(catalog, said("shares: {s: {}}"), "ann")
     before = exported(catalog)
     bad = "shares:\n  new: {tables: [a.x]}\n  s: {properties: {lakeshare.x: y}}\nrecipients: {bob: {}}"
+    worse = 'shares:\n  s:\n    tables: {a.x: ,\n      a.y: {rule: " "}}'
     for way in (apply_files, tried):
         with pytest.raises(DocumentError, match=r"shares\.yaml:3: shares\.s: properties: .* reserved"):
             way(catalog, said(bad), "ann")
+        with pytest.raises(
+            DocumentError, match=r'shares\.yaml:4: shares\.s\.tables\["a\.y"\]: rule: .*predicate'
+        ):
+            way(catalog, said(worse), "ann")
     assert exported(catalog) == before
     with catalog.reading() as session:
         assert session.scalars(select(AuditRow.action)).all() == ["create_share"]
@@ -317,11 +322,19 @@ def test_a_table_that_moves_to_another_lake_table_has_the_access_the_file_says(
 def test_a_recipient_that_was_revoked_does_not_come_back_by_a_file(
     catalog: Catalog, said: Callable[[str], Any]
 ) -> None:
-    apply_files(catalog, said("recipients: {bob: {}}"), "ann")
+    text = "shares: {s: {}}\nrecipients: {bob: {}, eve: {}}\ngroups: {g: {members: [bob, eve]}}\n"
+    apply_files(catalog, said(text + "grants: [{share: s, recipient: bob}]"), "ann")
     by_hand(catalog, lambda edit: revoke_recipient(edit, "bob"))
     with pytest.raises(DocumentError, match="recipient bob was revoked"):
         apply_files(catalog, said("recipients: {bob: {comment: again}}"), "ann")
-    assert "# Revoked, and left out: bob" in exported(catalog)
+    text = exported(catalog)
+    assert "# Revoked, and left out: bob" in text
+
+    assert [(left.why, left.held.name) for left in planned(catalog, said(text)).left] == [("orphan", "bob")]
+    assert planned(catalog, said(text)).steps == ()
+    for part in ("groups: {g: {members: [bob]}}", "shares: {s: {}}\ngrants: [{share: s, recipient: bob}]"):
+        with pytest.raises(DocumentError, match="recipient bob was revoked"):
+            planned(catalog, said(part))
 
 
 def test_nothing_else_is_done_than_the_plan_that_was_looked_at(

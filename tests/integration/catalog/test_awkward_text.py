@@ -1,6 +1,7 @@
 """Text that a database cannot hold is looked up in vain and written down readably, never a fault of the server."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ from lakeshare_server.catalog import (
     SharedTable,
     share_table,
 )
+from lakeshare_server.catalog.audit import verify
+from lakeshare_server.catalog.audit.events import LONGEST_TEXT
 from lakeshare_server.errors import NotFound
 from tests.builders.publications import a_publication
 
@@ -62,8 +65,10 @@ def test_awkward_names_are_not_found(catalog: Catalog, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", AWKWARD, ids=name_of)
-def test_awkward_text_is_written_to_the_audit_log_readably(catalog: Catalog, text: str) -> None:
-    log = AuditLog(catalog)
+def test_awkward_text_is_written_to_the_audit_log_readably(
+    catalog: Catalog, text: str, tmp_path: Path
+) -> None:
+    log = AuditLog(catalog, tmp_path)
     log.record(
         AuditEvent(
             at=datetime.now(UTC),
@@ -78,13 +83,15 @@ def test_awkward_text_is_written_to_the_audit_log_readably(catalog: Catalog, tex
             ip=None,
             user_agent=text,
             elapsed_ms=1,
+            details={text: [text]},
         )
     )
     log.close()
     [row] = log.newest(10)
-    assert (
-        row.object_name == row.user_agent == text.translate({0: "\ufffd", 0xD800: "\ufffd", 0xDFFF: "\ufffd"})
-    )
+    readable = text.translate({0: "\ufffd", 0xD800: "\ufffd", 0xDFFF: "\ufffd"})[:LONGEST_TEXT]
+    assert row.object_name == row.user_agent == readable
+    assert row.details == {readable: [readable]}
+    assert verify(catalog).is_sound
 
 
 def test_awkward_text_of_a_publication_comes_back(catalog: Catalog) -> None:

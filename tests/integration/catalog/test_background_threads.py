@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,13 @@ from sqlalchemy import text
 from lakeshare_server.access import async_worker
 from lakeshare_server.access.async_worker import AsyncWorker, Submission
 from lakeshare_server.access.view import Views
-from lakeshare_server.catalog import AsyncQueries, AuditEvent, AuditLog, Catalog, Reader, audit, open_catalog
+from lakeshare_server.catalog import AsyncQueries, AuditLog, Catalog, Reader, open_catalog
+from lakeshare_server.catalog.audit import log as audit_log
+from lakeshare_server.catalog.audit.log import REFUSED
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.stores import Stores
 from lakeshare_server.versions import Versions
+from tests.builders.events import an_event
 
 PATIENCE_S = 30
 ASKED = Submission(Reader("r", "bob"), ("no", "such", "table"), {}).as_json()
@@ -32,19 +34,6 @@ def wait_until(happened: Callable[[], bool]) -> None:
 def change(catalog: Catalog, statement: str) -> None:
     with catalog.writing() as session:
         session.execute(text(statement))
-
-
-def an_entry() -> AuditEvent:
-    told: dict[str, Any] = dict.fromkeys(("recipient", "object_name", "error_code", "version", "files", "ip"))
-    return AuditEvent(
-        at=datetime.now(UTC),
-        action="query_table",
-        status=200,
-        request_id="r",
-        user_agent=None,
-        elapsed_ms=1,
-        **told,
-    )
 
 
 def test_the_worker_goes_on_when_it_could_not_note_a_failure(
@@ -73,17 +62,29 @@ def test_the_worker_goes_on_when_it_could_not_note_a_failure(
     assert queries.get(query.id, "r", "t").error_code == "NotFound"
 
 
-def test_the_audit_log_goes_on_when_the_database_cannot_hold_a_row(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_the_audit_log_goes_on_when_the_database_is_back(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(audit_log, "RETRY_S", 0.05)
+    change(catalog, "ALTER TABLE audit_chain RENAME TO elsewhere")
+    log = AuditLog(catalog, tmp_path)
+    log.record(an_event())
+    wait_until(lambda: "audit log: 1 events wait" in caplog.text)
+    change(catalog, "ALTER TABLE elsewhere RENAME TO audit_chain")
+    wait_until(lambda: len(log.newest(10)) == 1)
+    log.close()
+
+
+def test_an_event_that_was_refused_does_not_hold_up_those_behind_it(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a migration by hand; SQLite never minds how long a text is."""
-    monkeypatch.setattr(audit, "RETRY_S", 0.05)
     catalog = open_catalog(postgres_url)
-    change(catalog, "ALTER TABLE audit_log ALTER COLUMN action TYPE VARCHAR(1)")
-    log = AuditLog(catalog)
-    log.record(an_entry())
-    wait_until(lambda: "audit log: 1 rows wait" in caplog.text)
-    change(catalog, "ALTER TABLE audit_log ALTER COLUMN action TYPE VARCHAR(255)")
-    wait_until(lambda: len(log.newest(10)) == 1)
+    change(catalog, "ALTER TABLE audit_log ALTER COLUMN action TYPE VARCHAR(11)")
+    log = AuditLog(catalog, tmp_path)
+    log.record(an_event(1, action="longer than that"))
+    log.record(an_event(2))
+    wait_until(lambda: [event.files for event in log.newest(10)] == [2])
+    assert '"files":1' in (tmp_path / REFUSED).read_text()
     log.close()
     catalog.close()

@@ -37,6 +37,7 @@ from lakeshare_server.catalog.models import (
     Base,
     SetLockRow,
     TokenUseRow,
+    UsageRow,
 )
 from lakeshare_server.errors import CatalogConflict, Unavailable
 from tests.builders.publications import a_publication
@@ -44,7 +45,7 @@ from tests.builders.publications import a_publication
 MODELS = sorted((mapper.class_ for mapper in Base.registry.mappers), key=lambda model: model.__tablename__)
 UNSEEN = {
     *(AdminKeyRow, AllowanceRow, AuditRow, AuditChainRow, AuditJournalRow),
-    *(SetLockRow, AsyncQueryRow, TokenUseRow),
+    *(SetLockRow, AsyncQueryRow, TokenUseRow, UsageRow),
 }
 ORDERS = SharedTable("a", "orders", "lake.orders")
 
@@ -73,6 +74,7 @@ def test_every_write_that_recipients_see_is_the_next_generation(catalog: Catalog
     share_table(catalog, "s", ORDERS)
     FollowedTables(catalog).add("a.followed", "/data", 1)
     Recipients(catalog).add("bob", ["s"])
+    apply_shares(catalog, [DeclaredShare("declared", (ORDERS,))])
     before = catalog.generation()
     SEEN_WRITES[name](catalog)
     assert catalog.generation() > before

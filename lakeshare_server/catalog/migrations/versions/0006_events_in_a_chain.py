@@ -9,6 +9,8 @@ branch_labels = None
 depends_on = None
 
 GENESIS = "0" * 64
+KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+COUNTS = ("requests", "queries", "files", "size_bytes", "refused")
 
 
 def upgrade() -> None:
@@ -25,6 +27,18 @@ def upgrade() -> None:
         sa.Column("taken", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_audit_journals")),
     )
+    op.create_table(
+        "usage_days",
+        sa.Column("key", KEY, nullable=False),
+        sa.Column("day", sa.String(length=10), nullable=False),
+        sa.Column("recipient", sa.String(length=255), nullable=False),
+        sa.Column("object_name", sa.Text(), nullable=True),
+        sa.Column("version", sa.BigInteger(), nullable=True),
+        *(sa.Column(name, sa.BigInteger(), nullable=False) for name in COUNTS),
+        sa.PrimaryKeyConstraint("key", name=op.f("pk_usage_days")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(op.f("ix_usage_days_day"), "usage_days", ["day"], unique=False)
     chain = op.create_table(
         "audit_chain",
         sa.Column("name", sa.String(length=16), nullable=False),
@@ -38,6 +52,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.drop_index(op.f("ix_usage_days_day"), table_name="usage_days")
+    op.drop_table("usage_days")
     op.drop_table("audit_chain")
     op.drop_table("audit_journals")
     for column in ("hash", "previous_hash", "rows", "size_bytes", "kind"):

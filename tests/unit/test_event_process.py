@@ -1,0 +1,209 @@
+"""No reply begins before its event is safe: a killed process, a killed worker and a full disk lose nothing."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from lakeshare_server.catalog import AuditLog
+from lakeshare_server.catalog.audit import adopt, events_after, verify
+from tests.builders.server_process import a_process
+from tests.builders.sharing import FLIGHTS, Provider, a_provider_of_flights, a_server, files
+
+PATIENCE_S = 30
+CLIENTS = 4
+POLLS = 'lakeshare_requests_total{action="table_version",error="",status="200"}'
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> Provider:
+    return a_provider_of_flights(tmp_path)
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def recorded(provider: Provider) -> set[str]:
+    adopt(provider.catalog, provider.settings.audit_dir)
+    return {one.event.request_id for one in events_after(provider.catalog, 0)}
+
+
+class Askers:
+    """Clients that poll and query until they are told to stop, and note each reply that begins."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.ids: list[str] = []
+        self._url, self._token, self._stop = url, token, threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        while not self._stop.is_set():
+            try:
+                with httpx.Client(base_url=self._url, headers=headers, timeout=5) as client:
+                    for _ in range(20):
+                        with client.stream("POST", f"{FLIGHTS}/query", json={}) as answer:
+                            self.ids.append(answer.headers["x-request-id"])
+                        self.ids.append(client.get(f"{FLIGHTS}/version").headers["x-request-id"])
+            except httpx.HTTPError:
+                # The server is gone, or comes again.
+                time.sleep(0.01)
+
+
+def test_a_killed_process_loses_no_event_of_a_reply_that_began(provider: Provider) -> None:
+    with a_process(provider) as (process, url):
+        askers = Askers(url, provider.recipient())
+        wait_until(lambda: len(askers.ids) > 150)
+        process.kill()
+        process.wait(PATIENCE_S)
+        askers.stop()
+    assert list(provider.settings.audit_dir.iterdir()) != []
+    assert set(askers.ids) <= recorded(provider)
+    assert verify(provider.catalog).is_sound
+    assert list(provider.settings.audit_dir.iterdir()) == []
+
+
+def test_a_killed_worker_loses_no_event_and_metrics_are_of_all_workers(provider: Provider) -> None:
+    with a_process(provider, "--workers", "2") as (process, url):
+        askers = Askers(url, provider.recipient())
+        wait_until(lambda: len(askers.ids) > 60)
+        victim, *_ = (
+            child
+            for child in psutil.Process(process.pid).children()
+            if "spawn_main" in " ".join(child.cmdline())
+        )
+        victim.send_signal(signal.SIGKILL)
+        before = len(askers.ids)
+        wait_until(lambda: len(askers.ids) > before + 20)
+        askers.stop()
+        # Whoever is left, or comes in the victim's place, brings its journal into the log.
+        wait_until(
+            lambda: set(askers.ids) <= {one.event.request_id for one in events_after(provider.catalog, 0)}
+        )
+        origin = url.removesuffix("/delta-sharing")
+        texts = {httpx.get(f"{origin}/metrics", timeout=PATIENCE_S).text for _ in range(8)}
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE_S)
+    polls = [one.event for one in events_after(provider.catalog, 0) if one.event.action == "table_version"]
+    [line] = {line for text in texts for line in text.splitlines() if line.startswith(POLLS)}
+    # What was under way when its worker was killed was not counted.
+    assert len(polls) - CLIENTS <= float(line.split()[-1]) <= len(polls)
+    assert verify(provider.catalog).is_sound
+
+
+def test_without_room_for_its_event_a_request_is_refused(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, logs = os.open("/dev/full", os.O_WRONLY), list[AuditLog]()
+    record = AuditLog.record
+
+    def noted(self: AuditLog, *arguments: object) -> None:
+        logs.append(self)
+        record(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AuditLog, "record", noted)
+    with a_server(provider) as server, server.client(provider.recipient()) as client:
+        assert len(files(client.post(f"{FLIGHTS}/query"))) == 3
+        journal = logs[0]._journal
+        kept = os.dup(journal._file)
+        os.dup2(full, journal._file)
+        refused = client.post(f"{FLIGHTS}/query")
+        assert refused.status_code in (500, 503)
+        assert "url" not in refused.text
+        os.dup2(kept, journal._file)
+        assert len(files(client.post(f"{FLIGHTS}/query"))) == 3
+    os.close(full)
+    os.close(kept)
+    told = [(one.event.kind, one.event.status) for one in events_after(provider.catalog, 0)]
+    assert told.count(("request", 200)) == 2
+
+
+def test_metrics_name_nobody_and_are_for_this_host_or_whoever_has_the_token(tmp_path: Path) -> None:
+    provider = a_provider_of_flights(tmp_path, telemetry_names=True, metrics_token="s3cret")
+    with a_server(provider) as server, server.client(provider.recipient("acme")) as client:
+        origin = server.url.removesuffix("/delta-sharing")
+        assert len(files(client.post(f"{FLIGHTS}/query"))) == 3
+        assert httpx.get(f"{origin}/metrics").status_code == 404
+        assert httpx.get(f"{origin}/metrics", headers={"Authorization": "Bearer s3cre"}).status_code == 404
+        named = httpx.get(f"{origin}/metrics", headers={"Authorization": "Bearer s3cret"})
+    assert 'lakeshare_files_total{action="query_table",recipient="acme"} 3.0' in named.text
+    anonymous = a_provider_of_flights(tmp_path / "anonymous")
+    with a_server(anonymous) as server, server.client(anonymous.recipient("acme")) as client:
+        origin = server.url.removesuffix("/delta-sharing")
+        client.get("/shares/acme")
+        client.get(f"{FLIGHTS}/version")
+        answer = httpx.get(f"{origin}/metrics")
+        assert httpx.get(f"{origin}/metrics", headers={"X-Forwarded-For": "192.0.2.1"}).status_code == 404
+    assert 'error="RESOURCE_DOES_NOT_EXIST",status="404"} 1.0' in answer.text
+    assert 'lakeshare_request_seconds_count{action="table_version"} 1.0' in answer.text
+    assert "acme" not in answer.text
+
+
+def test_spans_go_to_the_collector_of_the_environment_and_name_nobody(provider: Provider) -> None:
+    received: list[ExportTraceServiceRequest] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path == "/v1/traces":
+                received.append(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+        }
+        token = provider.recipient("acme")
+        with a_process(provider, environment=environment) as (process, url):
+            with httpx.Client(
+                base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30
+            ) as client:
+                answer = client.post(
+                    f"{FLIGHTS}/query", headers={"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+                )
+                httpx.get(files(answer)[0]["url"])
+            process.send_signal(signal.SIGTERM)
+            process.wait(PATIENCE_S)
+        collector.shutdown()
+        thread.join()
+    spans = [
+        span
+        for one in received
+        for group in one.resource_spans
+        for scope in group.scope_spans
+        for span in scope.spans
+    ]
+    [query] = [span for span in spans if span.name.startswith("POST ")]
+    said = {one.key: one.value for one in query.attributes}
+    assert query.trace_id.hex() == "ab" * 16
+    assert said["lakeshare.action"].string_value == "query_table"
+    assert said["lakeshare.request_id"].string_value == answer.headers["x-request-id"]
+    assert said["lakeshare.files"].int_value == 3
+    assert any(span.name.startswith("GET ") for span in spans)
+    assert all(b"acme" not in one.SerializeToString() for one in received)
