@@ -19,6 +19,9 @@ from lakeshare_server.settings import ServerSettings
 NOW = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0)
 BOB = Access(Reader("bob", "bob"), "credential")
 
+# What is decided before the database is asked need not be asked of both.
+IN_MEMORY = pytest.mark.parametrize("catalog_url", ["sqlite"], indirect=True)
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -63,6 +66,7 @@ def test_several_workers_never_take_more_than_the_limit_together(
     assert used(workers[0], 100, 200) == 100
 
 
+@IN_MEMORY
 def test_a_use_is_no_write(catalog: Catalog, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     takes = []
     take = Allowances.take
@@ -71,6 +75,7 @@ def test_a_use_is_no_write(catalog: Catalog, clock: list[float], monkeypatch: py
     assert len(takes) == 51
 
 
+@IN_MEMORY
 def test_who_is_refused_is_told_when_to_come_back(catalog: Catalog, clock: list[float]) -> None:
     meter = Meter(Allowances(catalog), "requests", 60)
     clock[0] += 12.5
@@ -80,6 +85,7 @@ def test_who_is_refused_is_told_when_to_come_back(catalog: Catalog, clock: list[
     assert refused.value.retry_s == 48
 
 
+@IN_MEMORY
 def test_another_limit_counts_at_once(catalog: Catalog, clock: list[float]) -> None:
     meter = Meter(Allowances(catalog), "requests", 60)
     assert (used(meter, 5, 10), used(meter, 8, 10), used(meter, 3, 10)) == (5, 3, 0)
@@ -100,6 +106,7 @@ def test_what_was_used_beyond_is_owed_and_told_to_the_other_workers(
     other.require("bob", 100, "enough")
 
 
+@IN_MEMORY
 def test_what_is_owed_is_kept_while_the_catalog_does_not_answer(
     catalog: Catalog, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +127,7 @@ def test_what_is_owed_is_kept_while_the_catalog_does_not_answer(
         Meter(Allowances(catalog), "urls", 86_400).require("bob", 100, "enough")
 
 
+@IN_MEMORY
 def test_limits_are_the_recipient_s_own_or_those_of_the_settings(
     catalog: Catalog, clock: list[float]
 ) -> None:
@@ -141,6 +149,7 @@ def test_limits_are_the_recipient_s_own_or_those_of_the_settings(
         limits.require_signing(own)
 
 
+@IN_MEMORY
 def test_without_limits_nothing_is_counted(catalog: Catalog) -> None:
     limits = Limits(Allowances(catalog), ServerSettings())
     for _ in range(100):
@@ -194,6 +203,7 @@ def test_the_newest_use_of_a_token_wins_whoever_writes_last(catalog: Catalog) ->
     assert rows == {"token": "192.0.2.2", "other": None}
 
 
+@IN_MEMORY
 def test_uses_are_kept_while_the_catalog_does_not_answer(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +222,7 @@ def test_uses_are_kept_while_the_catalog_does_not_answer(
         assert session.scalars(select(TokenUseRow.token_id)).all() == ["token"]
 
 
+@IN_MEMORY
 def test_two_uses_in_a_minute_are_one_write_unless_the_address_changes(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
