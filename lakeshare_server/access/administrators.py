@@ -129,8 +129,8 @@ class Administrators:
     def __init__(
         self, catalog: Catalog, issuer: AdminIssuer | None, verifier: VerifiesTokens, guesses: Guesses
     ) -> None:
-        self._catalog, self._issuer, self._verifier = catalog, issuer, verifier
-        self._guesses = guesses
+        self._catalog, self._issuer = catalog, issuer
+        self._verifier, self._guesses = verifier, guesses
 
     def authenticated(self, header: str | None, address: str | None) -> Administrator:
         """The administrator whose key or token the header carries; looked up each time, so that revoking is at once.
@@ -148,14 +148,14 @@ class Administrators:
         digest = hashlib.sha256(key.encode("utf-8", "replace")).digest()
         self._guesses.require(address, digest)
         try:
-            found = self._known(key)
+            found = self._found(key)
         except Unauthenticated:
             self._guesses.was_wrong(address, digest)
             raise
         self._guesses.was_right(digest)
         return found
 
-    def _known(self, key: str) -> Administrator:
+    def _found(self, key: str) -> Administrator:
         if len(key) > MAX_KEY_CHARS:
             raise Unauthenticated(REFUSED)
         if not key.startswith(PREFIX):
