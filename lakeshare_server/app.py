@@ -39,6 +39,10 @@ from lakeshare_server.catalog import (
     open_catalog,
 )
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.pages import activation, portal
+from lakeshare_server.pages.headers import PageHeaders
+from lakeshare_server.pages.in_place import PlaceSigners
+from lakeshare_server.pages.preview import Previews
 from lakeshare_server.protocol.iceberg_scans import PlanTasks
 from lakeshare_server.protocol.paging import Pager
 from lakeshare_server.protocol.table_tokens import TableTokens
@@ -79,7 +83,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
         BadRequest: the signing key that is given is too short, or the catalog's URL is none.
         Unavailable: the catalog or the signing key cannot be used.
     """
-    parts = _parts(settings)
+    stores = Stores(settings)
+    parts = _parts(settings, stores)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, float]]:
@@ -95,6 +100,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False, telemetry=telemetry())
     app.state.parts = parts
+    app.state.previews = Previews(PlaceSigners(settings, parts.local_signer, stores), stores)
+    app.add_middleware(PageHeaders)
     # The last is the outermost: all others see the address that it finds.
     app.add_middleware(
         AuditMiddleware, audit=parts.audit, metrics=parts.metrics, names=settings.telemetry_names
@@ -109,32 +116,34 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.include_router(oauth.iceberg_router)
     for routes in (oauth, listings, tables, windows, async_queries, credentials, files):
         app.include_router(routes.router, prefix=prefix)
+    for pages in (activation, portal):
+        app.include_router(pages.router)
     # The other catalog's paths none of ours can take: no prefix begins like them.
     app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
     app.router.routes.append(iceberg_catalog.other_calls())
-    app.mount(ADMIN_PREFIX, admin_api(parts))
+    app.mount(ADMIN_PREFIX, admin_api(parts, app))
     return app
 
 
-def _parts(settings: ServerSettings) -> Parts:
+def _parts(settings: ServerSettings, stores: Stores) -> Parts:
     catalog = open_catalog(settings.catalog_url)
     key = load_key(settings)
-    stores = Stores(settings)
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
     versions = Versions(catalog, settings, stores)
     views = Views(catalog, versions)
     access_tokens = AccessTokens(key, settings.access_token_life_s)
     allowances, uses = Allowances(catalog), TokenUses(catalog)
+    guesses = Guesses(allowances, settings.guesses_per_minute)
     limits = Limits(allowances, settings)
     queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
     return Parts(
         settings=settings,
         catalog=catalog,
-        readers=_readers(catalog, settings, access_tokens, allowances, uses),
+        readers=_readers(catalog, settings, access_tokens, guesses, uses),
         access_tokens=access_tokens,
         limits=limits,
         bookkeeping=Bookkeeping(uses, limits.meters),
-        administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings)),
+        administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings), guesses),
         versions=versions,
         views=views,
         pager=Pager(key, settings.page_size),
@@ -156,11 +165,10 @@ def _readers(
     catalog: Catalog,
     settings: ServerSettings,
     access_tokens: AccessTokens,
-    allowances: Allowances,
+    guesses: Guesses,
     uses: TokenUses,
 ) -> Readers:
     federation = Federation(catalog, Credentials(catalog), settings)
-    guesses = Guesses(allowances, settings.guesses_per_minute)
     return Readers(catalog, federation, access_tokens, guesses, uses)
 
 

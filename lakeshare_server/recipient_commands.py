@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lakeshare_server.activation_commands import LINK_DAYS, LinkDays, add_with_link, invite_recipient
 from lakeshare_server.console import ask, open_state_catalog, operator
 from lakeshare_server.option_values import moment, properties
 
@@ -33,13 +34,26 @@ def add_recipient(
     comment: Annotated[str | None, typer.Option(help="Whatever helps to know who this is.")] = None,
     profile: ProfilePath = None,
     url: Url = None,
+    invite: Annotated[
+        bool,
+        typer.Option(
+            "--invite", help="Print a link that gives the profile once, instead of writing it here."
+        ),
+    ] = False,
+    link_days: LinkDays = LINK_DAYS,
 ) -> None:
-    """Add a recipient and write the profile its client needs. The token is nowhere else."""
+    """Add a recipient and write the profile its client needs, or print a link to it. The token is nowhere else."""
     from lakeshare_server.catalog import Recipients
 
+    if invite:
+        add_with_link(name, share, comment, link_days, _ends(days), url)
+        return
     recipient, token = Recipients(open_state_catalog()).add(name, share, _ends(days), comment)
     _write(profile or Path(f"{name}.share"), url, token, recipient.expires_at)
     typer.echo(f"{recipient.name} may read {', '.join(recipient.shares)}")
+
+
+recipient_app.command("invite")(invite_recipient)
 
 
 @recipient_app.command("list")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -15,7 +16,8 @@ def _absolute(path: Path) -> Path:
 ICEBERG_PATH = "/iceberg"
 # Below the endpoint of the protocol: profiles of OAuth clients name it.
 TOKEN_PATH = "/oauth/token"  # noqa: S105  # a path
-ACTIVATION_PATH = "/activate"
+# Where people go; links that were sent name them, so they stay.
+ACTIVATION_PATH, PORTAL_PATH = "/activate", "/portal"
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
@@ -134,6 +136,13 @@ class ServerSettings(StateSettings):
     public_url: str | None = Field(
         None, description="How recipients reach the server, without the prefix; http://HOST:PORT by default."
     )
+    provider_name: str | None = Field(
+        None, description="Who shares, as pages for recipients say it; the host of PUBLIC_URL by default."
+    )
+    provider_contact: str | None = Field(
+        None,
+        description="Whom recipients ask, as pages for them say it, like data@example.com; nobody by default.",
+    )
     url_life_s: int = Field(3600, ge=60, le=604800, description="Life of a signed file URL, in seconds.")
     signing_key: SecretStr | None = Field(
         None,
@@ -241,8 +250,16 @@ class ServerSettings(StateSettings):
         return self._root() + ICEBERG_PATH
 
     def activation_url(self, code: str) -> str:
-        """The link that gives a recipient its profile, once."""
+        """The link that gives a recipient its profile."""
         return f"{self._root()}{ACTIVATION_PATH}/{code}"
+
+    def root_path(self) -> str:
+        """What the server's paths begin with for recipients: nothing, unless a proxy takes a prefix off."""
+        return urlsplit(self._root()).path
+
+    def host_name(self) -> str:
+        """The host as recipients know it."""
+        return urlsplit(self._root()).hostname or self.host
 
     def _root(self) -> str:
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")

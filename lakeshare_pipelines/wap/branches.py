@@ -10,6 +10,7 @@ from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import PipelineError
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_pipelines.wap.records import Attempt, attempts, begun, forget, recorded
+from lakeshare_pipelines.wap.stage import make_views_again
 from lakeshare_pipelines.wap.staged import Staged, staging_prefix
 from lakeshare_pipelines.wap.staging import staging_for
 
@@ -62,13 +63,17 @@ def find(lake: Lake, contracts: Sequence[SetContract], ref: str) -> tuple[SetCon
 
 
 def resealed(lake: Lake, contract: SetContract, staged: Staged) -> Staged:
-    """The staged set as it stands now: what somebody repaired on the branch is part of the next audit."""
+    """The staged set as it stands now: what somebody repaired on the branch is part of the next audit.
+
+    Views are made again, of what their tables have now.
+    """
     staging = staging_for(lake, contract)
     head = staging.seal(staged.ref)
     if head == staged.head:
         return staged
     log.warning("%s moved from %s to %s since it was written", staged.ref, staged.head, head)
-    moved = dataclasses.replace(staged, head=head)
+    make_views_again(lake, contract, dataclasses.replace(staged, head=head))
+    moved = dataclasses.replace(staged, head=staging.seal(staged.ref))
     tables = tuple(
         dataclasses.replace(table, rows=staging.count_written(moved, contract.table(table.table)))
         for table in staged.tables

@@ -63,7 +63,9 @@ class DeltaStaging:
         properties: Mapping[str, str],
     ) -> None:
         metadata = json.dumps({PROPERTY + name: value for name, value in properties.items()})
-        writer = frame.write.format("delta").mode("error").option("userMetadata", metadata)
+        # Views alone are written twice: when their table was repaired on the staging place.
+        mode = "error" if table.view is None else "overwrite"
+        writer = frame.write.format("delta").mode(mode).option("userMetadata", metadata)
         columns = [column for column, _ in table.partition_by]
         if columns:
             writer = writer.partitionBy(*columns)
@@ -122,7 +124,8 @@ class DeltaStaging:
         said = (
             said_by(info)[0] for version, info in self.commits(table.name) if _is_run(version, info, base)
         )
-        record = (staged if base == ABSENT else next(said, staged)).record_of(table.name)
+        made = staged if base == ABSENT else next(said, None)
+        record = None if made is None else made.record_of(table.name)
         return None if record is None else record.view
 
     def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
@@ -319,6 +322,6 @@ def _is_run(version: int, info: Mapping[str, Any], base: int) -> bool:
 
 def replaced_column(staged: Staged, table: Table) -> str | None:
     """The column whose values a run replaces; None when the run replaces the whole table."""
-    if not table.partition_by or staged.partitions == WHOLE:
+    if not table.partition_by or staged.partitions_of(table.name) == WHOLE:
         return None
     return table.partition_by[0][0]

@@ -15,7 +15,7 @@ from lakeshare_pipelines.wap.quarantine import keep_rejected
 from lakeshare_pipelines.wap.records import begin, forget, keep
 from lakeshare_pipelines.wap.staged import WHOLE, Staged, StagedTable, staging_name
 from lakeshare_pipelines.wap.staging import Staging, staging_for
-from lakeshare_pipelines.wap.views import selected
+from lakeshare_pipelines.wap.views import is_in_step, selected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,8 +76,10 @@ def _write_all(
     try:
         for table in contract.tables:
             arrived = read.get(table.name)
-            # A view shows all of its table from its first day on.
-            is_whole = table.view is not None and staging.on_main(draft, table) is None
+            # A view that is new, or missed something, shows all of its table from now on.
+            is_whole = table.view is not None and not (
+                staging.on_main(draft, table) is not None and is_in_step(lake.settings, table, table.view)
+            )
             if arrived is not None:
                 frame = arrived.frame
             elif table.view is None:
@@ -98,6 +100,25 @@ def _write_all(
         for frame in frames.values():
             frame.unpersist()
     return tuple(written)
+
+
+def make_views_again(lake: Lake, contract: SetContract, staged: Staged) -> None:
+    """Write the views of a staged set anew, of their tables as those are on the staging place now.
+
+    Raises:
+        SparkError: Spark died, or the disk is full.
+    """
+    staging = staging_for(lake, contract)
+    properties = {"set": contract.name, "run": staged.run_id, "contract": contract.digest}
+    for table in contract.tables:
+        record = staged.record_of(table.name)
+        if table.view is None or record is None:
+            continue
+        base = contract.table(table.view.of)
+        with explained(lake.settings, f"making {table.name} again at {staged.ref}"):
+            rows = staging.table_after(staged, base) if record.is_whole else staging.rows_of_run(staged, base)
+            frame = selected(contract, table, table.view, rows)
+            staging.write(staged.ref, table, frame, staged.partitions_of(table.name), properties)
 
 
 def derive(spark: "SparkSession", table: Table, frames: "Mapping[str, DataFrame]") -> "DataFrame":

@@ -16,8 +16,8 @@ class StagedTable:
     """One table of a staged set: the rows of this run, before anybody judged them.
 
     `rewritten` are the reason codes of what kept promised clients from the table until staging rewrote its files.
-    Of a view `view` is the digest of its definition, and `is_whole` says that the run made it for the first time, of
-    all that its table has.
+    Of a view `view` is the digest of its definition, and `is_whole` says that the run made it of all that its table
+    has, and not of its own rows alone.
     """
 
     table: str

@@ -147,7 +147,9 @@ class TableAudit:
 
     def _drift(self, rows: "DataFrame") -> Finding:
         if self.is_daily:
-            of_run = self._by_day(rows)
+            # Of a view a day may have no rows, which counts as such; of a table that is an error of its own.
+            none = dict.fromkeys(self.staged.partitions, 0) if self.table.view is not None else {}
+            of_run = {**none, **self._by_day(rows)}
             everywhere = counts.rows_by_day(self._after, self.table)
             return counts.drifted(self.table.drift, of_run, counts.usual_rows(everywhere, of_run))
         usual = {"table": None if self._main is None else self._main.count()}

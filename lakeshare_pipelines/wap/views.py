@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import PerRecipient, SetContract, Table, View
 from lakeshare_pipelines.errors import ContractError
+from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.verdicts import Finding
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from lakeshare_server.catalog import Ledger
 
 
 def selected(contract: SetContract, table: Table, view: View, rows: "DataFrame") -> "DataFrame":
@@ -39,6 +42,30 @@ def selected(contract: SetContract, table: Table, view: View, rows: "DataFrame")
     return frame.select(*(frame[column.name].cast(column.type) for column in table.columns))
 
 
+def is_in_step(settings: LakeSettings, table: Table, view: View) -> bool:
+    """Whether the newest publications of a view and of its table were made by one run.
+
+    If not, the view was left out of the contract for a while, or one of the two was rolled back alone.
+    """
+    from lakeshare_server.catalog import Ledger, open_catalog
+
+    catalog = open_catalog(settings.catalog_url)
+    try:
+        ledger = Ledger(catalog)
+        runs = [_made_by(ledger, name) for name in (table.name, view.of)]
+    finally:
+        catalog.close()
+    return runs[0] is not None and runs[0] == runs[1]
+
+
+def _made_by(ledger: "Ledger", table: str) -> str | None:
+    """The run that made what a table shows now; a rollback shows what another run made."""
+    shown = ledger.latest(table)
+    while shown is not None and shown.rollback_of is not None:
+        shown = ledger.at(table, shown.rollback_of)
+    return None if shown is None else shown.run_id
+
+
 def selection(view: View, expected: "DataFrame", rows: "DataFrame", published_as: str | None) -> Finding:
     """Whether a view's rows are the expected ones, each as often; `published_as` is the digest of its definition."""
     wanted, found = _fingerprints(expected, rows)
@@ -54,7 +81,7 @@ def selection(view: View, expected: "DataFrame", rows: "DataFrame", published_as
         return Finding(True, observed)
     reason = (
         f"{found[0]} rows are staged and {wanted[0]} of {view.of} are selected, or not the same ones: one of the "
-        "two was changed since it was written. Run the partition again"
+        "two was changed since it was written. `lakeshare wap retry` makes the view again"
     )
     return Finding(False, {**observed, "reason": reason})
 

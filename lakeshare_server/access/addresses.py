@@ -1,10 +1,10 @@
 """From where a request comes: the peer's address, or what proxies that are named say of it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 
 from lakeshare_server.catalog.credentials import Network
-from lakeshare_server.errors import BadRequest
+from lakeshare_server.errors import BadRequest, Denied
 
 Address = IPv4Address | IPv6Address
 # Whoever has one address of IPv6 has as many as that.
@@ -53,6 +53,22 @@ def parsed(text: str | None) -> Address | None:
 def is_within(address: Address, networks: Iterable[Network]) -> bool:
     """Whether an address is in one of the networks."""
     return any(address in network for network in networks)
+
+
+def require_allowed(recipient: str, allowed: Sequence[str], address: str | None) -> None:
+    """Refuse an address that is not on a recipient's list; without a list every address will do.
+
+    Raises:
+        Denied: it is not.
+    """
+    if not allowed:
+        return
+    known = parsed(address)
+    if known is None or not is_within(known, [ip_network(one) for one in allowed]):
+        raise Denied(
+            f"{recipient} may not ask from {address or 'an unknown address'}. Ask your provider to allow it, or ask "
+            "from an address that is allowed."
+        )
 
 
 def neighbourhood(text: str | None) -> str:

@@ -20,6 +20,8 @@ from lakeshare_server.catalog.token_uses import TokenUses
 from lakeshare_server.errors import Denied, Unauthenticated
 
 MAX_TOKEN_CHARS = 16_384
+# Recipients that ask between two writes to the catalog.
+KEPT = 1 << 15
 MISSING = "Send the profile's token as `Authorization: Bearer <token>`."
 WRONG = "The bearer token is unknown, expired or revoked. Ask your provider for a new profile."
 WRONG_PAIR = "The name or the password is unknown, expired or revoked. Ask your provider for a new profile."
@@ -62,7 +64,7 @@ class Readers:
         self._credentials = Credentials(catalog)
         self._federation, self._access_tokens = federation, access_tokens
         self._guesses, self._uses = guesses, uses
-        self._known = GenerationCache[Access | None](catalog)
+        self._known = GenerationCache[Access | None](catalog, KEPT)
         self._refused = GenerationCache[bool](catalog)
 
     def peek(self, asking: Asking, generation: int) -> Access | None:

@@ -15,8 +15,10 @@ from lakeshare_server.protocol.requests import QueryRequest, TimePoint
 from lakeshare_server.protocol.timestamps import iso
 from lakeshare_server.tables.delta.changes import VersionChanges
 from lakeshare_server.tables.delta.changes_within import ADVICE, changes_within
+from lakeshare_server.tables.exact_files import Undecided
+from lakeshare_server.tables.head import TableHead
 from lakeshare_server.tables.index import FileIndex
-from lakeshare_server.tables.part_of_index import part_of, undecided_in
+from lakeshare_server.tables.part_of_index import part_of, renamed_since, undecided_in
 from lakeshare_server.tables.predicate import EVERYTHING, Predicate
 from lakeshare_server.versions import PinnedSnapshot, TableVersions, Version, Versions, VersionsUntil
 
@@ -210,13 +212,8 @@ class TableView:
         whole = self.versions.index(version)
         if not self.is_restricted:
             return whole
-        found = undecided_in(whole, self.rule)
-        if found is not None:
-            raise Unserveable(
-                f"What you may read of version {version.number} of {self.entry.path} cannot be told from partitions. "
-                f"{found.column}: {found.reason}.",
-                ADVICE,
-            )
+        head = whole.header.head
+        self._require_decided(undecided_in(whole, self.rule) or self._renamed(head), version.number)
         return part_of(whole, self.rule)
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
@@ -254,7 +251,22 @@ class TableView:
         return min(self.entry.start_version or 0, latest) if self.entry.history else latest
 
     def _within(self, changes: Sequence[VersionChanges]) -> Sequence[VersionChanges]:
-        return changes_within(changes, self.rule) if self.is_restricted else changes
+        if not self.is_restricted:
+            return changes
+        for one in changes:
+            self._require_decided(self._renamed(one.head), one.version)
+        return changes_within(changes, self.rule)
+
+    def _renamed(self, head: TableHead) -> Undecided | None:
+        return renamed_since(self.rule, head, self.versions.index(self.latest()).header.head)
+
+    def _require_decided(self, found: Undecided | None, number: int) -> None:
+        if found is not None:
+            raise Unserveable(
+                f"What you may read of version {number} of {self.entry.path} cannot be told from partitions. "
+                f"{found.column}: {found.reason}.",
+                ADVICE,
+            )
 
     def _first_changed(self, asked: ChangesRequest, latest: Version) -> int:
         if asked.starting_timestamp is not None:

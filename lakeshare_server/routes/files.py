@@ -57,7 +57,7 @@ def read_file(path: str, request: Request, parts: PartsDep, note: NoteDep) -> Re
     claim = _claim("/" + path, request)
     parts.local_signer.verify(claim, request.query_params.get(SIGNATURE, ""))
     note.recipient, note.object_name = claim.recipient, claim.path
-    file = _open(claim.path, parts.settings)
+    file = opened_file(claim.path, parts.settings)
     asked = request.headers.get("range")
     if request.headers.get("if-range", file.etag) != file.etag:
         asked = None
@@ -81,7 +81,12 @@ def _claim(path: str, request: Request) -> Claim:
     return Claim(path, request.query_params.get("recipient", ""), int(expires))
 
 
-def _open(path: str, settings: ServerSettings) -> OpenFile:
+def opened_file(path: str, settings: ServerSettings) -> OpenFile:
+    """A local file that recipients may have.
+
+    Raises:
+        NotFound: it is not there, is no regular file, or is one of the server's own.
+    """
     missing = NotFound("File", Path(path).name)
     try:
         # What is judged is what is opened: the file at the end of all links.

@@ -37,6 +37,11 @@ class LinesResponse(Response):
         self._first, self._pieces, self._maker = first, pieces, MAKERS[is_quick]
         self._has_left = False
 
+    def pieces(self) -> Iterator[Piece]:
+        """All that would be sent, for whoever reads it in this process instead of sending it."""
+        yield self._first
+        yield from self._pieces
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         watch = loop.create_task(self._watch(receive))

@@ -104,10 +104,11 @@ def opened(by: AskedTable, head: TableHead, location: str, roots: Collection[str
 def page_question(parameters: Mapping[str, Any], by: AskedTable) -> dict[str, object]:
     """What must be the same on every page, so that the head lines and the files of all pages fit together."""
     wants = by.wants
+    # Places count the files that may be read: after another rule a page would begin somewhere else.
+    restriction = {"restriction": by.view.restriction} if by.view.is_restricted else {}
     return {
         **parameters,
-        # Places count the files that may be read: after another rule a page would begin somewhere else.
-        "restriction": by.view.restriction,
+        **restriction,
         "formats": sorted(wants.capabilities.response_formats),
         "features": sorted(wants.capabilities.reader_features),
         "ids": wants.file_ids,

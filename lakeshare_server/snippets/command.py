@@ -36,23 +36,20 @@ def snippet(
     from lakeshare_server.catalog import open_catalog
     from lakeshare_server.catalog.listings import shared_table_at
     from lakeshare_server.settings import ServerSettings
-    from lakeshare_server.snippets.engines import ENGINES, SPARK
+    from lakeshare_server.snippets.engines import ENGINES
     from lakeshare_server.snippets.engines import snippet as text_of
-    from lakeshare_server.snippets.shared_table import SnippetTable
+    from lakeshare_server.snippets.told import snippet_table
 
     settings = ServerSettings()
     catalog = open_catalog(settings.catalog_url)
     entry = shared_table_at(catalog, path, "SHARE.SCHEMA.TABLE")
     doors = _doors(settings, catalog, entry)
-    table = SnippetTable(
-        share=entry.share.name,
-        schema=entry.schema,
-        name=entry.name,
+    table = snippet_table(
+        entry,
+        doors,
         profile=str(profile),
-        iceberg_url=_iceberg_url(profile, settings),
-        storage=doors.storage,
-        scheme=doors.place.root.partition("://")[0],
-        needs_delta=bool(doors.verdicts[SPARK].features),
+        iceberg_url=_told(profile, "icebergEndpoint", settings.iceberg_url()),
+        sharing_url=_told(profile, "endpoint", settings.base_url()),
     )
     typer.echo(text_of(ENGINES[engine], table, doors, door), nl=False)
 
@@ -70,10 +67,10 @@ def _doors(settings: "ServerSettings", catalog: "Catalog", entry: "TableEntry") 
     return doors_of(entry, versions.index(versions.latest()).header, signers)
 
 
-def _iceberg_url(profile: Path, settings: "ServerSettings") -> str:
-    """Where the profile says the Iceberg door is, or this server's own when there is no such file here."""
+def _told(profile: Path, name: str, own: str) -> str:
+    """Where the profile says a door is, or this server's own when there is no such file here."""
     try:
-        told = json.loads(profile.read_text()).get("icebergEndpoint")
+        told = json.loads(profile.read_text()).get(name)
     except (OSError, ValueError, AttributeError):
         told = None
-    return told if isinstance(told, str) else settings.iceberg_url()
+    return told if isinstance(told, str) else own

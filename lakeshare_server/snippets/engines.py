@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.snippets import configuration, python
+from lakeshare_server.snippets import configuration, python, worksheets
 from lakeshare_server.snippets.doors import Doors
 from lakeshare_server.snippets.shared_table import Door, EngineName, SnippetTable, Storage
 
 Text = Callable[[SnippetTable], str]
-PYTHON, SPARK = "Python, delta format", "Spark, delta format"
+PYTHON, PLAIN, SPARK = "Python, delta format", "Python, parquet format", "Spark, delta format"
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ ENGINES: dict[EngineName, Engine] = {
         Engine("duckdb-sql", iceberg=configuration.duckdb_sql, storages=("credentials", "disk")),
         Engine("spark", iceberg=python.spark_iceberg, sharing=python.spark_sharing, client=SPARK),
         Engine("trino", iceberg=configuration.trino, storages=("credentials",)),
+        # Power BI's connector does not say what it announces: what any client reads is what it is promised.
+        Engine("power-bi", sharing=worksheets.power_bi, client=PLAIN),
+        Engine("snowflake", iceberg=worksheets.snowflake, storages=("credentials",)),
     )
 }
 

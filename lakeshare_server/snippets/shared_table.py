@@ -4,7 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-EngineName = Literal["pyiceberg", "pandas", "polars", "duckdb", "duckdb-sql", "spark", "trino"]
+EngineName = Literal[
+    "pyiceberg", "pandas", "polars", "duckdb", "duckdb-sql", "spark", "trino", "power-bi", "snowflake"
+]
 Door = Literal["iceberg", "delta-sharing"]
 Storage = Literal["credentials", "signed requests", "disk"]
 ROWS = 10
@@ -12,7 +14,7 @@ ROWS = 10
 
 @dataclass(frozen=True)
 class SnippetTable:
-    """A shared table; `profile` is the path of a recipient's profile, `iceberg_url` the door that it names.
+    """A shared table; `profile` is the path of a recipient's profile, `iceberg_url` and `sharing_url` its doors.
 
     `storage` is how Iceberg clients get at the files, in a store of this `scheme`; `needs_delta` says that the parquet
     format cannot carry the table.
@@ -26,6 +28,7 @@ class SnippetTable:
     storage: Storage | None
     scheme: str
     needs_delta: bool = False
+    sharing_url: str = ""
 
     @property
     def path(self) -> str:

@@ -82,6 +82,18 @@ def undecided(rule: Predicate, partition: pa.DataType, columns: Columns) -> Unde
     return next(_undecided(rule, partition, columns), None)
 
 
+def columns_in(rule: Predicate) -> Iterator[ColumnName]:
+    """The columns that a rule names."""
+    match rule:
+        case Not(operand):
+            yield from columns_in(operand)
+        case And(operands) | Or(operands):
+            for operand in operands:
+                yield from columns_in(operand)
+        case Compare(name) | IsNull(name):
+            yield name
+
+
 def column_text(name: ColumnName) -> str:
     """A column's name for people."""
     return name if isinstance(name, str) else ".".join(name)

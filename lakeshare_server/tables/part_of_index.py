@@ -11,13 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.tables.columns import columns_of
-from lakeshare_server.tables.exact_files import Undecided, is_within, undecided
+from lakeshare_server.tables.delta_schema import parse_schema
+from lakeshare_server.tables.exact_files import Undecided, column_text, columns_in, is_within, undecided
 from lakeshare_server.tables.head import TableHead
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.predicate import Predicate
 from lakeshare_server.tables.pruning import live_rows
 
 KEPT = 64
+ID = "delta.columnMapping.id"
 NO_PARTITION = pa.struct([])
 
 
@@ -63,6 +65,16 @@ def undecided_in(index: FileIndex, rule: Predicate) -> Undecided | None:
     return undecided(rule, partition, columns_of(index.header.head.schema_string, index.schema))
 
 
+def renamed_since(rule: Predicate, head: TableHead, latest: TableHead) -> Undecided | None:
+    """The first column of a rule that was another one than at the latest version, by the ids of mapped columns."""
+    then, today = _ids(head.schema_string), _ids(latest.schema_string)
+    for name in columns_in(rule):
+        key = column_text(name).lower()
+        if key in then and key in today and then[key] != today[key]:
+            return Undecided(column_text(name), "it was the name of another column then")
+    return None
+
+
 def without_counts(head: TableHead) -> TableHead:
     """The head without numbers of files that not everybody may know of."""
     told = (
@@ -70,6 +82,12 @@ def without_counts(head: TableHead) -> TableHead:
         for one in head.hindrances
     )
     return replace(head, hindrances=tuple(dict.fromkeys(told)))
+
+
+@lru_cache(KEPT)
+def _ids(schema_string: str) -> dict[str, int]:
+    fields = parse_schema(schema_string)
+    return {field.name.lower(): field.metadata[ID] for field in fields if ID in field.metadata}
 
 
 @lru_cache(KEPT)

@@ -4,6 +4,8 @@ The Python client reads in both formats; our own reader, at the level of the pro
 makes. The matrix of tables: tests/builders/hostile. Changes and times: test_hostile_changes.py.
 """
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import delta_sharing
@@ -16,7 +18,7 @@ from tests.builders.canonical import same_frame, same_rows
 from tests.builders.delta_log import local_path, read_state
 from tests.builders.hostile.families import TABLES
 from tests.builders.hostile.log_lines import file_id, same_add, same_head
-from tests.builders.hostile.served import CLIENT_FEATURES, Served, quietly
+from tests.builders.hostile.served import CLIENT_FEATURES, SHARE, Served, quietly
 from tests.builders.hostile.types import UNANNOUNCED
 from tests.builders.protocol_lines import Format
 from tests.builders.protocol_reader import refusal
@@ -30,6 +32,9 @@ CLIENT_READS = [(name, v, f) for name, v, f in READS if not TABLES[name].client_
 CLIENT_LIMITS = [read for read in READS if read not in CLIENT_READS]
 LATEST = [(name, f) for name, v, f in READS if v == TABLES[name].versions[-1]]
 NEEDY = [(p.name, v) for p in READABLE for v in p.versions if p.needs_of(v)]
+
+# Others are shown in words of their own: the portal's own tests look at those.
+SHOWN_AS_THEY_ARE = ("byte", "short", "integer", "long", "string", "boolean", "date")
 
 pytestmark = [
     pytest.mark.timeout(1200),
@@ -80,6 +85,27 @@ def test_our_reader_reads_what_spark_reads(lake: Served, name: str, version: int
     pages = reader.pages(2, version=version)
     assert (pages.head.raw, sorted(pages.ids)) == (answer.head.raw, sorted(answer.ids))
     assert pages.pages == max(1, (len(answer.files) + 1) // 2)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in LATEST}))
+def test_the_portal_shows_the_rows_that_spark_reads(lake: Served, name: str) -> None:
+    path = f"/portal/api/shares/{SHARE}/schemas/lake/tables/{name}/preview"
+    answer = lake.client.get(httpx.URL(str(lake.client.base_url)).join(path), params={"limit": 500})
+    shown = answer.raise_for_status().json()
+    expected = lake.tables[name].rows(lake.tables[name].latest)
+    assert [(one["name"]) for one in shown["columns"]] == expected.names
+    others = [name for name, kind in expected.columns if kind not in SHOWN_AS_THEY_ARE]
+    plain = [place for place, name in enumerate(expected.names) if name not in others]
+    found = Counter(json.dumps([row[place] for place in plain]) for row in shown["rows"])
+    rows = (json.loads(row) for row in expected.without(*others).rows)
+    wanted = Counter(json.dumps([None if one is None else as_shown(one) for one in row]) for row in rows)
+    assert (found - wanted, found.total()) == (Counter(), min(500, wanted.total()))
+    assert shown["hasMore"] == (wanted.total() > 500)
+
+
+def as_shown(value: object) -> str:
+    """A value that a page shows as it is."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @pytest.mark.parametrize(("name", "version", "fmt"), READS)

@@ -185,6 +185,13 @@ def test_what_is_not_granted_is_not_there_by_any_call(
         ("POST", "/tasks", {"json": {"plan-task": "x"}}), ("GET", "/plan/x", {}), ("DELETE", "/plan/x", {}),
         ("POST", "/sign", {"json": {}}), ("POST", "/metrics", {"json": {}}), ("GET", "/credentials", {}),
     ]  # fmt: skip
+    portal = [
+        ("/about", {}),
+        ("/versions", {}),
+        ("/preview", {}),
+        ("/preview", {"limit": "x"}),
+        ("/code", {}),
+    ]
     for reader, share in itertools.product(GRANTED, SHARES):
         if share in GRANTED[reader]:
             continue
@@ -194,6 +201,10 @@ def test_what_is_not_granted_is_not_there_by_any_call(
         for method, call, fields in doors:
             urls = [str(iceberg(server, place)) + call for place in (hidden, nobodys)]
             require_alike(clients[reader], method, *urls, fields, share)
+        for call, params in portal:
+            root = httpx.URL(server.url).join("/portal/api")
+            urls = [f"{root}{place.path}{call}" for place in (hidden, nobodys)]
+            require_alike(clients[reader], "GET", *urls, {"params": params}, share)
 
 
 def test_listings_of_others_are_not_there_whatever_page_is_asked_for(

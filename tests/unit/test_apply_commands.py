@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lakeshare_server.console import operator
 from tests.builders.commands import Runner, a_state_folder
 
 TEXT = """shares:
@@ -66,9 +67,9 @@ def test_drift_is_shown_with_who_left_it_and_taken_back(run: Runner) -> None:
     ended = run.ended("diff", "-f", "shares.yaml")
     assert ended.code == 2
     first, second, third, _ = ended.output.splitlines()
-    assert first.startswith("  ~ share partners  # as command:")
+    assert first.startswith(f"  ~ share partners  # as {operator()} left it 20")
     assert second == '      ~ comment: "changed" → "Orders"'
-    assert "table partners.hr.salaries: was made by hand by command:" in third
+    assert f"table partners.hr.salaries: was made by hand by {operator()} in" in third
     run("apply", "-f", "shares.yaml", "--yes")
     assert "comment\tOrders" in run("share", "show", "partners")
 
@@ -95,8 +96,8 @@ def test_an_export_is_a_file_for_apply(run: Runner, tmp_path: Path) -> None:
 
 
 def test_a_wrong_file_is_a_sentence_with_its_line(run: Runner, tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("shares:\n  s:\n    coment: x\n")
+    (tmp_path / "bad.yaml").write_text("shares:\n  s:\n    comments: x\n")
     for command in ("apply", "diff"):
         ended = run.ended(command, "-f", "bad.yaml")
         assert (ended.code, ended.output) == (1, "")
-        assert ended.errors.startswith("lakeshare: bad.yaml:3: shares.s.coment: unknown field 'coment'.")
+        assert ended.errors.startswith("lakeshare: bad.yaml:3: shares.s.comments: unknown field 'comments'.")

@@ -46,10 +46,10 @@ def test_short_forms_stand_for_the_long_ones(tmp_path: Path) -> None:
     ("text", "line", "field", "said"),
     [
         (
-            "shares:\n  s:\n    coment: x",
+            "shares:\n  s:\n    comments: x",
             3,
-            "shares.s.coment",
-            "unknown field 'coment'. Did you mean 'comment'?",
+            "shares.s.comments",
+            "unknown field 'comments'. Did you mean 'comment'?",
         ),
         ("share: {}", 1, "share", "Did you mean 'shares'?"),
         ("recipients:\n  bob:\n    token: abc", 3, "recipients.bob.token", "Secrets are never in files"),
@@ -118,7 +118,9 @@ def test_all_faults_of_all_files_are_told_at_once(tmp_path: Path) -> None:
     written(tmp_path, "shares: {s: {a: 1, b: 2}}", "one.yaml")
     written(tmp_path, "shares: {s: {}}\nc: 3", "two.yml")
     written(tmp_path, "not: [yaml", "three.yaml")
-    written(tmp_path, "not: yaml either", "notes.txt")
+    written(tmp_path, "not: ours", "notes.txt")
+    (tmp_path / ".github").mkdir()
+    written(tmp_path, "not: ours", ".github/workflow.yaml")
     fault = refusal(tmp_path)
     assert [(one.path.name, one.field) for one in (fault, *fault.also)] == [
         ("one.yaml", "shares.s.a"),

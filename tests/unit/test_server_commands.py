@@ -174,6 +174,9 @@ def test_the_commands_are_mounted_on_another_application_as_they_are(run: Runner
     names = [command.callback.__name__ for command in other.registered_commands if command.callback]
     groups = [group.name for group in other.registered_groups]
     assert (names, groups) == (
-        ["serve", "publications", "explain", "snippet", "sql", "apply", "diff", "export"],
+        [
+            *("serve", "publications", "explain", "snippet", "usage", "activate", "sql"),
+            *("apply", "diff", "export"),
+        ],
         ["recipient", "group", "share", "table", "admin", "as", "conformance"],
     )

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
+from sqlglot.dialects.snowflake import Snowflake
+from sqlglot.tokens import TokenType
 
 from lakeshare_pipelines.spark.jars import pinned
 from lakeshare_server.commands import main
@@ -24,6 +27,7 @@ from lakeshare_server.tables.serveability import ICEBERG_REST, ICEBERG_REST_ID, 
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.sharing import Running, a_provider, a_server
 
+BY_HAND = ("duckdb-sql", "trino", "power-bi", "snowflake")
 SERVED = {
     "Python, parquet format": Verdict("python-parquet", "Python, parquet format", "parquet"),
     "Python, delta format": Verdict("python-delta", "Python, delta format", "delta"),
@@ -131,10 +135,11 @@ def test_the_token_is_never_printed_and_the_profiles_address_is_taken(
     table = "Partner's-1.lake.flights"
     texts = [
         printed(table, "--engine", engine)
-        for engine in ("pyiceberg", "pandas", "polars", "duckdb", "duckdb-sql", "spark")
+        for engine in ("pyiceberg", "pandas", "polars", "duckdb", "duckdb-sql", "spark", "power-bi")
     ]
     assert not [text for text in texts if profile["bearerToken"] in text]
     assert profile["icebergEndpoint"] in texts[4]
+    assert profile["endpoint"] in texts[6]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +208,7 @@ def test_what_nobody_is_served_is_refused_with_the_reason_and_the_fix(engine: En
         snippet(ENGINES[engine], ORDERS, replace(doors("credentials"), verdicts=refused))
 
 
-@pytest.mark.parametrize("engine", ["pyiceberg", "trino", "duckdb-sql"])
+@pytest.mark.parametrize("engine", ["pyiceberg", "trino", "duckdb-sql", "snowflake"])
 def test_a_folder_without_credentials_is_refused_with_what_hinders(engine: EngineName) -> None:
     with pytest.raises(BadRequest, match=r"needs credentials for the folder.*they were not allowed"):
         snippet(ENGINES[engine], ORDERS, doors(None))
@@ -219,9 +224,7 @@ def test_signed_requests_are_left_to_the_reader_that_can_sign() -> None:
         snippet(ENGINES["trino"], table, doors("signed requests"))
 
 
-@pytest.mark.parametrize(
-    "engine", [name for name in get_args(EngineName) if name not in ("duckdb-sql", "trino")]
-)
+@pytest.mark.parametrize("engine", [name for name in get_args(EngineName) if name not in BY_HAND])
 @pytest.mark.parametrize("door", ["iceberg", "delta-sharing"])
 @pytest.mark.parametrize("delta", [False, True])
 def test_hostile_names_stay_texts_of_python(engine: EngineName, door: Any, delta: bool) -> None:
@@ -269,6 +272,33 @@ def test_trinos_catalog_file_has_the_door_and_no_token() -> None:
         "iceberg.rest-catalog.vended-credentials-enabled": "true",
         "fs.native-s3.enabled": "true",
     }
+
+
+@pytest.mark.parametrize("name", ["orders", HOSTILE, 'x"}[Data], y = #(lf)'])
+def test_power_bi_is_asked_for_the_table_whatever_its_names_are(name: str) -> None:
+    table = SnippetTable(
+        name, name, name, "p", "", None, "", sharing_url="https://lake.example/delta-sharing"
+    )
+    text = snippet(ENGINES["power-bi"], table, doors("disk"))
+    program = "\n".join(line for line in text.splitlines() if not line.startswith("//"))
+    written = [one.replace('""', '"') for one in re.findall(r'"((?:[^"]|"")*)"', program)]
+    # As Power Query reads its literals: `#(lf)` and the like are characters, `#(#)` is the sign itself.
+    read = [one.replace("#(lf)", "\n").replace("#(#)", "#") for one in written]
+    assert read == ["https://lake.example/delta-sharing", name, name, name]
+
+
+@pytest.mark.parametrize("name", ["orders", HOSTILE])
+def test_snowflake_is_asked_for_the_table_whatever_its_names_are(name: str) -> None:
+    table = replace(ORDERS, share=name, schema=name, name=name)
+    found = Snowflake().tokenize(snippet(ENGINES["snowflake"], table, doors("credentials")))
+    texts = [one.text for one in found if one.token_type == TokenType.STRING]
+    names = [one.text for one in found if one.token_type == TokenType.IDENTIFIER]
+    assert texts == [
+        *("https://lake.example/iceberg", name, "<bearerToken of the profile>"),
+        f"lakeshare_{table.alias}",
+    ]
+    assert names == [table.alias, table.alias, name, name]
+    assert [one.token_type for one in found].count(TokenType.SEMICOLON) == 3
 
 
 def test_spark_is_given_the_packages_of_the_line_that_is_tested() -> None:

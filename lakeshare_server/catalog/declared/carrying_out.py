@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, cast
 
+from lakeshare_server.catalog.declared.objects import Wanted
 from lakeshare_server.catalog.declared.planning import Step
 from lakeshare_server.catalog.sharing import (
     Edit,
@@ -63,12 +64,18 @@ def _refused_in_file(batch: list[Step]) -> Iterator[None]:
     try:
         yield
     except (BadRequest, NotFound, CatalogConflict) as error:
-        said = [step for step in batch if step.wanted is not None and step.wanted.origin is not None]
-        named = [step for step in said if step.wanted and str(error).find(step.wanted.name) >= 0]
-        for step in (named or said)[:1]:
-            if step.wanted is not None and step.wanted.origin is not None:
-                raise step.wanted.origin.fault(_problem(error), _remedy(error)) from error
+        said = [step.wanted for step in batch if step.wanted is not None and step.wanted.origin is not None]
+        meant = [one for one in said if _is_about(error, one)]
+        for one in (meant or said)[:1]:
+            if one.origin is not None:
+                raise one.origin.fault(_problem(error), _remedy(error)) from error
         raise
+
+
+def _is_about(error: BadRequest | NotFound | CatalogConflict, one: Wanted) -> bool:
+    if isinstance(error, BadRequest):
+        return error.value in one.fields.values()
+    return one.name.lower() in str(error).lower()
 
 
 def _problem(error: BadRequest | NotFound | CatalogConflict) -> str:

@@ -11,7 +11,6 @@ from ipaddress import ip_network
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from lakeshare_server.catalog.models import MAX_LONG
 from lakeshare_server.catalog.names import NAME
@@ -21,9 +20,9 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 LONGEST_LABEL, LONGEST_LAKE_TABLE = 255, 512
 
 
-def refusal(hint: str) -> PydanticCustomError:
+def refusal(hint: str) -> ValueError:
     """A value that cannot be used, with the remedy as its message."""
-    return PydanticCustomError("refused", "{hint}", {"hint": hint})
+    return ValueError(hint)
 
 
 def _holdable(text: str) -> str:

@@ -46,8 +46,8 @@ def _explained(fault: Mapping[str, Any], where: tuple[str | int, ...]) -> tuple[
         return f"unknown field {where[-1]!r}", _meant(str(where[-1]), where[:-1])
     if kind == "missing":
         return "is missing", "Add it."
-    if kind == "refused":
-        return f"{seen} cannot be used", str(fault["ctx"]["hint"])
+    if kind == "value_error":
+        return f"{seen} cannot be used", str(fault["ctx"]["error"])
     if kind == "literal_error":
         return f"{seen} cannot be used", f"Use {fault['ctx']['expected']}."
     if kind == "string_type":

@@ -105,6 +105,8 @@ def _faults(
             for kind, name in (key for key in missing if key in unwanted):
                 hint = "Write it into a file again, or apply without --prune."
                 yield one.origin.fault(f"{kind} {name} is in no file, and would be removed", hint)
+            for kind, name in (key for key in missing if key in held and held[key].is_revoked):
+                yield one.origin.fault(f"{kind} {name} was revoked", "Take it out of the file.")
             for kind, name in (key for key in missing if key not in held):
                 hint = f"Write the {kind} into a file, or make it first."
                 yield one.origin.fault(f"there is no {kind} {name}", hint)

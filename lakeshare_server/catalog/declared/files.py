@@ -1,8 +1,6 @@
 """Files of `lakeshare apply`, read together as one: what they want, object by object."""
 
-import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -26,6 +24,7 @@ from lakeshare_server.catalog.declared.objects import (
     table_key,
 )
 from lakeshare_server.catalog.declared.origin import Origin, Place, SourceFile
+from lakeshare_server.catalog.declared.uncollected import no_garbage_collection
 from lakeshare_server.catalog.declared.yaml_lines import Parsed, YamlFault, parse
 from lakeshare_server.errors import DocumentError
 
@@ -38,20 +37,8 @@ def read_files(paths: Sequence[Path]) -> dict[Key, Wanted]:
     Raises:
         DocumentError: for the first thing wrong with them; its `also` holds all the others.
     """
-    with _no_garbage_collection():
+    with no_garbage_collection():
         return _read_together(_yaml_files(paths))
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    # Everything read is kept: looking again and again for what is not took three quarters of the time.
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _read_together(paths: Sequence[Path]) -> dict[Key, Wanted]:
@@ -78,7 +65,7 @@ def _yaml_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inside = [path]
         if path.is_dir():
-            inside = sorted(one for one in path.rglob("*") if one.suffix in ENDINGS and one.is_file())
+            inside = sorted(one for one in path.rglob("*") if _is_ours(one, path))
             if not inside:
                 raise DocumentError(
                     path, 1, "the folder", "has no YAML file", "Give a folder with .yaml files."
@@ -86,6 +73,12 @@ def _yaml_files(paths: Sequence[Path]) -> list[Path]:
         for one in inside:
             found.setdefault(one.resolve(), one)
     return list(found.values())
+
+
+def _is_ours(file: Path, folder: Path) -> bool:
+    """Whether a file of a folder is read: what is hidden, like .github/, belongs to other tools."""
+    is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return file.suffix in ENDINGS and file.is_file() and not is_hidden
 
 
 def _read(path: Path) -> tuple[SourceFile, Document]:

@@ -1,6 +1,6 @@
 """What the catalog holds of everything that can be declared, read in a handful of queries."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from sqlalchemy.orm import Session
 
@@ -35,10 +35,13 @@ def held_shares(session: Session) -> dict[Key, Held]:
 
 
 def _all(session: Session) -> Iterator[Held]:
-    yield from map(_recipient, look.recipients(session))
-    yield from map(_group, look.groups(session))
+    recipients = look.recipients(session)
+    # Whoever was revoked reads nothing, as a member or by a grant: no file can say that it does.
+    revoked = {one.name for one in recipients if one.revoked_at is not None}
+    yield from map(_recipient, recipients)
+    yield from (_group(one, revoked) for one in look.groups(session))
     yield from _shares(session)
-    yield from map(_grant, look.grants(session))
+    yield from (_grant(one) for one in look.grants(session) if one.recipient not in revoked)
 
 
 def _shares(session: Session) -> Iterator[Held]:
@@ -122,11 +125,11 @@ def policy_fields(policy: FederationPolicy) -> dict[str, object]:
     }
 
 
-def _group(group: Group) -> Held:
+def _group(group: Group, revoked: Collection[str]) -> Held:
     fields: dict[str, object] = {
         "name": group.name,
         "comment": group.comment,
-        "members": tuple(sorted(member.lower() for member in group.members)),
+        "members": tuple(sorted(member.lower() for member in group.members if member not in revoked)),
     }
     return Held(
         group_key(group.name),

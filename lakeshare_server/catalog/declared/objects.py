@@ -34,7 +34,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An object as the catalog holds it, and whose it is."""
+    """An object as the catalog holds it, and whose it is.
+
+    `updated_at` is None where only whoever made it is known, as of tables and grants.
+    """
 
     key: Key
     name: str

@@ -83,10 +83,9 @@ def jsonable(value: object) -> Any:
 
 def _remark(step: Step) -> str:
     held = step.held
-    if step.verb != "update" or held is None or held.updated_by is None:
+    if step.verb != "update" or held is None or held.updated_at is None:
         return ""
-    when = "" if held.updated_at is None else f" {held.updated_at:%Y-%m-%d %H:%MZ}"
-    return f"  # as {held.updated_by} left it{when}"
+    return f"  # as {held.updated_by or 'somebody'} left it {held.updated_at:%Y-%m-%d %H:%MZ}"
 
 
 def _sign(step: Step, one: Difference) -> str:

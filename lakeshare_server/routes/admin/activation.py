@@ -4,17 +4,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from lakeshare_server.access.addresses import require_allowed
 from lakeshare_server.access.profile import profile_of
 from lakeshare_server.catalog.sharing import editing, look, look_at_link, redeem
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.admin.fields import in_ms
 from lakeshare_server.protocol.admin.replies import ActivationInfo
 from lakeshare_server.routes.admin.context import NOT_KEPT, reply
-from lakeshare_server.routes.context import Note, Parts
+from lakeshare_server.routes.context import Note, Parts, address_of
 from lakeshare_server.routes.responses import json_response
 
 router = APIRouter(tags=["activation"])
 LONGEST_CODE = 200
+LONGEST_BY = 255
 
 
 def code_in(request: Request, activation_url: str) -> str:
@@ -38,9 +40,10 @@ PartsDep = Annotated[Parts, Depends(parts_of)]
 
 
 @router.get("/data_sharing_activation_info/{activation_url:path}", response_model=ActivationInfo)
-def look_at_activation(code: CodeDep, parts: PartsDep) -> Response:
+def look_at_activation(request: Request, code: CodeDep, parts: PartsDep) -> Response:
     """What a link is good for; asking does not use it up."""
     link, recipient = look_at_link(parts.catalog, code)
+    require_allowed(recipient.name, recipient.ip_allow, address_of(request))
     with parts.catalog.reading() as session:
         shares = sorted({grant.share for grant in look.grants_to(session, recipient.name)})
     told = ActivationInfo(
@@ -58,11 +61,9 @@ def redeem_activation(
 ) -> Response:
     """The recipient's profile, once; `accepts_agreement` says yes to its agreement, if there is one."""
     _, recipient = look_at_link(parts.catalog, code)
-    if recipient.authentication != "TOKEN":
-        hint = "This call gives bearer tokens; open the link in a browser."
-        raise BadRequest("activation_url", recipient.authentication, hint)
-    address = request.client.host if request.client else None
-    with editing(parts.catalog, f"recipient:{recipient.name}") as edit:
+    address = address_of(request)
+    require_allowed(recipient.name, recipient.ip_allow, address)
+    with editing(parts.catalog, f"recipient:{recipient.name}"[:LONGEST_BY]) as edit:
         found, given = redeem(edit, code, from_address=address, accepts_agreement=accepts_agreement)
     note: Note = request.state.note
     note.recipient = found.name

@@ -74,6 +74,7 @@ def test_every_write_that_recipients_see_is_the_next_generation(catalog: Catalog
     share_table(catalog, "s", ORDERS)
     FollowedTables(catalog).add("a.followed", "/data", 1)
     Recipients(catalog).add("bob", ["s"])
+    apply_shares(catalog, [DeclaredShare("declared", (ORDERS,))])
     before = catalog.generation()
     SEEN_WRITES[name](catalog)
     assert catalog.generation() > before

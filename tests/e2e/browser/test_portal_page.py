@@ -1,0 +1,191 @@
+"""In the browser: the portal opens with a profile, shows what its recipient may read, and forgets it when closed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Page, Request, expect
+
+from lakeshare_server.access.profile import write_profile
+from lakeshare_server.catalog import Recipients
+from lakeshare_server.catalog.sharing import create_recipient, editing, grant
+from tests.builders.lake_tables import some_rows
+from tests.builders.offered_lake import FLIGHTS_COMMENT, RATHER_LONG, OfferedLake
+
+# Those of two commits, without the day that was deleted.
+ROWS = 12 + 600 - 24
+
+
+@pytest.fixture(scope="module")
+def token(lake: OfferedLake) -> str:
+    return Recipients(lake.provider.catalog).add("reader", ["flights", "trade"])[1]
+
+
+@pytest.fixture(scope="module")
+def profile(lake: OfferedLake, token: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("profiles") / "reader.share"
+    write_profile(path, f"{lake.root}/delta-sharing", token, None)
+    return path
+
+
+@pytest.fixture
+def asked(page: Page) -> list[Request]:
+    """Everything that the page asks anybody for."""
+    found: list[Request] = []
+    page.on("request", lambda request: found.append(request))
+    return found
+
+
+def opened(page: Page, lake: OfferedLake, profile: Path) -> None:
+    page.goto(lake.portal)
+    page.get_by_label("Profile file").set_input_files(profile)
+    expect(page.get_by_role("heading", level=1, name="flights.lake.flights")).to_be_visible()
+
+
+def test_a_profile_opens_what_its_recipient_may_read(
+    page: Page,
+    lake: OfferedLake,
+    profile: Path,
+    token: str,
+    asked: list[Request],
+    seen: Callable[[str], None],
+) -> None:
+    page.goto(lake.portal)
+    expect(page.get_by_role("heading", level=1)).to_have_text("What Harbour Statistics shares with you")
+    seen("portal-closed")
+    opened(page, lake, profile)
+    expect(page.get_by_text(FLIGHTS_COMMENT)).to_be_visible()
+    expect(page.get_by_text("The token works until further notice")).to_be_visible()
+    expect(page.get_by_text("The first 50 rows of version 2.")).to_be_visible()
+    expect(page.locator(".facts")).to_contain_text(f"Rows{ROWS}")
+    assert page.locator(".rows tbody tr").count() == 50
+    seen("portal-rows")
+
+    page.get_by_role("tab", name="Columns").click()
+    expect(page.get_by_role("row", name="day date partition")).to_be_visible()
+    expect(page.get_by_role("row", name="crew struct<pilots: long, lead: string>")).to_be_visible()
+    seen("portal-columns")
+
+    page.get_by_role("tab", name="Versions").click()
+    expect(page.get_by_text("Each publication, the newest first")).to_be_visible()
+    rows = page.locator("#panel-2 tbody tr").all_inner_texts()
+    changes = [row.replace("\N{MINUS SIGN}", "-").split("\t")[2:] for row in rows]
+    assert changes == [["+0 -2", "-24"], ["+30 -0", "+600"], ["+3 -0", "+12"]]
+    seen("portal-versions")
+
+    page.get_by_role("tab", name="Code").click()
+    expect(page.locator("details[open] code")).to_contain_text("reader.share#flights.lake.flights")
+    seen("portal-code")
+    assert {request.url.split("/")[2] for request in asked} == {lake.root.removeprefix("http://")}
+    assert not [request.url for request in asked if token in request.url]
+
+
+def test_values_are_shown_as_they_are(page: Page, lake: OfferedLake, profile: Path) -> None:
+    opened(page, lake, profile)
+    page.get_by_role("button", name="lake.cargo", exact=True).click()
+    expect(page.get_by_role("heading", level=1, name="trade.lake.cargo")).to_be_visible()
+    expect(page.get_by_text("Apache Iceberg")).to_be_visible()
+    expect(page.get_by_text("All 12 rows of version 0.")).to_be_visible()
+    cells = page.locator(".rows tbody tr").all_inner_texts()
+    shown = sorted(row.split("\t")[3] for row in cells)
+    assert shown == sorted(str(one) for one in some_rows().column("distance").to_pylist())
+    assert any('q"\\' in row for row in cells)
+    assert any("null" in row for row in cells)
+
+
+def test_the_keyboard_reaches_tables_and_tabs(page: Page, lake: OfferedLake, profile: Path) -> None:
+    opened(page, lake, profile)
+    page.get_by_role("tab", name="First rows").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_role("tab", name="Code")).to_be_focused()
+    expect(page.get_by_role("tab", name="Code")).to_have_attribute("aria-selected", "true")
+    page.get_by_label("Find a table").fill("commodity")
+    expect(page.get_by_role("button", name="lake.flights")).to_be_hidden()
+    page.get_by_role("button", name=f"lake.{RATHER_LONG}").press("Enter")
+    expect(page.get_by_role("heading", level=1, name=RATHER_LONG)).to_be_visible()
+    page.get_by_role("tab", name="Versions").click()
+    expect(page.get_by_text("The history of this table is not shared")).to_be_visible()
+
+
+def test_what_is_closed_is_forgotten(page: Page, lake: OfferedLake, profile: Path) -> None:
+    opened(page, lake, profile)
+    page.get_by_role("button", name="Close").click()
+    expect(page.get_by_text(FLIGHTS_COMMENT)).to_have_count(0)
+    expect(page.get_by_label("Profile file")).to_be_visible()
+    assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+    page.reload()
+    expect(page.get_by_label("Profile file")).to_be_visible()
+    expect(page.locator("#portal")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("no JSON", "This is no profile file: it is not JSON."),
+        ({"endpoint": None}, "This is no profile file: it names no endpoint."),
+        (
+            {"endpoint": "https://other.example/delta-sharing"},
+            "This profile is for https://other.example/delta-sharing",
+        ),
+        ({"bearerToken": "unknown"}, "The bearer token is unknown, expired or revoked."),
+        ({"bearerToken": None}, "This profile has no token that a browser can use."),
+    ],
+)
+def test_a_profile_that_does_not_fit_is_told_why(
+    page: Page,
+    lake: OfferedLake,
+    profile: Path,
+    asked: list[Request],
+    tmp_path: Path,
+    changed: object,
+    said: str,
+) -> None:
+    other = tmp_path / "other.share"
+    text = changed if isinstance(changed, str) else json.dumps({**json.loads(profile.read_text()), **changed})  # type: ignore[dict-item]
+    other.write_text(text)
+    page.goto(lake.portal)
+    page.get_by_label("Profile file").set_input_files(other)
+    expect(page.get_by_role("alert")).to_contain_text(said)
+    hosts = {request.url.split("/")[2] for request in asked}
+    assert hosts == {lake.root.removeprefix("http://")}
+
+
+def test_a_client_opens_the_portal_with_its_secret(
+    page: Page, lake: OfferedLake, asked: list[Request], tmp_path: Path
+) -> None:
+    with editing(lake.provider.catalog, "steward") as edit:
+        create_recipient(edit, "client", authentication="OAUTH_CLIENT_CREDENTIALS")
+        grant(edit, "trade", recipient="client")
+    given = httpx.post(lake.link("client"), headers={"Accept": "application/json"}).json()["profile"]
+    path = tmp_path / "client.share"
+    path.write_text(json.dumps(given))
+    page.goto(lake.portal)
+    page.get_by_label("Profile file").set_input_files(path)
+    expect(page.get_by_role("heading", level=1, name="trade.lake.cargo")).to_be_visible()
+    expect(page.get_by_text("All 12 rows of version 0.")).to_be_visible()
+    path.write_text(json.dumps({**given, "tokenEndpoint": "https://issuer.example/token"}))
+    page.get_by_role("button", name="Close").click()
+    page.get_by_label("Profile file").set_input_files(path)
+    expect(page.get_by_role("alert")).to_contain_text("gets its tokens from another server")
+    assert {request.url.split("/")[2] for request in asked} == {lake.root.removeprefix("http://")}
+
+
+def test_names_and_comments_are_texts_and_never_markup(page: Page, lake: OfferedLake, tmp_path: Path) -> None:
+    markup = "<img/src=x:onerror=alert(1)>".replace("/", "\u2044")
+    hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script>{{ 7*7 }}'
+    shown = lake.hostile(markup, hostile)
+    page.goto(shown.link)
+    expect(page.get_by_text(hostile).first).to_be_visible()
+    page.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Get the profile").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Your profile is ready")
+    path = tmp_path / "hostile.share"
+    write_profile(path, f"{lake.root}/delta-sharing", shown.token, None)
+    page.goto(lake.portal)
+    page.get_by_label("Profile file").set_input_files(path)
+    expect(page.get_by_text(hostile).first).to_be_visible()
+    expect(page.get_by_role("heading", level=1, name=markup)).to_be_visible()
+    assert page.locator("img").count() == 1
+    assert page.title() == "Portal · Harbour Statistics"
