@@ -54,6 +54,8 @@ CALLS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("PATCH", "/recipients/{recipient}/federation-policies/{policy}"): ("steward", POLICY),
     ("DELETE", "/recipients/{recipient}/federation-policies/{policy}"): ("steward", {}),
     ("POST", "/recipients/{recipient}/revoke"): ("steward", {}),
+    ("GET", "/recipients/{recipient}/as/{path}"): ("steward", {}),
+    ("POST", "/recipients/{recipient}/as/{path}"): ("steward", {}),
     ("DELETE", "/recipients/{recipient}/tokens/{token}"): ("steward", {}),
     ("POST", "/groups"): ("steward", SHARE),
     ("GET", "/groups"): ("auditor", {}),

@@ -8,7 +8,16 @@ from pydantic.json_schema import models_json_schema
 from lakeshare_server.protocol.admin import requests
 from lakeshare_server.protocol.admin.fields import RequestBody
 from lakeshare_server.protocol.admin.replies import ErrorReply
-from lakeshare_server.routes.admin import activation, groups, keys, permissions, policies, recipients, shares
+from lakeshare_server.routes.admin import (
+    activation,
+    groups,
+    keys,
+    permissions,
+    policies,
+    recipients,
+    seen,
+    shares,
+)
 from lakeshare_server.routes.admin.document_page import page_of
 from lakeshare_server.routes.admin.errors import add_error_responses
 from lakeshare_server.routes.context import Parts
@@ -52,6 +61,7 @@ def admin_api(parts: Parts) -> FastAPI:
     for module in (shares, permissions, recipients, policies, groups, keys):
         provider.include_router(module.router)
     provider.include_router(recipients.own)
+    provider.include_router(seen.router)
     app.include_router(provider)
     app.include_router(activation.router, prefix=f"{OPENSHARING}/public")
     _add_document(app)
