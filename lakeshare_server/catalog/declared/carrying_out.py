@@ -82,12 +82,12 @@ def _refused_in_file(batch: list[Step]) -> Iterator[None]:
 
 
 def _meant(error: BadRequest | NotFound | CatalogConflict, said: Sequence[Wanted]) -> Wanted | None:
-    """The object that an error is about: the one it names, or has a value of, or the first."""
+    """The object that an error is about: one with the value it refuses, or the one it names closest, or the first."""
     where = (error.field if isinstance(error, BadRequest) else str(error)).lower()
 
-    def is_about(one: Wanted) -> tuple[bool, bool]:
+    def is_about(one: Wanted) -> tuple[bool, int]:
         has_value = isinstance(error, BadRequest) and error.value in one.fields.values()
-        return one.name.lower() in where, has_value
+        return has_value, len(one.name) if one.name.lower() in where else 0
 
     return max(said, key=is_about, default=None)
 
