@@ -1,13 +1,11 @@
 """`lakeshare admin`: who administers over the API. Whoever may run this may open the catalog itself."""
 
-import getpass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from lakeshare_server.catalog import Catalog
+from lakeshare_server.console import open_state_catalog, operator
 
 admin_app = typer.Typer(help="Administrators of the API.", no_args_is_help=True)
 key_app = typer.Typer(
@@ -30,7 +28,7 @@ def add_key(
     from lakeshare_server.catalog.sharing import editing
 
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
-    with editing(_catalog(), _whoever()) as edit:
+    with editing(open_state_catalog(), operator()) as edit:
         made, key = add_admin_key(edit, name, role, expires_at=expires_at)
     typer.echo(f"{made.name} administers as {made.role}{_until(made.expires_at)}; the key is shown only now:")
     typer.echo(key)
@@ -41,7 +39,7 @@ def list_keys() -> None:
     """List the keys: name, role, state, who made them. Never a key itself."""
     from lakeshare_server.catalog.admin_keys import admin_keys
 
-    with _catalog().reading() as session:
+    with open_state_catalog().reading() as session:
         found = admin_keys(session)
     now = datetime.now(UTC)
     for key in found:
@@ -58,7 +56,7 @@ def revoke_key(name: str) -> None:
     from lakeshare_server.catalog.admin_keys import revoke_admin_key
     from lakeshare_server.catalog.sharing import editing
 
-    with editing(_catalog(), _whoever()) as edit:
+    with editing(open_state_catalog(), operator()) as edit:
         revoked = revoke_admin_key(edit, name)
     typer.echo(f"{revoked.name} administers no more")
 
@@ -77,15 +75,3 @@ def tell_first_key(catalog_url: str) -> None:
 
 def _until(moment: datetime | None) -> str:
     return "" if moment is None else f" until {moment:%Y-%m-%d %H:%MZ}"
-
-
-def _whoever() -> str:
-    # Nobody has a key with a colon in its name: the audit log tells the two apart.
-    return f"cli:{getpass.getuser()}"
-
-
-def _catalog() -> "Catalog":
-    from lakeshare_server.catalog import open_catalog
-    from lakeshare_server.settings import StateSettings
-
-    return open_catalog(StateSettings().catalog_url)

@@ -121,10 +121,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     # The other catalog's paths none of ours can take: no prefix begins like them.
     app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
     app.router.routes.append(iceberg_catalog.other_calls())
-    admin = admin_api(parts)
-    # It shows what recipients get by asking this application.
-    admin.state.sharing = app
-    app.mount(ADMIN_PREFIX, admin)
+    app.mount(ADMIN_PREFIX, admin_api(parts, app))
     return app
 
 
@@ -136,16 +133,17 @@ def _parts(settings: ServerSettings, stores: Stores) -> Parts:
     views = Views(catalog, versions)
     access_tokens = AccessTokens(key, settings.access_token_life_s)
     allowances, uses = Allowances(catalog), TokenUses(catalog)
+    guesses = Guesses(allowances, settings.guesses_per_minute)
     limits = Limits(allowances, settings)
     queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
     return Parts(
         settings=settings,
         catalog=catalog,
-        readers=_readers(catalog, settings, access_tokens, allowances, uses),
+        readers=_readers(catalog, settings, access_tokens, guesses, uses),
         access_tokens=access_tokens,
         limits=limits,
         bookkeeping=Bookkeeping(uses, limits.meters),
-        administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings)),
+        administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings), guesses),
         versions=versions,
         views=views,
         pager=Pager(key, settings.page_size),
@@ -167,11 +165,10 @@ def _readers(
     catalog: Catalog,
     settings: ServerSettings,
     access_tokens: AccessTokens,
-    allowances: Allowances,
+    guesses: Guesses,
     uses: TokenUses,
 ) -> Readers:
     federation = Federation(catalog, Credentials(catalog), settings)
-    guesses = Guesses(allowances, settings.guesses_per_minute)
     return Readers(catalog, federation, access_tokens, guesses, uses)
 
 

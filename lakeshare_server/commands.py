@@ -20,7 +20,7 @@ from lakeshare_server.recipient_commands import recipient_app
 from lakeshare_server.see_as.command import as_app
 from lakeshare_server.share_commands import share_app
 from lakeshare_server.snippets.command import snippet
-from lakeshare_server.sql.command import sql
+from lakeshare_server.sql_commands import sql
 from lakeshare_server.table_commands import table_app
 
 commands = typer.Typer(
@@ -67,6 +67,9 @@ def serve(
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that answer side by side; one per core is plenty.")
     ] = 1,
+    first_key: Annotated[
+        bool, typer.Option(help="Make and print the first key of the admin API, if there never was one.")
+    ] = True,
 ) -> None:
     """Serve the shares over OpenSharing (Delta Sharing) until Ctrl-C; the first time, print the first admin key."""
     from lakeshare_server.app import serve as serve_app
@@ -77,7 +80,8 @@ def serve(
 
     def tell(url: str) -> None:
         typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)")
-        tell_first_key(settings.catalog_url)
+        if first_key:
+            tell_first_key(settings.catalog_url)
 
     serve_app(settings, tell, workers)
 

@@ -37,6 +37,8 @@ def free_port(wanted: int) -> int:
 def sharing_server(port: int, log: Path) -> Iterator[str]:
     """`lakeshare serve` on `port`; yields its root URL once it is ready."""
     command = [sys.executable, "-m", "lakeshare_server", "serve", "--port", str(port)]
+    # What it says goes into a log, where no key belongs.
+    command.append("--no-first-key")
     root = f"http://127.0.0.1:{port}"
     with _process(command, log, f"{root}/readyz"):
         yield root

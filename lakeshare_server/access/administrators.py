@@ -1,10 +1,12 @@
 """Who administers, and what each role may do. Recipients' tokens open nothing here."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from lakeshare_server.access.guesses import Guesses
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.admin_keys import PREFIX, Role, admin_key_of
 from lakeshare_server.errors import BadRequest, Denied, Unauthenticated
@@ -124,21 +126,36 @@ def admin_issuer(settings: ServerSettings) -> AdminIssuer | None:
 class Administrators:
     """The administrators behind keys and tokens."""
 
-    def __init__(self, catalog: Catalog, issuer: AdminIssuer | None, verifier: VerifiesTokens) -> None:
-        self._catalog, self._issuer, self._verifier = catalog, issuer, verifier
+    def __init__(
+        self, catalog: Catalog, issuer: AdminIssuer | None, verifier: VerifiesTokens, guesses: Guesses
+    ) -> None:
+        self._catalog, self._issuer = catalog, issuer
+        self._verifier, self._guesses = verifier, guesses
 
-    def authenticated(self, header: str | None) -> Administrator:
+    def authenticated(self, header: str | None, address: str | None) -> Administrator:
         """The administrator whose key or token the header carries; looked up each time, so that revoking is at once.
 
         Raises:
             Unauthenticated: none, or not one that is valid now; which of these is not told.
             Denied: a good token of the issuer that gives no role.
+            TooManyRequests: too many wrong ones came from this address.
             Unavailable: the database or the issuer does not answer.
         """
         scheme, _, key = (header or "").partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
             raise Unauthenticated(MISSING)
+        digest = hashlib.sha256(key.encode("utf-8", "replace")).digest()
+        self._guesses.require(address, digest)
+        try:
+            found = self._found(key)
+        except Unauthenticated:
+            self._guesses.was_wrong(address, digest)
+            raise
+        self._guesses.was_right(digest)
+        return found
+
+    def _found(self, key: str) -> Administrator:
         if len(key) > MAX_KEY_CHARS:
             raise Unauthenticated(REFUSED)
         if not key.startswith(PREFIX):

@@ -169,7 +169,7 @@ def preview(
     rows: Annotated[int, typer.Option(min=1, max=500, help="How many rows.")] = 10,
     version: Version = None,
 ) -> None:
-    """Print the first rows it reads, of the files that its query gets."""
+    """Print the first rows it reads, as its portal shows them."""
     from lakeshare_server.see_as.eyes import path_of
 
     async def look(eyes: "Eyes") -> dict[str, Any]:

@@ -9,6 +9,14 @@ from typing import Any
 import httpx
 from databricks.sdk import WorkspaceClient
 from databricks.sdk.core import Config
+from databricks.sdk.service.sharing import (
+    AuthenticationType,
+    RecipientInfo,
+    RetrieveTokenResponse,
+    SharedDataObject,
+    SharedDataObjectUpdate,
+    SharedDataObjectUpdateAction,
+)
 
 from lakeshare_server.catalog.admin_keys import add_admin_key
 from lakeshare_server.catalog.sharing import editing
@@ -48,9 +56,34 @@ def sdk_client(root: str, key: str) -> WorkspaceClient:
 @contextmanager
 def an_administered_server(folder: Path, **settings: Any) -> Iterator[Administered]:
     """Such a server until the end of the block."""
-    provider = a_provider(folder, **settings)
+    # Tests try more wrong keys than anybody may.
+    provider = a_provider(folder, **{"guesses_per_minute": 100_000, **settings})
     provider.publish_delta("lake.flights", a_delta_table(folder / "table"))
     with editing(provider.catalog, "tests") as edit:
         keys = {role: add_admin_key(edit, role, role)[1] for role in ROLES}
     with a_server(provider) as running:
         yield Administered(provider, running.url.removesuffix(provider.settings.endpoint), keys)
+
+
+def update(action: SharedDataObjectUpdateAction, **fields: Any) -> SharedDataObjectUpdate:
+    """An update of what is in a share."""
+    return SharedDataObjectUpdate(action=action, data_object=SharedDataObject(**fields))
+
+
+def by_token(sdk: WorkspaceClient, name: str, **fields: Any) -> RecipientInfo:
+    """A recipient with an activation link."""
+    return sdk.recipients.create(name, AuthenticationType.TOKEN, **fields)
+
+
+def redeemed(sdk: WorkspaceClient, made: RecipientInfo) -> RetrieveTokenResponse:
+    """The profile behind the link that was just made."""
+    assert made.activation_url is not None
+    return sdk.recipient_activation.retrieve_token(made.activation_url.rpartition("/")[2])
+
+
+def shares_read(root: str, token: str | None) -> list[str] | None:
+    """The shares that a token opens, None when it opens nothing."""
+    answer = httpx.get(
+        f"{root}/delta-sharing/shares", headers={"Authorization": f"Bearer {token}"}, timeout=30
+    )
+    return [share["name"] for share in answer.json()["items"]] if answer.status_code == 200 else None

@@ -1,4 +1,4 @@
-"""The Databricks SDK for Python drives this server: shares, recipients, permissions, policies, activation, errors."""
+"""The Databricks SDK for Python drives this server: shares, tables, permissions, lists, errors."""
 
 import itertools
 import logging
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import httpx
 import pytest
 from databricks.sdk import WorkspaceClient
 from databricks.sdk.errors import DatabricksError
@@ -20,22 +19,26 @@ from databricks.sdk.errors.platform import (
 from databricks.sdk.service import sharing
 from databricks.sdk.service.sharing import (
     AuthenticationType,
-    FederationPolicy,
     IpAccessList,
-    OidcFederationPolicy,
     Partition,
     PartitionValue,
     PartitionValueOp,
     PermissionsChange,
     Privilege,
-    SecurablePropertiesKvPairs,
-    SharedDataObject,
     SharedDataObjectDataObjectType,
     SharedDataObjectUpdate,
     SharedDataObjectUpdateAction,
 )
 
-from tests.builders.administration import Administered, an_administered_server, sdk_client
+from tests.builders.administration import (
+    Administered,
+    an_administered_server,
+    by_token,
+    redeemed,
+    sdk_client,
+    shares_read,
+    update,
+)
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
 ADD, REMOVE, UPDATE = (
@@ -47,7 +50,6 @@ ENABLED = sharing.SharedDataObjectHistoryDataSharingStatus.ENABLED
 DISABLED = sharing.SharedDataObjectHistoryDataSharingStatus.DISABLED
 LIKE_ANY = PartitionValue("day", PartitionValueOp.LIKE, value="20%4")
 TWO_VALUES = PartitionValue("day", PartitionValueOp.EQUAL, value="a", recipient_property_key="b")
-YEAR_MS = 365 * 86_400_000
 
 
 @pytest.fixture(scope="module")
@@ -68,25 +70,6 @@ _numbers = itertools.count()
 def name() -> str:
     """A name that nothing else in this server has."""
     return f"name{next(_numbers)}"
-
-
-def update(action: SharedDataObjectUpdateAction, **fields: object) -> SharedDataObjectUpdate:
-    return SharedDataObjectUpdate(action=action, data_object=SharedDataObject(**fields))  # type: ignore[arg-type]
-
-
-def by_token(sdk: WorkspaceClient, name: str, **fields: object) -> sharing.RecipientInfo:
-    return sdk.recipients.create(name, AuthenticationType.TOKEN, **fields)  # type: ignore[arg-type]
-
-
-def redeemed(sdk: WorkspaceClient, made: sharing.RecipientInfo) -> sharing.RetrieveTokenResponse:
-    assert made.activation_url is not None
-    return sdk.recipient_activation.retrieve_token(made.activation_url.rpartition("/")[2])
-
-
-def shares_read(server: Administered, token: str | None) -> list[str] | None:
-    """The shares that a token opens, None when it opens nothing."""
-    answer = httpx.get(f"{server.root}/delta-sharing/shares", headers={"Authorization": f"Bearer {token}"})
-    return [share["name"] for share in answer.json()["items"]] if answer.status_code == 200 else None
 
 
 def test_the_sdk_finds_its_host_and_tells_who_it_is(
@@ -234,82 +217,6 @@ def test_more_than_a_hundred_updates_are_refused(sdk: WorkspaceClient, name: str
     assert len(sdk.shares.update(name, updates=many[:100]).objects or []) == 100
 
 
-def test_a_recipient_is_invited_activated_and_reads(
-    server: Administered, sdk: WorkspaceClient, name: str
-) -> None:
-    sdk.shares.create(name)
-    sdk.shares.update(name, updates=[update(ADD, name="lake.flights")])
-    sdk.shares.update_permissions(
-        name, changes=[PermissionsChange(principal=by_token(sdk, "reader").name, add=["SELECT"])]
-    )
-    made = sdk.recipients.rotate_token("reader", 0)
-    assert (made.activated, made.activation_url) == (False, (made.tokens or [])[0].activation_url)
-    code = (made.activation_url or "").rpartition("/")[2]
-    sdk.recipient_activation.get_activation_url_info(code)
-    sdk.recipient_activation.get_activation_url_info(made.activation_url or "")
-    profile = redeemed(sdk, made)
-    assert (profile.share_credentials_version, profile.endpoint) == (1, f"{server.root}/delta-sharing")
-    assert shares_read(server, profile.bearer_token) == [name]
-    for again in (sdk.recipient_activation.retrieve_token, sdk.recipient_activation.get_activation_url_info):
-        with pytest.raises(ResourceDoesNotExist, match=r"The link was used on .* from 127\.0\.0\.1"):
-            again(code)
-    found = sdk.recipients.get("reader")
-    assert (found.activated, found.activation_url, len(found.tokens or [])) == (True, None, 1)
-    assert profile.bearer_token not in str(found.as_dict())
-    sdk.recipients.delete("reader")
-    assert shares_read(server, profile.bearer_token) is None
-
-
-def test_a_recipient_keeps_what_it_was_given(sdk: WorkspaceClient, name: str) -> None:
-    ends = int(datetime.now(UTC).timestamp() * 1000) + YEAR_MS
-    made = by_token(
-        sdk,
-        name,
-        comment="of the north",
-        owner="somebody",
-        expiration_time=ends,
-        ip_access_list=IpAccessList(["10.0.0.0/8", "192.0.2.7"]),
-        properties_kvpairs=SecurablePropertiesKvPairs({"region": "EU", "quote": 'it\'s "x"'}),
-    )
-    assert (made.comment, made.owner, made.expiration_time) == ("of the north", "somebody", ends)
-    assert made.ip_access_list
-    assert made.ip_access_list.allowed_ip_addresses == ["10.0.0.0/8", "192.0.2.7/32"]
-    assert made.properties_kvpairs
-    assert made.properties_kvpairs.properties == {
-        "region": "EU",
-        "quote": 'it\'s "x"',
-    }
-    sdk.recipients.update(
-        name, new_name=f"{name}_new", properties_kvpairs=SecurablePropertiesKvPairs({"region": "US"})
-    )
-    changed = sdk.recipients.update(f"{name}_new", comment="moved", ip_access_list=IpAccessList([]))
-    assert (changed.comment, changed.owner, changed.ip_access_list) == ("moved", "somebody", None)
-    assert changed.properties_kvpairs
-    assert changed.properties_kvpairs.properties == {"region": "US"}
-    assert sdk.recipients.get(f"{name}_new").as_dict() == changed.as_dict()
-
-
-def test_rotation_shortens_the_tokens_that_are_out(
-    server: Administered, sdk: WorkspaceClient, name: str
-) -> None:
-    first = redeemed(sdk, by_token(sdk, name))
-    kept = sdk.recipients.rotate_token(name, 3600)
-    old, waiting = kept.tokens or []
-    assert old.expiration_time
-    assert abs(old.expiration_time / 1000 - datetime.now(UTC).timestamp() - 3600) < 60
-    assert waiting.activation_url == kept.activation_url
-    # A grace time can only shrink.
-    longer = sdk.recipients.rotate_token(name, 7200)
-    assert (longer.tokens or [])[0].expiration_time == old.expiration_time
-    second = redeemed(sdk, longer)
-    assert shares_read(server, first.bearer_token) == shares_read(server, second.bearer_token) == []
-    third = redeemed(sdk, sdk.recipients.rotate_token(name, 0))
-    assert [shares_read(server, one.bearer_token) for one in (first, second, third)] == [None, None, []]
-    with pytest.raises(InvalidParameterValue, match="existing_token_expire_in_seconds"):
-        sdk.recipients.rotate_token(name, -1)
-    assert shares_read(server, third.bearer_token) == []
-
-
 def test_permissions_are_granted_told_and_revoked(
     server: Administered, sdk: WorkspaceClient, name: str
 ) -> None:
@@ -322,7 +229,7 @@ def test_permissions_are_granted_told_and_revoked(
     [granted] = sdk.recipients.share_permissions(name).permissions_out or []
     assert granted.share_name == name
     assert (granted.privilege_assignments or [])[0].privileges == [Privilege.SELECT]
-    assert shares_read(server, token) == [name]
+    assert shares_read(server.root, token) == [name]
     gone = [PermissionsChange(principal=name, remove=["SELECT"])]
     assert (
         sdk.shares.update_permissions(
@@ -333,7 +240,7 @@ def test_permissions_are_granted_told_and_revoked(
     assert [one.principal for one in sdk.shares.share_permissions(name).privilege_assignments or []] == [
         f"{name}_other"
     ]
-    assert shares_read(server, token) == []
+    assert shares_read(server.root, token) == []
 
 
 @pytest.mark.parametrize(
@@ -361,25 +268,6 @@ def test_one_bad_permission_undoes_the_others(
     with pytest.raises(error, match=said):
         sdk.shares.update_permissions(name, changes=[good, change])
     assert sdk.shares.share_permissions(name).privilege_assignments == []
-
-
-def test_federation_policies_are_made_listed_and_removed(sdk: WorkspaceClient, name: str) -> None:
-    made = sdk.recipients.create(name, AuthenticationType.OIDC_FEDERATION)
-    assert (made.activation_url, made.authentication_type) == (None, AuthenticationType.OIDC_FEDERATION)
-    said = OidcFederationPolicy("https://login.example.com/realm", "sub", f"{name}-job", ["lakeshare"])
-    policies = sdk.recipient_federation_policies
-    policy = policies.create(name, FederationPolicy(name="jobs", comment="at night", oidc_policy=said))
-    assert policy.oidc_policy == said
-    assert policy.create_time
-    assert datetime.fromisoformat(policy.create_time).tzinfo
-    assert [one.as_dict() for one in policies.list(name)] == [policy.as_dict()]
-    assert policies.get_federation_policy(name, "jobs").as_dict() == policy.as_dict()
-    with pytest.raises(ResourceAlreadyExists):
-        policies.create(name, FederationPolicy(name="jobs", oidc_policy=said))
-    policies.delete(name, "jobs")
-    assert list(policies.list(name)) == []
-    with pytest.raises(ResourceDoesNotExist, match="jobs"):
-        policies.get_federation_policy(name, "jobs")
 
 
 def test_lists_come_page_by_page_with_nothing_twice(server: Administered, sdk: WorkspaceClient) -> None:

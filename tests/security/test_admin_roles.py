@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -191,6 +192,18 @@ def test_revoked_and_expired_keys_open_nothing_from_the_next_request_on(
     while datetime.now(UTC) <= short.expires_at:
         status(http, "GET", f"{UNITY}/shares", None, f"Bearer {key}")
     assert status(http, "GET", f"{UNITY}/shares", None, f"Bearer {key}") == 401
+
+
+def test_whoever_guesses_keys_has_to_wait(tmp_path: Path) -> None:
+    with (
+        an_administered_server(tmp_path, guesses_per_minute=3) as server,
+        httpx.Client(base_url=server.root) as http,
+    ):
+        wrong = [status(http, "GET", f"{UNITY}/shares", None, f"Bearer {PREFIX}{n:043}") for n in range(12)]
+        assert (wrong[0], wrong[-1]) == (401, 429)
+        known = http.get(f"{UNITY}/shares", headers={"Authorization": f"Bearer {PREFIX}{'x' * 43}"})
+        assert int(known.headers["retry-after"]) > 0
+        assert known.json()["error_code"] == "REQUEST_LIMIT_EXCEEDED"
 
 
 def test_keys_are_made_told_once_and_ended_over_the_api(server: Administered, http: httpx.Client) -> None:

@@ -183,20 +183,6 @@ def test_groups_are_made_filled_and_granted(provider: httpx.Client) -> None:
     assert provider.get("/shares/for_group/permissions").json()["privilege_assignments"] == []
 
 
-def test_a_policy_is_altered_but_keeps_its_name(provider: httpx.Client) -> None:
-    provider.post("/recipients", json={"name": "by_oidc", "authentication_type": "OIDC_FEDERATION"})
-    said = {"issuer": "https://i.example", "subject_claim": "sub", "subject": "s", "audiences": ["a"]}
-    path = "/recipients/by_oidc/federation-policies"
-    provider.post(path, json={"name": "p", "oidc_policy": said})
-    changed = provider.patch(
-        f"{path}/p", json={"name": "p", "oidc_policy": {**said, "subject": "other"}}
-    ).json()
-    assert changed["oidc_policy"]["subject"] == "other"
-    assert provider.patch(f"{path}/p", json={"name": "q", "oidc_policy": said}).status_code == 400
-    assert provider.patch(f"{path}/q", json={"name": "q", "oidc_policy": said}).status_code == 404
-    assert provider.post(path, json={"name": "q", "oidc_policy": {**said, "issuer": "no"}}).status_code == 400
-
-
 def test_one_token_or_all_access_is_ended(server: Administered, provider: httpx.Client) -> None:
     tokens = [server.provider.recipient("ending", ())]
     code = provider.post(
@@ -239,6 +225,29 @@ def test_an_agreement_is_accepted_or_there_is_no_profile(
     assert profile.headers["cache-control"] == "no-store"
     gone = httpx.get(f"{public}/data_sharing_activation/{code}")
     assert (gone.status_code, "bearerToken" in gone.text) == (410, False)
+
+
+def test_a_link_is_good_from_addresses_that_the_recipient_may_come_from(
+    server: Administered, provider: httpx.Client
+) -> None:
+    made = provider.post(
+        "/recipients", json={"name": "far", "ip_access_list": {"allowed_ip_addresses": ["192.0.2.7"]}}
+    )
+    code = made.json()["activation_url"].rpartition("/")[2]
+    for call in ("data_sharing_activation_info", "data_sharing_activation"):
+        refused = httpx.get(f"{server.root}{UNITY}/public/{call}/{code}")
+        assert (refused.status_code, refused.json()["error_code"]) == (403, "PERMISSION_DENIED")
+    provider.patch("/recipients/far", json={"ip_access_list": {"allowed_ip_addresses": ["127.0.0.0/8"]}})
+    assert httpx.get(f"{server.root}{UNITY}/public/data_sharing_activation/{code}").json()["bearerToken"]
+
+
+def test_a_client_of_oauth_gets_its_own_kind_of_profile(server: Administered, provider: httpx.Client) -> None:
+    made = provider.post(
+        "/recipients", json={"name": "robot", "authentication_type": "OAUTH_CLIENT_CREDENTIALS"}
+    )
+    code = made.json()["activation_url"].rpartition("/")[2]
+    profile = httpx.get(f"{server.root}{UNITY}/public/data_sharing_activation/{code}").json()
+    assert (profile["type"], profile["clientId"]) == ("oauth_client_credentials", made.json()["id"])
 
 
 def test_every_path_of_databricks_has_its_alias_of_opensharing(server: Administered) -> None:
@@ -358,7 +367,7 @@ def test_the_document_tells_every_call_with_shapes_that_are_there(server: Admini
     for path, item in document["paths"].items():
         for method, operation in item.items():
             assert operation["description"], (method, path)
-            takes = method in ("post", "patch") and not path.endswith("/revoke")
+            takes = method in ("post", "patch") and not path.endswith(("/revoke", "/as/{path}"))
             assert ("requestBody" in operation) == takes, (method, path)
             assert (operation.get("security") == []) == ("/public/" in path)
     assert "updates" in schemas["UpdateShare"]["properties"]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from lakeshare_server.admin_commands import tell_first_key
 from lakeshare_server.catalog.admin_keys import PREFIX, admin_key_of, admin_keys
 from lakeshare_server.commands import commands
+from lakeshare_server.console import operator
 from lakeshare_server.errors import BadRequest, NameTaken, NotFound
 from tests.builders.sharing import Provider, a_provider
 
@@ -37,7 +38,7 @@ def test_a_key_is_made_told_once_listed_and_ended(provider: Provider) -> None:
     with provider.catalog.reading() as session:
         found = admin_key_of(session, key)
     assert found is not None
-    assert (found.name, found.role, (found.created_by or "").partition(":")[0]) == ("ann", "steward", "cli")
+    assert (found.name, found.role, found.created_by) == ("ann", "steward", operator())
     assert "ann\tsteward\tvalid until" in run("list")
     assert key not in run("list")
     assert "no more" in run("revoke", "ann")

@@ -17,7 +17,7 @@ from lakeshare_server.protocol.admin.fields import Reply, RequestBody, parsed
 from lakeshare_server.protocol.bodies import json_object
 from lakeshare_server.protocol.paging import Keyed, PageRequest
 from lakeshare_server.protocol.parameters import whole_number
-from lakeshare_server.routes.context import Note, Parts, whole_body
+from lakeshare_server.routes.context import Note, Parts, address_of, whole_body
 from lakeshare_server.routes.responses import json_response
 
 # Proxies that compress weaken entity tags: the number counts.
@@ -97,7 +97,7 @@ def _asking(permission: Permission) -> Callable[[Request], AdminRequest]:
         note.action = request.scope["endpoint"].__name__
         names = [request.path_params[name] for name in NAMES if name in request.path_params]
         note.object_name = ".".join(names) or None
-        by = parts.administrators.authenticated(request.headers.get("authorization"))
+        by = parts.administrators.authenticated(request.headers.get("authorization"), address_of(request))
         note.principal = by.name
         by.require(permission)
         return AdminRequest(request, parts, by)

@@ -14,6 +14,7 @@ from lakeshare_server.errors import (
     LakeshareError,
     NameTaken,
     NotFound,
+    TooManyRequests,
     shown,
 )
 from lakeshare_server.routes.audit import BROKEN_OFF, NO_RESPONSE
@@ -58,7 +59,10 @@ def _ours(request: Request, error: Exception) -> Response:
     message = (
         f"{error.kind} '{shown(error.name)}' does not exist." if isinstance(error, NotFound) else str(error)
     )
-    return _respond(request, status, code, message, HEADERS.get(status))
+    headers = HEADERS.get(status)
+    if isinstance(error, TooManyRequests):
+        headers = {"Retry-After": str(error.retry_s)}
+    return _respond(request, status, code, message, headers)
 
 
 def _invalid(request: Request, error: Exception) -> Response:
