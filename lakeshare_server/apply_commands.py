@@ -1,15 +1,19 @@
 """Commands that make the catalog what files say, show the difference, and write the catalog as a file."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_server.console import ask, open_state_catalog, operator
+from lakeshare_server.console import ask, open_state_catalog, open_versions, operator
 
 if TYPE_CHECKING:
+    from lakeshare_server.catalog import Catalog
     from lakeshare_server.catalog.declared import Plan
+    from lakeshare_server.catalog.declared.objects import Key, Wanted
+    from lakeshare_server.catalog.sharing import Edit
 
 DIFFERENT = 2
 COLORS = {"+": typer.colors.GREEN, "~": typer.colors.YELLOW, "-": typer.colors.RED, "?": typer.colors.CYAN}
@@ -47,12 +51,13 @@ def apply(
     from lakeshare_server.catalog.declared import apply_files, done, planned, read_files, tried
 
     wanted, catalog = read_files(files), open_state_catalog()
+    check = _check_of_rules(catalog, wanted)
     if plan:
-        found = tried(catalog, wanted, operator(), prune=prune)
+        found = tried(catalog, wanted, operator(), prune=prune, check=check)
         _tell(found, as_json=as_json)
         raise typer.Exit(DIFFERENT if found.steps else 0)
     if yes or expect is not None:
-        found = apply_files(catalog, wanted, operator(), prune=prune, digest=expect)
+        found = apply_files(catalog, wanted, operator(), prune=prune, digest=expect, check=check)
         _tell(found, as_json=as_json)
     else:
         found = planned(catalog, wanted, prune=prune)
@@ -60,10 +65,29 @@ def apply(
         if not found.steps:
             return
         ask("Do this?", f"give --yes, or --expect {found.digest} for this plan and no other.")
-        apply_files(catalog, wanted, operator(), prune=prune, digest=found.digest)
+        apply_files(catalog, wanted, operator(), prune=prune, digest=found.digest, check=check)
     if found.steps and not as_json:
         typer.echo(done(found))
         _tell_without_token(found)
+
+
+def _check_of_rules(catalog: "Catalog", wanted: "Mapping[Key, Wanted]") -> "Callable[[Edit], None]":
+    """What refuses rules that partitions do not decide; followed tables are looked at now, in front of the edit."""
+    from lakeshare_server.access.rules import require_decidable_rules
+    from lakeshare_server.access.versions_ahead import find_versions_ahead
+    from lakeshare_server.catalog.sharing.look import shares_with_rules
+
+    versions = open_versions(catalog)
+    with catalog.reading() as session:
+        ruled = shares_with_rules(session)
+    ruled |= {key[1] for key, one in wanted.items() if one.fields.get("rule")}
+    tables: dict[str, list[str]] = {share: [] for share in sorted(ruled)}
+    for key, one in wanted.items():
+        if key[0] == "table" and key[1] in tables:
+            tables[key[1]].append(str(one.fields.get("table")))
+    for share, named in tables.items():
+        find_versions_ahead(catalog, versions, share, named, writes_rule=True)
+    return lambda edit: require_decidable_rules(edit, versions)
 
 
 def diff(files: Files, as_json: AsJson = False) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lakeshare_server.console import ask, open_state_catalog, operator
+from lakeshare_server.console import ask, editing_share, open_state_catalog, operator
 from lakeshare_server.option_values import moment, properties, shared_path, table_path
 
 share_app = typer.Typer(help="Shares: what can be granted, and to whom it is.", no_args_is_help=True)
@@ -156,7 +156,7 @@ def add(
 
     Example: lakeshare share add partners sales.orders --as eu.orders --where "region = 'EU'"
     """
-    from lakeshare_server.catalog.sharing import SharedObject, add_table, editing
+    from lakeshare_server.catalog.sharing import SharedObject, add_table
 
     schema, alias = table_path("--as" if as_ else "LAKE.TABLE", as_ or table)
     wanted = SharedObject(
@@ -169,8 +169,9 @@ def add(
         rule=rule or None,
         kind="VIEW" if view else "TABLE",
     )
-    with editing(open_state_catalog(), operator()) as edit:
-        typer.echo(f"{add_table(edit, name, wanted).path} is {table}")
+    with editing_share(name, [table], writes_rule=bool(rule)) as edit:
+        path = add_table(edit, name, wanted).path
+    typer.echo(f"{path} is {table}")
 
 
 @share_app.command("change")
@@ -190,13 +191,14 @@ def change(
     ] = None,
 ) -> None:
     """Change what is given of a shared table; an empty text takes a comment or rule away."""
-    from lakeshare_server.catalog.sharing import KEEP, alter_table, editing
+    from lakeshare_server.catalog.sharing import KEEP, alter_table
 
     schema, alias = table_path("--as", as_) if as_ else (KEEP, KEEP)
-    with editing(open_state_catalog(), operator()) as edit:
+    names = shared_path("SHARE.SCHEMA.TABLE", path)
+    with editing_share(names[0], writes_rule=bool(rule)) as edit:
         altered = alter_table(
             edit,
-            *shared_path("SHARE.SCHEMA.TABLE", path),
+            *names,
             new_schema=schema,
             new_name=alias,
             comment=KEEP if comment is None else comment or None,
@@ -236,9 +238,9 @@ def grant_share(
 
     Example: lakeshare share grant partners --recipient acme --until 2027-01-01T00:00:00Z
     """
-    from lakeshare_server.catalog.sharing import editing, grant
+    from lakeshare_server.catalog.sharing import grant
 
-    with editing(open_state_catalog(), operator()) as edit:
+    with editing_share(name, writes_rule=bool(rule)) as edit:
         made = grant(
             edit,
             name,

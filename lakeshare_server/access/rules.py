@@ -6,6 +6,7 @@ through when it turns up all the same.
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lakeshare_server.access.rule_text import parse_rule, properties_of, with_properties
 from lakeshare_server.catalog import EffectiveGrant
@@ -79,29 +80,52 @@ def require_decidable_rules(edit: Edit, versions: Versions) -> None:
         BadRequest: a rule is none, or a table's partitions do not decide it; names share, table and column.
         Unavailable: the files of a table are not known now.
     """
+    asked = _Asked(versions)
+    moves = [(place, change) for place, change in enumerate(edit.changes) if _moves(change)]
+    rules_on: dict[str, list[str]] = {}
     for place, change in enumerate(edit.changes):
         told = change.after or {}
-        share = _named_now(told.get("share", ""), edit.changes[place + 1 :])
+        share = _named_now(told.get("share", ""), [move for later, move in moves if later > place])
         if share is None:
             continue
         if change.action == "grant" and "rule" in told:
-            tables = {one.path: versions.of(one.table) for one in objects(edit.session, share)}
-            require_decidable(f"rule of a grant on {share}", told["rule"], tables)
+            for one in objects(edit.session, share):
+                asked.require(f"rule of a grant on {share}", told["rule"], one.path, one.table)
         elif change.action in ("add_table", "alter_table"):
             path = f"{share}.{told['schema']}.{told['name']}"
-            rules = [told["rule"]] if "rule" in told else []
-            rules += [one.rule for one in grants_on(edit.session, share) if one.rule is not None]
-            for rule in dict.fromkeys(rules):
-                require_decidable(f"rule on {path}", rule, {path: versions.of(told["table"])})
+            if share not in rules_on:
+                granted = (one.rule for one in grants_on(edit.session, share))
+                rules_on[share] = [rule for rule in granted if rule is not None]
+            own = [told["rule"]] if "rule" in told else []
+            for rule in dict.fromkeys([*own, *rules_on[share]]):
+                asked.require(f"rule on {path}", rule, path, told["table"])
 
 
-def _named_now(share: str, later: Sequence[Change]) -> str | None:
-    """The name of a share after what was done to it later in the same edit; None when it is gone."""
-    for change in later:
-        if change.object_name.lower() == share.lower() and change.action == "drop_share":
-            return None
-        if change.action == "alter_share" and change.before and change.after:
-            share = change.after["name"] if change.before["name"].lower() == share.lower() else share
+@dataclass
+class _Asked:
+    """The rules that an edit was asked about, each of one table once: it may write thousands of the same."""
+
+    versions: Versions
+    decided: set[tuple[str, str]] = field(default_factory=set)
+
+    def require(self, where: str, rule: str, path: str, lake_table: str) -> None:
+        if (rule, lake_table) not in self.decided:
+            require_decidable(where, rule, {path: self.versions.of(lake_table)})
+            self.decided.add((rule, lake_table))
+
+
+def _moves(change: Change) -> bool:
+    """Whether a share has another name since, or none; of thousands of changes few are such."""
+    if change.action == "alter_share" and change.before and change.after:
+        return bool(change.before["name"] != change.after["name"])
+    return change.action == "drop_share"
+
+
+def _named_now(share: str, moves: Sequence[Change]) -> str | None:
+    """The name of a share after it was renamed later in the same edit; None when it is gone."""
+    for change in moves:
+        if change.object_name.lower() == share.lower():
+            share = str(change.after["name"]) if change.after else ""
     return share or None
 
 

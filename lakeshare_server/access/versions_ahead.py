@@ -25,8 +25,8 @@ def find_versions_ahead(
             is_needed = writes_rule or any(grant.rule for grant in grants_on(session, share))
             concerned = {one.table for one in objects(session, share)} | set(tables)
         except NotFound:
-            # Whoever edits is told so by the operation.
-            return
+            # The edit may make it; if not, whoever edits is told so by the operation.
+            is_needed, concerned = writes_rule, set(tables)
         followed = sorted(table for table in concerned if is_needed and is_followed(session, table))
     for table in followed:
         try:

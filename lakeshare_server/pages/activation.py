@@ -31,7 +31,8 @@ LONGEST_BY = 255
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 TITLES = {"used": "This link was used already", "expired": "This link has expired"}
 REPLACED = "This link does not work any more"
-ELSEWHERE = "Not from here"
+ELSEWHERE, FAILED = "Not from here", "That did not work"
+LATER = "Open the link again in a moment. If that does not help, ask your provider."
 UNKNOWN = "There is no such link"
 
 router = APIRouter()
@@ -155,7 +156,8 @@ def _reason(error: LakeshareError) -> dict[str, Any]:
             remedy = "Open the link from an address that is allowed, or ask your provider to allow this one."
             return {"title": ELSEWHERE, "reason": str(error), "remedy": remedy, "used_from": None}
         case _:
-            return {"title": REPLACED, "reason": str(error), "remedy": again, "used_from": None}
+            # It may be open still: what failed is something else.
+            return {"title": FAILED, "reason": str(error), "remedy": LATER, "used_from": None}
 
 
 def _accepts(body: bytes, request: Request) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -27,7 +27,7 @@ ClientId = Annotated[
     ),
 ]
 Lines = Annotated[bool, typer.Option("--lines", help="Print the answer's lines as they are, URLs included.")]
-EVERYTHING, PARQUET = "everything", "python-parquet"
+EVERYTHING = "everything"
 
 
 @as_app.callback()
@@ -68,30 +68,30 @@ def tables(
 def versions(
     context: typer.Context,
     table: Table,
-    limit: Annotated[int, typer.Option(min=1, help="How many numbers to look at, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
 ) -> None:
-    """List the versions it may read, with what it is told of their size."""
-    from lakeshare_server.see_as.eyes import Refused, path_of
-    from lakeshare_server.see_as.what_is_told import lines_of, metadata_of
+    """List the versions it may read, when they were published, and what each changed."""
+    from lakeshare_server.protocol.timestamps import iso
+    from lakeshare_server.see_as.eyes import path_of
 
-    async def look(eyes: "Eyes") -> list[str]:
-        path = path_of(table)
-        latest = int((await eyes.get(f"{path}/version")).headers["Delta-Table-Version"])
-        rows = ["VERSION\tFILES\tBYTES"]
-        for number in range(latest, max(-1, latest - limit), -1):
-            asked = None if number == latest else number
-            try:
-                told = metadata_of(lines_of(await eyes.get(f"{path}/metadata", version=asked)))
-            except Refused:
-                # A number that was never published, or one before the shared history: it reads neither.
-                if number == latest:
-                    raise
-                continue
-            rows.append(f"{number}\t{told.get('numFiles', '')}\t{told.get('size', '')}")
-        return rows
+    async def look(eyes: "Eyes") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        before = None
+        while len(found) < limit:
+            page = await eyes.in_portal(f"{path_of(table)}/versions", before=before)
+            found += page["versions"]
+            before = page["before"]
+            if before is None:
+                break
+        return found[:limit]
 
-    for row in _looked(context, look):
-        typer.echo(row)
+    typer.echo("VERSION\tPUBLISHED\tFILES ADDED\tFILES REMOVED\tROWS MORE\tREMARK")
+    for one in _looked(context, look):
+        told = one["changes"] or {}
+        counts = [told.get(name) for name in ("filesAdded", "filesRemoved", "rows")]
+        cells = ["" if count is None else str(count) for count in counts]
+        line = [str(one["version"]), iso(one["publishedAt"]), *cells, told.get("refusal", "")]
+        typer.echo("\t".join(line).rstrip())
 
 
 @as_app.command("metadata")
@@ -166,17 +166,19 @@ def changes(
 def preview(
     context: typer.Context,
     table: Table,
-    rows: Annotated[int, typer.Option(min=1, max=1000, help="How many rows.")] = 10,
+    rows: Annotated[int, typer.Option(min=1, max=500, help="How many rows.")] = 10,
     version: Version = None,
 ) -> None:
-    """Print the first rows it reads, from the files behind the URLs that it gets."""
+    """Print the first rows it reads, as its portal shows them."""
     from lakeshare_server.see_as.eyes import path_of
-    from lakeshare_server.see_as.preview import first_rows
 
-    columns, found = _looked(context, lambda eyes: first_rows(eyes, path_of(table), rows, version), PARQUET)
-    typer.echo("\t".join(columns))
-    for row in found:
-        typer.echo("\t".join(row))
+    async def look(eyes: "Eyes") -> dict[str, Any]:
+        return await eyes.in_portal(f"{path_of(table)}/preview", limit=rows, version=version)
+
+    found = _looked(context, look)
+    typer.echo("\t".join(column["name"] for column in found["columns"]))
+    for row in found["rows"]:
+        typer.echo("\t".join("" if value is None else " ".join(value.split()) for value in row))
 
 
 def _looked(context: typer.Context, look: "Callable[[Eyes], Awaitable[T]]", client: str = EVERYTHING) -> T:

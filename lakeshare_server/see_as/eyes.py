@@ -10,11 +10,13 @@ import httpx
 
 from lakeshare_server.app import create_app
 from lakeshare_server.errors import BadRequest, LakeshareError
+from lakeshare_server.pages.portal import API as PORTAL_API
 from lakeshare_server.protocol.capabilities import HEADER
 from lakeshare_server.routes.seen_as import eyes, seen_as
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables.serveability import CLIENTS
 
+HERE = "http://lakeshare"
 EVERYTHING = "everything"
 """The client that reads both formats and every feature that some client reads."""
 
@@ -58,6 +60,17 @@ class Eyes:
         asked = {name: value for name, value in body.items() if value is not None}
         return self._let_in(await self.client.post(path, json=asked, headers={HEADER: self.capabilities}))
 
+    async def in_portal(self, path: str, **query: Any) -> dict[str, Any]:
+        """What the recipient's portal is told of a path below the protocol's root.
+
+        Raises:
+            Refused: it is told no.
+        """
+        url = self.client.base_url.join(f"{PORTAL_API}/{path}")
+        asked = {name: value for name, value in query.items() if value is not None}
+        told: dict[str, Any] = self._let_in(await self.client.get(url, params=asked)).json()
+        return told
+
     async def items(self, path: str) -> list[dict[str, Any]]:
         """All items of a listing, from all of its pages."""
         found: list[dict[str, Any]] = []
@@ -91,7 +104,8 @@ async def looking_as(
     await lifespan.__aenter__()
     try:
         seen = seen_as(app.state.parts.catalog, recipient, by)
-        async with eyes(app, seen, settings.base_url()) as client:
+        # Where the server is to recipients does not matter: nothing leaves the process.
+        async with eyes(app, seen, HERE + settings.endpoint.rstrip("/")) as client:
             yield Eyes(seen.reader.name, client, capabilities)
     finally:
         # As a server ends, whatever a request came to: what the log was told last is written now.

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from lakeshare_server.catalog import Recipients
+from lakeshare_server.catalog.admin_keys import add_admin_key
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import alter_recipient, editing, grant
 from lakeshare_server.commands import main
@@ -26,12 +27,13 @@ TABLE = "flights.lake.flights"
 
 @dataclass(frozen=True)
 class Seen:
-    """A provider, its running server, and the tokens there of bob and of ann, who reads one day only."""
+    """A provider, its running server, and there the tokens of bob, of ann, who reads one day, and of sue, a steward."""
 
     provider: Provider
     server: Running
     token: str
     ann: str
+    key: str
 
     def bob(self, token: str | None = None) -> httpx.Client:
         client = self.server.client(token or self.token)
@@ -53,9 +55,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     provider.recipient("nobody", ())
     ann = provider.recipient("ann", ())
     with editing(provider.catalog, "tests") as edit:
+        key = add_admin_key(edit, "sue", "steward")[1]
         grant(edit, "flights", recipient="ann", rule="day = '2013-01-03'")
     with a_server(provider) as server:
-        yield Seen(provider, server, token, ann)
+        yield Seen(provider, server, token, ann, key)
 
 
 Look = Callable[..., str]
@@ -152,10 +155,12 @@ def test_figures_tell_files_bytes_and_rows(seen: Seen, look: Look) -> None:
         ("1", "add", "1", "4"),
     ]
     assert heading[0] == "VERSION"
-    assert [line.split("\t")[:2] for line in look("bob", "versions", TABLE).splitlines()[1:]] == [
-        ["1", "4"],
-        ["0", "3"],
+    _, *versions = [line.split("\t") for line in look("bob", "versions", TABLE).splitlines()]
+    assert [(line[0], line[2], line[3], line[4]) for line in versions] == [
+        ("1", "1", "0", "4"),
+        ("0", "3", "0", "12"),
     ]
+    assert len(look("bob", "versions", TABLE, "--limit", "1").splitlines()) == 2
 
 
 def test_a_preview_has_the_rows_behind_the_urls(look: Look) -> None:
@@ -212,6 +217,29 @@ def test_the_log_has_who_looked_and_as_whom(seen: Seen, look: Look) -> None:
     assert newest() == ("bob", "query_table", TABLE, 200, None)
     look("nobody", "query", TABLE, code=1)
     assert newest() == ("nobody", "query_table", TABLE, 404, None)
+
+
+@pytest.mark.parametrize("name", ["bob", "ann"])
+def test_the_admin_api_shows_the_answers_of_the_recipient(seen: Seen, name: str) -> None:
+    root = (
+        f"{seen.server.url.removesuffix('/delta-sharing')}/api/2.1/opensharing/provider/recipients/{name}/as"
+    )
+    sue = httpx.Client(headers={"Authorization": f"Bearer {seen.key}", HEADER: capabilities_of(EVERYTHING)})
+    question = {"predicateHints": ["day >= '2013-01-02'"]}
+    with seen.bob({"bob": seen.token, "ann": seen.ann}[name]) as own, sue:
+        for asked, answer in (
+            (own.get("/shares"), sue.get(f"{root}/shares")),
+            (own.get(f"{FLIGHTS}/metadata?version=0"), sue.get(f"{root}{FLIGHTS}/metadata?version=0")),
+            (own.post(f"{FLIGHTS}/query", json=question), sue.post(f"{root}{FLIGHTS}/query", json=question)),
+            (own.get("/shares/absent"), sue.get(f"{root}/shares/absent")),
+        ):
+            assert (answer.status_code, unsigned(answer.text)) == (asked.status_code, unsigned(asked.text))
+            told = "delta-table-version"
+            assert answer.headers.get(told) == asked.headers.get(told)
+        assert sue.get(f"{root}/%2e%2e/api/docs").status_code == 404
+    with seen.provider.catalog.reading() as session:
+        mine = select(AuditRow.action).where(AuditRow.principal == "sue", AuditRow.recipient == name)
+        assert {"list_shares", "table_metadata", "query_table"} <= set(session.scalars(mine))
 
 
 def test_nothing_that_is_sent_opens_a_recipients_eyes(seen: Seen) -> None:

@@ -3,13 +3,12 @@
 The order is made in the database, by whoever holds the head of the chain in its transaction.
 """
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, func, select, update
-from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Session
-from sqlalchemy.types import TypeEngine
 
 from lakeshare_server.catalog.audit.events import NAMES, AuditEvent, Written, chained, written
 from lakeshare_server.catalog.models import AuditChainRow, AuditRow
@@ -20,6 +19,7 @@ ANCHOR = "anchor"
 PRUNED = "prune_audit_log"
 COLUMNS = ("key", *NAMES, "previous_hash", "hash")
 AT_ONCE = 100
+MICROSECONDS = len("2026-03-01 12:00:00.000000")
 
 
 def append_events(session: Session, events: Sequence[AuditEvent]) -> None:
@@ -55,23 +55,23 @@ def _insert(connection: Connection, rows: Sequence[tuple[int, dict[str, Any], st
     """
     dialect = connection.dialect
     mark = "?" if dialect.paramstyle == "qmark" else "%s"
-    moment, details = (_spelling(AuditRow.__table__.c[name].type, dialect) for name in ("at", "details"))
+    zone = "" if dialect.name == "sqlite" else "+00:00"
     for start in range(0, len(rows), AT_ONCE):
         some = rows[start : start + AT_ONCE]
         parameters: list[Any] = []
         for number, values, previous, digest in some:
             at, said = values["at"], values["details"]
-            spelt = {**values, "at": moment(at), "details": None if said is None else details(said)}
+            spelt = {
+                **values,
+                "at": at.isoformat(" ", "microseconds")[:MICROSECONDS] + zone,
+                "details": None if said is None else json.dumps(said),
+            }
             parameters += (number, *spelt.values(), previous, digest)
         marks = ", ".join([f"({', '.join([mark] * len(COLUMNS))})"] * len(some))
         connection.exec_driver_sql(
             f"INSERT INTO {AuditRow.__tablename__} ({', '.join(COLUMNS)}) VALUES {marks}",  # noqa: S608  # our own names
             tuple(parameters),
         )
-
-
-def _spelling(column: TypeEngine[Any], dialect: Dialect) -> Callable[[Any], Any]:
-    return column.dialect_impl(dialect).bind_processor(dialect) or (lambda value: value)
 
 
 def locked_head(session: Session) -> AuditChainRow:

@@ -69,11 +69,11 @@ class Written:
 
 def written(event: AuditEvent) -> Written:
     """Write an event: texts cut to their columns, what not every database takes replaced."""
-    # `asdict` copies deeply, at ten times the price.
-    values = {name: getattr(event, name) for name in NAMES}
+    # `asdict` copies deeply, at thirty times the price.
+    values = vars(event).copy()
     for name, length in LENGTHS.items():
         text = values[name]
-        if text is not None:
+        if text is not None and (len(text) > length or not text.isascii() or "\x00" in text):
             values[name] = _text(text, length)
     values["at"] = event.at.astimezone(UTC)
     if event.details is not None:

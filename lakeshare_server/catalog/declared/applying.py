@@ -1,6 +1,6 @@
 """`lakeshare apply`: the plan of files, and the catalog made to hold what they say, all of it or nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from lakeshare_server.catalog.database import Catalog
@@ -9,7 +9,7 @@ from lakeshare_server.catalog.declared.file_plan import Plan, file_plan
 from lakeshare_server.catalog.declared.held import held
 from lakeshare_server.catalog.declared.objects import Key, Wanted
 from lakeshare_server.catalog.declared.uncollected import no_garbage_collection
-from lakeshare_server.catalog.sharing import editing
+from lakeshare_server.catalog.sharing import Edit, editing
 from lakeshare_server.errors import CatalogConflict
 
 
@@ -27,8 +27,19 @@ def planned(catalog: Catalog, wanted: Mapping[Key, Wanted], *, prune: bool = Fal
         return file_plan(wanted, held(session), prune=prune)
 
 
-def tried(catalog: Catalog, wanted: Mapping[Key, Wanted], by: str, *, prune: bool = False) -> Plan:
-    """The same, after it was done and undone: no operation refuses any of it.
+def _unchecked(_edit: Edit) -> None:
+    """Nothing beside what the operations themselves refuse."""
+
+
+def tried(
+    catalog: Catalog,
+    wanted: Mapping[Key, Wanted],
+    by: str,
+    *,
+    prune: bool = False,
+    check: Callable[[Edit], None] = _unchecked,
+) -> Plan:
+    """The same, after it was done and undone: no operation refuses any of it, nor `check` what they did together.
 
     Raises:
         DocumentError: the files cannot be applied.
@@ -39,6 +50,7 @@ def tried(catalog: Catalog, wanted: Mapping[Key, Wanted], by: str, *, prune: boo
             with editing(catalog, by, keeper="files") as edit:
                 plan = file_plan(wanted, held(edit.session), prune=prune)
                 carry_out(edit, plan.steps)
+                check(edit)
                 _undo()
         except _OnlyTried:
             pass
@@ -56,10 +68,12 @@ def apply_files(
     *,
     prune: bool = False,
     digest: str | None = None,
+    check: Callable[[Edit], None] = _unchecked,
 ) -> Plan:
     """Make the catalog hold what the files say, in one transaction; returns what was done. Twice changes nothing.
 
-    With the digest of a plan that somebody has looked at, nothing else than that is done.
+    With the digest of a plan that somebody has looked at, nothing else than that is done, and nothing that `check`
+    refuses.
 
     Raises:
         DocumentError: the files cannot be applied.
@@ -78,4 +92,5 @@ def apply_files(
                 "Look at the plan again, then apply it.",
             )
         carry_out(edit, plan.steps)
+        check(edit)
     return plan

@@ -88,6 +88,15 @@ def is_followed(session: Session, table: str) -> bool:
     return session.scalar(known) is not None
 
 
+def shares_with_rules(session: Session) -> set[str]:
+    """The shares, in lower case, with a grant that has a rule: tables that come to them are held against it."""
+    found: set[str] = set()
+    for grants in (GrantRow, GroupGrantRow):
+        named = select(ShareRow.name_key).join(grants, grants.share_key == ShareRow.key)
+        found.update(session.scalars(named.where(grants.rule.is_not(None)).distinct()))
+    return found
+
+
 def groups(session: Session) -> list[Group]:
     """All groups with their members, in the order they were made."""
     members: defaultdict[int, list[str]] = defaultdict(list)

@@ -1,11 +1,14 @@
 """Every test of the catalog runs on SQLite and on PostgreSQL, each time in a database of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lakeshare_server.catalog import Catalog, open_catalog
+from tests.builders import applied_files
 from tests.integration.postgres_server import PostgresServer, running_postgres
 
 
@@ -39,3 +42,17 @@ def catalog(catalog_url: str) -> Iterator[Catalog]:
     opened = open_catalog(catalog_url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def other_catalog(tmp_path: Path) -> Iterator[Catalog]:
+    """An empty one beside the catalog."""
+    opened = open_catalog(f"sqlite:///{tmp_path / 'other' / 'lakeshare.db'}")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Callable[..., Mapping[Any, Any]]:
+    """What a file of some text wants."""
+    return partial(applied_files.said, tmp_path)

@@ -1,19 +1,16 @@
 """Applying files makes the catalog hold what they say, all or nothing; twice changes nothing; hands lose nothing."""
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.catalog import Catalog, DeclaredShare, SharedTable, apply_shares, open_catalog
-from lakeshare_server.catalog.declared import Plan, apply_files, export, planned, read_files, tried
-from lakeshare_server.catalog.declared.planning import Step
+from lakeshare_server.catalog import Catalog
+from lakeshare_server.catalog.declared import Plan, apply_files, planned, tried
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import (
-    add_table,
     alter_recipient,
     alter_share,
     alter_table,
@@ -27,85 +24,8 @@ from lakeshare_server.catalog.sharing import (
     revoke,
     revoke_recipient,
 )
-from lakeshare_server.catalog.sharing.states import SharedObject
-from lakeshare_server.errors import BadRequest, CatalogConflict, DocumentError
-
-EVERYTHING = """
-shares:
-  partners:
-    comment: |
-      Orders of the last year,
-      for partners
-    display_name: Partners, ü
-    owner: sales-data
-    properties: {tier: gold}
-    tables:
-      sales.orders:
-      sales.items: lake.items_v2
-      eu.orders:
-        table: sales.orders
-        comment: Those of the EU
-        history: false
-        start_version: 3
-        rule: region = current_recipient('region')
-        publication: 12
-      eu.seen: {table: sales.seen, kind: VIEW, directory_access: true}
-  empty:
-recipients:
-  acme:
-    comment: "Acme: first customer"
-    owner: ann
-    properties: {region: EU, "a b": 'it''s'}
-    ip_allow: [203.0.113.0/24, 2001:db8::1]
-    expires_at: 2030-01-01T00:00:00+01:00
-    agreement: Do not pass it on.
-  Ci:
-    authentication: OIDC_FEDERATION
-    policies:
-      main: {issuer: "https://issuer.example", subject: repo, audiences: [lake, other], comment: builds}
-groups:
-  retail: {comment: All shops, members: [acme, CI]}
-  nobody:
-grants:
-  - {share: partners, recipient: acme, starts_at: 2024-01-01T00:00:00Z, ends_at: 2030-01-01T00:00:00Z}
-  - {share: Partners, group: retail, rule: "day > '2024-01-01'"}
-"""
-
-
-@pytest.fixture
-def said(tmp_path: Path) -> Callable[[str], Any]:
-    def wanted(text: str, name: str = "shares.yaml") -> Any:
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return read_files([path])
-
-    return wanted
-
-
-@pytest.fixture
-def other_catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(f"sqlite:///{tmp_path / 'other' / 'lakeshare.db'}")
-    yield opened
-    opened.close()
-
-
-def exported(catalog: Catalog, **options: bool) -> str:
-    with catalog.reading() as session:
-        return export(session, **options)
-
-
-def told(steps: tuple[Step, ...]) -> list[tuple[str, str, list[str]]]:
-    return [(step.verb, step.name, [one.field for one in step.differences]) for step in steps]
-
-
-def paths(catalog: Catalog) -> list[str]:
-    with catalog.reading() as session:
-        return sorted(one.path for one in look.objects(session))
-
-
-def by_hand(catalog: Catalog, operation: Callable[[Any], object]) -> None:
-    with editing(catalog, "eve") as edit:
-        operation(edit)
+from lakeshare_server.errors import CatalogConflict, DocumentError
+from tests.builders.applied_files import EVERYTHING, by_hand, exported, paths, told
 
 
 def test_applied_twice_changes_nothing(catalog: Catalog, said: Callable[[str], Any]) -> None:
@@ -241,71 +161,6 @@ def test_what_no_file_names_any_more_goes_only_when_asked(
         assert [one.name for one in look.recipients(session)] == ["eve", "acme"]
         assert (look.groups(session), look.grants(session)) == ([], [])
     assert planned(catalog, said(less), prune=True).drifted is False
-
-
-def test_pruning_takes_nothing_that_hands_or_contracts_made(
-    catalog: Catalog, said: Callable[[str], Any]
-) -> None:
-    apply_files(catalog, said("shares: {s: {tables: [a.x]}, t: {}}\nrecipients: {bob: {}}"), "ann")
-    apply_shares(catalog, [DeclaredShare("s", (SharedTable("c", "y", "lake.y"),))])
-    by_hand(catalog, lambda edit: add_table(edit, "t", SharedObject(schema="h", name="z", table="lake.z")))
-    by_hand(catalog, lambda edit: grant(edit, "t", recipient="bob"))
-    plan = apply_files(catalog, said("{}"), "ann", prune=True)
-    assert told(plan.steps) == [("delete", "s.a.x", ["table"])]
-    assert sorted((left.why, left.held.name) for left in plan.left) == [
-        ("needed", "bob"),
-        ("needed", "s"),
-        ("needed", "t"),
-    ]
-    assert paths(catalog) == ["s.c.y", "t.h.z"]
-
-
-def test_files_and_contracts_leave_each_other_alone(catalog: Catalog, said: Callable[[str], Any]) -> None:
-    contract = [DeclaredShare("s", (SharedTable("c", "y", "lake.y"),))]
-    apply_shares(catalog, contract)
-    text = "shares: {s: {display_name: S, tables: {a.x: , c.y: {declared: true, rule: \"day > '2024'\"}}}}"
-    apply_files(catalog, said(text), "ann")
-    apply_shares(catalog, contract)
-    assert planned(catalog, said(text)).drifted is False
-    with catalog.reading() as session:
-        assert {one.path: one.rule for one in look.objects(session)} == {
-            "s.c.y": "day > '2024'",
-            "s.a.x": None,
-        }
-    with pytest.raises(BadRequest, match=r"s\.a\.x.*A file of `lakeshare apply` shares it"):
-        apply_shares(catalog, [DeclaredShare("s", (SharedTable("a", "x", "lake.other"),))])
-    with pytest.raises(DocumentError, match=r"s\.c\.y is declared by a contract"):
-        apply_files(catalog, said("shares: {s: {tables: [c.y]}}"), "ann")
-    apply_shares(catalog, [])
-    assert paths(catalog) == ["s.a.x"]
-    with pytest.raises(DocumentError, match=r"no contract declares s\.c\.y"):
-        apply_files(catalog, said(text), "ann")
-    # What a contract takes back does not come again by a file that only restricted it.
-    assert paths(catalog) == ["s.a.x"]
-
-
-def test_a_share_of_contracts_is_exported_when_it_was_granted(
-    catalog: Catalog, other_catalog: Catalog, said: Callable[[str], Any]
-) -> None:
-    contract = [DeclaredShare("s", (SharedTable("c", "y", "lake.y"),)), DeclaredShare("quiet", ())]
-    apply_shares(catalog, contract)
-    by_hand(catalog, lambda edit: (create_recipient(edit, "bob"), grant(edit, "s", recipient="bob")))
-    text = exported(catalog)
-    assert "quiet" not in text
-    apply_files(other_catalog, said(text), "ann")
-    apply_shares(other_catalog, contract)
-    assert paths(other_catalog) == paths(catalog) == ["s.c.y"]
-    assert planned(other_catalog, said(text)).drifted is False
-
-
-def test_a_share_that_a_group_was_granted_outlives_its_contract(
-    catalog: Catalog, said: Callable[[str], Any]
-) -> None:
-    apply_shares(catalog, [DeclaredShare("s", (SharedTable("c", "y", "lake.y"),))])
-    apply_files(catalog, said("groups: {g: {}}\ngrants: [{share: s, group: g}]"), "ann")
-    apply_shares(catalog, [])
-    with catalog.reading() as session:
-        assert [one.name for one in look.shares(session)] == ["s"]
 
 
 def test_a_table_that_moves_to_another_lake_table_has_the_access_the_file_says(

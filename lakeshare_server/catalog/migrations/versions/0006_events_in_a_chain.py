@@ -14,6 +14,11 @@ COUNTS = ("requests", "queries", "files", "size_bytes", "refused")
 
 
 def upgrade() -> None:
+    op.drop_index(op.f("ix_audit_log_principal"), table_name="audit_log")
+    some = sa.text("principal IS NOT NULL")
+    op.create_index(
+        op.f("ix_audit_log_principal"), "audit_log", ["principal"], sqlite_where=some, postgresql_where=some
+    )
     op.add_column(
         "audit_log", sa.Column("kind", sa.String(length=16), nullable=False, server_default="request")
     )
@@ -52,6 +57,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.drop_index(op.f("ix_audit_log_principal"), table_name="audit_log")
+    op.create_index(op.f("ix_audit_log_principal"), "audit_log", ["principal"], unique=False)
     op.drop_index(op.f("ix_usage_days_day"), table_name="usage_days")
     op.drop_table("usage_days")
     op.drop_table("audit_chain")

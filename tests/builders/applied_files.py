@@ -1,0 +1,81 @@
+"""Files of `lakeshare apply`, and what the catalog holds before and after them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lakeshare_server.catalog import Catalog
+from lakeshare_server.catalog.declared import export, read_files
+from lakeshare_server.catalog.declared.planning import Step
+from lakeshare_server.catalog.sharing import editing, look
+
+EVERYTHING = """
+shares:
+  partners:
+    comment: |
+      Orders of the last year,
+      for partners
+    display_name: Partners, ü
+    owner: sales-data
+    properties: {tier: gold}
+    tables:
+      sales.orders:
+      sales.items: lake.items_v2
+      eu.orders:
+        table: sales.orders
+        comment: Those of the EU
+        history: false
+        start_version: 3
+        rule: region = current_recipient('region')
+        publication: 12
+      eu.seen: {table: sales.seen, kind: VIEW, directory_access: true}
+  empty:
+recipients:
+  acme:
+    comment: "Acme: first customer"
+    owner: ann
+    properties: {region: EU, "a b": 'it''s'}
+    ip_allow: [203.0.113.0/24, 2001:db8::1]
+    expires_at: 2030-01-01T00:00:00+01:00
+    agreement: Do not pass it on.
+  Ci:
+    authentication: OIDC_FEDERATION
+    policies:
+      main: {issuer: "https://issuer.example", subject: repo, audiences: [lake, other], comment: builds}
+groups:
+  retail: {comment: All shops, members: [acme, CI]}
+  nobody:
+grants:
+  - {share: partners, recipient: acme, starts_at: 2024-01-01T00:00:00Z, ends_at: 2030-01-01T00:00:00Z}
+  - {share: Partners, group: retail, rule: "day > '2024-01-01'"}
+"""
+
+
+def said(folder: Path, text: str, name: str = "shares.yaml") -> Mapping[Any, Any]:
+    """What a file of this text wants."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return read_files([path])
+
+
+def exported(catalog: Catalog, **options: bool) -> str:
+    """The catalog as a file."""
+    with catalog.reading() as session:
+        return export(session, **options)
+
+
+def told(steps: tuple[Step, ...]) -> list[tuple[str, str, list[str]]]:
+    """What is done to which object, and its fields that are to be others."""
+    return [(step.verb, step.name, [one.field for one in step.differences]) for step in steps]
+
+
+def paths(catalog: Catalog) -> list[str]:
+    """The shared tables."""
+    with catalog.reading() as session:
+        return sorted(one.path for one in look.objects(session))
+
+
+def by_hand(catalog: Catalog, operation: Callable[[Any], object]) -> None:
+    """Let somebody edit the catalog by hand."""
+    with editing(catalog, "eve") as edit:
+        operation(edit)
