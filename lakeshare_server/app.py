@@ -121,10 +121,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     # The other catalog's paths none of ours can take: no prefix begins like them.
     app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
     app.router.routes.append(iceberg_catalog.other_calls())
-    admin = admin_api(parts)
-    # It shows what recipients get by asking this application.
-    admin.state.sharing = app
-    app.mount(ADMIN_PREFIX, admin)
+    app.mount(ADMIN_PREFIX, admin_api(parts, app))
     return app
 
 

@@ -20,7 +20,7 @@ from lakeshare_server.recipient_commands import recipient_app
 from lakeshare_server.see_as.command import as_app
 from lakeshare_server.share_commands import share_app
 from lakeshare_server.snippets.command import snippet
-from lakeshare_server.sql.command import sql
+from lakeshare_server.sql_commands import sql
 from lakeshare_server.table_commands import table_app
 
 commands = typer.Typer(

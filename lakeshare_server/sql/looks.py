@@ -5,7 +5,8 @@ from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog.recipient_usage import recipient_usage
+from lakeshare_server.catalog import Catalog
+from lakeshare_server.catalog.audit import usage
 from lakeshare_server.catalog.sharing import (
     Grant,
     Group,
@@ -57,14 +58,14 @@ GRANTS_TO_COLUMNS = {
     "rule": str,
 }
 USAGE_COLUMNS = {
-    "object": str,
-    "action": str,
+    "day": str,
+    "table": str,
+    "version": int,
     "requests": int,
-    "refused": int,
+    "queries": int,
     "files": int,
-    "versions": int,
-    "first_at": datetime,
-    "last_at": datetime,
+    "size_bytes": int,
+    "refused": int,
 }
 INFO_COLUMNS = {"info_name": str, "info_value": str}
 
@@ -117,22 +118,23 @@ def show_grants_to(session: Session, asked: said.ShowGrantsTo) -> Result:
     return rows_of(GRANTS_TO_COLUMNS, (_grant_to(one) for one in found))
 
 
-def show_usage(session: Session, asked: said.ShowUsage) -> Result:
-    """SHOW USAGE FOR RECIPIENT."""
-    name = look.recipient(session, asked.recipient).name
-    found = recipient_usage(session, name, asked.since)
+def show_usage(session: Session, asked: said.ShowUsage, catalog: Catalog) -> Result:
+    """SHOW USAGE FOR RECIPIENT: by day (UTC), table and version, from the day it was made on if no other is named."""
+    one = look.recipient(session, asked.recipient)
+    since = asked.since or one.created_at
+    found = usage(catalog, since.date(), datetime.now(UTC).date(), one.name)
     rows = (
         (
-            one.object_name,
-            one.action,
-            one.requests,
-            one.refused,
-            one.files,
-            one.versions,
-            one.first_at,
-            one.last_at,
+            each.day.isoformat(),
+            each.table,
+            each.version,
+            each.requests,
+            each.queries,
+            each.files,
+            each.size_bytes,
+            each.refused,
         )
-        for one in found
+        for each in sorted(found, key=lambda each: (each.day, each.table or "", each.version or 0))
     )
     return rows_of(USAGE_COLUMNS, rows)
 

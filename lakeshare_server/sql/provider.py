@@ -1,10 +1,13 @@
 """The providing side as statements need it beside the catalog's transaction: what is published, and its URLs."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from lakeshare_server.catalog import Catalog, Ledger
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import ServerSettings
+from lakeshare_server.stores import Stores
+from lakeshare_server.versions import Versions
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,11 @@ class Provider:
     def ledger(self) -> Ledger:
         """What is published."""
         return Ledger(self.catalog)
+
+    @cached_property
+    def versions(self) -> Versions:
+        """What recipients can read of tables: it decides whether their partitions decide a rule."""
+        return Versions(self.catalog, self.settings, Stores(self.settings))
 
     def latest_version(self, table: str) -> int | None:
         """The number that recipients of a table of the lake read now; None before it is published."""

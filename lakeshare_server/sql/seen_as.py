@@ -16,6 +16,10 @@ from lakeshare_server.sql.looks import GRANTS_TO_COLUMNS, OBJECT_COLUMNS, SHARE_
 from lakeshare_server.sql.provider import Provider
 from lakeshare_server.sql.results import Cell, Columns, Result, matches, rows_of
 
+# The first rows of a table as a recipient reads it: its name, the table's path, how many; columns and rows as texts.
+RowsReadBy = Callable[[str, tuple[str, ...], int], tuple[list[str], list[list[str]]]]
+FEW, MOST = 100, 1000
+
 
 @dataclass(frozen=True)
 class SeenAs:
@@ -24,6 +28,7 @@ class SeenAs:
     provider: Provider
     recipient: str
     recipient_id: str
+    rows: RowsReadBy | None = None
 
     def look(self, asked: said.Look) -> Result:
         """What the recipient is shown.
@@ -81,13 +86,24 @@ def _show_grants(eyes: SeenAs, asked: said.ShowGrantsTo) -> Result:
 def _select(eyes: SeenAs, asked: said.SelectAll) -> Result:
     *parents, name = (part.lower() for part in asked.path)
     if parents[-1:] != [information_schema.SCHEMA]:
-        path = ".".join(asked.path)
-        hint = f"`lakeshare as {eyes.recipient} preview {path}` shows rows as this recipient reads them."
-        raise BadRequest("FROM", path, hint)
+        return _rows(eyes, asked)
     if name not in _VIEWS:
         raise NotFound("View", ".".join(asked.path))
     found = _VIEWS[name](eyes)
     return Result(found.columns, found.rows[: asked.limit])
+
+
+def _rows(eyes: SeenAs, asked: said.SelectAll) -> Result:
+    if eyes.rows is None:
+        path = ".".join(asked.path)
+        hint = f"`lakeshare as {eyes.recipient} preview {path}` shows rows as this recipient reads them."
+        raise BadRequest("FROM", path, hint)
+    count = FEW if asked.limit is None else asked.limit
+    if not 0 < count <= MOST:
+        raise BadRequest("LIMIT", count, f"From 1 to {MOST} rows are shown here; clients read all.")
+    columns, rows = eyes.rows(eyes.recipient, asked.path, count)
+    told = f"the first {count}" if len(rows) == count else ""
+    return rows_of(dict.fromkeys(columns, str), map(tuple, rows), told)
 
 
 def _shares_view(eyes: SeenAs) -> Result:

@@ -1,12 +1,13 @@
 """A session: takes scripts, does their statements in order, and knows as whom it looks."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy.orm import Session
 
+from lakeshare_server.access.rules import look_at_followed, require_decidable_rules
 from lakeshare_server.catalog.sharing import Edit, editing, look
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, NotFound
 from lakeshare_server.sql import information_schema, looks, recipient_changes, share_changes
@@ -15,7 +16,7 @@ from lakeshare_server.sql.errors import Place, StatementRefused
 from lakeshare_server.sql.grammar import parse
 from lakeshare_server.sql.provider import Provider
 from lakeshare_server.sql.results import Result, done
-from lakeshare_server.sql.seen_as import SeenAs
+from lakeshare_server.sql.seen_as import RowsReadBy, SeenAs
 from lakeshare_server.sql.statement_building import Placed
 
 
@@ -28,10 +29,10 @@ class Done:
 
 
 class SqlSession:
-    """Statements in the name of a principal."""
+    """Statements in the name of a principal; `rows_read_by` reads tables for whoever sees as a recipient."""
 
-    def __init__(self, provider: Provider, principal: str) -> None:
-        self.provider, self.principal = provider, principal
+    def __init__(self, provider: Provider, principal: str, rows_read_by: RowsReadBy | None = None) -> None:
+        self.provider, self.principal, self._rows_read_by = provider, principal, rows_read_by
         self.seen_as: SeenAs | None = None
 
     def run(
@@ -60,16 +61,33 @@ class SqlSession:
         if not script:
             return []
         answers: list[Done] = []
+        changed: list[int] = []  # how many changes there were in front of each statement
+        number = 0
         try:
+            self._look_ahead([placed.statement for placed in script])
             with editing(self.provider.catalog, self.principal) as edit:
-                for placed in script:
+                for number, placed in enumerate(script):  # noqa: B007  # which one was refused
+                    changed.append(len(edit.changes))
                     result = self._within(edit, placed.statement)
                     answers.append(Done(text[placed.start : placed.end], result))
+                if not self._is_decided(edit):
+                    number = self._undecided(edit, changed)
+                require_decidable_rules(edit, self.provider.versions)
         except LakeshareError as error:
-            # Of a refusal at the end, when all were done, the last is told.
-            number = min(len(answers), len(script) - 1)
             raise _refused(error, text, source, script, number, 0) from error
         return answers
+
+    def _undecided(self, edit: Edit, changed: list[int]) -> int:
+        """The last statement from which on there is a rule that no partition decides."""
+        from_here = (replace(edit, changes=edit.changes[first:]) for first in changed)
+        return sum(not self._is_decided(part) for part in from_here) - 1
+
+    def _is_decided(self, edit: Edit) -> bool:
+        try:
+            require_decidable_rules(edit, self.provider.versions)
+        except BadRequest:
+            return False
+        return True
 
     def _alone(self, asked: said.Statement) -> Result:
         catalog = self.provider.catalog
@@ -79,10 +97,13 @@ class SqlSession:
             if self.seen_as is not None:
                 return self.seen_as.look(asked)
             with catalog.reading() as session:
-                return _LOOKS[type(asked)](session, asked)
+                return self._shown(session, asked)
         self._require_provider()
+        self._look_ahead([asked])
         with editing(catalog, self.principal) as edit:
-            return _CHANGES[type(asked)](edit, asked, self.provider)
+            result = _CHANGES[type(asked)](edit, asked, self.provider)
+            require_decidable_rules(edit, self.provider.versions)
+            return result
 
     def _within(self, edit: Edit, asked: said.Statement) -> Result:
         if isinstance(asked, said.SetRecipient):
@@ -90,8 +111,13 @@ class SqlSession:
             raise BadRequest("SET RECIPIENT", asked.name or "", hint)
         self._require_provider()
         if isinstance(asked, said.Look):
-            return _LOOKS[type(asked)](edit.session, asked)
+            return self._shown(edit.session, asked)
         return _CHANGES[type(asked)](edit, asked, self.provider)
+
+    def _shown(self, session: Session, asked: said.Look) -> Result:
+        if isinstance(asked, said.ShowUsage):
+            return looks.show_usage(session, asked, self.provider.catalog)
+        return _LOOKS[type(asked)](session, asked)
 
     def _turn_to(self, name: str | None) -> Result:
         if name is None:
@@ -99,8 +125,17 @@ class SqlSession:
             return done("this is what the provider sees again")
         with self.provider.catalog.reading() as session:
             found = look.recipient(session, name)
-        self.seen_as = SeenAs(self.provider, found.name, found.id)
+        self.seen_as = SeenAs(self.provider, found.name, found.id, self._rows_read_by)
         return done(f"this is what {found.name} sees; its state is {found.state}")
+
+    def _look_ahead(self, script: Sequence[said.Statement]) -> None:
+        """Know the tables that rules of these statements speak of before a transaction is open."""
+        tables = [".".join(asked.path) for asked in script if isinstance(asked, said.PutObject)]
+        ruled = {asked.share.lower() for asked in script if isinstance(asked, said.Grant) and asked.rule}
+        if ruled:
+            with self.provider.catalog.reading() as session:
+                tables += [one.table for one in look.objects(session) if one.share.lower() in ruled]
+        look_at_followed(self.provider.catalog, self.provider.versions, tables)
 
     def _require_provider(self) -> None:
         if self.seen_as is not None:
@@ -136,7 +171,6 @@ _LOOKS: Mapping[type, Callable[[Session, Any], Result]] = {
     said.ShowGroups: looks.show_groups,
     said.ShowGrantsOnShare: looks.show_grants_on_share,
     said.ShowGrantsTo: looks.show_grants_to,
-    said.ShowUsage: looks.show_usage,
     said.DescribeShare: looks.describe_share,
     said.DescribeRecipient: looks.describe_recipient,
     said.DescribeGroup: looks.describe_group,

@@ -1,29 +1,46 @@
 """A session of SQL over a catalog with published tables, and what it answers."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from lakeshare_server.catalog import Catalog, Ledger
+import pyarrow as pa
+
+from lakeshare_server.catalog import Catalog, open_catalog
 from lakeshare_server.catalog.sharing import drop_group, drop_recipient, drop_share, editing, look
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.sql.provider import Provider
 from lakeshare_server.sql.results import Result
 from lakeshare_server.sql.session import SqlSession
-from tests.builders.publications import a_publication
+from tests.builders.lake_tables import a_delta_table, append_delta
+from tests.builders.sharing import Provider as Publishing
 
 ROOT = "https://share.example"
 
 
-def a_session(catalog: Catalog, principal: str = "ann") -> SqlSession:
+def a_lake(folder: Path, **settings: Any) -> Provider:
+    """A catalog, SQLite by default, with published tables: `lake.orders` as 0, 1 and 2, `lake.parts`, `sea.ships` as 0.
+
+    Orders have partitions by `region` and `day`, the others none.
+    """
+    made = ServerSettings(**{"public_url": ROOT, "port": 8765, "state_dir": folder / "state", **settings})
+    provider = Provider(open_catalog(made.catalog_url), made)
+    publishing = Publishing(made, provider.catalog)
+    orders = pa.table({"region": ["EU", "US"], "day": ["2024-01-01", "2024-01-02"], "amount": [1, 2]})
+    location = a_delta_table(folder / "orders", orders, partitioned_by=("region", "day"))
+    publishing.publish_delta("lake.orders", location)
+    for _ in range(2):
+        append_delta(location, orders)
+        publishing.publish_delta("lake.orders", location)
+    for table in ("lake.parts", "sea.ships"):
+        place = a_delta_table(folder / table, orders, partitioned_by=())
+        publishing.publish_delta(table, place)
+    return provider
+
+
+def a_session(provider: Provider, principal: str = "ann") -> SqlSession:
     """A session in the name of a principal."""
-    settings = ServerSettings(public_url=ROOT, port=8765)
-    return SqlSession(Provider(catalog, settings), principal)
-
-
-def publish_some(catalog: Catalog) -> None:
-    """Publish `lake.orders` as 0, 1 and 2, `lake.parts` and `sea.ships` as 0."""
-    for table in ("lake.orders", "lake.orders", "lake.orders", "lake.parts", "sea.ships"):
-        Ledger(catalog).append([a_publication(table=table)])
+    return SqlSession(provider, principal)
 
 
 def answer(session: SqlSession, script: str, **options: Any) -> Result:

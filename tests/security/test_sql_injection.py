@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lark import Token
 
-from lakeshare_server.catalog import Catalog, open_catalog
 from lakeshare_server.catalog.sharing import look
 from lakeshare_server.sql.errors import Place, SqlError
 from lakeshare_server.sql.grammar import END, is_unfinished, parse, parser
+from lakeshare_server.sql.provider import Provider
 from lakeshare_server.sql.session import SqlSession
 from lakeshare_server.sql.words import quoted_name, quoted_text
-from tests.builders.sql_sessions import a_session, empty, publish_some, rows
+from tests.builders.sql_sessions import a_lake, a_session, empty, rows
 
 AWKWARD = [
     "'; DROP SHARE kept; --",
@@ -36,17 +36,16 @@ AWKWARD = [
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    opened = open_catalog(f"sqlite:///{tmp_path_factory.mktemp('sql') / 'lakeshare.db'}")
-    publish_some(opened)
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
+    opened = a_lake(tmp_path_factory.mktemp("lake"))
     yield opened
-    opened.close()
+    opened.catalog.close()
 
 
 @pytest.mark.parametrize("text", AWKWARD)
-def test_a_text_is_kept_as_it_is_and_does_nothing(catalog: Catalog, text: str) -> None:
-    empty(catalog)
-    session = a_session(catalog)
+def test_a_text_is_kept_as_it_is_and_does_nothing(lake: Provider, text: str) -> None:
+    empty(lake.catalog)
+    session = a_session(lake)
     list(session.run(f"CREATE SHARE kept COMMENT {quoted_text(text)}"))
     # What no database can hold is replaced where it is stored.
     stored = text.replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
@@ -63,9 +62,9 @@ def refusal(session: SqlSession, statement: str) -> str:
 
 
 @pytest.mark.parametrize("text", AWKWARD)
-def test_a_name_is_one_name_or_refused_and_does_nothing(catalog: Catalog, text: str) -> None:
-    empty(catalog)
-    session = a_session(catalog)
+def test_a_name_is_one_name_or_refused_and_does_nothing(lake: Provider, text: str) -> None:
+    empty(lake.catalog)
+    session = a_session(lake)
     list(session.run("CREATE SHARE kept; CREATE RECIPIENT bob; ALTER SHARE kept ADD TABLE lake.orders"))
     name = quoted_name(text)
     for statement in (
@@ -90,7 +89,7 @@ def test_a_name_is_one_name_or_refused_and_does_nothing(catalog: Catalog, text: 
 
 
 @pytest.mark.parametrize("text", AWKWARD)
-def test_a_value_of_a_partition_stays_one_text_in_the_rule(catalog: Catalog, text: str) -> None:
+def test_a_value_of_a_partition_stays_one_text_in_the_rule(lake: Provider, text: str) -> None:
     [placed] = parse(
         f"ALTER SHARE s ADD TABLE a.b PARTITION ({quoted_name(text)} = {quoted_text(text)}, c = 'd')"
     )
@@ -171,10 +170,10 @@ CREATE RECIPIENT eve USING OIDC (issuer 'https://issuer.example', subject 'eve')
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(statements(), min_size=1, max_size=6))
 def test_any_statement_is_done_or_refused_and_the_catalog_stays_readable(
-    catalog: Catalog, script: list[str]
+    lake: Provider, script: list[str]
 ) -> None:
-    empty(catalog)
-    session = a_session(catalog)
+    empty(lake.catalog)
+    session = a_session(lake)
     list(session.run(BASE, single_transaction=True))
     for statement in script:
         with suppress(SqlError):
@@ -188,6 +187,6 @@ def test_any_statement_is_done_or_refused_and_the_catalog_stays_readable(
         "table_share_usage",
     ):
         rows(session, f"SELECT * FROM information_schema.{view}")
-    with catalog.reading() as looking:
+    with lake.catalog.reading() as looking:
         for recipient in look.recipients(looking):
             assert look.grants_to(looking, recipient.name) is not None

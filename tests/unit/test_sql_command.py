@@ -14,6 +14,7 @@ from lakeshare_server.catalog import open_catalog
 from lakeshare_server.catalog.sharing import look
 from lakeshare_server.commands import main
 from lakeshare_server.settings import StateSettings
+from tests.builders.sql_sessions import a_lake
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -139,3 +140,19 @@ def test_a_file_that_is_no_text_is_refused(sql, tmp_path):
     assert "UTF-8" in ended.errors
     with open_catalog(StateSettings().catalog_url).reading() as session:
         assert look.shares(session) == []
+
+
+def test_rows_are_selected_as_a_recipient_reads_them(sql, tmp_path):
+    lake = a_lake(tmp_path)
+    lake.catalog.close()
+    grant = "GRANT SELECT ON SHARE sales TO RECIPIENT bob WHERE (region = CURRENT_RECIPIENT().region)"
+    made = sql("-c", f"CREATE SHARE sales; ALTER SHARE sales ADD TABLE lake.orders; CREATE RECIPIENT bob PROPERTIES "
+                     f"(region = 'US'); ALTER RECIPIENT bob ROTATE TOKEN; {grant}")  # fmt: skip
+    assert made.code == 0, made.errors
+    shown = sql(
+        "-c", "SET RECIPIENT bob; SELECT * FROM sales.lake.orders LIMIT 2", "-o", "json"
+    ).output.splitlines()
+    assert json.loads(shown[1])["rows"] == [{"region": "US", "day": "2024-01-02", "amount": "2"}] * 2
+    refused = sql("-c", "SET RECIPIENT bob; SELECT * FROM sales.lake.parts")
+    assert (refused.code, "404" in refused.errors) == (1, True)
+    assert "From 1 to 1000" in sql("-c", "SET RECIPIENT bob; SELECT * FROM sales.lake.orders LIMIT 0").errors

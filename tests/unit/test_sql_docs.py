@@ -3,23 +3,21 @@
 import re
 from pathlib import Path
 
-from lakeshare_server.catalog import open_catalog
 from lakeshare_server.sql import statements as said
 from lakeshare_server.sql.grammar import parse
 from lakeshare_server.sql.information_schema import VIEWS
-from tests.builders.sql_sessions import a_session, publish_some
+from tests.builders.sql_sessions import a_lake, a_session
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/sql.md").read_text()
 SCRIPTS = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_the_statements_of_the_reference_run_as_they_stand(tmp_path):
-    catalog = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
-    publish_some(catalog)
-    session = a_session(catalog)
+    provider = a_lake(tmp_path)
+    session = a_session(provider)
     for script in SCRIPTS:
         list(session.run(script, "docs/reference/sql.md"))
-    catalog.close()
+    provider.catalog.close()
 
 
 def test_the_reference_shows_each_kind_of_statement():

@@ -9,26 +9,26 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from lakeshare_server.catalog import Catalog, open_catalog
 from lakeshare_server.sql.completion import SqlCompleter, following, names_of
 from lakeshare_server.sql.prompt import converse, is_whole, prompt_with_history
+from lakeshare_server.sql.provider import Provider
 from lakeshare_server.sql.session import Done, SqlSession
-from tests.builders.sql_sessions import a_session, answer, publish_some
+from tests.builders.sql_sessions import a_lake, a_session, answer, empty
 
 CTRL_C, CTRL_D, TAB, UP = "\x03", "\x04", "\t", "\x1b[A"
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
-    publish_some(opened)
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
+    opened = a_lake(tmp_path_factory.mktemp("lake"))
     yield opened
-    opened.close()
+    opened.catalog.close()
 
 
 @pytest.fixture
-def session(catalog: Catalog) -> SqlSession:
-    session = a_session(catalog)
+def session(lake: Provider) -> SqlSession:
+    empty(lake.catalog)
+    session = a_session(lake)
     list(session.run("CREATE SHARE sales; CREATE SHARE `a-b`; CREATE RECIPIENT bob; CREATE GROUP europe"))
     return session
 

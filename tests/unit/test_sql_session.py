@@ -2,34 +2,42 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.catalog import Catalog, Listings, Recipients, open_catalog
+from lakeshare_server.catalog import Catalog, FollowedTables, Listings, Recipients
+from lakeshare_server.catalog.audit import AuditEvent, append_events
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import editing, look, look_at_link, redeem
 from lakeshare_server.errors import BadRequest, CatalogConflict, Denied, NotFound
 from lakeshare_server.sql.errors import SqlError, StatementRefused
+from lakeshare_server.sql.provider import Provider
 from lakeshare_server.sql.session import SqlSession
-from tests.builders.sql_sessions import ROOT, a_session, answer, publish_some, rows
+from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
+from tests.builders.sql_sessions import ROOT, a_lake, a_session, answer, empty, rows
 
-SALES = "CREATE SHARE sales COMMENT 'Sold'; ALTER SHARE sales ADD TABLE lake.orders COMMENT 'Orders' WHERE (a = 1);"
+SALES = """CREATE SHARE sales COMMENT 'Sold';
+ALTER SHARE sales ADD TABLE lake.orders COMMENT 'Orders' WHERE (region = 'EU');"""
 BOB = "CREATE RECIPIENT bob;"
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
-    publish_some(opened)
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
+    opened = a_lake(tmp_path_factory.mktemp("lake"))
     yield opened
-    opened.close()
+    opened.catalog.close()
 
 
 @pytest.fixture
-def session(catalog: Catalog) -> SqlSession:
-    return a_session(catalog)
+def catalog(lake: Provider) -> Catalog:
+    empty(lake.catalog)
+    return lake.catalog
+
+
+@pytest.fixture
+def session(lake: Provider, catalog: Catalog) -> SqlSession:
+    return a_session(lake)
 
 
 def refused(session: SqlSession, script: str, **options: object) -> StatementRefused:
@@ -80,13 +88,45 @@ def test_an_empty_script_does_nothing(session, catalog):
     assert catalog.generation() == before
 
 
-def test_every_change_is_told_to_the_audit_log_in_the_name_of_the_principal(catalog):
-    list(a_session(catalog, "operator").run(f"{BOB} ALTER RECIPIENT bob ROTATE TOKEN"))
+def test_every_change_is_told_to_the_audit_log_in_the_name_of_the_principal(lake, catalog):
+    list(a_session(lake, "operator").run(f"{BOB} ALTER RECIPIENT bob ROTATE TOKEN"))
     with catalog.reading() as looking:
-        told = [
-            (row.principal, row.action) for row in looking.scalars(select(AuditRow).order_by(AuditRow.key))
-        ]
-    assert told == [("operator", "create_recipient"), ("operator", "invite"), ("operator", "rotate_token")]
+        own = select(AuditRow).where(AuditRow.principal == "operator").order_by(AuditRow.key)
+        told = [row.action for row in looking.scalars(own)]
+    assert told == ["create_recipient", "invite", "rotate_token"]
+
+
+def test_usage_is_told_by_day_table_and_version(session, catalog):
+    list(session.run(BOB))
+    now = datetime.now(UTC)
+
+    def asked(version: int, at: datetime = now, recipient: str = "bob", **fields: object) -> AuditEvent:
+        event = {
+            "action": "query_table",
+            "object_name": "sales.lake.orders",
+            "request_id": "r",
+            "version": version,
+        }
+        return AuditEvent(at=at, recipient=recipient, **{**event, **fields})
+
+    with catalog.writing(seen=False) as writing:
+        append_events(writing, [
+            asked(1, files=2, size_bytes=30),
+            asked(1, files=1, size_bytes=10),
+            asked(2, status=404, error_code="RESOURCE_DOES_NOT_EXIST"),
+            asked(1, recipient="eve"),
+            asked(0, now - timedelta(days=3), files=1, size_bytes=5),
+        ])  # fmt: skip
+    today = now.date().isoformat()
+    shown = rows(
+        session, "SHOW USAGE FOR RECIPIENT BOB", "day", "table", "version", "queries", "files", "size_bytes"
+    )
+    assert shown[0] == (today, "sales.lake.orders", 1, 2, 3, 40)
+    assert {day for day, *_ in shown} == {today}
+    before = (now - timedelta(days=5)).date().isoformat()
+    since = rows(session, f"SHOW USAGE FOR RECIPIENT bob SINCE '{before}'", "version", "requests", "refused")
+    assert since[0] == (0, 1, 0)
+    assert (2, 0, 1) in since
 
 
 # --- secrets
@@ -218,6 +258,9 @@ REFUSED = [
     ("REVOKE TOKEN 'nix' FROM RECIPIENT bob", "nix", "Token nix does not exist"),
     ("GRANT SELECT ON SHARE sales TO RECIPIENT nix", "nix", "Recipient nix does not exist"),
     ("GRANT SELECT ON SHARE sales TO RECIPIENT bob FROM '2027-01-02' UNTIL '2027-01-01'", "GRANT", "ends after"),
+    ("GRANT SELECT ON SHARE sales TO RECIPIENT bob WHERE (amount = 1)", "amount = 1", "by its partitions. amount"),
+    ("ALTER SHARE sales ADD lake.parts PARTITION (region = 'EU')", "region = 'EU'", "lake.parts cannot decide it"),
+    ("ALTER SHARE sales ALTER TABLE lake.orders WHERE (day = )", "day =", "Its end is missing"),
     ("REVOKE SELECT ON SHARE sales FROM RECIPIENT bob", "REVOKE", "Grant sales to bob does not exist"),
     ("PUBLISH TABLE lake.orders FROM BRANCH wap", "lake.orders", "lakeshare wap retry wap"),
     ("SHOW SHARES IN PROVIDER us", "us", "SHOW SHARES shows its own"),
@@ -248,3 +291,28 @@ def test_a_table_that_is_shared_twice_is_named_by_its_alias(session):
     assert "a.a, b.b" in str(refused(session, "ALTER SHARE s REMOVE TABLE lake.orders"))
     list(session.run("ALTER SHARE s REMOVE TABLE b.b"))
     assert rows(session, "SHOW ALL IN SHARE s", "name") == [("a.a",)]
+
+
+def test_of_a_transaction_the_statement_with_the_rule_is_told_that_partitions_do_not_decide(session):
+    script = f"""{SALES}{BOB}
+        ALTER SHARE sales ADD TABLE lake.parts WHERE (region = 'EU');
+        GRANT SELECT ON SHARE sales TO RECIPIENT bob;"""
+    error = refused(session, script, single_transaction=True)
+    assert (error.place.line, error.took) == (3, 0)
+    assert names(session) == []
+
+
+def test_a_rule_on_a_followed_table_is_decided_by_what_is_found_of_it_now(lake, session, tmp_path):
+    location = a_delta_table(tmp_path / "followed")
+    FollowedTables(lake.catalog).add("sea.weather", str(location), 0.0)
+    list(
+        session.run(
+            f"{BOB} CREATE SHARE sales; ALTER SHARE sales ADD TABLE sea.weather WHERE (day IS NOT NULL)"
+        )
+    )
+    append_delta(location, some_rows())
+    grant = "GRANT SELECT ON SHARE sales TO RECIPIENT bob WHERE"
+    list(session.run(f"{grant} (day = '2013-01-01')"))
+    error = refused(session, f"{grant} (carrier = 'UA')", single_transaction=True)
+    assert "carrier" in str(error)
+    FollowedTables(lake.catalog).remove("sea.weather")

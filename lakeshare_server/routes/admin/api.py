@@ -15,7 +15,7 @@ from lakeshare_server.routes.admin import (
     permissions,
     policies,
     recipients,
-    seen,
+    see_as,
     shares,
 )
 from lakeshare_server.routes.admin.document_page import page_of
@@ -38,8 +38,8 @@ DESCRIPTION = (
 well_known = APIRouter()
 
 
-def admin_api(parts: Parts) -> FastAPI:
-    """The application to mount at `PREFIX`."""
+def admin_api(parts: Parts, server: FastAPI) -> FastAPI:
+    """The application to mount at `PREFIX` of the server."""
     app = FastAPI(
         title="lakeshare admin API",
         description=DESCRIPTION,
@@ -50,7 +50,7 @@ def admin_api(parts: Parts) -> FastAPI:
         root_path_in_servers=False,
         responses={"default": {"model": ErrorReply, "description": "An error."}},
     )
-    app.state.parts = parts
+    app.state.parts, app.state.server = parts, server
     add_error_responses(app)
     for module in (shares, permissions, recipients):
         app.include_router(module.router, prefix=DATABRICKS)
@@ -61,7 +61,7 @@ def admin_api(parts: Parts) -> FastAPI:
     for module in (shares, permissions, recipients, policies, groups, keys):
         provider.include_router(module.router)
     provider.include_router(recipients.own)
-    provider.include_router(seen.router)
+    provider.include_router(see_as.router)
     app.include_router(provider)
     app.include_router(activation.router, prefix=f"{OPENSHARING}/public")
     _add_document(app)

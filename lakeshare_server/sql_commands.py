@@ -1,6 +1,7 @@
 """The command `lakeshare sql`."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,9 +10,11 @@ import typer
 from lakeshare_server.errors import BadRequest
 
 if TYPE_CHECKING:
+    from lakeshare_server.settings import ServerSettings
     from lakeshare_server.sql.session import Done, SqlSession
 
 REFUSED, NOT_SQL = 1, 2
+PARQUET = "python-parquet"
 STDIN = Path("-")
 
 
@@ -62,7 +65,26 @@ def _session() -> "SqlSession":
     from lakeshare_server.sql.session import SqlSession
 
     settings = ServerSettings()
-    return SqlSession(Provider(open_catalog(settings.catalog_url), settings), operating_system_user())
+    principal = operating_system_user()
+    provider = Provider(open_catalog(settings.catalog_url), settings)
+    return SqlSession(provider, principal, partial(_rows_read_by, settings, principal))
+
+
+def _rows_read_by(
+    settings: "ServerSettings", principal: str, recipient: str, path: tuple[str, ...], count: int
+) -> "tuple[list[str], list[list[str]]]":
+    """The first rows of a table that a recipient reads, by the routes that answer it."""
+    import asyncio
+
+    from lakeshare_server.see_as.eyes import looking_as, path_of
+
+    async def look() -> tuple[list[str], list[list[str]]]:
+        async with looking_as(settings, recipient, principal, PARQUET) as eyes:
+            found = await eyes.in_portal(f"{path_of('.'.join(path))}/preview", limit=count)
+        columns = [column["name"] for column in found["columns"]]
+        return columns, [["" if value is None else value for value in row] for row in found["rows"]]
+
+    return asyncio.run(look())
 
 
 def _script(file: Path) -> tuple[str, str]:
