@@ -1,6 +1,7 @@
 """`lakeshare as RECIPIENT` prints what that recipient gets from a running server, and the log says who looked."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -237,9 +238,22 @@ def test_the_admin_api_shows_the_answers_of_the_recipient(seen: Seen, name: str)
             told = "delta-table-version"
             assert answer.headers.get(told) == asked.headers.get(told)
         assert sue.get(f"{root}/%2e%2e/api/docs").status_code == 404
-    with seen.provider.catalog.reading() as session:
-        mine = select(AuditRow.action).where(AuditRow.principal == "sue", AuditRow.recipient == name)
-        assert {"list_shares", "table_metadata", "query_table"} <= set(session.scalars(mine))
+    wanted = {"list_shares", "table_metadata", "query_table"}
+    until(lambda: wanted <= actions_of(seen.provider, "sue", name))
+
+
+def actions_of(provider: Provider, principal: str, recipient: str) -> set[str]:
+    """What the log has that somebody looked at as a recipient."""
+    mine = select(AuditRow.action).where(AuditRow.principal == principal, AuditRow.recipient == recipient)
+    with provider.catalog.reading() as session:
+        return set(session.scalars(mine))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what a running server writes a moment after its answer."""
+    ends = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < ends
 
 
 def test_nothing_that_is_sent_opens_a_recipients_eyes(seen: Seen) -> None:
