@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import httpx
 
     from lakeshare_server.catalog.sharing import LinkState
+    from lakeshare_server.catalog.sharing.states import Authentication
 
 LINK_DAYS = 3
 ANSWER_S = 60
@@ -56,12 +57,13 @@ def add_with_link(
     link_days: int,
     ends: datetime | None,
     url: str | None,
+    authentication: "Authentication" = "TOKEN",
 ) -> None:
     """Add a recipient that gets its profile by a link: all of it, or nothing."""
     from lakeshare_server.catalog.sharing import create_recipient, editing, grant, invite
 
     with editing(open_state_catalog(), operator()) as edit:
-        create_recipient(edit, name, comment=comment)
+        create_recipient(edit, name, comment=comment, authentication=authentication)
         for share in {share.lower(): share for share in shares}.values():
             grant(edit, share, recipient=name)
         made = invite(edit, name, link_life=timedelta(days=link_days), token_expires_at=ends)

@@ -133,8 +133,8 @@ def _parts(settings: ServerSettings, stores: Stores) -> Parts:
     views = Views(catalog, versions)
     access_tokens = AccessTokens(key, settings.access_token_life_s)
     allowances, uses = Allowances(catalog), TokenUses(catalog)
-    guesses = Guesses(allowances, settings.guesses_per_minute)
     limits = Limits(allowances, settings)
+    guesses = Guesses(allowances, settings.guesses_per_minute)
     queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
     return Parts(
         settings=settings,

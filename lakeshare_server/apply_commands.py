@@ -51,7 +51,8 @@ def apply(
     from lakeshare_server.catalog.declared import apply_files, done, planned, read_files, tried
 
     wanted, catalog = read_files(files), open_state_catalog()
-    check = _check_of_rules(catalog, wanted)
+    found = planned(catalog, wanted, prune=prune)
+    check = _check_of_rules(catalog, wanted, found)
     if plan:
         found = tried(catalog, wanted, operator(), prune=prune, check=check)
         _tell(found, as_json=as_json)
@@ -60,7 +61,6 @@ def apply(
         found = apply_files(catalog, wanted, operator(), prune=prune, digest=expect, check=check)
         _tell(found, as_json=as_json)
     else:
-        found = planned(catalog, wanted, prune=prune)
         _tell(found, as_json=as_json)
         if not found.steps:
             return
@@ -71,22 +71,24 @@ def apply(
         _tell_without_token(found)
 
 
-def _check_of_rules(catalog: "Catalog", wanted: "Mapping[Key, Wanted]") -> "Callable[[Edit], None]":
+def _check_of_rules(
+    catalog: "Catalog", wanted: "Mapping[Key, Wanted]", plan: "Plan"
+) -> "Callable[[Edit], None]":
     """What refuses rules that partitions do not decide; followed tables are looked at now, in front of the edit."""
     from lakeshare_server.access.rules import require_decidable_rules
-    from lakeshare_server.access.versions_ahead import find_versions_ahead
-    from lakeshare_server.catalog.sharing.look import shares_with_rules
+    from lakeshare_server.access.versions_ahead import find_all_ahead
+    from lakeshare_server.catalog.sharing.look import objects, shares_with_rules
 
     versions = open_versions(catalog)
-    with catalog.reading() as session:
-        ruled = shares_with_rules(session)
-    ruled |= {key[1] for key, one in wanted.items() if one.fields.get("rule")}
-    tables: dict[str, list[str]] = {share: [] for share in sorted(ruled)}
-    for key, one in wanted.items():
-        if key[0] == "table" and key[1] in tables:
-            tables[key[1]].append(str(one.fields.get("table")))
-    for share, named in tables.items():
-        find_versions_ahead(catalog, versions, share, named, writes_rule=True)
+    shares = {step.key[1] for step in plan.steps if step.kind in ("share", "table", "grant")}
+    if shares:
+        with catalog.reading() as session:
+            ruled = shares_with_rules(session) | {
+                key[1] for key, one in wanted.items() if one.fields.get("rule")
+            }
+            tables = {one.table for one in objects(session) if one.share.lower() in shares & ruled}
+        said = (one for key, one in wanted.items() if key[0] == "table" and key[1] in shares & ruled)
+        find_all_ahead(catalog, versions, tables | {str(one.fields.get("table")) for one in said})
     return lambda edit: require_decidable_rules(edit, versions)
 
 

@@ -1,20 +1,43 @@
 """Commands about recipients: who may read which shares, and with which token."""
 
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lakeshare_server.activation_commands import LINK_DAYS, LinkDays, add_with_link, invite_recipient
 from lakeshare_server.console import ask, open_state_catalog, operator
+from lakeshare_server.credential_commands import RecipientName, federate_recipient, limit_recipient
 from lakeshare_server.option_values import moment, properties
+
+if TYPE_CHECKING:
+    from lakeshare_server.catalog.sharing import Given, RecipientState
+    from lakeshare_server.catalog.sharing.states import Authentication
+
+
+class By(StrEnum):
+    """How a recipient gets in."""
+
+    TOKEN = "token"  # noqa: S105  # a kind of token
+    OAUTH = "oauth"
+    OIDC = "oidc"
+
+
+AUTHENTICATION: dict[By, "Authentication"] = {
+    By.TOKEN: "TOKEN",
+    By.OAUTH: "OAUTH_CLIENT_CREDENTIALS",
+    By.OIDC: "OIDC_FEDERATION",
+}
 
 recipient_app = typer.Typer(
     help="Recipients: who may read which shares, and with which token.", no_args_is_help=True
 )
 
-RecipientName = Annotated[str, typer.Argument(metavar="RECIPIENT", help="The recipient's name.")]
+recipient_app.command("federate")(federate_recipient)
+recipient_app.command("limit")(limit_recipient)
+
 Days = Annotated[
     int | None, typer.Option("--days", min=1, help="The token ends after this many days; never by default.")
 ]
@@ -32,6 +55,9 @@ def add_recipient(
     ],
     days: Days = None,
     comment: Annotated[str | None, typer.Option(help="Whatever helps to know who this is.")] = None,
+    by: Annotated[
+        By, typer.Option("--by", help="How it gets in: a bearer token, OAuth client credentials, or OIDC.")
+    ] = By.TOKEN,
     profile: ProfilePath = None,
     url: Url = None,
     invite: Annotated[
@@ -42,15 +68,25 @@ def add_recipient(
     ] = False,
     link_days: LinkDays = LINK_DAYS,
 ) -> None:
-    """Add a recipient and write the profile its client needs, or print a link to it. The token is nowhere else."""
-    from lakeshare_server.catalog import Recipients
+    """Add a recipient and write the profile its client needs, or print a link to it. The secret is nowhere else.
+
+    With `--by oidc` there is no secret and no profile: `lakeshare recipient federate` says whose tokens are its own.
+    """
+    from lakeshare_server.catalog import sharing
 
     if invite:
-        add_with_link(name, share, comment, link_days, _ends(days), url)
+        add_with_link(name, share, comment, link_days, _ends(days), url, AUTHENTICATION[by])
         return
-    recipient, token = Recipients(open_state_catalog()).add(name, share, _ends(days), comment)
-    _write(profile or Path(f"{name}.share"), url, token, recipient.expires_at)
-    typer.echo(f"{recipient.name} may read {', '.join(recipient.shares)}")
+    with sharing.editing(open_state_catalog(), operator()) as edit:
+        sharing.create_recipient(edit, name, comment=comment, authentication=AUTHENTICATION[by])
+        for one in {one.lower(): one for one in share}.values():
+            sharing.grant(edit, one, recipient=name)
+        given = None if by == By.OIDC else sharing.issue_token(edit, name, expires_at=_ends(days))
+        grants = sharing.look.grants_to(edit.session, name)
+        recipient = sharing.look.recipient(edit.session, name)
+    if given is not None:
+        _write(profile or Path(f"{name}.share"), url, recipient, given)
+    typer.echo(f"{recipient.name} may read {', '.join(one.share for one in grants)}")
 
 
 recipient_app.command("invite")(invite_recipient)
@@ -70,11 +106,13 @@ def list_recipients() -> None:
 
 @recipient_app.command("rotate")
 def rotate_recipient(name: str, days: Days = None, profile: ProfilePath = None, url: Url = None) -> None:
-    """Give a recipient a new token and profile; the old token stops working at once."""
-    from lakeshare_server.catalog import Recipients
+    """Give a recipient a new token, or client secret, and profile; the old one stops working at once."""
+    from lakeshare_server.catalog import sharing
 
-    recipient, token = Recipients(open_state_catalog()).rotate(name, _ends(days))
-    _write(profile or Path(f"{recipient.name}.share"), url, token, recipient.expires_at)
+    with sharing.editing(open_state_catalog(), operator()) as edit:
+        given = sharing.rotate_token(edit, name, expires_at=_ends(days))
+        recipient = sharing.look.recipient(edit.session, name)
+    _write(profile or Path(f"{recipient.name}.share"), url, recipient, given)
 
 
 @recipient_app.command("revoke")
@@ -220,12 +258,12 @@ def _day(moment: datetime | None) -> str:
     return "further notice" if moment is None else moment.strftime("%Y-%m-%d %H:%MZ")
 
 
-def _write(path: Path, url: str | None, token: str, expires_at: datetime | None) -> None:
-    from lakeshare_server.access.profile import write_profile
+def _write(path: Path, url: str | None, recipient: "RecipientState", given: "Given") -> None:
+    from lakeshare_server.access.profile import profile_of, write_profile_file
     from lakeshare_server.settings import ServerSettings
 
     settings = ServerSettings()
     if url is not None:
         settings = settings.model_copy(update={"public_url": url})
-    write_profile(path, settings.base_url(), token, expires_at, settings.iceberg_url())
+    write_profile_file(path, profile_of(recipient, given, settings))
     typer.echo(f"profile: {path}")

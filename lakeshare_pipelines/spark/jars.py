@@ -58,7 +58,17 @@ def ensure_jars(
     Raises:
         DownloadError: one could not be had, is not what the lock says, or may not be fetched (offline).
     """
-    jars = [pinned()[name] for name in names]
+    return ensure_pinned(settings, [pinned()[name] for name in names], report)
+
+
+def ensure_pinned(
+    settings: LakeSettings, jars: Sequence[PinnedJar], report: Progress | None = None
+) -> dict[str, Path]:
+    """The same for jars of any lock.
+
+    Raises:
+        DownloadError: as `ensure_jars`.
+    """
     missing = [jar for jar in jars if not is_whole(jar, cached_path(settings, jar))]
     if missing:
         _refuse_offline(settings, missing)
@@ -75,6 +85,11 @@ def ensure_jars(
 def pinned() -> dict[str, PinnedJar]:
     """The lock file, by name."""
     text = resources.files(__package__).joinpath("jars.lock.toml").read_text(encoding="utf-8")
+    return locked_jars(text)
+
+
+def locked_jars(text: str) -> dict[str, PinnedJar]:
+    """The jars of a lock, by name."""
     return {name: PinnedJar(name, **entry) for name, entry in tomllib.loads(text).items()}
 
 

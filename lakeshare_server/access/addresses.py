@@ -23,6 +23,8 @@ class Proxies:
 
         `forwarded` are the values of X-Forwarded-For, of which each proxy adds to the end whom it heard.
         """
+        if not self._networks:
+            return peer
         address = parsed(peer)
         if address is None or not self._is_believed(address):
             return peer if address is None else str(address)

@@ -6,9 +6,9 @@ exceeded by that; what other workers still hold may be refused to whoever asks t
 
 import math
 import threading
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from time import time as now
 
 from lakeshare_server.catalog.allowances import Allowances
 from lakeshare_server.errors import TooManyRequests
@@ -79,7 +79,7 @@ class Meter:
 
     def refusal(self, what: str) -> TooManyRequests:
         """The error that says so."""
-        return TooManyRequests(what, max(1, math.ceil(self._window_s - time.time() % self._window_s)))
+        return TooManyRequests(what, max(1, math.ceil(self._window_s - now() % self._window_s)))
 
     def count(self, subject: str, most: int, amount: int) -> None:
         """Something was done, whether or not there were permits for it."""
@@ -112,7 +112,7 @@ class Meter:
         return granted
 
     def _of(self, subject: str, most: int) -> _Held:
-        window = int(time.time() // self._window_s)
+        window = int(now() // self._window_s)
         held = self._held.get(subject)
         if held is None or held.window < window or held.most != most:
             if len(self._held) >= MOST_SUBJECTS:

@@ -5,15 +5,14 @@ through when it turns up all the same.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lakeshare_server.access.rule_text import parse_rule, properties_of, with_properties
-from lakeshare_server.catalog import Catalog, EffectiveGrant, FollowedTables
+from lakeshare_server.catalog import EffectiveGrant
 from lakeshare_server.catalog.sharing import Change, Edit
 from lakeshare_server.catalog.sharing.look import grants_on, objects
-from lakeshare_server.errors import BadRequest, LakeshareError, NotFound
+from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.tables.part_of_index import undecided_in
 from lakeshare_server.tables.predicate import (
     EVERYTHING,
@@ -100,19 +99,6 @@ def require_decidable_rules(edit: Edit, versions: Versions) -> None:
             own = [told["rule"]] if "rule" in told else []
             for rule in dict.fromkeys([*own, *rules_on[share]]):
                 asked.require(f"rule on {path}", rule, path, told["table"])
-
-
-def look_at_followed(catalog: Catalog, versions: Versions, tables: Iterable[str]) -> None:
-    """Look at followed tables in front of an edit that has to know them.
-
-    A look numbers what it finds, and waits for whoever edits: within the edit it would wait for itself. What fails here
-    fails there again, and is told there.
-    """
-    followed = FollowedTables(catalog)
-    for table in dict.fromkeys(tables):
-        if followed.get(table) is not None:
-            with suppress(LakeshareError):
-                versions.of(table).latest()
 
 
 @dataclass

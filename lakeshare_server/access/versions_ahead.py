@@ -4,9 +4,9 @@ What is found in storage is numbered by a write of its own, which would wait for
 held against the tables' partitions within the transaction that writes them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
-from lakeshare_server.catalog import Catalog
+from lakeshare_server.catalog import Catalog, FollowedTables
 from lakeshare_server.catalog.sharing.look import grants_on, is_followed, objects
 from lakeshare_server.errors import NotFound
 from lakeshare_server.versions import Versions
@@ -28,6 +28,19 @@ def find_versions_ahead(
             # The edit may make it; if not, whoever edits is told so by the operation.
             is_needed, concerned = writes_rule, set(tables)
         followed = sorted(table for table in concerned if is_needed and is_followed(session, table))
+    _find(versions, followed)
+
+
+def find_all_ahead(catalog: Catalog, versions: Versions, tables: Set[str]) -> None:
+    """Find the versions of those of the tables that are followed: any number of tables, in one query.
+
+    Raises:
+        Unavailable: the catalog or the files of a table cannot be read now.
+    """
+    _find(versions, sorted(one.table for one in FollowedTables(catalog).list() if one.table in tables))
+
+
+def _find(versions: Versions, followed: Iterable[str]) -> None:
     for table in followed:
         try:
             versions.of(table).latest()

@@ -1,13 +1,17 @@
 """A session: takes scripts, does their statements in order, and knows as whom it looks."""
 
 import re
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from lakeshare_server.access.rules import look_at_followed, require_decidable_rules
+from lakeshare_server.access.rules import require_decidable_rules
+from lakeshare_server.access.versions_ahead import find_versions_ahead
 from lakeshare_server.catalog.sharing import Edit, editing, look
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, NotFound
 from lakeshare_server.sql import information_schema, looks, recipient_changes, share_changes
@@ -70,17 +74,22 @@ class SqlSession:
                     changed.append(len(edit.changes))
                     result = self._within(edit, placed.statement)
                     answers.append(Done(text[placed.start : placed.end], result))
-                if not self._is_decided(edit):
+                try:
+                    require_decidable_rules(edit, self.provider.versions)
+                except BadRequest:
                     number = self._undecided(edit, changed)
-                require_decidable_rules(edit, self.provider.versions)
+                    raise
         except LakeshareError as error:
             raise _refused(error, text, source, script, number, 0) from error
         return answers
 
     def _undecided(self, edit: Edit, changed: list[int]) -> int:
         """The last statement from which on there is a rule that no partition decides."""
-        from_here = (replace(edit, changes=edit.changes[first:]) for first in changed)
-        return sum(not self._is_decided(part) for part in from_here) - 1
+
+        def is_decided_from(number: int) -> bool:
+            return self._is_decided(replace(edit, changes=edit.changes[changed[number] :]))
+
+        return bisect_left(range(len(changed)), True, key=is_decided_from) - 1
 
     def _is_decided(self, edit: Edit) -> bool:
         try:
@@ -129,13 +138,25 @@ class SqlSession:
         return done(f"this is what {found.name} sees; its state is {found.state}")
 
     def _look_ahead(self, script: Sequence[said.Statement]) -> None:
-        """Know the tables that rules of these statements speak of before a transaction is open."""
-        tables = [".".join(asked.path) for asked in script if isinstance(asked, said.PutObject)]
-        ruled = {asked.share.lower() for asked in script if isinstance(asked, said.Grant) and asked.rule}
-        if ruled:
-            with self.provider.catalog.reading() as session:
-                tables += [one.table for one in look.objects(session) if one.share.lower() in ruled]
-        look_at_followed(self.provider.catalog, self.provider.versions, tables)
+        """Know the followed tables that rules of these statements are held against before a transaction is open."""
+        provider, concerned = self.provider, defaultdict[str, list[str]](list)
+        writes_rule = False
+        for asked in script:
+            if isinstance(asked, said.PutObject):
+                concerned[asked.share].append(".".join(asked.path))
+                writes_rule |= asked.rule is not None
+            elif isinstance(asked, said.PutSchema):
+                with suppress(BadRequest):  # told by the statement itself
+                    concerned[asked.share] += provider.tables_of(".".join(asked.path))
+            elif isinstance(asked, said.Grant):
+                concerned[asked.share] += ()
+                writes_rule |= asked.rule is not None
+            elif isinstance(asked, said.AlterShare) and len(script) > 1:
+                # What follows may speak of it by another name: all is looked at.
+                concerned[asked.name] += ()
+                writes_rule = True
+        for share, tables in concerned.items():
+            find_versions_ahead(provider.catalog, provider.versions, share, tables, writes_rule=writes_rule)
 
     def _require_provider(self) -> None:
         if self.seen_as is not None:

@@ -35,9 +35,10 @@ class Runner:
     def answering(self, answer: str, *arguments: str) -> Ended:
         """Run a command at a terminal where somebody types an answer."""
         terminal = io.StringIO(f"{answer}\n")
-        self._monkeypatch.setattr(terminal, "isatty", lambda: True)
-        self._monkeypatch.setattr("sys.stdin", terminal)
-        return self.ended(*arguments)
+        with self._monkeypatch.context() as patched:
+            patched.setattr(terminal, "isatty", lambda: True)
+            patched.setattr("sys.stdin", terminal)
+            return self.ended(*arguments)
 
     def __call__(self, *arguments: str) -> str:
         """Run a command that has to succeed, for what it says."""

@@ -150,8 +150,8 @@ class Doors:
         """A version in each way to ask for it."""
         yield self.reader.snapshot(version=version)
         yield self.reader.pages(2, version=version)
-        yield self.reader.submitted(version=version)
         if version == newest:
+            yield self.reader.submitted(version=version)
             yield self.reader.refreshed(self.reader.snapshot(includeRefreshToken=True))
 
 

@@ -62,6 +62,7 @@ def test_files_refuse_what_partitions_do_not_decide(run: Runner, tmp_path: Path)
     for how in ("--plan", "--yes"):
         refused = ended(UNDECIDED, how)
         assert (refused.code, "flight" in refused.errors) == (1, True)
+        assert f"{file}:6: grants[0]: rule on friends.lake.flights: " in refused.errors
     assert run.ended("share", "show", "friends").code == 1
     assert ended(DECIDED, "--plan").code == 2
     assert ended(DECIDED, "--yes").code == 0

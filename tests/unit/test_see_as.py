@@ -238,13 +238,22 @@ def test_the_admin_api_shows_the_answers_of_the_recipient(seen: Seen, name: str)
             told = "delta-table-version"
             assert answer.headers.get(told) == asked.headers.get(told)
         assert sue.get(f"{root}/%2e%2e/api/docs").status_code == 404
-    mine = select(AuditRow.action).where(AuditRow.principal == "sue", AuditRow.recipient == name)
-    # A server that goes on writes its events together, after the answers.
-    ends, told = time.monotonic() + 30, set[str]()
-    while not {"list_shares", "table_metadata", "query_table"} <= told:
-        assert time.monotonic() < ends, told
-        with seen.provider.catalog.reading() as session:
-            told = set(session.scalars(mine))
+    wanted = {"list_shares", "table_metadata", "query_table"}
+    until(lambda: wanted <= actions_of(seen.provider, "sue", name))
+
+
+def actions_of(provider: Provider, principal: str, recipient: str) -> set[str]:
+    """What the log has that somebody looked at as a recipient."""
+    mine = select(AuditRow.action).where(AuditRow.principal == principal, AuditRow.recipient == recipient)
+    with provider.catalog.reading() as session:
+        return set(session.scalars(mine))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what a running server writes a moment after its answer."""
+    ends = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < ends
 
 
 def test_nothing_that_is_sent_opens_a_recipients_eyes(seen: Seen) -> None:

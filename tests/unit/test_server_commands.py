@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from lakeshare_server.catalog import (
+    Credentials,
     Ledger,
     Reader,
     Recipients,
@@ -84,6 +85,43 @@ def test_recipients_are_listed_rotated_and_revoked(provider: Provider, run: Runn
     run("recipient", "revoke", "bob")
     assert recipients.by_token(new) is None
     assert re.search(r"bob\tflights\trevoked", run("recipient", "list"))
+
+
+def test_a_recipient_gets_in_as_is_said_when_it_is_added(
+    provider: Provider, run: Runner, tmp_path: Path
+) -> None:
+    run("recipient", "add", "client", "--share", "flights", "--by", "oauth")
+    profile = json.loads((tmp_path / "client.share").read_text())
+    assert (profile["shareCredentialsVersion"], profile["type"]) == (2, "oauth_client_credentials")
+    assert profile["tokenEndpoint"] == profile["endpoint"] + "/oauth/token"
+    known = Credentials(provider.catalog).by_client_secret(profile["clientId"], profile["clientSecret"])
+    assert known is not None
+    assert known.reader.name == "client"
+    run("recipient", "rotate", "client")
+    again = json.loads((tmp_path / "client.share").read_text())
+    assert again["type"] == "oauth_client_credentials"
+    assert again["clientSecret"] != profile["clientSecret"]
+    issuer = ("--issuer", "https://login.acme.example", "--audience", "lakeshare", "--subject", "job-7")
+    assert "may read flights" in run("recipient", "add", "acme", "--share", "flights", "--by", "oidc")
+    assert not (tmp_path / "acme.share").exists()
+    assert "https://login.acme.example" in run("recipient", "federate", "acme", *issuer)
+    assert len(Credentials(provider.catalog).policies("https://login.acme.example")) == 1
+    assert run.ended("recipient", "federate", "client", *issuer).code == 1
+    assert "--drop" in run.ended("recipient", "federate", "acme", "--subject", "x").errors
+    run("recipient", "federate", "acme", "--drop")
+    assert Credentials(provider.catalog).policies("https://login.acme.example") == []
+
+
+def test_limits_of_a_recipient_are_set_shown_and_taken_back(provider: Provider, run: Runner) -> None:
+    run("recipient", "add", "bob", "--share", "flights")
+    assert run("recipient", "limit", "bob").count("as the settings say") == 3
+    run("recipient", "limit", "bob", "--requests-per-minute", "60", "--bytes-per-day", "1000")
+    said = run("recipient", "limit", "bob", "--urls-per-day", "7")
+    assert said.splitlines() == ["requests_per_minute\t60", "urls_per_day\t7", "bytes_per_day\t1000"]
+    assert run.ended("recipient", "limit", "nobody").code == 1
+    said = run("recipient", "limit", "bob", "--usual", "--urls-per-day", "8")
+    assert "urls_per_day\t8" in said
+    assert said.count("as the settings say") == 2
 
 
 def test_publications_are_listed_newest_first(provider: Provider, run: Runner) -> None:

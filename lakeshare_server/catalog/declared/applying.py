@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.declared.carrying_out import carry_out
+from lakeshare_server.catalog.declared.carrying_out import carry_out, require
 from lakeshare_server.catalog.declared.file_plan import Plan, file_plan
 from lakeshare_server.catalog.declared.held import held
 from lakeshare_server.catalog.declared.objects import Key, Wanted
@@ -50,7 +50,7 @@ def tried(
             with editing(catalog, by, keeper="files") as edit:
                 plan = file_plan(wanted, held(edit.session), prune=prune)
                 carry_out(edit, plan.steps)
-                check(edit)
+                require(edit, plan.steps, check)
                 _undo()
         except _OnlyTried:
             pass
@@ -92,5 +92,5 @@ def apply_files(
                 "Look at the plan again, then apply it.",
             )
         carry_out(edit, plan.steps)
-        check(edit)
+        require(edit, plan.steps, check)
     return plan

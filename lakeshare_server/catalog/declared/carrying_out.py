@@ -1,6 +1,6 @@
 """The steps of a plan, taken by the operations on shares, recipients, groups and grants, in one transaction."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, cast
@@ -59,23 +59,37 @@ def _batch(step: Step) -> tuple[str, str, str]:
     return step.kind, step.verb, step.key[1]
 
 
+def require(edit: Edit, steps: Iterable[Step], check: Callable[[Edit], None]) -> None:
+    """See that what the steps did together is all right, too.
+
+    Raises:
+        DocumentError: `check` refuses what a file wants; it names the place there.
+        BadRequest, NotFound, CatalogConflict: it refuses what was not said in a file.
+    """
+    with _refused_in_file(list(steps)):
+        check(edit)
+
+
 @contextmanager
 def _refused_in_file(batch: list[Step]) -> Iterator[None]:
     try:
         yield
     except (BadRequest, NotFound, CatalogConflict) as error:
-        said = [step.wanted for step in batch if step.wanted is not None and step.wanted.origin is not None]
-        meant = [one for one in said if _is_about(error, one)]
-        for one in (meant or said)[:1]:
-            if one.origin is not None:
-                raise one.origin.fault(_problem(error), _remedy(error)) from error
-        raise
+        meant = _meant(error, [step.wanted for step in batch if step.wanted is not None])
+        if meant is None or meant.origin is None:
+            raise
+        raise meant.origin.fault(_problem(error), _remedy(error)) from error
 
 
-def _is_about(error: BadRequest | NotFound | CatalogConflict, one: Wanted) -> bool:
-    if isinstance(error, BadRequest):
-        return error.value in one.fields.values()
-    return one.name.lower() in str(error).lower()
+def _meant(error: BadRequest | NotFound | CatalogConflict, said: Sequence[Wanted]) -> Wanted | None:
+    """The object that an error is about: one with the value it refuses, or the one it names closest, or the first."""
+    where = (error.field if isinstance(error, BadRequest) else str(error)).lower()
+
+    def is_about(one: Wanted) -> tuple[bool, int]:
+        has_value = isinstance(error, BadRequest) and error.value in one.fields.values()
+        return has_value, len(one.name) if one.name.lower() in where else 0
+
+    return max(said, key=is_about, default=None)
 
 
 def _problem(error: BadRequest | NotFound | CatalogConflict) -> str:

@@ -8,6 +8,7 @@ from lakeshare_server.catalog.sharing.editing import KEEP, Change, Edit, Keep, K
 from lakeshare_server.catalog.sharing.federation import drop_policy, put_policy
 from lakeshare_server.catalog.sharing.grants import grant, revoke
 from lakeshare_server.catalog.sharing.groups import alter_group, create_group, drop_group
+from lakeshare_server.catalog.sharing.limits import set_limits
 from lakeshare_server.catalog.sharing.recipients import (
     alter_recipient,
     create_recipient,
@@ -70,5 +71,6 @@ __all__ = [
     "revoke_recipient",
     "revoke_token",
     "rotate_token",
+    "set_limits",
     "shorten_tokens",
 ]

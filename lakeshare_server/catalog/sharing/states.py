@@ -173,6 +173,7 @@ class RecipientState(Told):
     links: tuple[LinkState, ...] = ()
     policies: tuple[FederationPolicy, ...] = ()
     groups: tuple[str, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,6 +185,7 @@ def told_recipient(
         links=tuple(links),
         policies=tuple(policies),
         groups=tuple(of_groups),
+        limits=row.limits or {},
     )
 
 
