@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_server.catalog import Publication
+from lakeshare_server.commands.tables import table_app
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.table_commands import table_app
 from lakeshare_server.tables.locations import local_path
 from lakeshare_server.tables.reason_codes import ReasonCode
 from tests.builders.canonical import Rows, same_frame, same_rows

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+from lakeshare_server.commands.tables import table_app
 from lakeshare_server.errors import BadRequest, Unserveable
 from lakeshare_server.protocol.capabilities import Capabilities
 from lakeshare_server.protocol.negotiation import negotiated
-from lakeshare_server.table_commands import table_app
 from lakeshare_server.tables.head import Hindrance, TableHead
 from lakeshare_server.tables.reason_codes import ReasonCode
 from lakeshare_server.tables.serveability import CLIENTS, clients_of, directory_verdict, serveability

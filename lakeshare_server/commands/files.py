@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_server.console import ask, open_state_catalog, open_versions, operator
+from lakeshare_server.commands.console import ask, open_state_catalog, open_versions, operator
 
 if TYPE_CHECKING:
     from lakeshare_server.catalog import Catalog

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lakeshare_server.console import ask, open_state_catalog, operator
+from lakeshare_server.commands.console import ask, open_state_catalog, operator
 
 group_app = typer.Typer(help="Groups: recipients that are granted shares together.", no_args_is_help=True)
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from lakeshare_server.console import ask, editing_share, open_state_catalog, operator
-from lakeshare_server.option_values import moment, properties, shared_path, table_path
+from lakeshare_server.commands.console import ask, editing_share, open_state_catalog, operator
+from lakeshare_server.commands.option_values import moment, properties, shared_path, table_path
 
 share_app = typer.Typer(help="Shares: what can be granted, and to whom it is.", no_args_is_help=True)
 

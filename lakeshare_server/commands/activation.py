@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from lakeshare_server.console import ask, open_state_catalog, operator
+from lakeshare_server.commands.console import ask, open_state_catalog, operator
 from lakeshare_server.errors import BadRequest, Unavailable
 
 if TYPE_CHECKING:

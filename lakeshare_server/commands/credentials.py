@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lakeshare_server.console import open_state_catalog, operator
+from lakeshare_server.commands.console import open_state_catalog, operator
 
 POLICY = "default"
 RecipientName = Annotated[str, typer.Argument(metavar="RECIPIENT", help="The recipient's name.")]

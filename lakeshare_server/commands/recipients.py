@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_server.activation_commands import LINK_DAYS, LinkDays, add_with_link, invite_recipient
-from lakeshare_server.console import ask, open_state_catalog, operator
-from lakeshare_server.credential_commands import RecipientName, federate_recipient, limit_recipient
-from lakeshare_server.option_values import moment, properties
+from lakeshare_server.commands.activation import LINK_DAYS, LinkDays, add_with_link, invite_recipient
+from lakeshare_server.commands.console import ask, open_state_catalog, operator
+from lakeshare_server.commands.credentials import RecipientName, federate_recipient, limit_recipient
+from lakeshare_server.commands.option_values import moment, properties
 
 if TYPE_CHECKING:
     from lakeshare_server.catalog.sharing import Given, RecipientState

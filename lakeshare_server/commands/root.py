@@ -8,20 +8,20 @@ from typing import Annotated
 
 import typer
 
-from lakeshare_server.activation_commands import activate
-from lakeshare_server.admin_commands import admin_app, tell_first_key
-from lakeshare_server.apply_commands import apply, diff, export
-from lakeshare_server.audit_commands import audit_app, usage
+from lakeshare_server.commands.activation import activate
+from lakeshare_server.commands.administrators import admin_app, tell_first_key
+from lakeshare_server.commands.audit import audit_app, usage
+from lakeshare_server.commands.console import open_state_catalog
+from lakeshare_server.commands.files import apply, diff, export
+from lakeshare_server.commands.groups import group_app
+from lakeshare_server.commands.recipients import recipient_app
+from lakeshare_server.commands.shares import share_app
+from lakeshare_server.commands.sql import sql
+from lakeshare_server.commands.tables import table_app
 from lakeshare_server.conformance.command import conformance_app
-from lakeshare_server.console import open_state_catalog
 from lakeshare_server.errors import LakeshareError
-from lakeshare_server.group_commands import group_app
-from lakeshare_server.recipient_commands import recipient_app
 from lakeshare_server.see_as.command import as_app
-from lakeshare_server.share_commands import share_app
 from lakeshare_server.snippets.command import snippet
-from lakeshare_server.sql_commands import sql
-from lakeshare_server.table_commands import table_app
 
 commands = typer.Typer(
     help="The lakeshare sharing server.", no_args_is_help=True, pretty_exceptions_enable=False

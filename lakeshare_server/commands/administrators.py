@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lakeshare_server.console import open_state_catalog, operator
+from lakeshare_server.commands.console import open_state_catalog, operator
 
 admin_app = typer.Typer(help="Administrators of the API.", no_args_is_help=True)
 key_app = typer.Typer(

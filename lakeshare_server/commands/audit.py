@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakeshare_server.console import open_state_catalog, operator
+from lakeshare_server.commands.console import open_state_catalog, operator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
