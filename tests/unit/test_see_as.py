@@ -1,6 +1,7 @@
 """`lakeshare as RECIPIENT` prints what that recipient gets from a running server, and the log says who looked."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ from tests.builders.lake_tables import append_delta, some_rows
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server
 
 TABLE = "flights.lake.flights"
+PATIENCE_S = 30
 
 
 @dataclass(frozen=True)
@@ -237,9 +239,17 @@ def test_the_admin_api_shows_the_answers_of_the_recipient(seen: Seen, name: str)
             told = "delta-table-version"
             assert answer.headers.get(told) == asked.headers.get(told)
         assert sue.get(f"{root}/%2e%2e/api/docs").status_code == 404
-    with seen.provider.catalog.reading() as session:
-        mine = select(AuditRow.action).where(AuditRow.principal == "sue", AuditRow.recipient == name)
-        assert {"list_shares", "table_metadata", "query_table"} <= set(session.scalars(mine))
+    mine = select(AuditRow.action).where(AuditRow.principal == "sue", AuditRow.recipient == name)
+
+    def actions() -> set[str]:
+        with seen.provider.catalog.reading() as session:
+            return set(session.scalars(mine))
+
+    # The server brings its events into the database a moment after its replies.
+    deadline = time.monotonic() + PATIENCE_S
+    while not actions() >= {"list_shares", "table_metadata", "query_table"}:
+        assert time.monotonic() < deadline, actions()
+        time.sleep(0.02)
 
 
 def test_nothing_that_is_sent_opens_a_recipients_eyes(seen: Seen) -> None:
