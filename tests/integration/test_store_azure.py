@@ -18,7 +18,7 @@ from azure.storage.blob import BlobServiceClient, generate_container_sas
 from typer.testing import CliRunner
 
 from lakeshare_server.catalog import allow_directory_access
-from lakeshare_server.commands import commands
+from lakeshare_server.commands.root import commands
 from lakeshare_server.errors import StoreDenied, StoreMissing, Unavailable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers

@@ -24,6 +24,7 @@ from tests.builders.lake_tables import append_delta, some_rows
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server
 
 TABLE = "flights.lake.flights"
+PATIENCE_S = 30
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lakeshare_server.errors import BadRequest, Unavailable
 
 # From this many unwritten events on, requests are to wait for the writer: the log loses nothing.
 BACKLOG = 20_000
-GATHER_S = 0.5
+GATHER_S = 0.2
 RETRY_S = 1.0
 MOST = 2000
 LOOK_S = 10.0
