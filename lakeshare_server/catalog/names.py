@@ -1,4 +1,4 @@
-"""What names, owners, properties and addresses may look like, wherever they come in."""
+"""What names, owners, properties, addresses and the texts of rules may look like, wherever they come in."""
 
 import ipaddress
 import re
@@ -12,6 +12,7 @@ RESERVED = ("databricks.", "lakeshare.")
 LONGEST_PROPERTY = 4000
 MOST_PROPERTIES = 100
 MOST_ADDRESSES = 1000
+LONGEST_RULE = 8000
 
 
 def require_name(field: str, name: str) -> None:
@@ -74,3 +75,22 @@ def networks(field: str, addresses: Sequence[str] | None) -> list[str] | None:
             hint = "Give an address like 192.0.2.7 or a network like 192.0.2.0/24 or 2001:db8::/32."
             raise BadRequest(field, address, hint) from error
     return list(dict.fromkeys(found))
+
+
+def require_rule_text(field: str, rule: str | None) -> None:
+    """See that this can be kept as a rule; what it means, and whether files can decide it, is judged above.
+
+    Raises:
+        BadRequest: it is empty, too long, or has control characters.
+    """
+    if rule is None:
+        return
+    if (
+        not rule.strip()
+        or len(rule) > LONGEST_RULE
+        or not rule.replace("\n", " ").replace("\t", " ").isprintable()
+    ):
+        hint = (
+            f"Give a predicate on partition columns in up to {LONGEST_RULE} characters, like region = 'EU'."
+        )
+        raise BadRequest(field, rule, hint)

@@ -5,10 +5,10 @@ from datetime import datetime
 from sqlalchemy import select
 
 from lakeshare_server.catalog.models import GrantRow, GroupGrantRow
+from lakeshare_server.catalog.names import require_rule_text
 from lakeshare_server.catalog.sharing.editing import Edit, require_aware, touch
 from lakeshare_server.catalog.sharing.look import group_row, recipient_row, share_row
 from lakeshare_server.catalog.sharing.recipients import require_not_revoked
-from lakeshare_server.catalog.sharing.rule_text import require_rule_text
 from lakeshare_server.catalog.sharing.states import Grant
 from lakeshare_server.catalog.sharing.told import told_grant
 from lakeshare_server.errors import BadRequest, NotFound

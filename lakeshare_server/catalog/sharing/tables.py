@@ -7,10 +7,9 @@ from typing import Any, get_args
 from sqlalchemy import select
 
 from lakeshare_server.catalog.models import MAX_LONG, SchemaRow, SharedTableRow, ShareRow
-from lakeshare_server.catalog.names import require_name
+from lakeshare_server.catalog.names import require_name, require_rule_text
 from lakeshare_server.catalog.sharing.editing import KEEP, Edit, Keep, given, touch
 from lakeshare_server.catalog.sharing.look import object_row, share_row
-from lakeshare_server.catalog.sharing.rule_text import require_rule_text
 from lakeshare_server.catalog.sharing.states import Kind, SharedObject
 from lakeshare_server.catalog.sharing.told import told_object
 from lakeshare_server.errors import BadRequest, CatalogConflict, NameTaken
