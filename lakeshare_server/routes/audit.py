@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from fastapi import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lakeshare_server.catalog import AuditEvent, AuditLog
@@ -17,7 +18,9 @@ from lakeshare_server.catalog.audit import Kind
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.routes.context import Note
 from lakeshare_server.routes.metrics import Metrics
+from lakeshare_server.routes.responses import error_response, iceberg_error
 from lakeshare_server.routes.traces import WATCHED_PATHS, Trace
+from lakeshare_server.settings import ICEBERG_PATH
 
 BROKEN_OFF = "CONNECTION_LOST"
 FULL_S = 0.1
@@ -39,9 +42,20 @@ class AuditMiddleware:
             return
         request = _Request(scope, self.audit, Trace(scope, names=self._names))
 
+        refused: Response | None = None
+
         async def send_noted(message: Message) -> None:
+            nonlocal refused
+            if refused is not None:
+                # What the application goes on to say is not for anybody.
+                return
             if message["type"] == "http.response.start":
-                request.begin(message)
+                try:
+                    request.begin(message)
+                except Unavailable as error:
+                    refused = _refusal(scope, error)
+                    await refused(scope, receive, send)
+                    return
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if is_last:
                 request.trace()
@@ -58,6 +72,13 @@ class AuditMiddleware:
             # This connection waits, the server goes on: its health is asked for on the same thread.
             while self.audit.is_full:
                 await asyncio.sleep(FULL_S)
+
+
+def _refusal(scope: Scope, error: Unavailable) -> Response:
+    code, later = 503, {"Retry-After": "5"}
+    if scope["path"].startswith(f"{ICEBERG_PATH}/v1/"):
+        return iceberg_error(code, "ServiceUnavailableException", str(error), later)
+    return error_response(code, "TEMPORARILY_UNAVAILABLE", str(error), later)
 
 
 class _Request:
@@ -82,7 +103,7 @@ class _Request:
         try:
             self._write("request")
         except OSError as error:
-            self._status = NO_RESPONSE
+            self._status, self.note.error_code = 503, "TEMPORARILY_UNAVAILABLE"
             _log.critical("request %s is refused, its audit event cannot be written: %s", self.note, error)
             raise Unavailable(
                 "the request cannot be recorded", "Try again; the server's log says why."

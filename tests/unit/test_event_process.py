@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import psutil
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from lakeshare_server.catalog import AuditLog
-from lakeshare_server.catalog.audit import adopt, events_after, verify
+from lakeshare_server.catalog import AuditEvent, AuditLog, open_catalog
+from lakeshare_server.catalog.audit import adopt, events_after, log, verify
+from lakeshare_server.catalog.audit.events import written
+from lakeshare_server.catalog.audit.journal import ROOM_BYTES, Journal, events_in
 from tests.builders.server_process import a_process
 from tests.builders.sharing import FLIGHTS, Provider, a_provider_of_flights, a_server, files
 
@@ -121,15 +124,20 @@ def test_without_room_for_its_event_a_request_is_refused(
         record(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(AuditLog, "record", noted)
+    # It does not go on in a new file meanwhile.
+    monkeypatch.setattr(log, "LONG_BYTES", 1 << 40)
     with a_server(provider) as server, server.client(provider.recipient()) as client:
         assert len(files(client.post(f"{FLIGHTS}/query"))) == 3
         journal = logs[0]._journal
-        kept = os.dup(journal._file)
+        kept, was = os.dup(journal._file), journal.size
         os.dup2(full, journal._file)
+        # The room that it has is used up: it needs more.
+        journal.size = len(journal._map)
         refused = client.post(f"{FLIGHTS}/query")
-        assert refused.status_code in (500, 503)
+        assert (refused.status_code, refused.json()["errorCode"]) == (503, "TEMPORARILY_UNAVAILABLE")
         assert "url" not in refused.text
         os.dup2(kept, journal._file)
+        journal.size = was
         assert len(files(client.post(f"{FLIGHTS}/query"))) == 3
     os.close(full)
     os.close(kept)
@@ -207,3 +215,20 @@ def test_spans_go_to_the_collector_of_the_environment_and_name_nobody(provider: 
     assert said["lakeshare.files"].int_value == 3
     assert any(span.name.startswith("GET ") for span in spans)
     assert all(b"acme" not in one.SerializeToString() for one in received)
+
+
+def test_a_journal_grows_and_is_read_to_its_last_whole_event(tmp_path: Path) -> None:
+    catalog = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+    journal = Journal(tmp_path / "audit")
+    text = written(
+        AuditEvent(at=datetime.now(UTC), action="x" * 60, request_id="r", user_agent="y" * 900)
+    ).text
+    count = ROOM_BYTES // len(text) + 3
+    ends = [journal.write(text) for _ in range(count)]
+    # Ended by a signal in the middle of one more event.
+    journal._map[ends[-1] : ends[-1] + 9] = text[:9]
+    journal.leave()
+    found = list(events_in(catalog, journal.path))
+    assert [ends_at for _, ends_at in found] == ends
+    assert {event.text for event, _ in found} == {text}
+    catalog.close()
