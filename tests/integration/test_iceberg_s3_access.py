@@ -197,12 +197,9 @@ def test_all_other_tables_are_read_by_requests_signed_one_by_one(
     unpublished = files_of(made, made.table.snapshot_by_name(SECRET_BRANCH)) - published
     with a_server(provider) as server:
         token = provider.recipient()
-        grant_to(provider, "bob", rule="day = DATE '2013-01-02'")
         with door(server, token) as client:
             answer = client.get(TABLE).json()
             assert client.get(f"{TABLE}/credentials").status_code == 400
-        counts = [name for one in answer["metadata"]["snapshots"] for name in one["summary"] if "-" in name]
-        assert counts == []
         assert "storage-credentials" not in answer
         assert not any(secret in str(answer) for secret in secrets)
         reader = signed_client(answer["config"], server, token)
