@@ -173,24 +173,13 @@ def _granted(catalog: Catalog, recipients: int) -> list[Asker]:
             for start in range(0, len(rows), ROWS_AT_ONCE):
                 session.execute(insert(model), rows[start : start + ROWS_AT_ONCE])
 
-        def named(kind: str, number: int) -> dict[str, Any]:
-            name = f"{kind}{number}"
-            return {
-                "id": str(uuid.uuid4()),
-                "name": name,
-                "name_key": name,
-                "created_at": now,
-                "revision": 1,
-                "applied": False,
-            }
-
         def terms(number: int) -> dict[str, Any]:
             rule = "id = 1" if number % 2 else None
             ends_at = now + timedelta(days=1) if number % 3 == 0 or rule is None else None
             return {"created_at": now, "rule": rule, "ends_at": ends_at, "applied": False}
 
-        put(RecipientRow, [{**named("r", one), "authentication": "TOKEN"} for one in range(recipients)])
-        put(GroupRow, [named("g", one) for one in range(GROUPS)])
+        put(RecipientRow, [{**_named("r", one, now), "authentication": "TOKEN"} for one in range(recipients)])
+        put(GroupRow, [_named("g", one, now) for one in range(GROUPS)])
         keys = list(session.scalars(select(RecipientRow.key).order_by(RecipientRow.key)))
         groups = list(session.scalars(select(GroupRow.key).order_by(GroupRow.key)))
         token_rows = [
@@ -215,6 +204,18 @@ def _granted(catalog: Catalog, recipients: int) -> list[Asker]:
             for group in groups for share in draw.sample(sorted(shares), GRANTS_EACH)
         ])  # fmt: skip
         return [Asker(token, shares[chosen[key][0]]) for key, token in zip(keys, tokens, strict=True)]
+
+
+def _named(kind: str, number: int, now: datetime) -> dict[str, Any]:
+    name = f"{kind}{number}"
+    return {
+        "id": str(uuid.uuid4()),
+        "name": name,
+        "name_key": name,
+        "created_at": now,
+        "revision": 1,
+        "applied": False,
+    }
 
 
 if __name__ == "__main__":

@@ -13,6 +13,18 @@ from lakeshare_pipelines.wap.branches import drop_abandoned
 from lakeshare_server.catalog.audit import prune
 
 
+@dg.op(
+    description="Remove audit events older than LAKESHARE_AUDIT_RETENTION_DAYS; the chain stays verifiable."
+)
+def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
+    days = lake.settings().audit_retention_days
+    if days is None:
+        context.log.info("audit events are kept for ever: LAKESHARE_AUDIT_RETENTION_DAYS is not set")
+        return
+    pruned = prune(lake.catalog(), datetime.now(UTC) - timedelta(days=days), "janitor")
+    context.log.info(f"removed {pruned.events} audit events of more than {days} days ago")
+
+
 def upkeep(contracts: Sequence[SetContract]) -> dg.Definitions:
     """The janitor's job and its nightly schedule."""
 
@@ -39,17 +51,6 @@ def upkeep(contracts: Sequence[SetContract]) -> dg.Definitions:
             context.log.info(
                 f"removed {len(folders)} folders of change files: {', '.join(folders) or 'none'}"
             )
-
-    @dg.op(
-        description="Remove audit events older than LAKESHARE_AUDIT_RETENTION_DAYS; the chain stays verifiable."
-    )
-    def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
-        days = lake.settings().audit_retention_days
-        if days is None:
-            context.log.info("audit events are kept for ever: LAKESHARE_AUDIT_RETENTION_DAYS is not set")
-            return
-        pruned = prune(lake.catalog(), datetime.now(UTC) - timedelta(days=days), "janitor")
-        context.log.info(f"removed {pruned.events} audit events of more than {days} days ago")
 
     @dg.job(
         description="Repairs the ledger, then removes abandoned staging places and files, and old events."

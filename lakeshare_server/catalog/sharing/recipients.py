@@ -40,10 +40,7 @@ def create_recipient(
     require_properties("properties", properties)
     require_aware("expires_at", expires_at)
     _require_agreement(agreement)
-    if authentication not in get_args(Authentication):
-        raise BadRequest(
-            "authentication", authentication, f"It is one of {', '.join(get_args(Authentication))}."
-        )
+    _require_authentication(authentication)
     _require_free(edit, name, None)
     row = RecipientRow(
         id=str(uuid.uuid4()),
@@ -172,6 +169,12 @@ def _require_free(edit: Edit, name: str, key: int | None) -> None:
             f"there is a recipient {taken.name} already",
             "Choose another name. `lakeshare recipient rotate` gives the recipient a new token.",
         )
+
+
+def _require_authentication(authentication: str) -> None:
+    known = get_args(Authentication)
+    if authentication not in known:
+        raise BadRequest("authentication", authentication, f"It is one of {', '.join(known)}.")
 
 
 def _require_agreement(agreement: str | None) -> None:

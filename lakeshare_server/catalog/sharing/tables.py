@@ -123,13 +123,7 @@ def alter_table(
     touch(edit, parent, "Share", parent.name, revision)
     if not row.declared:
         edit.keep(row)
-    left = folder
-    if new_schema is not KEEP and new_schema.lower() != folder.name_key:
-        folder = _schemas(edit, parent, [new_schema])[new_schema.lower()]
-        row.schema_key = folder.key
-    if "name" in fields or folder is not left:
-        _require_free(edit, parent, folder, fields.get("name", row.name), row.key)
-        fields["name_key"] = fields.get("name", row.name).lower()
+    left, folder = folder, _moved(edit, parent, folder, row, new_schema, fields)
     if fields.get("lake_table", row.lake_table) != row.lake_table and "directory_access" not in fields:
         # Whoever allowed it looked at what lies in the folder of the table it stood for.
         fields["directory_access"] = False
@@ -140,6 +134,25 @@ def alter_table(
     told = told_object(row, folder.name, parent.name)
     edit.changed("alter_table", before.path, before.as_json(), told.as_json())
     return told
+
+
+def _moved(
+    edit: Edit,
+    share: ShareRow,
+    schema: SchemaRow,
+    row: SharedTableRow,
+    new_schema: str | Keep,
+    fields: dict[str, Any],
+) -> SchemaRow:
+    """The schema that a table is in under its new alias, which nothing else in the share has."""
+    left = schema
+    if new_schema is not KEEP and new_schema.lower() != schema.name_key:
+        schema = _schemas(edit, share, [new_schema])[new_schema.lower()]
+        row.schema_key = schema.key
+    if "name" in fields or schema is not left:
+        _require_free(edit, share, schema, fields.get("name", row.name), row.key)
+        fields["name_key"] = fields.get("name", row.name).lower()
+    return schema
 
 
 def remove_table(
