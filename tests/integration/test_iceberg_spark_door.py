@@ -12,6 +12,7 @@ from lakeshare_server.catalog.models import AuditRow
 from tests.builders.iceberg_door import door_url, rest_catalog
 from tests.builders.publications import a_publication
 from tests.builders.sharing import Provider, a_provider, a_server
+from tests.builders.waiting import wait_until
 
 COLUMNS = "day DATE, carrier STRING, delay DOUBLE, crew STRUCT<pilots: INT, lead: STRING>"
 ROWS = (
@@ -129,7 +130,7 @@ def test_spark_reads_each_format_version_through_the_door(
         assert rows(lake, f"SELECT day FROM {through} VERSION AS OF {first} WHERE {day}") == rows(
             lake, f"SELECT day FROM {name} VERSION AS OF {first} WHERE {day}"
         )
-        assert plans_of(provider) > len(WHERE)
+        wait_until(lambda: plans_of(provider) > len(WHERE))
         assert spark.sql(f"SELECT * FROM {through}.snapshots").count() == 2
         assert spark.sql(f"SELECT * FROM {through}.history").count() == 2
         assert [row["name"] for row in spark.sql(f"SELECT * FROM {through}.refs").collect()] == ["main"]

@@ -1,7 +1,6 @@
 """A watch on what a recipient sees holds every look; neither a failed read nor no look at all counts as right."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from lakeshare_pipelines.demo.reader import Watch, fingerprint, read, watching
 from lakeshare_server.catalog import Recipients, newest_requests
 from tests.builders.lake_tables import append_delta, some_rows
 from tests.builders.sharing import Provider, a_provider_of_flights, a_server
+from tests.builders.waiting import wait_until
 
 TABLE = "flights.lake.flights"
 NOTHING = (0, 0)
@@ -26,13 +26,6 @@ def profile(provider: Provider) -> Iterator[Path]:
     token = provider.recipient("bob")
     with a_server(provider) as server:
         yield server.profile(token)
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_publication_during_the_watch_is_seen(provider, profile, tmp_path):

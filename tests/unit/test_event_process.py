@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -20,6 +19,7 @@ from lakeshare_server.catalog.audit.events import written
 from lakeshare_server.catalog.audit.journal import ROOM_BYTES, Journal, events_in
 from tests.builders.server_process import a_process
 from tests.builders.sharing import FLIGHTS, Provider, a_provider_of_flights, a_server, files
+from tests.builders.waiting import wait_until
 
 PATIENCE_S = 30
 CLIENTS = 4
@@ -29,13 +29,6 @@ POLLS = 'lakeshare_requests_total{action="table_version",error="",status="200"}'
 @pytest.fixture
 def provider(tmp_path: Path) -> Provider:
     return a_provider_of_flights(tmp_path)
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def recorded(provider: Provider) -> set[str]:

@@ -16,6 +16,7 @@ from tests.builders.grants import grant_to
 from tests.builders.iceberg_door import TABLE, door, rest_catalog
 from tests.builders.lake_tables import IcebergState, IcebergTable, an_iceberg_table, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server
+from tests.builders.waiting import wait_until
 
 SERVER = {"scan-planning-mode": "server"}
 FILTERS = [
@@ -100,12 +101,14 @@ def test_pyiceberg_reads_by_plans_what_it_reads_directly(
     assert sorted_rows(table.scan()) == sorted_rows(made.table.scan())
     selected = table.scan(row_filter="day = '2013-01-02'", selected_fields=("flight",))
     assert selected.to_arrow().column_names == ["flight"]
-    with provider.catalog.reading() as session:
-        rows = session.scalars(select(AuditRow).where(AuditRow.action == "plan_scan"))
-        plans = [(row.recipient, row.object_name) for row in rows]
-    # The last ones may not be written down yet.
-    assert len(plans) > len(FILTERS)
-    assert set(plans) == {("bob", "flights.lake.flights")}
+
+    def plans() -> list[tuple[str | None, str | None]]:
+        with provider.catalog.reading() as session:
+            rows = session.scalars(select(AuditRow).where(AuditRow.action == "plan_scan"))
+            return [(row.recipient, row.object_name) for row in rows]
+
+    wait_until(lambda: len(plans()) > len(FILTERS))
+    assert set(plans()) == {("bob", "flights.lake.flights")}
 
 
 def test_files_without_a_match_are_not_planned(running: tuple[Running, httpx.Client, str]) -> None:
