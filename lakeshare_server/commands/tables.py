@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lakeshare_server.catalog import Catalog, FollowedTables, TableEntry
+    from lakeshare_server.catalog import Catalog, FollowedTables, SharedTable, TableEntry
     from lakeshare_server.settings import ServerSettings
     from lakeshare_server.tables.index import IndexHeader
     from lakeshare_server.tables.serveability import Verdict
@@ -53,15 +53,12 @@ def follow(
 
     Example: lakeshare table follow iceberg:prod/sales.orders --as sales.orders --share partners
     """
-    from lakeshare_server.catalog import FollowedTables, SharedTable
+    from lakeshare_server.catalog import FollowedTables
     from lakeshare_server.catalog.hand_shares import share_table
-    from lakeshare_server.errors import BadRequest
     from lakeshare_server.stores import Stores
     from lakeshare_server.versions import found_at, spelt
 
-    schema, dot, table = name.partition(".")
-    if not dot or "." in table:
-        raise BadRequest("--as", name, "Give schema.table, like sales.orders.")
+    shared = _shared_as(name, history)
     settings, catalog = _state()
     place = spelt(location, settings)
     typer.echo(f"reading {place} …", err=True)
@@ -72,11 +69,20 @@ def follow(
     followed.add(name, place, check_every, start_version, identity)
     with _ended_on_refusal(followed, name, is_new):
         latest = _versions(settings, catalog, name).latest()
-        shared = SharedTable(schema, table, name, history=history)
         entry = share_table(catalog, share, shared, start_version=start_version or None)
     typer.echo(f"{entry.path} follows {place}, now at version {latest.number} (unaudited)")
     _tell_closed(catalog, open_before)
     typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")
+
+
+def _shared_as(name: str, history: bool) -> "SharedTable":
+    from lakeshare_server.catalog import SharedTable
+    from lakeshare_server.errors import BadRequest
+
+    schema, dot, table = name.partition(".")
+    if not dot or "." in table:
+        raise BadRequest("--as", name, "Give schema.table, like sales.orders.")
+    return SharedTable(schema, table, name, history=history)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`lakeshare apply`: the plan of files, and the catalog made to hold what they say, all of it or nothing."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NoReturn
 
 from lakeshare_server.catalog.database import Catalog
@@ -46,14 +47,12 @@ def tried(
     """
     plan = planned(catalog, wanted, prune=prune)
     if plan.steps:
-        try:
-            with editing(catalog, by, keeper="files") as edit:
-                plan = file_plan(wanted, held(edit.session), prune=prune)
-                carry_out(edit, plan.steps)
-                require(edit, plan.steps, check)
-                _undo()
-        except _OnlyTried:
-            pass
+        # Its own exception is what takes the transaction back; any other one is a refusal, and goes on.
+        with suppress(_OnlyTried), editing(catalog, by, keeper="files") as edit:
+            plan = file_plan(wanted, held(edit.session), prune=prune)
+            carry_out(edit, plan.steps)
+            require(edit, plan.steps, check)
+            _undo()
     return plan
 
 

@@ -155,7 +155,18 @@ class GroupMemberRow(Base):
     )
 
 
-class GrantRow(Base):
+class GrantTerms:
+    """From when until when a share may be read, and which part of it."""
+
+    created_at: Mapped[datetime]
+    created_by: Mapped[Name | None]
+    starts_at: Mapped[datetime | None]
+    ends_at: Mapped[datetime | None]
+    rule: Mapped[str | None]
+    applied: Mapped[bool] = mapped_column(default=False)
+
+
+class GrantRow(GrantTerms, Base):
     """A recipient may read a share, within its time, where its rule is true."""
 
     __tablename__ = "grants"
@@ -164,15 +175,9 @@ class GrantRow(Base):
     key: Mapped[GrowingKey]
     recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"), index=True)
-    created_at: Mapped[datetime]
-    created_by: Mapped[Name | None]
-    starts_at: Mapped[datetime | None]
-    ends_at: Mapped[datetime | None]
-    rule: Mapped[str | None]
-    applied: Mapped[bool] = mapped_column(default=False)
 
 
-class GroupGrantRow(Base):
+class GroupGrantRow(GrantTerms, Base):
     """The members of a group may read a share, within its time, where its rule is true."""
 
     __tablename__ = "group_grants"
@@ -181,12 +186,6 @@ class GroupGrantRow(Base):
     key: Mapped[GrowingKey]
     group_key: Mapped[int] = mapped_column(ForeignKey("groups.key", ondelete="CASCADE"))
     share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"), index=True)
-    created_at: Mapped[datetime]
-    created_by: Mapped[Name | None]
-    starts_at: Mapped[datetime | None]
-    ends_at: Mapped[datetime | None]
-    rule: Mapped[str | None]
-    applied: Mapped[bool] = mapped_column(default=False)
 
 
 class AdminKeyRow(Base):

@@ -124,16 +124,20 @@ def alter_table(
     if not row.declared:
         edit.keep(row)
     left, folder = folder, _moved(edit, parent, folder, row, new_schema, fields)
-    if fields.get("lake_table", row.lake_table) != row.lake_table and "directory_access" not in fields:
-        # Whoever allowed it looked at what lies in the folder of the table it stood for.
-        fields["directory_access"] = False
-    for key, value in fields.items():
-        setattr(row, key, value)
-    edit.session.flush()
+    _set(edit, row, fields)
     _remove_if_empty(edit, left)
     told = told_object(row, folder.name, parent.name)
     edit.changed("alter_table", before.path, before.as_json(), told.as_json())
     return told
+
+
+def _set(edit: Edit, row: SharedTableRow, fields: dict[str, Any]) -> None:
+    if fields.get("lake_table", row.lake_table) != row.lake_table and "directory_access" not in fields:
+        # Whoever allowed it looked at what lies in the folder of the table it stood for.
+        row.directory_access = False
+    for key, value in fields.items():
+        setattr(row, key, value)
+    edit.session.flush()
 
 
 def _moved(

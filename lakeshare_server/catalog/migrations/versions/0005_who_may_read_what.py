@@ -31,39 +31,8 @@ def upgrade() -> None:
     op.add_column("grants", sa.Column("rule", sa.Text(), nullable=True))
     op.add_column("grants", sa.Column("applied", sa.Boolean(), nullable=False, server_default=sa.false()))
     op.create_index(op.f("ix_grants_share_key"), "grants", ["share_key"], unique=False)
-    op.add_column("recipients", sa.Column("owner", sa.String(length=255), nullable=True))
-    op.add_column("recipients", sa.Column("properties", sa.JSON(), nullable=True))
-    op.add_column(
-        "recipients",
-        sa.Column("authentication", sa.String(length=32), nullable=False, server_default="TOKEN"),
-    )
-    op.add_column("recipients", sa.Column("ip_allow", sa.JSON(), nullable=True))
-    op.add_column("recipients", sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True))
-    op.add_column("recipients", sa.Column("activated_at", sa.DateTime(timezone=True), nullable=True))
-    op.add_column("recipients", sa.Column("agreement", sa.Text(), nullable=True))
-    op.add_column("recipients", sa.Column("agreement_accepted_at", sa.DateTime(timezone=True), nullable=True))
-    op.add_column("recipients", sa.Column("agreement_accepted_from", sa.String(length=64), nullable=True))
-    op.add_column("recipients", sa.Column("applied", sa.Boolean(), nullable=False, server_default=sa.false()))
-    op.add_column("recipients", sa.Column("revision", sa.BigInteger(), nullable=False, server_default="1"))
-    op.add_column("recipients", sa.Column("created_by", sa.String(length=255), nullable=True))
-    op.add_column("recipients", sa.Column("updated_at", sa.DateTime(timezone=True), nullable=True))
-    op.add_column("recipients", sa.Column("updated_by", sa.String(length=255), nullable=True))
-    op.add_column(
-        "shared_tables", sa.Column("kind", sa.String(length=16), nullable=False, server_default="TABLE")
-    )
-    op.add_column("shared_tables", sa.Column("rule", sa.Text(), nullable=True))
-    op.add_column("shared_tables", sa.Column("publication", sa.BigInteger(), nullable=True))
-    op.add_column(
-        "shared_tables", sa.Column("applied", sa.Boolean(), nullable=False, server_default=sa.false())
-    )
-    op.add_column("shared_tables", sa.Column("added_at", sa.DateTime(timezone=True), nullable=True))
-    op.add_column("shared_tables", sa.Column("added_by", sa.String(length=255), nullable=True))
-    op.add_column("shares", sa.Column("owner", sa.String(length=255), nullable=True))
-    op.add_column("shares", sa.Column("applied", sa.Boolean(), nullable=False, server_default=sa.false()))
-    op.add_column("shares", sa.Column("revision", sa.BigInteger(), nullable=False, server_default="1"))
-    op.add_column("shares", sa.Column("created_by", sa.String(length=255), nullable=True))
-    op.add_column("shares", sa.Column("updated_at", sa.DateTime(timezone=True), nullable=True))
-    op.add_column("shares", sa.Column("updated_by", sa.String(length=255), nullable=True))
+    _alter_recipients()
+    _alter_shares()
     _alter_tokens()
 
 
@@ -117,6 +86,45 @@ def downgrade() -> None:
     op.drop_table("token_uses")
     op.drop_table("groups")
     op.drop_table("admin_keys")
+
+
+def _alter_recipients() -> None:
+    op.add_column("recipients", sa.Column("owner", sa.String(length=255), nullable=True))
+    op.add_column("recipients", sa.Column("properties", sa.JSON(), nullable=True))
+    op.add_column(
+        "recipients",
+        sa.Column("authentication", sa.String(length=32), nullable=False, server_default="TOKEN"),
+    )
+    op.add_column("recipients", sa.Column("ip_allow", sa.JSON(), nullable=True))
+    op.add_column("recipients", sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("recipients", sa.Column("activated_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("recipients", sa.Column("agreement", sa.Text(), nullable=True))
+    op.add_column("recipients", sa.Column("agreement_accepted_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("recipients", sa.Column("agreement_accepted_from", sa.String(length=64), nullable=True))
+    op.add_column("recipients", sa.Column("applied", sa.Boolean(), nullable=False, server_default=sa.false()))
+    op.add_column("recipients", sa.Column("revision", sa.BigInteger(), nullable=False, server_default="1"))
+    op.add_column("recipients", sa.Column("created_by", sa.String(length=255), nullable=True))
+    op.add_column("recipients", sa.Column("updated_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("recipients", sa.Column("updated_by", sa.String(length=255), nullable=True))
+
+
+def _alter_shares() -> None:
+    op.add_column(
+        "shared_tables", sa.Column("kind", sa.String(length=16), nullable=False, server_default="TABLE")
+    )
+    op.add_column("shared_tables", sa.Column("rule", sa.Text(), nullable=True))
+    op.add_column("shared_tables", sa.Column("publication", sa.BigInteger(), nullable=True))
+    op.add_column(
+        "shared_tables", sa.Column("applied", sa.Boolean(), nullable=False, server_default=sa.false())
+    )
+    op.add_column("shared_tables", sa.Column("added_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("shared_tables", sa.Column("added_by", sa.String(length=255), nullable=True))
+    op.add_column("shares", sa.Column("owner", sa.String(length=255), nullable=True))
+    op.add_column("shares", sa.Column("applied", sa.Boolean(), nullable=False, server_default=sa.false()))
+    op.add_column("shares", sa.Column("revision", sa.BigInteger(), nullable=False, server_default="1"))
+    op.add_column("shares", sa.Column("created_by", sa.String(length=255), nullable=True))
+    op.add_column("shares", sa.Column("updated_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("shares", sa.Column("updated_by", sa.String(length=255), nullable=True))
 
 
 def _alter_tokens() -> None:
