@@ -1,4 +1,4 @@
-"""Alerts: a red audit goes to Slack when a token is set."""
+"""Alerts: a red audit or a failed drill goes to Slack when a token is set."""
 
 import dagster as dg
 
@@ -10,11 +10,17 @@ from lakeshare_pipelines.wap.verdicts import Verdicts
 def tell_red(
     context: dg.OpExecutionContext, settings: LakeSettings, staged: Staged, verdicts: Verdicts
 ) -> None:
-    """Post a red audit to Slack; without a token only the run's log has it.
+    """Post a red audit to Slack; without a token only the run's log has it."""
+    tell(context, settings, red_message(staged, verdicts, run_url(settings, context.run_id)))
 
-    A message that cannot be delivered is logged as an error: the audit stays red for its own reason.
+
+def tell(
+    context: dg.OpExecutionContext | dg.AssetCheckExecutionContext, settings: LakeSettings, text: str
+) -> None:
+    """Log an alert as an error, and post it to Slack when a token is set.
+
+    A message that cannot be delivered is logged as an error: what is red stays red for its own reason.
     """
-    text = red_message(staged, verdicts, f"{settings.dagster_url.rstrip('/')}/runs/{context.run_id}")
     context.log.error(text)
     if settings.slack_token is None:
         return
@@ -30,10 +36,15 @@ def tell_red(
         context.log.exception("Slack did not take the message; check LAKESHARE_SLACK_TOKEN and _CHANNEL.")
 
 
-def red_message(staged: Staged, verdicts: Verdicts, run_url: str) -> str:
+def run_url(settings: LakeSettings, run_id: str) -> str:
+    """Where the UI shows a run."""
+    return f"{settings.dagster_url.rstrip('/')}/runs/{run_id}"
+
+
+def red_message(staged: Staged, verdicts: Verdicts, url: str) -> str:
     """What happened, to what, what to do: set, partition, failed rules with counts, where it is kept."""
     rules = "\n".join(f"• {verdict.name}: {verdict.reason}" for verdict in verdicts.failed)
     return (
         f"Audit of {staged.set_name} {staged.partition} failed; nothing was published.\n{rules}\n"
-        f"Kept at {staged.ref}: `lakeshare wap show {staged.ref}`\n{run_url}"
+        f"Kept at {staged.ref}: `lakeshare wap show {staged.ref}`\n{url}"
     )

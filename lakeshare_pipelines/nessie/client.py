@@ -22,6 +22,7 @@ from lakeshare_pipelines.nessie.records import (
     TableContent,
     branch_from,
     commit_from,
+    content_from,
 )
 from lakeshare_pipelines.nessie.server import NessieEndpoint
 
@@ -106,6 +107,17 @@ class Nessie:
                 return sorted(names)
             token = page.token
 
+    def contents(self, at: str) -> Iterator[tuple[str, TableContent]]:
+        """All Iceberg tables at `branch` or `branch@hash` with their states, in no order."""
+        entries = self._calls.pages(f"{ref_path(at)}/entries", "entries", {"content": "true"})
+        for entry in entries:
+            if entry["type"] == TABLE:
+                yield ".".join(entry["name"]["elements"]), content_from(entry["content"])
+
+    def log(self, ref: str) -> Iterator[dict[str, Any]]:
+        """Commits of `ref`, newest first, with their operations, as Nessie tells them (API v2, LogEntry)."""
+        return self._calls.pages(f"{ref_path(ref)}/history", "logEntries", {"fetch": "ALL"})
+
     def history(self, ref: str, limit: int | None = None) -> Iterator[Commit]:
         """Commits of `ref` (`branch` or `branch@hash`), newest first; pages are fetched as they are consumed."""
         entries = self._calls.pages(f"{ref_path(ref)}/history", "logEntries", {})
@@ -170,7 +182,7 @@ class Nessie:
             "key": {"elements": table.split(".")},
             "content": {
                 "type": TABLE,
-                "id": content.id,
+                "id": content.id or None,
                 "metadataLocation": content.metadata_location,
                 "snapshotId": content.snapshot_id,
                 "schemaId": content.schema_id,
@@ -178,9 +190,23 @@ class Nessie:
                 "sortOrderId": content.sort_order_id,
             },
         }
+        return self._commit(on, expected_hash, operation, _commit_meta(message, author, properties))
+
+    def drop_table(
+        self, table: str, on: str, expected_hash: str, *, message: str, author: str = "lakeshare"
+    ) -> str:
+        """Take the table off the branch `on` in one commit, and return that commit; its files stay.
+
+        Raises:
+            NessieError: `REFERENCE_CONFLICT` when the table changed since `expected_hash`.
+        """
+        operation = {"type": "DELETE", "key": {"elements": table.split(".")}}
+        return self._commit(on, expected_hash, operation, _commit_meta(message, author, {}))
+
+    def _commit(self, on: str, expected_hash: str, operation: Any, meta: dict[str, Any]) -> str:
         answer = self._calls.post(
             f"{ref_path(f'{on}@{expected_hash}')}/history/commit",
-            {"commitMeta": _commit_meta(message, author, properties), "operations": [operation]},
+            {"commitMeta": meta, "operations": [operation]},
         )
         return str(answer["targetBranch"]["hash"])
 

@@ -70,6 +70,18 @@ def branch_from(reference: Mapping[str, Any]) -> Branch:
     )
 
 
+def content_from(content: Mapping[str, Any]) -> TableContent:
+    """The state of an Iceberg table from a content as the API tells it."""
+    return TableContent(
+        id=content["id"],
+        metadata_location=content["metadataLocation"],
+        snapshot_id=content["snapshotId"],
+        schema_id=content["schemaId"],
+        spec_id=content["specId"],
+        sort_order_id=content["sortOrderId"],
+    )
+
+
 def commit_from(entry: Mapping[str, Any]) -> Commit:
     """A commit from an entry of a history."""
     meta = entry["commitMeta"]

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.share.changes import ensured_changes, state_at
-from lakeshare_pipelines.share.table_state import TableState
 from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_server.catalog import Ledger, NewPublication
@@ -25,24 +24,24 @@ def pinned(
     verdicts: Mapping[str, object],
     rollback_of: int | None = None,
     changes_digest: str | None = None,
+    tells_changes: bool = True,
 ) -> NewPublication:
     """The table at a Nessie commit of main, or at a Delta version, indexed.
 
     `changes_digest` is of the changes as they were recorded before the table came to main; made now where they were
-    not, or against another publication than the latest.
+    not, or against another publication than the latest. Where that one's files are lost, nothing `tells_changes`.
 
     Raises:
         Unserveable: the table's state cannot be served correctly; the ledger stays as it was.
         Unavailable: the table's store does not answer.
     """
-    state: TableState | None = None
-    if table.format == "iceberg":
-        state = state_at(lake, table, f"main@{nessie_hash}")
+    state = state_at(lake, table, f"main@{nessie_hash}") if table.format == "iceberg" else None
+    if state is not None:
         snapshot = state.read(lake.settings.vectors_dir)
     else:
         snapshot = read_delta(str(table_location(lake.settings, table)), delta_version, Stores(lake.settings))
     index = write_index(snapshot, lake.settings.index_dir)
-    if state is not None:
+    if state is not None and tells_changes:
         changes_digest = ensured_changes(lake, ledger, table, state, index.digest, changes_digest)
     return NewPublication(
         table=table.name,

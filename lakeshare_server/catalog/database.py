@@ -163,6 +163,35 @@ def open_catalog(url: str) -> Catalog:
     return catalog
 
 
+def new_catalog(url: str, revision: str) -> Catalog:
+    """An empty catalog at an SQLAlchemy URL, as the migration `revision` leaves it: for rows that were kept then.
+
+    A catalog of that revision that is there already is taken as it is.
+
+    Raises:
+        BadRequest: the URL cannot be used.
+        CatalogConflict: there is a catalog of another revision, or this lakeshare does not know the revision.
+        Unavailable: the database cannot be reached or written.
+    """
+    engine = _engine_at(url)
+    catalog = Catalog(engine)
+    try:
+        with engine.connect() as connection:
+            found = _revision(connection)
+        if found is None:
+            _migrate(catalog, revision)
+    except DatabaseError as error:
+        engine.dispose()
+        place, cause = _told(engine.url, error)
+        raise Unavailable(f"the catalog at {place} cannot be made: {cause}", USABLE_URL) from error
+    if found not in {None, revision}:
+        engine.dispose()
+        raise CatalogConflict(
+            f"there is a catalog of revision {found}, not {revision}", "Give the URL of an empty database."
+        )
+    return catalog
+
+
 def database_file(url: str) -> Path | None:
     """The file of the catalog at an SQLAlchemy URL, None when it is in no file of ours.
 
@@ -261,15 +290,15 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def _migrate(catalog: Catalog) -> None:
+def _migrate(catalog: Catalog, revision: str = HEAD) -> None:
     with catalog.engine.execution_options(**{WRITES: True}).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
-        if _revision(connection) != HEAD:
-            _upgrade(connection)
+        if _revision(connection) != revision:
+            _upgrade(connection, revision)
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection, revision: str) -> None:
     from alembic import command
     from alembic.config import Config
     from alembic.util import CommandError
@@ -277,9 +306,9 @@ def _upgrade(connection: Connection) -> None:
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
     try:
-        command.upgrade(config, "head")
+        command.upgrade(config, revision)
     except CommandError as error:
         raise CatalogConflict(
-            f"the catalog is at revision {_revision(connection)}, this lakeshare knows up to {HEAD}",
+            f"the catalog is at revision {_revision(connection) or revision}, this lakeshare knows up to {HEAD}",
             "Use the lakeshare version that migrated it, or a newer one.",
         ) from error
