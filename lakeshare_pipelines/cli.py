@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lakeshare_pipelines.backup_commands import backup_app, inventory_app, restore_app
 from lakeshare_pipelines.snowflake_commands import snowflake_app
 from lakeshare_server.commands import add_commands
 from lakeshare_server.errors import LakeshareError
@@ -30,6 +31,9 @@ contract_app = typer.Typer(help="Contracts: the YAML that describes a set.", no_
 wap_app = typer.Typer(help="Staged sets: what failed its audit, or was never finished.", no_args_is_help=True)
 app.add_typer(contract_app, name="contract")
 app.add_typer(wap_app, name="wap")
+app.add_typer(inventory_app, name="inventory")
+app.add_typer(backup_app, name="backup")
+app.add_typer(restore_app, name="restore")
 app.add_typer(snowflake_app, name="snowflake")
 add_commands(app)
 

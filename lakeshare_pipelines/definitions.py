@@ -1,8 +1,11 @@
-"""Dagster's entry: every set as its contract says, sensors, schedules, one executor."""
+"""Dagster's entry: every set as its contract says, backups as declared, sensors, schedules, one executor."""
 
 import dagster as dg
 
+from lakeshare_pipelines.backup.declared import load_backups
 from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.defs.backup import backup_definitions
+from lakeshare_pipelines.defs.backup_upkeep import backup_upkeep
 from lakeshare_pipelines.defs.ingest import landing_asset, landing_sensor
 from lakeshare_pipelines.defs.resources import LakeResource, SparkResource, landing_store
 from lakeshare_pipelines.defs.share import automation_sensor, share_catalog
@@ -41,4 +44,12 @@ def defs() -> dg.Definitions:
         ),
         upkeep(contracts),
         usage_checks(),
+        *(
+            part
+            for backup in load_backups(settings)
+            for part in (
+                backup_definitions(backup, contracts, is_declared=settings.backups_file is not None),
+                backup_upkeep(backup, is_declared=settings.backups_file is not None),
+            )
+        ),
     )

@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 
 import sqlalchemy
 
-from lakeshare_pipelines.errors import JavaError, NessieError
+from lakeshare_pipelines.backup.declared import load_backups
+from lakeshare_pipelines.backup.policies.checks import checks_of
+from lakeshare_pipelines.errors import BackupError, JavaError, NessieError
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.process import key_path
 from lakeshare_pipelines.nessie.server import ensure_nessie, nessie_status
@@ -162,6 +164,18 @@ def network(_settings: LakeSettings) -> Iterator[Finding]:
             yield _proxy(name, proxy)
 
 
+def backups(settings: LakeSettings) -> Iterator[Finding]:
+    """Whether the declared backups can be read, and their places are as they need them."""
+    try:
+        declared = load_backups(settings)
+    except BackupError as error:
+        yield Finding("backups", False, f"{error.subject}: {error.reason}", error.fix)
+        return
+    for backup in declared:
+        for check in checks_of(backup):
+            yield Finding(f"backup {backup.name}, {check.name}", check.ok, check.detail, check.remedy)
+
+
 EXAMINATIONS: tuple[Callable[[LakeSettings], Iterator[Finding]], ...] = (
     packages,
     javas,
@@ -170,6 +184,7 @@ EXAMINATIONS: tuple[Callable[[LakeSettings], Iterator[Finding]], ...] = (
     database,
     nessie,
     network,
+    backups,
 )
 
 

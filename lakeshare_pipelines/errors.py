@@ -14,6 +14,10 @@ LakeshareError (lakeshare_server.errors)
     ├── SparkError         reason, fix               Spark did not start or died
     ├── JavaError          reason, fix               no usable Java
     ├── DownloadError      coordinate, reason, fix   a jar could not be had, or is not what the lock says
+    ├── BackupError        subject, reason, fix      a backup or restore cannot go on, or must not
+    │   ├── ReportUnusable                           a store's report of its objects is damaged or lacks something
+    │   ├── ObjectMissing  subject                   an object that was told of is not there
+    │   └── NoAnswer       subject, reason           a store did not answer, though it was asked again and again
     └── SnowflakeError     reason, fix, passing      Snowflake cannot show a publication, refused, or did not answer
 """
 
@@ -143,3 +147,29 @@ class SnowflakeError(PipelineError):
     def __init__(self, reason: str, fix: str, *, passing: bool = False) -> None:
         super().__init__(f"Snowflake: {reason}. {fix}")
         self.reason, self.fix, self.passing = reason, fix, passing
+
+
+class BackupError(PipelineError):
+    """A backup or a restore that cannot go on, or must not; `subject` is a location, a point or a setting."""
+
+    def __init__(self, subject: str, reason: str, fix: str) -> None:
+        super().__init__(f"{subject}: {reason}. {fix}")
+        self.subject, self.reason, self.fix = subject, reason, fix
+
+
+class ReportUnusable(BackupError):
+    """A store's report of its objects is damaged, empty, or lacks what a backup needs; another one may do."""
+
+
+class ObjectMissing(BackupError):
+    """An object that a listing, a log or a request told of is not there."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location, "it is not there", "It may have been removed since it was listed.")
+
+
+class NoAnswer(BackupError):
+    """A store that did not answer a request, though it was asked again and again."""
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(subject, reason, "Check the endpoint and the network; what is copied already stays.")

@@ -49,6 +49,10 @@ class LakeSettings(StateSettings):
         default_factory=_user_cache, description="Folder of downloaded jars, shared between projects."
     )
 
+    backups_file: AbsolutePath | None = Field(
+        None, description="YAML of backups; the warehouse into `backups` in the state folder by default."
+    )
+
     silent_days: int = Field(
         7,
         ge=1,

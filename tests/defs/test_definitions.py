@@ -46,7 +46,16 @@ def test_every_check_of_every_contract_is_a_blocking_asset_check(definitions):
         for check in checks_of(contract)
     }
     of_usage = {("share_catalog", "silent_recipients"), ("share_catalog", "usage_spikes")}
-    assert declared == expected | of_usage
+    of_backups = {
+        ("backup/lake/plan", "no_warnings"),
+        ("backup/lake/copies", "all_copied"),
+        ("backup/lake/tables", "accounted_for"),
+        ("backup/lake/tables", "tables_are_whole"),
+        ("backup/lake/tables", "tables_open"),
+        ("backup/lake/point", "drill"),
+        ("backup/lake/point", "recent"),
+    }
+    assert declared == expected | of_usage | of_backups
     blocking = {
         (key.asset_key.to_user_string(), key.name)
         for key in graph.asset_check_keys
@@ -87,10 +96,14 @@ def test_sensors_and_schedules_are_on_as_documented(definitions):
         "landing_flights": "RUNNING",
         "landing_reference": "RUNNING",
         "share_automation": "RUNNING",
+        # Of the default only: a declared backup starts its days by itself.
+        "backup_lake_days": "STOPPED",
     }
     assert {schedule.name: schedule.default_status.value for schedule in repository.schedule_defs} == {
         "janitor_nightly": "RUNNING",
         "usage_every_morning": "RUNNING",
+        "drill_lake_every_morning": "STOPPED",
+        "sweep_lake_every_night": "STOPPED",
     }
 
 

@@ -1,4 +1,4 @@
-"""A real S3 server (SeaweedFS) on free loopback ports, with users who may everything, list only, and nothing.
+"""A real S3 server (SeaweedFS) on free loopback ports, with users of more and of less rights.
 
 `running_s3` starts and stops one; test files make a module fixture of it. Its STS is on the same port: everybody may
 assume `role_arn`, which may everything that the session's own policy allows.
@@ -41,6 +41,7 @@ class S3Server:
     endpoint: str
     iceberg: str = ""
     admin: S3User = S3User("AKADMIN", "secret-of-admin")
+    keeper: S3User = S3User("AKKEEPER", "secret-of-keeper")
     lister: S3User = S3User("AKLISTER", "secret-of-lister")
     stranger: S3User = S3User("AKSTRANGER", "secret-of-stranger")
     role_arn: str = "arn:aws:iam::000000000000:role/reader"
@@ -95,10 +96,16 @@ PORT_FLAGS = (
 def _command(folder: Path, server: S3Server, ports: dict[str, int]) -> list[str]:
     rights = {
         "admin": ["Admin", "Read", "Write", "List", "Tagging"],
+        "keeper": ["Read", "Write", "List", "Tagging"],
         "lister": ["List"],
         "stranger": ["Read:elsewhere"],
     }
-    users = {"admin": server.admin, "lister": server.lister, "stranger": server.stranger}
+    users = {
+        "admin": server.admin,
+        "keeper": server.keeper,
+        "lister": server.lister,
+        "stranger": server.stranger,
+    }
     identities = [
         {
             "name": name,

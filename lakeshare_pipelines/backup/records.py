@@ -1,0 +1,164 @@
+"""What each step of a backup says of itself: small records, kept as JSON in the workspace and in the point."""
+
+import datetime as dt
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Status = Literal["verified", "verified_with_fallback", "degraded", "failed"]
+GOOD: tuple[Status, ...] = ("verified", "verified_with_fallback")
+"""Only these count: for retention, for drills, for the age of a backup."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class ListingRecord(_Record):
+    """Provenance of a normalised listing: rows of schema LISTING in the workspace's folder `listing`."""
+
+    kind: str
+    location: str
+    scan_started_at: dt.datetime
+    scan_ended_at: dt.datetime | None = None
+    manifest_md5: str | None = None
+    has_versions: bool = False
+    rows: int
+    size_bytes: int
+    is_late: bool = False
+    """No report came in time, and the generator listed instead, or a later report was taken."""
+    warnings: tuple[str, ...] = ()
+    """Sentences for people: reports that were passed over, objects of a manifest that are not there, …"""
+
+
+class FoundTable(_Record):
+    """A table that a listing shows: the key of its root has no slash at its end."""
+
+    bucket: str
+    root: str
+    format: Literal["delta", "iceberg"]
+    stored_root: str
+    """Key of the root in the target."""
+
+
+class Estimate(_Record):
+    """What a plan will take, told before anything is copied."""
+
+    objects: int
+    size_bytes: int
+    held_objects: int
+    held_bytes: int
+    requests: int
+    usd: float
+    minutes: float
+    by_lane: dict[str, int]
+    """Objects of each lane (backup/rows.py, LANES)."""
+
+
+class PlanRecord(_Record):
+    """A plan: rows of schema PLAN in the workspace's folder `plan`."""
+
+    day: str
+    as_of: dt.datetime
+    previous: str | None
+    """The day of the point that `held` rows come from."""
+    tables: tuple[FoundTable, ...]
+    estimate: Estimate
+    left_out: dict[str, int]
+    """Objects that are not copied, by reason: "delete marker", "after as_of", "mutable", "own backup"."""
+    warnings: tuple[str, ...] = ()
+    """Sentences for people: a vacuum that is shorter than the lag, locations outside the source, …"""
+
+
+class CopyRecord(_Record):
+    """What an engine did: rows of schema DONE in the workspace's folder `done`, one for each row to copy."""
+
+    engine: str
+    succeeded: int
+    failed: int
+    size_bytes: int
+    seconds: float
+    reports: tuple[str, ...]
+    """Locations of reports in AWS's layout (their manifest.json)."""
+    capabilities: dict[str, bool] = {}
+    """What the stores were found to support, as the engine probed them."""
+
+
+class TableProof(_Record):
+    """What is proved of one table in a point."""
+
+    table: FoundTable
+    status: Status
+    version: int | None = None
+    """Delta version, or Iceberg's last sequence number, that the copy opens at: v*."""
+    wanted_version: int | None = None
+    """The newest one before as_of; another than `version` where a fallback was needed."""
+    snapshot_id: int | None = None
+    """Iceberg's snapshot."""
+    metadata_key: str | None = None
+    """Iceberg: key of the source's metadata.json that is restored."""
+    oldest_version: int | None = None
+    """The oldest version that still opens from the copy."""
+    committed_at: dt.datetime | None = None
+    files: int = 0
+    size_bytes: int = 0
+    rows: int | None = None
+    """Of the table at `version`, as its independent reader counted."""
+    level: int = 0
+    """The highest level (0-5) that everything the table needs has reached."""
+    opened_by: str | None = None
+    """Name and version of the independent reader."""
+    mount: str | None = None
+    """Location at which the copy opens as it is; for Iceberg that of a metadata.json."""
+    missing: tuple[str, ...] = ()
+    """Keys (the first hundred) that the table needs and that are nowhere."""
+    missing_count: int = 0
+    healed: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """Sentences: why it is not `verified`, and what to do."""
+
+
+class Verification(_Record):
+    """What is proved of a day's copies: rows of schema HELD in the workspace's folder `held`."""
+
+    status: Status
+    tables: tuple[TableProof, ...]
+    objects: int
+    size_bytes: int
+    accounted_for: bool
+    """L0: every planned object is reported, as succeeded or as failed."""
+    failed_objects: int
+    """Objects of no table that could not be copied; those of tables are in their proofs."""
+    reasons: tuple[str, ...] = ()
+
+
+class CatalogRecord(_Record):
+    """The dump of the catalog that a point carries."""
+
+    key: str
+    """Key of its manifest in the store of the records."""
+    nessie_hash: str | None
+    tables: int
+    publications: int
+    shares: int
+    grants: int
+
+
+class Point(_Record):
+    """One backup point: what is backed up of one moment, and what was proved of it."""
+
+    backup: str
+    day: str
+    as_of: dt.datetime
+    made_at: dt.datetime
+    layout: Literal["incremental", "dated"]
+    status: Status
+    target: str
+    """URL of the store the copies are in."""
+    listing: ListingRecord
+    plan: PlanRecord
+    copied: CopyRecord
+    verification: Verification
+    catalog: CatalogRecord | None = None
+    retention_class: Literal["daily", "weekly", "monthly", "yearly"] = "daily"
+    locked_until: dt.datetime | None = None

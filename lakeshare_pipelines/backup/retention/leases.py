@@ -1,0 +1,53 @@
+"""Leases: who reads a point just now, so that no sweep removes it under their hands.
+
+A lease is a file in the point's folder that ends by itself; whoever reads longer renews it.
+"""
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.errors import BackupError, ObjectMissing
+
+LEASE = dt.timedelta(days=2)
+SWEPT = "swept.json"
+"""What says in a point's folder that its sweep began; written before leases are looked at, as leases are before it."""
+
+
+@contextmanager
+def reading(points: Points, day: str, reader: str, length: dt.timedelta = LEASE) -> Iterator[None]:
+    """Hold a point for the length of a `with` block; `reader` says who, for people.
+
+    Raises:
+        BackupError: the point is being swept, or is not there.
+    """
+    key = f"{points.folder(day)}leases/{uuid4().hex}.json"
+    until = dt.datetime.now(dt.UTC) + length
+    points.store.put(key, json.dumps({"reader": reader, "until": until.isoformat()}).encode())
+    try:
+        if points.store.head(f"{points.folder(day)}{SWEPT}") is not None:
+            raise BackupError(
+                f"backup {points.backup.name}, point {day}",
+                "retention is removing it",
+                "Take a newer one: `lakeshare backup list` tells which there are.",
+            )
+        points.get(day)
+        yield
+    finally:
+        points.store.delete(key)
+
+
+def readers(points: Points, day: str, now: dt.datetime) -> list[str]:
+    """Who holds a point; those whose lease ended are forgotten."""
+    found = []
+    for one in points.store.list(f"{points.folder(day)}leases/"):
+        try:
+            lease = json.loads(points.store.read(one.key))
+        except ObjectMissing:
+            continue  # It was given back since it was listed.
+        if dt.datetime.fromisoformat(lease["until"]) > now:
+            found.append(str(lease["reader"]))
+    return sorted(found)

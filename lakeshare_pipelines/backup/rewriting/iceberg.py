@@ -1,0 +1,296 @@
+"""An Iceberg table written anew for another place without a catalog: metadata, manifest lists, manifests, deletes.
+
+Data files are copied or mounted elsewhere; here only what names them is written. No file of the source is changed.
+"""
+
+import gzip
+import json
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import sha256
+from threading import Lock
+from typing import Any, TypeAlias
+
+from lakeshare_pipelines.backup.rewriting.avro_files import Record, changed_records, records_of, unreadable
+from lakeshare_pipelines.backup.rewriting.delete_files import PATH_ID, Moved, rewritten_deletes
+from lakeshare_pipelines.backup.stores import BackupStore
+from lakeshare_pipelines.errors import BackupError
+from lakeshare_server.tables.iceberg.metadata_json import (
+    FORMAT_VERSIONS,
+    GZIP,
+    LONGEST_BYTES,
+    MetadataError,
+    unpacked,
+)
+
+READERS = 8
+"""How many manifests are rewritten at a time."""
+MOUNTED: Mapping[str, str] = {"gc.enabled": "false"}
+"""Properties of a table whose files are a backup's: whoever drops it or expires snapshots must not remove them."""
+# They say where a writer puts files: of another place the table's own location tells that.
+PLACES = ("write.data.path", "write.folder-storage.path", "write.metadata.path", "write.object-storage.path")
+DELETED = 2
+POSITION_DELETES = 1
+Json: TypeAlias = dict[str, Any]  # a metadata file, whatever it says
+Tell = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A table at its new place: where its metadata.json is, and the keys of all that was written for it."""
+
+    metadata_location: str
+    keys: tuple[str, ...]
+    size_bytes: int
+    snapshot_id: int | None
+    """The snapshot that its readers get."""
+
+
+def rewrite_table(
+    read: Callable[[str], bytes],
+    metadata_location: str,
+    moved: Moved,
+    target: BackupStore,
+    folder: str,
+    snapshots: Collection[int] | None = None,
+    *,
+    current: int | None = None,
+    properties: Mapping[str, str] | None = None,
+    tell: Tell | None = None,
+) -> Rewritten:
+    """Write the metadata of a table whose data files are at new places (Iceberg spec, format versions 1 to 3).
+
+    `read` answers with the content of what is at an *original* location (several threads ask it), `moved` with the
+    new location of a data file, for every location, held or not. `folder` is the key in `target` of the table's new
+    location; what is written goes to `<folder>/metadata/`, the same names for the same table each time. `snapshots`
+    keeps only these, `current` makes one of them the table's newest; by default that stays what it is, or is the
+    newest one that is kept. `tell` hears how many manifests of how many are done.
+
+    Position deletes and deletion vectors are rewritten with their manifests; equality deletes, statistics and
+    partition statistics name no file and only move. The log of older metadata files is not carried along: these
+    still speak of the original place.
+
+    Raises:
+        BackupError: a file cannot be read, is encrypted or missing, or there is no such snapshot.
+    """
+    content = read(metadata_location)
+    table = _json(metadata_location, content)
+    _keep(metadata_location, table, snapshots, current)
+    writing = _Writing(read, moved, target, folder.rstrip("/"), tell)
+    writing.rewrite_snapshots(table)
+    _move_places(table, target.address.location(writing.folder), properties or {})
+    for name in ("statistics", "partition-statistics"):
+        for told in table.get(name, ()):
+            told["statistics-path"] = moved(told["statistics-path"])
+    text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+    if content.startswith(GZIP):
+        # Readers go by the name, which stays (Iceberg spec, "Naming for GZIP compressed Metadata JSON files").
+        text = gzip.compress(text, mtime=0)
+    location = writing.put(metadata_location.rpartition("/")[2], text)
+    return Rewritten(location, tuple(writing.keys), writing.size_bytes, _current(table))
+
+
+def with_current(metadata_location: str, content: bytes, snapshot_id: int) -> bytes:
+    """A table's metadata, uncompressed, in which another of its snapshots is the newest; all else stays.
+
+    Raises:
+        BackupError: it cannot be read, or has no such snapshot.
+    """
+    table = _json(metadata_location, content)
+    _keep(metadata_location, table, None, snapshot_id)
+    return json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
+class _Deletes:
+    location: str
+    size_bytes: int
+    first: str | None
+    last: str | None
+
+
+@dataclass
+class _Writing:
+    """One rewriting: what it reads, where it writes, and what it has written."""
+
+    read: Callable[[str], bytes]
+    moved: Moved
+    target: BackupStore
+    folder: str
+    tell: Tell | None
+    keys: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    deletes: dict[str, _Deletes] = field(default_factory=dict)
+    turns: dict[str, Lock] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+    def rewrite_snapshots(self, table: Json) -> None:
+        """Manifests first, each once, then the lists that tell their new names and lengths."""
+        lists: dict[str, bytes] = {}
+        manifests: dict[str, None] = {}
+
+        for snapshot in table.get("snapshots", ()):
+            if "manifest-list" in snapshot:
+                location = snapshot["manifest-list"]
+                lists[location] = self.read(location)
+                for row in records_of(location, lists[location]):
+                    manifests.setdefault(row["manifest_path"])
+            else:
+                manifests.update(dict.fromkeys(snapshot.get("manifests", ())))
+        new = self._rewrite_manifests(list(manifests))
+
+        def point(row: Record) -> None:
+            row["manifest_path"], row["manifest_length"] = new[row["manifest_path"]]
+
+        listed = {
+            location: self.put(_name(location), changed_records(location, content, point))
+            for location, content in lists.items()
+        }
+        for snapshot in table.get("snapshots", ()):
+            if "manifest-list" in snapshot:
+                snapshot["manifest-list"] = listed[snapshot["manifest-list"]]
+            else:
+                snapshot["manifests"] = [new[location][0] for location in snapshot.get("manifests", ())]
+
+    def _rewrite_manifests(self, locations: list[str]) -> dict[str, tuple[str, int]]:
+        """New location and length by old location."""
+        new = {}
+        with ThreadPoolExecutor(READERS) as pool:
+            contents = pool.map(self._manifest, locations)
+            for done, (location, content) in enumerate(zip(locations, contents, strict=True), 1):
+                new[location] = (self.put(_name(location), content), len(content))
+                if self.tell is not None:
+                    self.tell(done, len(locations))
+        return new
+
+    def _manifest(self, location: str) -> bytes:
+        """A manifest's content with new places (Iceberg spec, "Manifests")."""
+
+        def change(entry: Record) -> None:
+            file = entry["data_file"]
+            old = file["file_path"]
+            if file.get("referenced_data_file") is not None:
+                file["referenced_data_file"] = self.moved(file["referenced_data_file"])
+            if file.get("content") != POSITION_DELETES or entry["status"] == DELETED:
+                file["file_path"] = self.moved(old)
+                # What an entry tells as deleted may be gone, and nobody reads it: its names of files go, too.
+                _unbound(file)
+                return
+            made = self._deletes_at(old, file["file_format"])
+            file["file_path"], file["file_size_in_bytes"] = made.location, made.size_bytes
+            _bound(file, "lower_bounds", made.first or file.get("referenced_data_file"))
+            _bound(file, "upper_bounds", made.last or file.get("referenced_data_file"))
+
+        return changed_records(location, self.read(location), change)
+
+    def _deletes_at(self, location: str, file_format: str) -> _Deletes:
+        """A file of deletes at its new place; several manifests may tell of one."""
+        with self.lock:
+            turn = self.turns.setdefault(location, Lock())
+        with turn:
+            if location not in self.deletes:
+                made = rewritten_deletes(location, file_format, self.read(location), self.moved)
+                place = self.put(_name(location), made.content)
+                self.deletes[location] = _Deletes(place, len(made.content), made.first, made.last)
+            return self.deletes[location]
+
+    def put(self, name: str, content: bytes) -> str:
+        """Write a file of the new metadata; returns its location."""
+        key = f"{self.folder}/metadata/{name}"
+        self.target.put(key, content)
+        with self.lock:
+            self.keys.append(key)
+            self.size_bytes += len(content)
+        return self.target.address.location(key)
+
+
+def _json(location: str, content: bytes) -> Json:
+    try:
+        # Python's own parser: numbers of any length stay what they are.
+        table = json.loads(unpacked(content, LONGEST_BYTES))
+    except (ValueError, MetadataError) as error:
+        raise unreadable(location, error) from error
+    version = table.get("format-version") if isinstance(table, dict) else None
+    if version not in FORMAT_VERSIONS:
+        raise BackupError(
+            location,
+            f"its format version is {version!r}",
+            "Versions 1 to 3 can be restored to another place.",
+        )
+    found: Json = table
+    return found
+
+
+def _keep(location: str, table: Json, wanted: Collection[int] | None, current: int | None) -> None:
+    """Leave in a table only the snapshots that are wanted, as expiring the others would."""
+    there = {one["snapshot-id"]: one for one in table.get("snapshots", ())}
+    kept = set(there) if wanted is None else set(wanted)
+    named = kept if current is None else kept | {current}
+    if absent := named - set(there):
+        raise BackupError(
+            location,
+            f"it has no snapshot {', '.join(map(str, sorted(absent)))}",
+            f"It has {', '.join(map(str, sorted(there))) or 'none'}.",
+        )
+    newest = current if current is not None else _current(table)
+    if newest not in kept:
+        newest = max(kept, key=lambda one: _age(there[one])) if kept else None
+    if wanted is None and newest == _current(table):
+        return
+    table["snapshots"] = [one for one in table.get("snapshots", ()) if one["snapshot-id"] in kept]
+    table["current-snapshot-id"] = -1 if newest is None else newest
+    for name in ("snapshot-log", "statistics", "partition-statistics"):
+        if name in table:
+            table[name] = [one for one in table[name] if one["snapshot-id"] in kept]
+    _end_log(table, there, newest)
+    refs = {name: ref for name, ref in table.get("refs", {}).items() if ref["snapshot-id"] in kept}
+    if newest is not None:
+        refs["main"] = {**table.get("refs", {}).get("main", {"type": "branch"}), "snapshot-id": newest}
+    table["refs"] = refs
+
+
+def _end_log(table: Json, there: Mapping[int, Json], newest: int | None) -> None:
+    """Readers want the log of current snapshots to end with the current one (Iceberg spec, "snapshot-log")."""
+    log = table.get("snapshot-log", [])
+    while log and log[-1]["snapshot-id"] != newest:
+        log.pop()
+    if newest is not None and not log:
+        log.append({"snapshot-id": newest, "timestamp-ms": there[newest]["timestamp-ms"]})
+    table["snapshot-log"] = log
+
+
+def _age(snapshot: Json) -> tuple[int, int]:
+    return snapshot.get("sequence-number", 0), snapshot["timestamp-ms"]
+
+
+def _current(table: Json) -> int | None:
+    current = table.get("current-snapshot-id")
+    return None if current in (None, -1) else int(current)
+
+
+def _move_places(table: Json, location: str, properties: Mapping[str, str]) -> None:
+    told = table.get("properties", {})
+    table["location"] = location
+    table["properties"] = {name: said for name, said in told.items() if name not in PLACES} | dict(properties)
+    # Writers remove what is in this log as it grows: nothing of the original place may be in it.
+    table["metadata-log"] = []
+
+
+def _bound(file: Record, name: str, path: str | None) -> None:
+    """Tell anew the least or greatest path of a file of deletes, where it was told."""
+    for one in file.get(name) or ():
+        if one["key"] == PATH_ID and path is not None:
+            one["value"] = path.encode()
+
+
+def _unbound(file: Record) -> None:
+    """Leave out what bounds paths of data files."""
+    for name in ("lower_bounds", "upper_bounds"):
+        if file.get(name):
+            file[name] = [one for one in file[name] if one["key"] != PATH_ID]
+
+
+def _name(location: str) -> str:
+    """A name that no other file of the table has, also when folders are merged into one."""
+    return f"{sha256(location.encode()).hexdigest()[:12]}-{location.rpartition('/')[2]}"

@@ -1,0 +1,117 @@
+"""One table's part of a copy: its objects, how they are read, and what it turns out to need besides.
+
+For both formats; what a table's own metadata says is read in `delta/` and `iceberg/`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeshare_pipelines.backup.declared import Backup
+from lakeshare_pipelines.backup.records import FoundTable, TableProof
+from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something a table needs that is not whole in the copy.
+
+    `size_bytes` is what the table itself says of it, None where it does not.
+    """
+
+    location: str
+    size_bytes: int | None = None
+    etag: str | None = None
+    """As the source's store says now, of what it was asked for."""
+
+
+@dataclass(frozen=True)
+class TableCopy:
+    """The objects of one table; `objects` are rows of schema OBJECTS below its root."""
+
+    table: FoundTable
+    source: StoreAddress
+    store: BackupStore
+    """Where the copies are."""
+    objects: pa.Table
+    elsewhere: Callable[[Sequence[str]], pa.Table]
+    """Rows of schema OBJECTS by location, of any table or none."""
+
+    @property
+    def location(self) -> str:
+        """The root at its source, as tables spell it."""
+        return self.source.at(self.table.bucket).location(self.table.root)
+
+    @property
+    def whole(self) -> pa.Table:
+        """The objects whose copies are whole."""
+        return self.objects.filter(self.objects["is_whole"])
+
+    def below(self, name: str) -> pa.Table:
+        """The objects below a folder of the table; `name` ends with a slash."""
+        folder = f"{self.table.root}/{name}".lstrip("/")
+        return self.objects.filter(pc.starts_with(self.objects["key"], folder))
+
+    def is_inside(self, location: str) -> bool:
+        """Whether it is below the table's root."""
+        return location.startswith(f"{self.location.rstrip('/')}/")
+
+    def stored_key(self, key: str) -> str:
+        """Where the copy of a key of this table is, or would be."""
+        below = key.removeprefix(self.table.root).lstrip("/")
+        return f"{self.table.stored_root.rstrip('/')}/{below}"
+
+    def there(self, named: pa.Array) -> pa.Table:
+        """What is whole of the copy: its own objects, and of those named the ones of other tables, or of none.
+
+        Also below its own root: what a run staged there may be a table of its own, and later a part of this one.
+        """
+        own = self.whole
+        named = pc.unique(named.drop_null())
+        others = named.filter(pc.invert(pc.is_in(named, value_set=own["location"].combine_chunks())))
+        if not len(others):
+            return own
+        found = self.elsewhere(others.to_pylist())
+        return pa.concat_tables([own, found.filter(found["is_whole"])])
+
+
+class AssessedTable(Protocol):
+    """A table of one format, after its own metadata was read from the copy."""
+
+    @property
+    def copy(self) -> TableCopy:
+        """The objects it is made of."""
+        ...
+
+    @property
+    def needs(self) -> list[Need]:
+        """What its newest version before as_of needs that is not whole."""
+        ...
+
+    @property
+    def removed(self) -> list[str]:
+        """Stored keys that were taken out of the copy when it was proved: what speaks of later versions."""
+        ...
+
+    def unlisted(self, source: BackupStore) -> list[Need]:
+        """What the source has of the table from before as_of that no listing told of; asks the source."""
+        ...
+
+    def proof(self) -> TableProof:
+        """Open it, at the newest version at which that goes well."""
+        ...
+
+
+def outside_reasons(copy: TableCopy, needs: Sequence[Need], backup: Backup) -> list[str]:
+    """What to say of needs that are outside of the source and were not followed; nothing where there are none."""
+    inside = copy.source.at(copy.table.bucket).location("")
+    outside = [need.location for need in needs if not need.location.startswith(inside)]
+    if not outside or backup.external == "follow":
+        return []
+    return [
+        f"{len(outside)} of its files are outside of the source, the first is {outside[0]}: say `external: follow` "
+        "in the backup to have them copied as well, or rewrite the table so that it has its files to itself."
+    ]

@@ -1,0 +1,298 @@
+"""`lakeshare restore table|set|all|partition`: the way back, shown with --plan before it is gone."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lakeshare_pipelines.backup_commands.apps import restore_app
+from lakeshare_pipelines.backup_commands.points import shown_progress
+
+if TYPE_CHECKING:
+    from lakeshare_pipelines.backup.declared import Backup
+    from lakeshare_pipelines.backup.points import Points
+    from lakeshare_pipelines.backup.records import Point
+    from lakeshare_pipelines.backup.restore.records import RestorePlan, RestoreRecord
+    from lakeshare_pipelines.backup.stores import StoreAddress
+    from lakeshare_pipelines.settings import LakeSettings
+
+Name = Annotated[
+    str, typer.Argument(help="Its name in the lake, as flights.departures, or the key of its root.")
+]
+BackupName = Annotated[
+    str | None, typer.Option("--backup", help="A declared backup; the only one by default.")
+]
+Day = Annotated[str | None, typer.Option("--point", help="The point's day; the newest good one by default.")]
+Version = Annotated[
+    int | None,
+    typer.Option(help="A Delta version or an Iceberg snapshot inside the point; the proved one by default."),
+]
+InPlace = Annotated[
+    bool, typer.Option("--in-place", help="Where it was; nothing that is there is overwritten.")
+]
+To = Annotated[str | None, typer.Option(help="An empty place instead: a folder, or s3://bucket/prefix.")]
+Endpoint = Annotated[str | None, typer.Option("--to-endpoint", help="URL of the store of --to.")]
+Region = Annotated[str | None, typer.Option("--to-region", help="Region of the bucket of --to.")]
+Profile = Annotated[str | None, typer.Option("--to-profile", help="AWS profile that reaches --to.")]
+OnlyPlan = Annotated[bool, typer.Option("--plan", help="Tell what it would do and take; do nothing.")]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options of a restore say."""
+
+    settings: "LakeSettings"
+    backup: "Backup"
+    day: str | None
+    to: "StoreAddress | None"
+
+    @cached_property
+    def points(self) -> "Points":
+        from lakeshare_pipelines.backup.points import Points
+
+        return Points(self.backup)
+
+    @cached_property
+    def point(self) -> "Point":
+        from lakeshare_pipelines.backup.restore.chosen import point_of
+
+        return point_of(self.points, self.day)
+
+    def below(self, name: str) -> "StoreAddress | None":
+        """A place of its own for one of several tables."""
+        if self.to is None:
+            return None
+        return self.to.model_copy(update={"url": f"{self.to.url.rstrip('/')}/{name.replace('.', '/')}"})
+
+    def planned(self, table: str, version: int | None, to: "StoreAddress | None") -> "RestorePlan":
+        from lakeshare_pipelines.backup.restore.tables import plan_restore
+        from lakeshare_server.catalog import open_catalog
+
+        catalog = open_catalog(self.settings.catalog_url)
+        return plan_restore(self.settings, catalog, self.backup, self.point, table, to, version)
+
+    def restored(self, table: str, version: int | None, to: "StoreAddress | None") -> "RestoreRecord":
+        from lakeshare_pipelines.backup.restore.tables import restore_elsewhere, restore_in_place
+        from lakeshare_server.catalog import open_catalog
+
+        tell = shown_progress()
+        if to is not None:
+            return restore_elsewhere(
+                self.settings, self.backup, self.point, table, to, version, say=_say, tell=tell
+            )
+        catalog = open_catalog(self.settings.catalog_url)
+        return restore_in_place(
+            self.settings, catalog, self.backup, self.point, table, version, say=_say, tell=tell
+        )
+
+
+@restore_app.command("table")
+def table(
+    name: Name,
+    in_place: InPlace = False,
+    to: To = None,
+    mount: Annotated[
+        bool, typer.Option("--mount", help="Copy nothing: tell where the copies open as they are.")
+    ] = False,
+    version: Version = None,
+    day: Day = None,
+    backup: BackupName = None,
+    to_endpoint: Endpoint = None,
+    to_region: Region = None,
+    to_profile: Profile = None,
+    plan: OnlyPlan = False,
+) -> None:
+    """Restore a table: in place, to another place, or opened where its copies are."""
+    asked = _asked(backup, day, to, to_endpoint, to_region, to_profile)
+    _require_one_place(in_place, to, mount)
+    if mount:
+        from lakeshare_pipelines.backup.restore.mount import mounted
+
+        found = mounted(asked.points, asked.point, name, version, _say)
+        typer.echo(f"{found.location} at version {found.version}")
+    elif plan:
+        _show_plan(asked.planned(name, version, asked.to))
+    else:
+        _show(asked.restored(name, version, asked.to))
+
+
+@restore_app.command("set")
+def restore_set(
+    name: Annotated[str, typer.Argument(help="A contract's name.")],
+    in_place: InPlace = False,
+    to: To = None,
+    day: Day = None,
+    backup: BackupName = None,
+    to_endpoint: Endpoint = None,
+    to_region: Region = None,
+    to_profile: Profile = None,
+    plan: OnlyPlan = False,
+) -> None:
+    """Restore the tables that a contract publishes together."""
+    from lakeshare_pipelines.backup.restore.many import tables_of_set
+
+    asked = _asked(backup, day, to, to_endpoint, to_region, to_profile)
+    _require_one_place(in_place, to)
+    _each(asked, tables_of_set(asked.settings, name), plan=plan)
+
+
+@restore_app.command("all")
+def restore_all(
+    in_place: InPlace = False,
+    to: To = None,
+    day: Day = None,
+    backup: BackupName = None,
+    to_endpoint: Endpoint = None,
+    to_region: Region = None,
+    to_profile: Profile = None,
+    plan: OnlyPlan = False,
+) -> None:
+    """Restore all that a point holds: every table, and what belongs to none."""
+    from lakeshare_pipelines.backup.restore.many import restore_other_files, tables_of_point
+
+    asked = _asked(backup, day, to, to_endpoint, to_region, to_profile)
+    _require_one_place(in_place, to)
+    if not plan:
+        others = restore_other_files(asked.settings, asked.backup, asked.point, asked.to, _say)
+        typer.echo(f"{others:,} objects of no table")
+    _each(asked, tables_of_point(asked.point), plan=plan)
+
+
+@restore_app.command("partition")
+def partition(
+    name: Name,
+    values: Annotated[
+        list[str], typer.Argument(metavar="COLUMN=VALUE…", help="The partition, as day=2013-01-01.")
+    ],
+    version: Version = None,
+    day: Day = None,
+    backup: BackupName = None,
+    plan: OnlyPlan = False,
+) -> None:
+    """Put a partition of a live Delta table back to what it was, by one commit."""
+    from lakeshare_pipelines.backup.restore.tables import plan_partition, restore_partition_in_place
+    from lakeshare_server.catalog import open_catalog
+
+    asked = _asked(backup, day, None, None, None, None)
+    wanted = dict(_pair(value) for value in values)
+    catalog = open_catalog(asked.settings.catalog_url)
+    if plan:
+        _show_plan(plan_partition(asked.settings, catalog, asked.backup, asked.point, name, wanted, version))
+        return
+    tell = shown_progress()
+    restored = restore_partition_in_place(
+        asked.settings, catalog, asked.backup, asked.point, name, wanted, version, say=_say, tell=tell
+    )
+    _show(restored)
+
+
+def _each(asked: Asked, names: list[str], *, plan: bool) -> None:
+    from lakeshare_pipelines.backup.restore.many import restore_each
+
+    if plan:
+        for name in names:
+            _show_plan(asked.planned(name, None, asked.below(name)))
+        return
+
+    def restore(name: str) -> "RestoreRecord":
+        record = asked.restored(name, None, asked.below(name))
+        _show(record)
+        return record
+
+    restored = restore_each(names, restore)
+    for failure in restored.failures:
+        typer.echo(f"NOT RESTORED: {failure}", err=True)
+    typer.echo(f"{len(restored.records)} of {len(names)} tables restored")
+    raise typer.Exit(1 if restored.failures else 0)
+
+
+def _asked(
+    backup: str | None,
+    day: str | None,
+    to: str | None,
+    endpoint: str | None,
+    region: str | None,
+    profile: str | None,
+) -> Asked:
+    from lakeshare_pipelines.backup.declared import backup_named
+    from lakeshare_pipelines.settings import LakeSettings
+
+    settings = LakeSettings()
+    found = backup_named(settings, backup)
+    return Asked(settings, found, day, None if to is None else _place(found, to, endpoint, region, profile))
+
+
+def _place(
+    backup: "Backup", to: str, endpoint: str | None, region: str | None, profile: str | None
+) -> "StoreAddress":
+    """The address of --to; a bucket is reached as the source is, where nothing else is told."""
+    from pathlib import Path
+
+    from pydantic import ValidationError
+
+    from lakeshare_pipelines.backup.stores import StoreAddress
+    from lakeshare_pipelines.errors import BackupError
+
+    like = backup.source if to.startswith("s3://") and backup.source.kind == "s3" else None
+    url = to if to.startswith("s3://") else str(Path(to).expanduser().absolute())
+    told = {"endpoint": endpoint, "region": region, "profile": profile}
+    given = {name: value for name, value in told.items() if value is not None}
+    try:
+        return StoreAddress.model_validate({**(like.model_dump() if like else {}), **given, "url": url})
+    except ValidationError as error:
+        raise BackupError(f"--to {to}", error.errors()[0]["msg"], "Correct it.") from error
+
+
+def _require_one_place(in_place: bool, to: str | None, mount: bool = False) -> None:
+    from lakeshare_pipelines.errors import BackupError
+
+    if sum((in_place, to is not None, mount)) != 1:
+        raise BackupError("a restore", "it needs one place", "Say --in-place, or --to with an empty place.")
+
+
+def _pair(said: str) -> tuple[str, str | None]:
+    from lakeshare_pipelines.errors import BackupError
+
+    name, equals, value = said.partition("=")
+    if not name or not equals:
+        raise BackupError(f"partition {said}", "it is no COLUMN=VALUE", "Say it as day=2013-01-01.")
+    return name, value or None
+
+
+def _say(sentence: str) -> None:
+    typer.echo(f"  {sentence}", err=True)
+
+
+def _show_plan(plan: "RestorePlan") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=f"{plan.table.root} of point {plan.day} at version {plan.version}, to {plan.place}")
+    for name in ("objects", "bytes", "there already", "archived", "requests", "USD", "minutes"):
+        shown.add_column(name, justify="right")
+    shown.add_row(
+        f"{plan.objects:,}",
+        f"{plan.size_bytes:,}",
+        f"{plan.there:,}",
+        f"{plan.archived:,}",
+        f"{plan.requests:,}",
+        f"{plan.usd:,.4f}",
+        f"{plan.minutes:,.2f}",
+    )
+    Console(width=120).print(shown)
+    for number, step in enumerate(plan.steps, 1):
+        typer.echo(f"  {number}. {step}")
+
+
+def _show(record: "RestoreRecord") -> None:
+    rows = "" if record.rows is None else f", {record.rows:,} rows"
+    typer.echo(
+        f"{record.table.root} of point {record.day} opens at version {record.version}: {record.location}"
+        f"{rows}, {record.files:,} files; {record.objects:,} objects brought in {record.seconds:.1f} s"
+    )
+    if record.registered_as is not None:
+        number = "" if record.publication is None else f", recipients read publication {record.publication}"
+        typer.echo(f"  it is {record.registered_as} again{number}")
+    for note in record.notes:
+        typer.echo(f"  {note}")

@@ -1,0 +1,296 @@
+"""A catalog that was dumped into a point comes back whole into an empty database, and into no other."""
+
+import json
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lakeshare_pipelines.backup.catalog.bring_back import nessie_tables, restore_catalog
+from lakeshare_pipelines.backup.catalog.dump import dump_catalog
+from lakeshare_pipelines.backup.catalog.manifest import MANIFEST, dump_folder, read_manifest
+from lakeshare_pipelines.backup.catalog.state import LEFT_OUT, kept_tables, lines_of
+from lakeshare_pipelines.backup.declared import Backup
+from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.stores import StoreAddress
+from lakeshare_pipelines.cli import app
+from lakeshare_pipelines.contracts.loader import load_contracts
+from lakeshare_pipelines.errors import BackupError
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.catalog import Catalog, Ledger, open_catalog
+from lakeshare_server.catalog.database import HEAD
+from lakeshare_server.catalog.declared import apply_files
+from lakeshare_server.catalog.models import Base
+from lakeshare_server.catalog.sharing import create_recipient, editing, issue_token
+from lakeshare_server.errors import CatalogConflict
+from lakeshare_server.tables.index import index_path
+from tests.builders.applied_files import EVERYTHING, exported
+from tests.builders.publications import a_publication
+from tests.integration.nessie_fixtures import a_running_nessie
+
+DAY = "2026-11-20"
+SECRETS = list[str]
+
+
+@pytest.fixture
+def points(tmp_path: Path) -> Points:
+    source, target = (StoreAddress(url=str(tmp_path / name)) for name in ("lake", "copies"))
+    return Points(Backup(name="lake", source=source, target=target))
+
+
+@pytest.fixture
+def settings(tmp_path: Path, catalog_url: str) -> LakeSettings:
+    return LakeSettings(_env_file=None, state_dir=tmp_path / "state", database_url=catalog_url)
+
+
+@pytest.fixture
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, catalog_url: str) -> Iterator[LakeSettings]:
+    """A state folder of another place, and an empty database of the other kind than the catalog's."""
+    url = f"sqlite:///{tmp_path / 'elsewhere' / 'lakeshare.db'}"
+    if catalog_url.startswith("sqlite"):
+        url = request.getfixturevalue("postgres").new_database()
+    yield LakeSettings(_env_file=None, state_dir=tmp_path / "elsewhere", database_url=url)
+    if catalog_url.startswith("sqlite"):
+        request.getfixturevalue("postgres").drop_database(url)
+
+
+@pytest.fixture
+def secrets(catalog: Catalog, settings: LakeSettings, said: Callable[[str], Any]) -> SECRETS:
+    """Fills the catalog; returns what only recipients know."""
+    apply_files(catalog, said(EVERYTHING), "ann")
+    found = []
+    with editing(catalog, "ann") as edit:
+        create_recipient(edit, "bob", comment="\u2028 two\nlines ü 🌊")
+        found += [issue_token(edit, name).secret for name in ("acme", "bob")]
+    settings.index_dir.mkdir(parents=True)
+    digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    index_path(settings.index_dir, digest).touch()
+    Ledger(catalog).append([a_publication(index_digest=digest, verdicts={"green": True, "rules": [1, None]})])
+    Ledger(catalog).append([a_publication(changes_digest="1" * 64, snapshot_id=(1 << 63) - 1)])
+    return found
+
+
+def rows_of(catalog: Catalog) -> dict[str, list[dict[str, Any]]]:
+    with catalog.reading() as session:
+        found = {
+            table.name: [json.loads(line) for line in lines_of(session, table)] for table in kept_tables()
+        }
+    del found["catalog_state"]
+    return found
+
+
+def dumped_files(points: Points) -> list[Path]:
+    return [path for path in Path(points.backup.target.url).rglob("*") if path.is_file()]
+
+
+@pytest.mark.usefixtures("secrets")
+def test_the_same_catalog_comes_back_on_the_other_database(
+    catalog: Catalog, settings: LakeSettings, points: Points, elsewhere: LakeSettings
+) -> None:
+    record = dump_catalog(settings, points.backup, points, DAY)
+    assert (record.tables, record.publications, record.shares, record.grants) == (1, 2, 2, 2)
+    assert (record.nessie_hash, record.key) == (None, f"{dump_folder(points, DAY)}{MANIFEST}")
+    generation = catalog.generation()
+    brought = restore_catalog(elsewhere, points, DAY)
+    again = open_catalog(elsewhere.catalog_url)
+    try:
+        assert exported(again, revisions=True) == exported(catalog, revisions=True)
+        assert rows_of(again) == rows_of(catalog)
+        assert again.generation() > generation
+        assert brought.rows["publications"] == 2
+        # What is written next has keys of its own.
+        Ledger(again).append([a_publication()])
+        with editing(again, "ann") as edit:
+            create_recipient(edit, "carl")
+        assert len(rows_of(again)["recipients"]) == len(rows_of(catalog)["recipients"]) + 1
+        assert [one.version for one in Ledger(again).history("lake.flights")] == [2, 1, 0]
+    finally:
+        again.close()
+
+
+def test_no_secret_is_in_a_dump(settings: LakeSettings, points: Points, secrets: SECRETS) -> None:
+    dump_catalog(settings, points.backup, points, DAY)
+    written = [path.read_bytes() for path in dumped_files(points)]
+    assert any(b"bob" in content for content in written)
+    assert not any(secret.encode() in content for content in written for secret in secrets)
+
+
+def test_every_table_is_kept_or_left_out_by_name() -> None:
+    kept = {table.name for table in kept_tables()}
+    assert kept | LEFT_OUT == set(Base.metadata.tables)
+    assert not kept & LEFT_OUT
+
+
+@pytest.mark.usefixtures("secrets")
+def test_file_indexes_are_dumped_once_for_all_points_and_come_back(
+    settings: LakeSettings, points: Points, elsewhere: LakeSettings
+) -> None:
+    for day in (DAY, "2026-11-21"):
+        dump_catalog(settings, points.backup, points, day)
+    assert len([path for path in dumped_files(points) if path.suffix == ".arrow"]) == 1
+    manifest = read_manifest(points, DAY)
+    assert manifest.missing_indexes == ("0" * 64, "1" * 64)
+    brought = restore_catalog(elsewhere, points, DAY)
+    assert (brought.indexes, brought.missing_indexes) == (1, manifest.missing_indexes)
+    [file] = manifest.indexes
+    assert index_path(elsewhere.index_dir, file.sha256).exists()
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_catalog_that_is_not_empty_is_refused_and_stays(
+    catalog: Catalog, settings: LakeSettings, points: Points, said: Callable[[str], Any]
+) -> None:
+    dump_catalog(settings, points.backup, points, DAY)
+    before = rows_of(catalog)
+    with pytest.raises(
+        BackupError, match=r"it is not empty: there are rows in .*recipients.* never overwritten"
+    ):
+        restore_catalog(settings, points, DAY)
+    assert rows_of(catalog) == before
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_damaged_dump_brings_nothing_back_and_a_whole_one_then_all(
+    catalog: Catalog, settings: LakeSettings, points: Points, elsewhere: LakeSettings
+) -> None:
+    dump_catalog(settings, points.backup, points, DAY)
+    # The last table that is filled: all the others were by then.
+    name = [table for table in read_manifest(points, DAY).tables if table.rows][-1].files[0].name
+    key = dump_folder(points, DAY) + name
+    whole = points.store.read(key)
+    points.store.put(key, whole.replace(b"e", b"a", 1))
+    with pytest.raises(BackupError, match="not what was dumped: its SHA-256 is another"):
+        restore_catalog(elsewhere, points, DAY)
+    half = open_catalog(elsewhere.catalog_url)
+    assert not any(rows_of(half).values())
+    half.close()
+    points.store.put(key, whole)
+    restore_catalog(elsewhere, points, DAY)
+    back = open_catalog(elsewhere.catalog_url)
+    assert rows_of(back) == rows_of(catalog)
+    back.close()
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_dump_of_an_older_lakeshare_is_made_todays(
+    catalog: Catalog, settings: LakeSettings, points: Points, elsewhere: LakeSettings
+) -> None:
+    dump_catalog(settings, points.backup, points, DAY)
+    _as_of_revision_6(points)
+    restore_catalog(elsewhere, points, DAY)
+    back = open_catalog(elsewhere.catalog_url)
+    assert back.revision() == HEAD
+    assert rows_of(back) == rows_of(catalog), "no recipient had limits, which came with revision 7"
+    back.close()
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_dump_of_a_newer_lakeshare_is_refused(
+    settings: LakeSettings, points: Points, elsewhere: LakeSettings
+) -> None:
+    dump_catalog(settings, points.backup, points, DAY)
+    _change_manifest(points, revision="9999")
+    with pytest.raises(
+        CatalogConflict, match=r"revision 9999, this lakeshare knows up to .* Use the lakeshare"
+    ):
+        restore_catalog(elsewhere, points, DAY)
+
+
+def test_a_point_without_a_dump_says_so(points: Points, elsewhere: LakeSettings) -> None:
+    with pytest.raises(
+        BackupError, match=r"the point has no dump of the catalog. Restore the catalog of another"
+    ):
+        restore_catalog(elsewhere, points, DAY)
+    assert not (elsewhere.state_dir / "lakeshare.db").exists()
+
+
+def test_an_empty_catalog_is_dumped_and_comes_back(
+    catalog: Catalog, settings: LakeSettings, points: Points, elsewhere: LakeSettings
+) -> None:
+    record = dump_catalog(settings, points.backup, points, DAY)
+    assert (record.tables, record.publications, record.shares, record.grants) == (0, 0, 0, 0)
+    assert sum(restore_catalog(elsewhere, points, DAY).rows.values()) == 1, "the count of generations"
+
+
+def test_the_command_brings_rows_and_contracts_back(
+    sqlite_url: str,
+    tmp_path: Path,
+    points: Points,
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[str], Any],
+) -> None:
+    settings = LakeSettings(_env_file=None, state_dir=tmp_path / "state", database_url=sqlite_url)
+    catalog = open_catalog(sqlite_url)
+    apply_files(catalog, said(EVERYTHING), "ann")
+    dump_catalog(settings, points.backup, points, DAY)
+    declared = tmp_path / "backups.yaml"
+    declared.write_text(
+        json.dumps({"backups": {"lake": json.loads(points.backup.model_dump_json(exclude={"name"}))}})
+    )
+    monkeypatch.setenv("LAKESHARE_BACKUPS_FILE", str(declared))
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "elsewhere"))
+    contracts = tmp_path / "contracts"
+    contracts.mkdir()
+    (contracts / "reference.yaml").write_text("# mine\n")
+    arguments = ["restore", "catalog", DAY, "--contracts", str(contracts)]
+    planned = CliRunner().invoke(app, [*arguments, "--plan"])
+    assert planned.exit_code == 0, planned.output
+    assert not (tmp_path / "elsewhere").exists(), "a plan changes nothing"
+    told = CliRunner().invoke(app, arguments)
+    assert told.exit_code == 0, told.output
+    assert "recipients keep their profiles" in told.stdout
+    back = open_catalog(f"sqlite:///{tmp_path / 'elsewhere' / 'lakeshare.db'}")
+    assert exported(back) == exported(catalog)
+    back.close()
+    catalog.close()
+    assert (contracts / "reference.yaml").read_text() == "# mine\n"
+    (contracts / "reference.yaml").unlink()
+    assert [contract.name for contract in load_contracts(contracts)] == ["flights"]
+
+
+def test_nessies_main_is_in_the_dump(tmp_path: Path, points: Points) -> None:
+    with a_running_nessie(tmp_path / "nessie") as nessie:
+        nessie.commit("main", {"sales.orders": 1}, role="publisher")
+        head = nessie.commit("main", {"sales.orders": 2, "sales.items": 7}, role="publisher")
+        record = dump_catalog(nessie.settings, points.backup, points, DAY)
+        nessie.commit("main", {"sales.orders": 3}, role="publisher")
+        expected = {
+            name: nessie.writer.content(name, f"main@{head}") for name in ("sales.orders", "sales.items")
+        }
+    assert record.nessie_hash == head
+    assert nessie_tables(points, DAY) == expected
+    manifest = read_manifest(points, DAY).nessie
+    assert manifest is not None
+    assert (manifest.hash, manifest.tables) == (head, 2)
+    lines = [
+        line
+        for file in manifest.log
+        for line in points.store.read(dump_folder(points, DAY) + file.name).splitlines()
+    ]
+    commits = [json.loads(line) for line in lines]
+    assert commits[0]["commitMeta"]["hash"] == head
+    put = {".".join(one["key"]["elements"]) for one in commits[0]["operations"] if one["type"] == "PUT"}
+    assert put == {"sales.orders", "sales.items"}
+
+
+def _change_manifest(points: Points, **different: object) -> None:
+    key = f"{dump_folder(points, DAY)}{MANIFEST}"
+    points.store.put(key, json.dumps(json.loads(points.store.read(key)) | different).encode())
+
+
+def _as_of_revision_6(points: Points) -> None:
+    """Make a dump what it would have been before recipients had limits."""
+    manifest = read_manifest(points, DAY)
+    [file] = manifest.table("recipients").files
+    key = dump_folder(points, DAY) + file.name
+    rows = [json.loads(line) for line in points.store.read(key).splitlines()]
+    for row in rows:
+        assert row.pop("limits") is None
+    content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    points.store.put(key, content)
+    told = manifest.model_copy(update={"revision": "0006"}).model_dump_json()
+    told = told.replace(file.sha256, sha256(content).hexdigest())
+    points.store.put(f"{dump_folder(points, DAY)}{MANIFEST}", told.encode())

@@ -1,0 +1,98 @@
+"""The policies that are written suffice for jobs between two accounts, and each right in them is needed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakeshare_pipelines.backup.declared import Backup
+from lakeshare_pipelines.backup.policies.documents import policy_files
+from lakeshare_pipelines.backup.policies.parties import Parties
+from lakeshare_pipelines.backup.policies.writing import write_policies
+from tests.builders.backup_batch import ACCOUNT, ROLE, a_copy_job, ended, running_batch_server, s3control
+from tests.integration.s3_server import S3Server, running_s3
+
+OWN = "kept/_lakeshare/lake/points/2026-11-20/engine/"
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with running_s3(tmp_path_factory.mktemp("policies_s3")) as server:
+        objects = server.client()
+        for bucket in ("lake", "vault"):
+            objects.create_bucket(Bucket=bucket)
+        objects.put_object(Bucket="lake", Key="sales/a.parquet", Body=b"a")
+        objects.put_object(Bucket="lake", Key="private/b.parquet", Body=b"b")
+        objects.put_object(
+            Bucket="vault", Key=f"{OWN}m.csv", Body=b"lake,sales/a.parquet\nlake,private/b.parquet\n"
+        )
+        yield server
+
+
+def written(folder: Path) -> Path:
+    """The policies of a backup of lake/sales into vault/kept."""
+    backup = Backup.model_validate(
+        {
+            "name": "lake",
+            "source": {"url": "s3://lake/sales/", "account": "111111111111"},
+            "target": {"url": "s3://vault/kept/", "account": ACCOUNT},
+            "engine": "aws_batch",
+            "batch": {"account": ACCOUNT, "role_arn": ROLE},
+        }
+    )
+    write_policies(backup, policy_files(backup, Parties(f"arn:aws:iam::{ACCOUNT}:role/run")), folder)
+    return folder
+
+
+def run(s3: S3Server, policies: Path, jobs: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """A job under these policies once it has ended, and the words about each key in its report."""
+    objects = s3.client()
+    etag = objects.head_object(Bucket="vault", Key=f"{OWN}m.csv")["ETag"].strip('"')
+    asked = a_copy_job("vault", f"vault/{OWN}m.csv", etag)
+    asked["Operation"]["S3PutObjectCopy"]["TargetKeyPrefix"] = "kept/objects"
+    asked["Report"]["Prefix"] = f"{OWN}reports"
+    with running_batch_server(s3, jobs, "--policies", str(policies)) as url:
+        client = s3control(url, s3.admin)
+        job = ended(client, client.create_job(**asked)["JobId"])
+    lines = (jobs / ACCOUNT / job["JobId"] / "outcomes.jsonl").read_text().splitlines() if job["Status"] == (
+        "Complete"
+    ) else []  # fmt: skip
+    told = sorted(map(json.loads, lines), key=lambda one: one["number"])
+    return job, dict(zip(("sales", "private"), (one["message"] for one in told), strict=False))
+
+
+def test_what_is_written_lets_a_job_copy_the_source_and_nothing_else(s3: S3Server, tmp_path: Path) -> None:
+    job, told = run(s3, written(tmp_path / "policies"), tmp_path / "jobs")
+    assert job["Status"] == "Complete"
+    assert told["sales"] == "Successful"
+    # Outside the backup's prefix neither side allows anything.
+    assert "the policies of who asks and the policy of the resource do not allow it" in told["private"]
+    objects = s3.client()
+    assert objects.get_object(Bucket="vault", Key="kept/objects/sales/a.parquet")["Body"].read() == b"a"
+    assert objects.list_objects_v2(Bucket="vault", Prefix=f"{OWN}reports/job-{job['JobId']}/")["KeyCount"] > 0
+
+
+@pytest.mark.parametrize(
+    ("file", "lost", "status", "told"),
+    [
+        ("bucket-lake.json", "s3:GetObject", "Complete", "the policy of the resource do not allow it"),
+        ("role-policy.json", "s3:GetObjectTagging", "Complete", "s3:GetObjectTagging"),
+        ("role-policy.json", "s3:PutObject", "Failed", "the report cannot be written"),
+        ("role-trust.json", "sts:AssumeRole", "Failed", "may not become"),
+    ],
+)
+def test_a_right_that_is_taken_away_is_missed(
+    s3: S3Server, tmp_path: Path, file: str, lost: str, status: str, told: str
+) -> None:
+    path = written(tmp_path / "policies") / file
+    document = json.loads(path.read_text())
+    for statement in document["Statement"]:
+        actions = [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
+        statement["Action"] = [action for action in actions if action != lost]
+    path.write_text(json.dumps(document))
+    job, words = run(s3, tmp_path / "policies", tmp_path / "jobs")
+    assert job["Status"] == status
+    reasons = " ".join(one["FailureReason"] for one in job["FailureReasons"])
+    assert told in (words["sales"] if status == "Complete" else reasons)

@@ -1,0 +1,188 @@
+"""Tables of a bucket come back from a point in another bucket: made, verified and restored by the real steps on S3."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.table import StaticTable
+
+from lakeshare_pipelines.backup.declared import Backup, ListingSource
+from lakeshare_pipelines.backup.drill import run_drill
+from lakeshare_pipelines.backup.making import Making, make_point
+from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.records import Point
+from lakeshare_pipelines.backup.restore.mount import mounted
+from lakeshare_pipelines.backup.restore.tables import (
+    plan_restore,
+    restore_elsewhere,
+    restore_in_place,
+    restore_partition_in_place,
+)
+from lakeshare_pipelines.backup.stores import StoreAddress, open_store
+from lakeshare_pipelines.backup.stores.readers import file_properties, storage_options
+from lakeshare_pipelines.backup.workspace import point_of_this_moment
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.catalog import Catalog, open_catalog
+from tests.builders.lake_tables import IcebergTable, some_rows
+from tests.integration.s3_server import REGION, S3Server, running_s3
+
+DELTA, ICEBERG = "sales/orders", "lake/flights"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with running_s3(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@dataclass
+class Scene:
+    """A bucket with a Delta and an Iceberg table, and a point of it in another one."""
+
+    settings: LakeSettings
+    catalog: Catalog
+    backup: Backup
+    point: Point
+    client: Any
+    delta: list[str]
+    iceberg: list[str]
+
+    def address(self, url: str) -> StoreAddress:
+        return self.backup.source.model_copy(update={"url": url})
+
+    def rows(self, location: str) -> list[str]:
+        table = DeltaTable(location, storage_options=storage_options(self.backup.source))
+        return sorted(map(repr, table.to_pyarrow_table().to_pylist()))
+
+    def iceberg_rows(self, location: str) -> list[str]:
+        table = StaticTable.from_metadata(location, file_properties(self.backup.source))
+        return sorted(map(repr, table.scan().to_arrow().to_pylist()))
+
+    def lose(self, prefix: str) -> None:
+        store = open_store(self.backup.source)
+        for one in list(store.list(prefix)):
+            store.delete(one.key)
+
+
+@pytest.fixture(scope="module")
+def scene(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("scene")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("AWS_ACCESS_KEY_ID", server.admin.access_key)
+        patched.setenv("AWS_SECRET_ACCESS_KEY", server.admin.secret_key)
+        yield a_scene(server, folder)
+
+
+def a_scene(server: S3Server, folder: Path) -> Scene:
+    client = server.client()
+    for bucket in ("lake", "vault", "elsewhere"):
+        client.create_bucket(Bucket=bucket)
+    client.put_bucket_versioning(Bucket="vault", VersioningConfiguration={"Status": "Enabled"})
+    source = StoreAddress(url="s3://lake", endpoint=server.endpoint, region=REGION)
+    options = storage_options(source)
+    for days in (3, 2):
+        write_deltalake(
+            f"s3://lake/{DELTA}",
+            some_rows(days=days),
+            mode="append",
+            partition_by=["day"],
+            storage_options=options,
+        )
+    iceberg = IcebergTable("s3://lake", some_rows().schema, **file_properties(source))
+    for days in (3, 2):
+        iceberg.append(some_rows(days=days))
+    backup = Backup(
+        name="lake",
+        source=source,
+        target=source.model_copy(update={"url": "s3://vault"}),
+        listing=ListingSource(lag_days=0, wait_hours=0),
+    )
+    settings = LakeSettings(_env_file=None, state_dir=folder / "state")
+    making = Making(settings, backup, point_of_this_moment(), "test")
+    point = make_point(making, datetime.now(UTC), print, lambda _: None)
+    scene = Scene(settings, open_catalog(settings.catalog_url), backup, point, client, [], [])
+    scene.delta = scene.rows(f"s3://lake/{DELTA}")
+    scene.iceberg = scene.iceberg_rows(iceberg.table.metadata_location)
+    return scene
+
+
+def restored_in_place(scene: Scene) -> list[str]:
+    restore_in_place(scene.settings, scene.catalog, scene.backup, scene.point, DELTA)
+    return scene.rows(f"s3://lake/{DELTA}")
+
+
+def test_the_point_is_verified(scene: Scene) -> None:
+    assert {proof.table.root: proof.status for proof in scene.point.verification.tables} == {
+        DELTA: "verified",
+        ICEBERG: "verified",
+    }
+
+
+def test_a_lost_delta_table_is_the_same_again(scene: Scene) -> None:
+    scene.lose(f"{DELTA}/")
+    plan = plan_restore(scene.settings, scene.catalog, scene.backup, scene.point, DELTA, None)
+    assert plan.objects == plan.requests > 5
+    assert plan.usd > 0
+    assert restored_in_place(scene) == scene.delta
+    assert plan_restore(scene.settings, scene.catalog, scene.backup, scene.point, DELTA, None).objects == 0
+    assert not list(open_store(scene.backup.source).list("_lakeshare/"))
+
+
+def test_a_delta_table_that_went_on_shows_its_old_state(scene: Scene) -> None:
+    options = storage_options(scene.backup.source)
+    DeltaTable(f"s3://lake/{DELTA}", storage_options=options).delete("day = DATE '2013-01-02'")
+    assert restored_in_place(scene) == scene.delta
+
+
+def test_a_partition_comes_back(scene: Scene) -> None:
+    options = storage_options(scene.backup.source)
+    DeltaTable(f"s3://lake/{DELTA}", storage_options=options).delete("day = DATE '2013-01-01'")
+    restore_partition_in_place(
+        scene.settings, scene.catalog, scene.backup, scene.point, DELTA, {"day": "2013-01-01"}
+    )
+    assert scene.rows(f"s3://lake/{DELTA}") == scene.delta
+
+
+@pytest.mark.parametrize("to", ["bucket", "folder"])
+def test_tables_open_at_another_place(scene: Scene, to: str, tmp_path: Path) -> None:
+    for table, expected in ((DELTA, scene.delta), (ICEBERG, scene.iceberg)):
+        place = (
+            scene.address(f"s3://elsewhere/{table}")
+            if to == "bucket"
+            else StoreAddress(url=f"{tmp_path}/{table}")
+        )
+        restored = restore_elsewhere(scene.settings, scene.backup, scene.point, table, place)
+        found = scene.rows(restored.location) if table == DELTA else scene.iceberg_rows(restored.location)
+        assert found == expected
+        assert restored.location.startswith(place.url)
+
+
+def test_an_iceberg_table_opens_where_its_copies_are(scene: Scene) -> None:
+    found = mounted(Points(scene.backup), scene.point, ICEBERG)
+    assert found.location.startswith("s3://vault/_lakeshare/lake/points/")
+    assert scene.iceberg_rows(found.location) == scene.iceberg
+
+
+def test_a_drill_finds_a_copy_that_was_changed_behind_its_back(scene: Scene) -> None:
+    points = Points(scene.backup)
+    ran = run_drill(scene.backup, points, scene.settings, "seed")
+    assert ran.reasons == ()
+    assert ran.compared == ran.objects > 0
+    changed = []
+    for one in list(open_store(scene.backup.target).list("objects/")):
+        if one.key.endswith(".parquet"):
+            content = bytearray(scene.client.get_object(Bucket="vault", Key=one.key)["Body"].read())
+            content[len(content) // 2] ^= 1
+            # An older version is still what was backed up: it is taken away as well.
+            scene.client.delete_object(Bucket="vault", Key=one.key, VersionId=one.version_id or "null")
+            for version in open_store(scene.backup.target).versions(one.key):
+                scene.client.delete_object(Bucket="vault", Key=one.key, VersionId=version.version_id)
+            scene.client.put_object(Bucket="vault", Key=one.key, Body=bytes(content))
+            changed.append(one.key)
+    ran = run_drill(scene.backup, points, scene.settings, "seed")
+    assert not ran.passed
+    assert any(key.rpartition("/")[2] in ran.reasons[0] for key in changed)

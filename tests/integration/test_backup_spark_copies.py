@@ -1,0 +1,239 @@
+"""Copies by Spark are whole, go on after executors were killed, and copy nothing again that a ledger tells of."""
+
+import io
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress
+from lakeshare_pipelines.backup.copy.local import LocalEngine
+from lakeshare_pipelines.backup.copy.objects import ServerSideCopier
+from lakeshare_pipelines.backup.copy.outcomes import Outcome, Wanted
+from lakeshare_pipelines.backup.copy.portion_copy import PortionWork, done_record, done_rows
+from lakeshare_pipelines.backup.copy.portions import portions_of
+from lakeshare_pipelines.backup.copy.spark import SparkEngine
+from lakeshare_pipelines.errors import BackupError
+from lakeshare_pipelines.spark.session import driver_pid
+from lakeshare_pipelines.wap.lake import Lake
+from tests.builders.backup_batch import keys_of
+from tests.builders.backup_buckets import Copies, buckets, done_of
+from tests.integration.s3_server import REGION, S3Server, running_s3
+
+LIMIT = 5 * 1024**2
+KILLS = 20
+KEYS = ["t/a.parquet", "t/day=2026-11-19/b c+d.parquet", "t/%20ü.parquet", "t/a,b\"c'.parquet"]
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with running_s3(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def copies(s3: S3Server, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copies:
+    """Stores whose keys the driver and the executors find as ever, in their environments."""
+    for name, value in keys_of(s3.admin).items():
+        monkeypatch.setenv(name, value)
+        monkeypatch.setitem(lake.spark.sparkContext.environment, name, value)
+    return buckets(s3.client(), s3.endpoint, REGION, tmp_path / "plans")
+
+
+def nothing(_: Progress) -> None:
+    """Tells nobody."""
+
+
+def engine(lake: Lake) -> SparkEngine:
+    return SparkEngine(lambda: lake.spark, poll_s=0.05)
+
+
+def numbered(count: int) -> list[str]:
+    return [f"t/{number:04}.parquet" for number in range(count)]
+
+
+def told_as_copied(copies: Copies, task: CopyTask) -> set[str]:
+    """The keys that ledgers tell of."""
+    found: set[str] = set()
+    for one in copies.target.list(task.work_prefix):
+        if "/ledger/" in one.key:
+            rows = pq.read_table(io.BytesIO(copies.target.read(one.key)))
+            found.update(row["stored_key"] for row in rows.to_pylist() if row["status"] == "succeeded")
+    return found
+
+
+def times_copied(copies: Copies) -> Counter[str]:
+    """How often each key was written: the target keeps every version."""
+    return Counter(one.key for one in copies.target.versions("objects/"))
+
+
+def many_to_copy(copies: Copies) -> tuple[list[str], CopyTask]:
+    """Objects whose copying takes a few seconds; the target keeps every version, so that copies can be counted."""
+    copies.target.client.put_bucket_versioning(  # type: ignore[attr-defined]  # an S3Store
+        Bucket=copies.target.address.bucket, VersioningConfiguration={"Status": "Enabled"}
+    )
+    keys = numbered(1200)
+    copies.put(*keys)
+    return keys, copies.task(copies.rows(), in_flight=4)
+
+
+def require_settled(copies: Copies, task: CopyTask, settled: Counter[str]) -> Counter[str]:
+    """What ledgers told of is not copied again; returns how often each object was copied that they tell of now."""
+    times = times_copied(copies)
+    assert Counter({key: times[key] for key in settled}) == settled
+    return Counter({key: times[key] for key in told_as_copied(copies, task)})
+
+
+def an_executor(environment: dict[str, str], work: PortionWork, number: int, life: int | None) -> None:
+    """What a process of Spark does with a portion; it is killed after so many copies, before it tells of the last."""
+    os.environ.update(environment)
+    copy, copied = ServerSideCopier.copy, itertools.count(1)
+
+    async def mortal_copy(copier: ServerSideCopier, wanted: Wanted) -> Outcome:
+        outcome = await copy(copier, wanted)
+        if next(copied) == life:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return outcome
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ServerSideCopier, "copy", mortal_copy)
+        work.copy(number)
+
+
+def end_workers(workers: list[psutil.Process]) -> int:
+    """Kill some of the executors' Python processes; how many were killed."""
+    for one in workers:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(workers)
+    return len(workers)
+
+
+def python_workers() -> list[psutil.Process]:
+    """The executors' Python processes that copy, without the daemon that forks them."""
+    driver = driver_pid()
+    assert driver is not None
+    found = [one for one in psutil.Process(driver).children(recursive=True) if _is_python(one)]
+    return [one for one in found if _is_python(one.parent())]
+
+
+def _is_python(process: psutil.Process | None) -> bool:
+    try:
+        return process is not None and "pyspark.daemon" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_plan_is_copied_whole_large_objects_by_parts(lake: Lake, copies: Copies) -> None:
+    copies.put(*KEYS, *numbered(300))
+    copies.put("t/large.parquet", size_bytes=2 * LIMIT + 1)
+    copies.put("t/held.parquet")
+    lanes = {"t/large.parquet": {"lane": "large"}, "t/held.parquet": {"lane": "held"}}
+    task = copies.task(copies.rows(lambda key: lanes.get(key, {})), copy_limit_bytes=LIMIT)
+    told: list[Progress] = []
+    record = engine(lake).copy(task, told.append)
+    wanted = {key: copies.content(key) for key in (*KEYS, *numbered(300))}
+    wanted["t/large.parquet"] = copies.content("t/large.parquet", 2 * LIMIT + 1)
+    assert copies.copied() == wanted
+    done = done_of(task)
+    assert set(done) == set(wanted)
+    assert {row["status"] for row in done.values()} == {"succeeded"}
+    assert all(row["stored_etag"] for row in done.values())
+    size_bytes = sum(len(content) for content in wanted.values())
+    assert (record.succeeded, record.failed, record.size_bytes) == (305, 0, size_bytes)
+    assert (told[-1].objects, told[-1].objects_of, told[-1].size_bytes) == (305, 305, size_bytes)
+    assert record.reports
+    for location in record.reports:
+        assert copies.target.head(location.removeprefix(f"s3://{task.target.bucket}/")), location
+
+
+def test_what_was_vacuumed_or_overwritten_since_is_a_failed_row(lake: Lake, copies: Copies) -> None:
+    keys = numbered(20)
+    copies.put(*keys)
+    task = copies.task(copies.rows())
+    copies.source.delete(keys[0])
+    copies.source.put(keys[1], b"of the day after")
+    record = engine(lake).copy(task, nothing)
+    done = done_of(task)
+    assert (record.succeeded, record.failed) == (18, 2)
+    assert (done[keys[0]]["error_code"], done[keys[0]]["http_status"]) == ("NoSuchKey", 404)
+    assert (done[keys[1]]["error_code"], done[keys[1]]["http_status"]) == ("PreconditionFailed", 412)
+    assert set(copies.copied()) == set(keys[2:])
+
+
+def test_killed_twenty_times_nothing_is_lost_and_nothing_told_is_copied_again(copies: Copies) -> None:
+    """A process that does what an executor does, killed at twenty random points."""
+    keys, task = many_to_copy(copies)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lakeshare_pipelines.backup.copy.portion_copy"])
+    portions = portions_of(copies.target, "work/spark/", task.plan, workers=1)
+    work = PortionWork(task, portions, LocalEngine())
+    chance, kills = random.Random(7), 0
+    settled: Counter[str] = Counter()
+    for number in itertools.cycle(range(portions.count)):
+        if all(done_record(copies.target, portions, one) for one in range(portions.count)):
+            break
+        life = chance.randrange(1, 160) if kills < KILLS else None
+        executor = context.Process(target=an_executor, args=(dict(os.environ), work, number, life))
+        executor.start()
+        executor.join()
+        kills += executor.exitcode == -signal.SIGKILL
+        settled = require_settled(copies, task, settled)
+    assert kills == KILLS
+    assert copies.copied() == {key: copies.content(key) for key in keys}
+    told = [row for table in done_rows(copies.target, portions) for row in table.to_pylist()]
+    assert sorted((row["key"], row["status"]) for row in told) == [(key, "succeeded") for key in keys]
+
+
+def test_spark_goes_on_after_its_executors_are_killed(lake: Lake, copies: Copies) -> None:
+    keys, task = many_to_copy(copies)
+    killed: list[int] = []
+    settled: Counter[str] = Counter()
+    told_first: list[int] = []
+
+    def kill(told: Progress) -> None:
+        told_first.append(told.objects)
+        if len(killed) < 2 and told.objects > told_first[0]:
+            killed.append(end_workers(python_workers()[:1]))
+
+    while not task.done.exists():
+        told_first.clear()
+
+        with suppress(BackupError):
+            engine(lake).copy(task, kill)
+        # A task that Spark gives up may go on for a while.
+        end_workers(python_workers())
+        settled = require_settled(copies, task, settled)
+    assert killed == [1, 1]
+    assert set(done_of(task)) == set(keys)
+    assert copies.copied() == {key: copies.content(key) for key in keys}
+
+
+def test_a_target_that_is_not_there_is_told(lake: Lake, copies: Copies) -> None:
+    copies.put("t/a")
+    task = copies.task(copies.rows())
+    copies.target.client.delete_bucket(Bucket=task.target.bucket)  # type: ignore[attr-defined]  # an S3Store
+    with pytest.raises(BackupError, match=task.target.bucket):
+        engine(lake).copy(task, nothing)
+    assert not task.done.exists()
+
+
+def test_a_cancelled_copy_ends_and_the_next_run_goes_on(lake: Lake, copies: Copies) -> None:
+    keys = numbered(2000)
+    copies.put(*keys)
+    task = copies.task(copies.rows(), in_flight=2)
+    running = engine(lake)
+    with pytest.raises(BackupError):
+        running.copy(task, lambda told: running.cancel(task))
+    assert not task.done.exists()
+    assert engine(lake).copy(task, nothing).succeeded == 2000
+    assert set(copies.copied()) == set(keys)

@@ -1,0 +1,102 @@
+"""A plan's rows become jobs that S3 Batch Operations can run: one bucket, one prefix, versions in all rows or none."""
+
+import csv
+import io
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from lakeshare_pipelines.backup.copy.batch.manifests import (
+    JobKind,
+    JobRows,
+    jobs_of,
+    stored_prefix_of,
+)
+from lakeshare_pipelines.backup.copy.plan_digest import plan_digest
+from tests.builders.backup_plan import plan_batch, planned
+from tests.builders.keys import AWKWARD_KEYS
+
+
+def rows_of(jobs: list[JobRows]) -> list[tuple[JobKind, list[str]]]:
+    return [(job.kind, job.table["key"].to_pylist()) for job in jobs]
+
+
+def lines_of(job: JobRows) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(job.manifest().decode())))
+
+
+def test_a_manifest_has_encoded_keys_that_come_back_as_they_were() -> None:
+    (job,) = jobs_of([plan_batch(*(planned(key) for key in AWKWARD_KEYS))])
+    lines = lines_of(job)
+    assert [unquote(key) for _, key in lines] == AWKWARD_KEYS
+    assert {bucket for bucket, _ in lines} == {"lake"}
+    assert not any("+" in key for _, key in lines), (
+        "a plus means a space to some readers and a plus to others"
+    )
+
+
+def test_buckets_prefixes_and_versions_are_jobs_of_their_own() -> None:
+    rows = [
+        planned("a"),
+        planned("b", stored_key="remade/2026-11-20/b"),
+        planned("c", bucket="other"),
+        planned("d", version_id="v7"),
+        planned("e", is_latest=False),
+        planned("f", stored_key="f"),
+    ]
+    jobs = list(jobs_of([plan_batch(*rows)]))
+    assert rows_of(jobs) == [
+        (JobKind("lake", "objects", False), ["a"]),
+        (JobKind("lake", "remade/2026-11-20", False), ["b"]),
+        (JobKind("other", "objects", False), ["c"]),
+        (JobKind("lake", "objects", True), ["d", "e"]),
+        (JobKind("lake", "", False), ["f"]),
+    ]
+    assert lines_of(jobs[3]) == [["lake", "d", "v7"], ["lake", "e", "null"]]
+
+
+def test_what_no_job_can_copy_is_in_none() -> None:
+    rows = [
+        planned("large", lane="large"),
+        planned("held", lane="held"),
+        planned("told", lane="external"),
+        planned("elsewhere", stored_key="objects/under-another-name"),
+        planned("frozen", lane="archived"),
+    ]
+    assert rows_of(list(jobs_of([plan_batch(*rows)]))) == [(JobKind("lake", "objects", False), ["frozen"])]
+
+
+def test_large_plans_become_several_jobs_the_same_every_time() -> None:
+    batches = [
+        plan_batch(*(planned(f"k{number}") for number in range(start, start + 4))) for start in (0, 4, 8)
+    ]
+    jobs = list(jobs_of(batches, rows_a_job=5))
+    assert [job.table.num_rows for job in jobs] == [5, 5, 2]
+    assert [job.manifest() for job in jobs] == [job.manifest() for job in jobs_of(batches, rows_a_job=5)]
+    assert sum(job.size_bytes for job in jobs) == 12 * 4096
+
+
+def test_a_stored_prefix_is_told_only_where_the_stored_key_ends_with_the_key() -> None:
+    assert stored_prefix_of("a/b", "objects/a/b") == "objects"
+    assert stored_prefix_of("/b", "objects//b") == "objects"
+    assert stored_prefix_of("b", "b") == ""
+    assert stored_prefix_of("b", "objects/ab") is None
+    assert stored_prefix_of("b", "/b") is None
+
+
+def test_plans_are_told_apart_by_what_is_copied_of_them() -> None:
+    def digest(*rows: dict[str, Any]) -> str:
+        return plan_digest([plan_batch(*rows)])
+
+    first = digest(planned("a"), planned("b"))
+    assert first == digest(planned("a"), planned("held", lane="held"), planned("b"))
+    assert first == plan_digest([plan_batch(planned("a")), plan_batch(planned("b"))])
+    others = [
+        digest(planned("a")),
+        digest(planned("a"), planned("b", etag="another")),
+        digest(planned("a"), planned("b", stored_key="remade/b")),
+        digest(planned("a"), planned("b", version_id="v1")),
+    ]
+    assert len({first, *others}) == 5
+    assert plan_digest([plan_batch(planned("held", lane="held"))]) == plan_digest(list[pa.RecordBatch]())

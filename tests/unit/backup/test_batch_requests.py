@@ -1,0 +1,118 @@
+"""Every request to S3 Batch Operations is valid under the service's own model, or refused before it is sent."""
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from lakeshare_pipelines.backup.copy.batch.manifests import JobKind
+from lakeshare_pipelines.backup.copy.batch.requests import copy_job
+from lakeshare_pipelines.backup.copy.batch.service_model import check_request
+from lakeshare_pipelines.backup.declared import Batch
+from lakeshare_pipelines.backup.stores import StoreAddress
+from lakeshare_pipelines.errors import BackupError
+
+AS_OF = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
+BATCH = Batch(account="222222222222", role_arn="arn:aws:iam::222222222222:role/copier")
+TARGET = StoreAddress(url="s3://vault/lake/", region="eu-central-1", account="222222222222")
+
+
+def a_request(batch: Batch = BATCH, kind: JobKind | None = None, **changed: Any) -> dict[str, Any]:
+    kind = kind or JobKind("lake", "lake/objects", False)
+    request = copy_job(
+        batch, TARGET, kind, AS_OF, ("work/manifest.csv", "0" * 32), "work/report", "token", "of a test"
+    )
+    return {**request, **changed}
+
+
+def changed_at(path: str, value: Any) -> dict[str, Any]:
+    """A request with another value at a path of names; None takes the member away."""
+    request = a_request()
+    *above, last = path.split(".")
+    inner = request
+    for name in above:
+        inner[name] = dict(inner[name])
+        inner = inner[name]
+    inner[last] = value
+    if value is None:
+        del inner[last]
+    return request
+
+
+def test_a_copy_job_says_what_is_to_be_copied_as_of_when() -> None:
+    request = a_request()
+    check_request("s3control", "CreateJob", request)
+    assert request["Operation"] == {
+        "S3PutObjectCopy": {
+            "TargetResource": "arn:aws:s3:::vault",
+            "TargetKeyPrefix": "lake/objects",
+            "MetadataDirective": "COPY",
+            "UnModifiedSinceConstraint": AS_OF,
+        }
+    }
+    assert request["Manifest"]["Spec"]["Fields"] == ["Bucket", "Key"]
+    assert request["Manifest"]["Location"]["ObjectArn"] == "arn:aws:s3:::vault/work/manifest.csv"
+    assert request["Report"]["ExpectedBucketOwner"] == TARGET.account
+    assert request["Report"]["ReportScope"] == "AllTasks"
+
+
+def test_versions_classes_confirmation_and_partitions_are_told() -> None:
+    batch = BATCH.model_copy(
+        update={
+            "storage_class": "GLACIER_IR",
+            "confirm": True,
+            "priority": 2**31 - 1,
+            "role_arn": "arn:aws-cn:iam::222222222222:role/copier",
+        }
+    )
+    request = a_request(batch, JobKind("lake", "", True))
+    operation = request["Operation"]["S3PutObjectCopy"]
+    assert (operation["StorageClass"], operation["TargetResource"]) == ("GLACIER_IR", "arn:aws-cn:s3:::vault")
+    assert "TargetKeyPrefix" not in operation
+    assert request["Manifest"]["Spec"]["Fields"] == ["Bucket", "Key", "VersionId"]
+    assert (request["ConfirmationRequired"], request["Priority"]) == (True, 2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("ClientRequestToken", "t" * 65, "ClientRequestToken is 65 long, at most 64"),
+        ("ClientRequestToken", None, "ClientRequestToken is missing"),
+        ("ClientRequestToken", "", "at least 1"),
+        ("AccountId", "22222222222", "AccountId is '22222222222', not like"),
+        ("RoleArn", "copier", "RoleArn is 'copier'"),
+        ("Priority", 2**31, "at most 2147483647"),
+        ("Priority", -1, "at least 0"),
+        ("Priority", "10", "not a integer"),
+        ("ConfirmationRequired", "yes", "not a boolean"),
+        ("Manifest.Spec.Format", "S3InventoryReport_ORC", "none of S3BatchOperations_CSV_20180820"),
+        ("Manifest.Spec.Fields", ["Bucket", "Name"], "Fields[1] is 'Name'"),
+        ("Manifest.Location.ETag", '"0123"', "ETag has quotes"),
+        ("Manifest.Location.ETag", None, "Manifest.Location.ETag is missing"),
+        ("Manifest", None, "exactly one of Manifest and ManifestGenerator"),
+        ("Report.ReportScope", "Everything", "ReportScope is 'Everything'"),
+        ("Report.Prefix", "p" * 513, "Report.Prefix is 513 long"),
+        ("Report.Bucket", None, "Report needs Bucket"),
+        ("Operation.S3PutObjectCopy.StorageClass", "COLD", "StorageClass is 'COLD'"),
+        ("Operation.S3PutObjectCopy.IfMatch", "e", "Operation.S3PutObjectCopy.IfMatch is not known"),
+        ("Operation.S3PutObjectCopy.TargetKeyPrefix", "", "TargetKeyPrefix is 0 long"),
+        ("Operation.S3DeleteObjectTagging", {}, "exactly one operation"),
+    ],
+)  # fmt: skip
+def test_what_botocore_would_send_and_the_service_refuse_is_refused(path: str, value: Any, told: str) -> None:
+    with pytest.raises(BackupError, match="the request is not valid") as refused:
+        check_request("s3control", "CreateJob", changed_at(path, value))
+    assert told in str(refused.value)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(BackupError) as refused:
+        check_request("s3control", "CreateJob", a_request(Priority=-1, AccountId="none"))
+    assert "Priority" in str(refused.value)
+    assert "AccountId" in str(refused.value)
+
+
+def test_a_job_cannot_be_made_active_by_hand() -> None:
+    said = {"AccountId": "222222222222", "JobId": "0001-0002", "RequestedJobStatus": "Active"}
+    with pytest.raises(BackupError, match="none of Cancelled, Ready"):
+        check_request("s3control", "UpdateJobStatus", said)

@@ -1,0 +1,30 @@
+"""The ledger of a copy is written beside it, and ends with it, whatever happens at the same moment."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from lakeshare_pipelines.backup.copy.ledger import Ledger, LedgerWriter
+from lakeshare_pipelines.backup.copy.outcomes import Outcome, wanted_in
+from lakeshare_pipelines.backup.stores import StoreAddress, open_store
+from tests.builders.backup_plan import plan_batch, planned
+
+
+def test_a_writer_that_is_stopped_in_the_moment_a_batch_is_full_stops(tmp_path: Path) -> None:
+    [wanted] = wanted_in([plan_batch(planned("t/a"))])
+
+    async def stopped() -> None:
+        writer = LedgerWriter(Ledger(open_store(StoreAddress(url=str(tmp_path))), "work/"), 1, 1)
+        keeping = asyncio.create_task(writer.keep())
+        await asyncio.sleep(0)
+        for _ in range(writer.batch):
+            await writer.begin()
+            writer.add(Outcome(wanted))
+        # The batch is full, nobody has looked yet, and the copy ends.
+        keeping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(60):
+                await keeping
+
+    asyncio.run(stopped())

@@ -1,0 +1,103 @@
+"""`lakeshare restore` and `lakeshare backup drill` as a person types them: a plan first, then the way back."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from typer.testing import CliRunner, Result
+
+from lakeshare_pipelines.backup_commands import backup_app, restore_app
+from lakeshare_pipelines.errors import BackupError
+from tests.builders.backup_points import a_backup, a_point
+from tests.builders.lake_tables import a_delta_table, an_iceberg_table
+
+ROWS = 12
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A warehouse with a Delta and an Iceberg table and a note, and a point of it in the default backup's place."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
+    lake = tmp_path / "state" / "warehouse"
+    a_delta_table(lake / "sales" / "orders")
+    an_iceberg_table(lake)
+    (lake / "notes.txt").write_text("mine")
+    a_point(a_backup(lake, tmp_path / "state" / "backups"), tmp_path / "held")
+    return lake
+
+
+def said(*words: object, app=restore_app) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=True)
+
+
+def test_a_plan_is_told_and_nothing_is_done(lake: Path) -> None:
+    shutil.rmtree(lake / "sales")
+    told = said("table", "sales.orders", "--in-place", "--plan")
+    assert told.exit_code == 0, told.output
+    assert "4 missing objects are put back" in told.output
+    assert "The log ends at version 0" in told.output
+    assert not (lake / "sales").exists()
+
+
+def test_a_table_comes_back(lake: Path) -> None:
+    shutil.rmtree(lake / "sales")
+    told = said("table", "sales.orders", "--in-place")
+    assert told.exit_code == 0, told.output
+    assert f"{ROWS} rows, 3 files; 4 objects brought" in told.output
+    assert DeltaTable(lake / "sales" / "orders").to_pyarrow_table().num_rows == ROWS
+
+
+def test_all_of_a_point_comes_back_at_another_place(lake: Path, tmp_path: Path) -> None:
+    shutil.rmtree(lake)
+    told = said("all", "--to", "elsewhere")
+    assert told.exit_code == 0, told.output
+    assert "2 of 2 tables restored" in told.output
+    assert (tmp_path / "elsewhere" / "notes.txt").read_text() == "mine"
+    assert DeltaTable(tmp_path / "elsewhere" / "sales" / "orders").to_pyarrow_table().num_rows == ROWS
+    assert list((tmp_path / "elsewhere" / "lake" / "flights" / "metadata").glob("*.metadata.json"))
+
+
+def test_one_that_fails_keeps_none_of_the_others(lake: Path, tmp_path: Path) -> None:
+    next((tmp_path / "state" / "backups" / "objects" / "sales").rglob("*.parquet")).unlink()
+    told = said("all", "--to", "elsewhere")
+    assert told.exit_code == 1
+    assert "1 of 2 tables restored" in told.output
+    assert "NOT RESTORED: sales/orders: " in told.output
+
+
+def test_copies_open_where_they_are(lake: Path, tmp_path: Path) -> None:
+    told = said("table", "sales/orders", "--mount")
+    location = tmp_path / "state" / "backups" / "objects" / "sales" / "orders"
+    assert told.output == f"{location} at version 0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("table", "sales.orders"), "one place"),
+        (("table", "sales.orders", "--in-place", "--to", "x"), "one place"),
+        (("table", "nothing", "--in-place"), "no such table"),
+        (("table", "sales.orders", "--in-place", "--point", "2020-01-01"), "no point '2020-01-01'"),
+        (("set", "nothing", "--in-place"), "the contracts are"),
+        (("partition", "sales.orders", "day"), "no COLUMN=VALUE"),
+        (("partition", "lake.flights", "day=2013-01-01"), "Iceberg"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(lake: Path, words: tuple[str, ...], told: str) -> None:
+    with pytest.raises(BackupError, match=told):
+        CliRunner().invoke(restore_app, words, catch_exceptions=False)
+
+
+def test_a_drill_tells_how_long_it_took_and_fails_as_a_command(lake: Path, tmp_path: Path) -> None:
+    passed = said("drill", "--seed", "1", app=backup_app)
+    assert passed.exit_code == 0, passed.output
+    assert "12 rows in 3 files" in passed.output
+    assert "(RTO)" in passed.output
+    for copy in (tmp_path / "state" / "backups" / "objects").rglob("*.parquet"):
+        copy.unlink()
+    failed = said("drill", "--seed", "1", app=backup_app)
+    assert failed.exit_code == 1
+    assert failed.output.startswith("  drill of point")
+    assert "FAILED" in failed.output

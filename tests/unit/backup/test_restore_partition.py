@@ -1,0 +1,127 @@
+"""A partition of a live Delta table goes back to what it was, by one commit that touches nothing else."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from lakeshare_pipelines.backup.declared import Backup
+from lakeshare_pipelines.backup.records import Point
+from lakeshare_pipelines.backup.restore.records import RestoreRecord
+from lakeshare_pipelines.backup.restore.tables import plan_partition, restore_partition_in_place
+from lakeshare_pipelines.errors import BackupError
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.catalog import Catalog, open_catalog
+from tests.builders.backup_points import a_backup, a_point
+from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
+
+FIRST, SECOND = "2013-01-01", "2013-01-02"
+
+
+@dataclass
+class Scene:
+    """A table of three days, its point, and what it was on each day."""
+
+    root: Path
+    settings: LakeSettings
+    catalog: Catalog
+    backup: Backup
+    point: Point
+
+    def day(self, day: str) -> list[str]:
+        rows = DeltaTable(self.root).to_pyarrow_table().to_pylist()
+        return sorted(repr(row) for row in rows if str(row["day"]) == day)
+
+    def restore(self, **values: str | None) -> RestoreRecord:
+        return restore_partition_in_place(
+            self.settings, self.catalog, self.backup, self.point, "flights", values
+        )
+
+
+@pytest.fixture(params=["commits", "checkpoint"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
+    root = a_delta_table(tmp_path / "lake" / "flights")
+    append_delta(root, some_rows(days=2))
+    if request.param == "checkpoint":
+        DeltaTable(root).create_checkpoint()
+    settings = LakeSettings(_env_file=None, state_dir=tmp_path / "state")
+    backup = a_backup(tmp_path / "lake", tmp_path / "backups")
+    point = a_point(backup, tmp_path / "held")
+    return Scene(root, settings, open_catalog(settings.catalog_url), backup, point)
+
+
+def test_the_partition_is_what_it_was_and_others_are_what_they_are(scene: Scene) -> None:
+    first = scene.day(FIRST)
+    DeltaTable(scene.root).delete(f"day = DATE '{FIRST}'")
+    DeltaTable(scene.root).delete(f"day = DATE '{SECOND}'")
+    append_delta(scene.root, some_rows(days=2).slice(0, 1))
+    second = scene.day(SECOND)
+    version = DeltaTable(scene.root).version()
+    restored = scene.restore(day=FIRST)
+    assert scene.day(FIRST) == first
+    assert scene.day(SECOND) == second
+    assert DeltaTable(scene.root).version() == version + 1
+    assert restored.objects == 0
+    # Statistics and sizes are those of the first time: the log says again what it said.
+    told = DeltaTable(scene.root).get_add_actions(flatten=True)
+    assert None not in pa.table(told)["num_records"].to_pylist()
+
+
+def test_a_plan_says_what_comes_and_goes(scene: Scene) -> None:
+    DeltaTable(scene.root).delete(f"day = DATE '{FIRST}'")
+    append_delta(scene.root, some_rows(days=1))
+    told = plan_partition(scene.settings, scene.catalog, scene.backup, scene.point, "flights", {"day": FIRST})
+    assert "takes 1 files out of the partition and brings 2 back" in told.steps[1]
+    assert told.objects == 0
+    scene.restore(day=FIRST)
+    told = plan_partition(scene.settings, scene.catalog, scene.backup, scene.point, "flights", {"day": FIRST})
+    assert "no commit" in told.steps[1]
+
+
+def test_vacuumed_files_come_back(scene: Scene) -> None:
+    first = scene.day(FIRST)
+    DeltaTable(scene.root).delete(f"day = DATE '{FIRST}'")
+    DeltaTable(scene.root).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert scene.restore(day=FIRST).objects == 2
+    assert scene.day(FIRST) == first
+
+
+def test_a_partition_that_is_what_it_was_gets_no_commit(scene: Scene) -> None:
+    version = DeltaTable(scene.root).version()
+    scene.restore(day=FIRST)
+    assert DeltaTable(scene.root).version() == version
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [({"day": "2020-01-01"}, "no files of day=2020-01-01"), ({"month": "1"}, "no files of")],
+)
+def test_a_partition_that_never_was_is_refused(scene: Scene, values: dict[str, str], said: str) -> None:
+    version = DeltaTable(scene.root).version()
+    with pytest.raises(BackupError, match=said):
+        scene.restore(**values)
+    assert DeltaTable(scene.root).version() == version
+
+
+def test_a_table_of_appends_only_is_refused(scene: Scene) -> None:
+    DeltaTable(scene.root).alter.set_table_properties({"delta.appendOnly": "true"})
+    assert refused(scene, "appends only") == 2
+
+
+def test_features_that_ask_more_of_a_commit_are_refused(scene: Scene) -> None:
+    protocol = {
+        "minReaderVersion": 1,
+        "minWriterVersion": 7,
+        "writerFeatures": ["rowTracking", "domainMetadata"],
+    }
+    (scene.root / "_delta_log" / f"{2:020}.json").write_text(json.dumps({"protocol": protocol}))
+    assert refused(scene, "domainMetadata, rowTracking") == 2
+
+
+def refused(scene: Scene, said: str) -> int:
+    with pytest.raises(BackupError, match=said):
+        scene.restore(day=FIRST)
+    return DeltaTable(scene.root).version()
