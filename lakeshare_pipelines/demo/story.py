@@ -1,4 +1,4 @@
-"""The plot: three good days, a bad one nobody notices, its correction; read by a recipient throughout.
+"""The plot: three good days, a bad one nobody notices, its correction, a loss and its repair; read throughout.
 
 Every step looks at what is there first, so a second start continues where the first left off.
 """
@@ -17,6 +17,7 @@ import dagster as dg
 
 from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.demo import reader
+from lakeshare_pipelines.demo.recovery import bring_back_lost, lose_and_recover
 from lakeshare_pipelines.demo.runs import instance, launch, own_dagster_home, use_dagster_home
 from lakeshare_pipelines.demo.source import source_rows
 from lakeshare_pipelines.demo.stage_hands import dagster_ui, free_port, sharing_server
@@ -99,9 +100,11 @@ def tell(*, once: bool) -> int:
         scene = Stage(voice, settings, catalog, on, contracts)
         _publish_good_days(scene)
         server = stack.enter_context(_serving(scene))
+        bring_back_lost(voice, settings, catalog)
         wrong = _read_all(scene, GOOD_DAYS)
         wrong += _bad_day(scene)
         wrong += _read_all(scene, (*GOOD_DAYS, LAST_DAY))
+        wrong += lose_and_recover(voice, settings, catalog, scene.profile)
         _epilogue(scene, server, wrong)
         if not wrong and not once:
             _stay(scene, stack)

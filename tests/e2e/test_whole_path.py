@@ -30,6 +30,17 @@ def test_the_demo_ends_with_every_row_count_right(demo):
     assert "saw only publication 0" in demo.first.text
 
 
+def test_the_demo_lost_tables_and_a_backup_point_brought_them_back(demo):
+    assert demo.first.text.count("the recipient's read fails") == 2
+    assert demo.first.text.count("rows, the same as before") == 2
+    points = demo.lakeshare("backup", "list")
+    assert points.code == 0, points.text
+    assert " verified " in points.text
+    shown = demo.lakeshare("backup", "show", "lake")
+    assert "flights/departures" in shown.text
+    assert "reference/planes" in shown.text
+
+
 def test_a_second_start_starts_no_run_and_is_right_again(demo):
     again = demo.lakeshare("demo", "--once")
 
