@@ -19,9 +19,9 @@ demo: $(READY) ## Run the whole path on real flights, then stay for a look (ARGS
 demo-clean: $(READY) ## Stop and remove everything the demo made
 	@$(RUN)lakeshare demo --clean
 
-# Two at a time: each worker has a Spark and a Nessie of its own, and half of the time is waiting for processes.
+# Three at a time: each worker has a Spark and a Nessie of its own, and half of the time is waiting for processes and disks.
 test: $(READY) ## Run every test, nothing skipped (ARGS=tests/unit runs a part)
-	$(RUN)pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(RUN)pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY) ## Lint, format, types, import law, dependencies, spelling
 	$(RUN)ruff check .
