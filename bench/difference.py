@@ -2,8 +2,9 @@
 
 Run: `python -m bench.difference [--rows 10000000] [--turns 5] [--spark]`. Both read the same Parquet files and write
 the rows that are new, changed and gone, by turns in one run; the figure is the ratio of the medians. Ours is the form
-that plans take for so many rows, or with `--spark` the one for the most, on a JVM that is warm. Its memory is the most
-that this process and its children have during our first turn, before DuckDB's join.
+that plans take for so many rows: DuckDB too, in bounded memory, with rows in order; or with `--spark` the one for the
+most, on a JVM that is warm. Its memory is the most that this process and its children have during our first turn,
+before the plain join.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeshare_pipelines.backup.plan.difference import by_spark, here
+from lakeshare_pipelines.backup.plan.difference import by_duckdb, by_spark
 from lakeshare_pipelines.backup.rows import HELD, LISTING
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import spark_session
@@ -65,7 +66,7 @@ def main() -> int:
 def opened(folder: Path, with_spark: bool) -> Iterator[Differ]:
     """The form of ours that is measured."""
     if not with_spark:
-        yield here
+        yield by_duckdb
         return
     settings = LakeSettings(_env_file=None, state_dir=folder / "state", spark_driver_memory="3g")
     with spark_session(settings) as spark:
@@ -84,7 +85,7 @@ def measured(folder: Path, differ: Differ, rows: int, turns: int) -> tuple[list[
             ours.append(seconds(partial(differ, listed, held, into / "fresh", into / "gone")))
         most_bytes = most_bytes or used[0]
         told = rows_in(into / "fresh"), rows_in(into / "gone")
-        theirs.append(seconds(partial(by_duckdb, listed, held, into)))
+        theirs.append(seconds(partial(plain_join, listed, held, into)))
         require_same(told, (rows_in(into / "duck_fresh"), rows_in(into / "duck_gone")))
         shutil.rmtree(into)
         print(f"turn {turn + 1}: {ours[-1]:.1f} s, DuckDB {theirs[-1]:.1f} s", file=sys.stderr)
@@ -129,7 +130,7 @@ def write_part(path: Path, schema: pa.Schema, start: int, end: int) -> None:
     pq.write_table(pa.table(arrays, schema.names).cast(schema), path, compression="zstd")
 
 
-def by_duckdb(listed: Path, held: Path, into: Path) -> None:
+def plain_join(listed: Path, held: Path, into: Path) -> None:
     """The peer: a full join on the key; it writes the same: whole rows that are fresh, keys of those that are gone."""
     with duckdb.connect() as on:
         on.sql(f"set threads = {os.cpu_count()}")

@@ -95,6 +95,8 @@ HELD = pa.schema(
 """What a point holds, object by object: enough to find, to compare with the next listing, and to restore."""
 
 ROWS_A_FILE = 1_000_000
+ROWS_A_BATCH = 32_768
+"""Few enough that a batch takes the memory of the one before: touching new memory costs as much as reading."""
 
 
 def write_rows(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
@@ -132,7 +134,7 @@ def read_rows(folder: Path, columns: "list[str] | None" = None) -> Iterator[pa.R
     """The rows of a folder, in the order they were written."""
     for path in sorted(folder.glob("*.parquet")):
         with pq.ParquetFile(path) as file:
-            yield from file.iter_batches(columns=columns)
+            yield from file.iter_batches(ROWS_A_BATCH, columns=columns)
 
 
 def whole_table(folder: Path, schema: pa.Schema) -> pa.Table:

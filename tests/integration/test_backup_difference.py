@@ -1,4 +1,4 @@
-"""Columns in this process and Spark tell the same difference between a listing and what a point holds."""
+"""DuckDB and Spark tell the same difference between a listing and what a point holds."""
 
 import random
 from collections.abc import Callable
@@ -18,12 +18,10 @@ Differ = Callable[[Path, Path, Path, Path], None]
 Rows = list[dict[str, Any]]
 
 
-@pytest.fixture(params=["here", "here, of many", "spark"])
-def differ(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Differ:
-    if request.param == "here, of many":
-        monkeypatch.setattr(difference, "KEPT_ROWS", 0)
-    if request.param.startswith("here"):
-        return difference.here
+@pytest.fixture(params=["duckdb", "spark"])
+def differ(request: pytest.FixtureRequest) -> Differ:
+    if request.param == "duckdb":
+        return difference.by_duckdb
     lake: Lake = request.getfixturevalue("lake")
     return partial(difference.by_spark, spark=lake.spark)
 
