@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress
+from lakeshare_pipelines.backup.copy.ledger import BATCH
 from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.copy.objects import ServerSideCopier
 from lakeshare_pipelines.backup.copy.outcomes import Outcome, Wanted
@@ -23,14 +24,19 @@ from lakeshare_pipelines.backup.copy.portion_copy import PortionWork, done_recor
 from lakeshare_pipelines.backup.copy.portions import portions_of
 from lakeshare_pipelines.backup.copy.spark import SparkEngine
 from lakeshare_pipelines.errors import BackupError
-from lakeshare_pipelines.spark.session import driver_pid
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.session import driver_pid, spark_session
 from lakeshare_pipelines.wap.lake import Lake
 from tests.builders.backup_batch import keys_of
 from tests.builders.backup_buckets import Copies, buckets, done_of
+from tests.builders.waiting import wait_until
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 LIMIT = 5 * 1024**2
 KILLS = 20
+# A driver takes ten seconds to start: `LAKESHARE_TEST_DRIVER_KILLS=20 make test ARGS=…` takes four minutes.
+DRIVER_KILLS = int(os.environ.get("LAKESHARE_TEST_DRIVER_KILLS", "3"))
+WORKERS, IN_FLIGHT, MOST_COPIES = 2, 4, 400
 KEYS = ["t/a.parquet", "t/day=2026-11-19/b c+d.parquet", "t/%20ü.parquet", "t/a,b\"c'.parquet"]
 
 
@@ -76,14 +82,14 @@ def times_copied(copies: Copies) -> Counter[str]:
     return Counter(one.key for one in copies.target.versions("objects/"))
 
 
-def many_to_copy(copies: Copies) -> tuple[list[str], CopyTask]:
+def many_to_copy(copies: Copies, count: int = 1200) -> tuple[list[str], CopyTask]:
     """Objects whose copying takes a few seconds; the target keeps every version, so that copies can be counted."""
     copies.target.client.put_bucket_versioning(  # type: ignore[attr-defined]  # an S3Store
         Bucket=copies.target.address.bucket, VersioningConfiguration={"Status": "Enabled"}
     )
-    keys = numbered(1200)
+    keys = numbered(count)
     copies.put(*keys)
-    return keys, copies.task(copies.rows(), in_flight=4)
+    return keys, copies.task(copies.rows(), in_flight=IN_FLIGHT)
 
 
 def require_settled(copies: Copies, task: CopyTask, settled: Counter[str]) -> Counter[str]:
@@ -107,6 +113,19 @@ def an_executor(environment: dict[str, str], work: PortionWork, number: int, lif
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ServerSideCopier, "copy", mortal_copy)
         work.copy(number)
+
+
+def a_run(environment: dict[str, str], settings: LakeSettings, task: CopyTask) -> None:
+    """A process with a driver of its own that copies a task to its end."""
+    os.environ.update(environment)
+    with spark_session(settings) as spark:
+        SparkEngine(lambda: spark, workers=WORKERS).copy(task, nothing)
+
+
+def end_run(run: psutil.Process) -> None:
+    """Kill a run with its JVM and all processes of that, as the end of their machine would."""
+    everything = [run, *run.children(recursive=True)]
+    end_workers(everything)
 
 
 def end_workers(workers: list[psutil.Process]) -> int:
@@ -214,6 +233,31 @@ def test_spark_goes_on_after_its_executors_are_killed(lake: Lake, copies: Copies
         end_workers(python_workers())
         settled = require_settled(copies, task, settled)
     assert killed == [1, 1]
+    assert set(done_of(task)) == set(keys)
+    assert copies.copied() == {key: copies.content(key) for key in keys}
+
+
+def test_a_run_goes_on_after_its_driver_is_killed(lake: Lake, copies: Copies) -> None:
+    keys, task = many_to_copy(copies, MOST_COPIES * (DRIVER_KILLS + 1))
+    context, chance = multiprocessing.get_context("forkserver"), random.Random(11)
+    settled: Counter[str] = Counter()
+    again = 0
+    for kill in range(DRIVER_KILLS + 1):
+        run = context.Process(target=a_run, args=(dict(os.environ), lake.settings, task))
+        run.start()
+        if kill == DRIVER_KILLS:
+            run.join()
+            assert run.exitcode == 0
+        else:
+            enough = times_copied(copies).total() + chance.randrange(1, MOST_COPIES // 2)
+            wait_until(lambda enough=enough: times_copied(copies).total() >= enough)
+            end_run(psutil.Process(run.pid))
+            run.join()
+            assert run.exitcode == -signal.SIGKILL
+        settled = require_settled(copies, task, settled)
+        times = times_copied(copies)
+        assert times.total() - len(times) - again <= WORKERS * (BATCH + IN_FLIGHT)
+        again = times.total() - len(times)
     assert set(done_of(task)) == set(keys)
     assert copies.copied() == {key: copies.content(key) for key in keys}
 

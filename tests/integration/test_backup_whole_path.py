@@ -195,7 +195,7 @@ def test_lost_tables_come_back_through_every_engine(
 def test_killed_at_twenty_random_points_nothing_is_lost_and_little_copied_twice(
     sales: Lake, own: LakeSettings, engine: str
 ) -> None:
-    """Spark's own are killed in test_backup_spark_copies.py: its driver takes too long to start twenty times."""
+    """Spark's driver, and its executors, are killed in test_backup_spark_copies.py."""
     vault = f"vault-killed-{engine.replace('_', '-')}"
     backup = sales.backup(engine, vault, in_flight=IN_FLIGHT)
     day = point_of_this_moment()
