@@ -21,7 +21,7 @@ from lakeshare_pipelines.backup.records import GOOD, Point, TableProof
 from lakeshare_pipelines.backup.restore.chosen import point_of
 from lakeshare_pipelines.backup.restore.elsewhere import brought, new_places
 from lakeshare_pipelines.backup.restore.records import RestoreRecord
-from lakeshare_pipelines.backup.restore.tables import restored_to
+from lakeshare_pipelines.backup.restore.tables import Restores
 from lakeshare_pipelines.backup.restore.work import Say, Work, unsaid
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
@@ -77,9 +77,8 @@ def run_drill(
     restored, compared = None, 0
     with _scratch(settings, backup) as folder:
         try:
-            work, restored = restored_to(
-                settings, backup, point, proof.table.root, StoreAddress(url=str(folder / "table")), say=say
-            )
+            place = StoreAddress(url=str(folder / "table"))
+            work, restored = Restores(settings, backup, point, say).work_elsewhere(proof.table.root, place)
             compared, reasons = _differences(work, random)
         except BackupError as error:
             reasons.append(str(error))

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from lakeshare_pipelines.backup.points import Points
     from lakeshare_pipelines.backup.records import Point
     from lakeshare_pipelines.backup.restore.records import RestorePlan, RestoreRecord
+    from lakeshare_pipelines.backup.restore.tables import Restores
     from lakeshare_pipelines.backup.stores import StoreAddress
     from lakeshare_pipelines.settings import LakeSettings
+    from lakeshare_server.catalog import Catalog
 
 Name = Annotated[
     str, typer.Argument(help="Its name in the lake, as flights.departures, or the key of its root.")
@@ -65,26 +67,25 @@ class Asked:
             return None
         return self.to.model_copy(update={"url": f"{self.to.url.rstrip('/')}/{name.replace('.', '/')}"})
 
-    def planned(self, table: str, version: int | None, to: "StoreAddress | None") -> "RestorePlan":
-        from lakeshare_pipelines.backup.restore.tables import plan_restore
+    @cached_property
+    def restores(self) -> "Restores":
+        from lakeshare_pipelines.backup.restore.tables import Restores
+
+        return Restores(self.settings, self.backup, self.point, _say, shown_progress())
+
+    @cached_property
+    def catalog(self) -> "Catalog":
         from lakeshare_server.catalog import open_catalog
 
-        catalog = open_catalog(self.settings.catalog_url)
-        return plan_restore(self.settings, catalog, self.backup, self.point, table, to, version)
+        return open_catalog(self.settings.catalog_url)
+
+    def planned(self, table: str, version: int | None, to: "StoreAddress | None") -> "RestorePlan":
+        return self.restores.plan(self.catalog, table, to, version)
 
     def restored(self, table: str, version: int | None, to: "StoreAddress | None") -> "RestoreRecord":
-        from lakeshare_pipelines.backup.restore.tables import restore_elsewhere, restore_in_place
-        from lakeshare_server.catalog import open_catalog
-
-        tell = shown_progress()
         if to is not None:
-            return restore_elsewhere(
-                self.settings, self.backup, self.point, table, to, version, say=_say, tell=tell
-            )
-        catalog = open_catalog(self.settings.catalog_url)
-        return restore_in_place(
-            self.settings, catalog, self.backup, self.point, table, version, say=_say, tell=tell
-        )
+            return self.restores.elsewhere(table, to, version)
+        return self.restores.in_place(self.catalog, table, version)
 
 
 @restore_app.command("table")
@@ -171,20 +172,12 @@ def partition(
     plan: OnlyPlan = False,
 ) -> None:
     """Put a partition of a live Delta table back to what it was, by one commit."""
-    from lakeshare_pipelines.backup.restore.tables import plan_partition, restore_partition_in_place
-    from lakeshare_server.catalog import open_catalog
-
     asked = _asked(backup, day, None, None, None, None)
     wanted = dict(_pair(value) for value in values)
-    catalog = open_catalog(asked.settings.catalog_url)
     if plan:
-        _show_plan(plan_partition(asked.settings, catalog, asked.backup, asked.point, name, wanted, version))
-        return
-    tell = shown_progress()
-    restored = restore_partition_in_place(
-        asked.settings, catalog, asked.backup, asked.point, name, wanted, version, say=_say, tell=tell
-    )
-    _show(restored)
+        _show_plan(asked.restores.plan_of_partition(asked.catalog, name, wanted, version))
+    else:
+        _show(asked.restores.partition(asked.catalog, name, wanted, version))
 
 
 def _each(asked: Asked, names: list[str], *, plan: bool) -> None:

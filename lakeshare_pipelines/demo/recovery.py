@@ -78,11 +78,11 @@ def _point(voice: Voice, settings: LakeSettings, backup: Backup) -> Point:
 def _restore(
     voice: Voice, settings: LakeSettings, catalog: Catalog, backup: Backup, point: Point, tables: list[str]
 ) -> None:
-    from lakeshare_pipelines.backup.restore.tables import restore_in_place
+    from lakeshare_pipelines.backup.restore.tables import Restores
 
     with voice.working("restore") as say:
         for table in tables:
-            restored = restore_in_place(settings, catalog, backup, point, table)
+            restored = Restores(settings, backup, point).in_place(catalog, table)
             say(f"{table}: {restored.objects} objects put back")
 
 

@@ -14,7 +14,7 @@ from lakeshare_pipelines.backup.declared import Backup
 from lakeshare_pipelines.backup.records import Point
 from lakeshare_pipelines.backup.restore.many import restore_each
 from lakeshare_pipelines.backup.restore.records import RestoreRecord
-from lakeshare_pipelines.backup.restore.tables import restore_in_place
+from lakeshare_pipelines.backup.restore.tables import Restores
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.wap.lake import Lake
@@ -87,7 +87,7 @@ class Scene:
         assert point is not None
         restored = restore_each(
             [table.name for table in self.contract.tables],
-            lambda name: restore_in_place(self.lake.settings, self.catalog, self.backup, point, name),
+            lambda name: Restores(self.lake.settings, self.backup, point).in_place(self.catalog, name),
         )
         assert restored.failures == ()
         return next(one for one in restored.records if one.registered_as == self.orders)
@@ -123,7 +123,7 @@ def an_older_version_of_a_newer_point(scene: Scene, old: Publication, rows: list
     point = a_point(scene.backup, scene.folder / "held", "2026-11-21")
     version = old.snapshot_id if old.delta_version is None else old.delta_version
     settings = scene.lake.settings
-    restored = restore_in_place(settings, scene.catalog, scene.backup, point, scene.orders, version)
+    restored = Restores(settings, scene.backup, point).in_place(scene.catalog, scene.orders, version)
     assert scene.rows() == rows
     assert (restored.version, restored.rows) == (version, old.rows)
     assert scene.latest.version > newer.version

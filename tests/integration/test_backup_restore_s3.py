@@ -16,12 +16,7 @@ from lakeshare_pipelines.backup.making import Making, make_point
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.records import Point
 from lakeshare_pipelines.backup.restore.mount import mounted
-from lakeshare_pipelines.backup.restore.tables import (
-    plan_restore,
-    restore_elsewhere,
-    restore_in_place,
-    restore_partition_in_place,
-)
+from lakeshare_pipelines.backup.restore.tables import Restores
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.readers import file_properties, storage_options
 from lakeshare_pipelines.backup.workspace import point_of_this_moment
@@ -111,7 +106,7 @@ def a_scene(server: S3Server, folder: Path) -> Scene:
 
 
 def restored_in_place(scene: Scene) -> list[str]:
-    restore_in_place(scene.settings, scene.catalog, scene.backup, scene.point, DELTA)
+    Restores(scene.settings, scene.backup, scene.point).in_place(scene.catalog, DELTA)
     return scene.rows(f"s3://lake/{DELTA}")
 
 
@@ -124,11 +119,11 @@ def test_the_point_is_verified(scene: Scene) -> None:
 
 def test_a_lost_delta_table_is_the_same_again(scene: Scene) -> None:
     scene.lose(f"{DELTA}/")
-    plan = plan_restore(scene.settings, scene.catalog, scene.backup, scene.point, DELTA, None)
+    plan = Restores(scene.settings, scene.backup, scene.point).plan(scene.catalog, DELTA, None)
     assert plan.objects == plan.requests > 5
     assert plan.usd > 0
     assert restored_in_place(scene) == scene.delta
-    assert plan_restore(scene.settings, scene.catalog, scene.backup, scene.point, DELTA, None).objects == 0
+    assert Restores(scene.settings, scene.backup, scene.point).plan(scene.catalog, DELTA, None).objects == 0
     assert not list(open_store(scene.backup.source).list("_lakeshare/"))
 
 
@@ -141,9 +136,7 @@ def test_a_delta_table_that_went_on_shows_its_old_state(scene: Scene) -> None:
 def test_a_partition_comes_back(scene: Scene) -> None:
     options = storage_options(scene.backup.source)
     DeltaTable(f"s3://lake/{DELTA}", storage_options=options).delete("day = DATE '2013-01-01'")
-    restore_partition_in_place(
-        scene.settings, scene.catalog, scene.backup, scene.point, DELTA, {"day": "2013-01-01"}
-    )
+    Restores(scene.settings, scene.backup, scene.point).partition(scene.catalog, DELTA, {"day": "2013-01-01"})
     assert scene.rows(f"s3://lake/{DELTA}") == scene.delta
 
 
@@ -155,7 +148,7 @@ def test_tables_open_at_another_place(scene: Scene, to: str, tmp_path: Path) -> 
             if to == "bucket"
             else StoreAddress(url=f"{tmp_path}/{table}")
         )
-        restored = restore_elsewhere(scene.settings, scene.backup, scene.point, table, place)
+        restored = Restores(scene.settings, scene.backup, scene.point).elsewhere(table, place)
         found = scene.rows(restored.location) if table == DELTA else scene.iceberg_rows(restored.location)
         assert found == expected
         assert restored.location.startswith(place.url)

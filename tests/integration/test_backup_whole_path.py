@@ -24,7 +24,7 @@ from lakeshare_pipelines.backup.declared import Backup, Batch, ListingSource
 from lakeshare_pipelines.backup.making import Making, make_point
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.records import Point
-from lakeshare_pipelines.backup.restore.tables import restore_elsewhere, restore_in_place
+from lakeshare_pipelines.backup.restore.tables import Restores
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.backup.workspace import point_of_this_moment
 from lakeshare_pipelines.settings import LakeSettings
@@ -179,14 +179,14 @@ def test_lost_tables_come_back_through_every_engine(
     client = sales.s3.client()
     for one in list(_objects(client, "lake", ROOT)):
         client.delete_object(Bucket="lake", Key=one)
-    restored = restore_in_place(own, open_catalog(own.catalog_url), backup, point, ROOT)
+    restored = Restores(own, backup, point).in_place(open_catalog(own.catalog_url), ROOT)
     assert restored.objects >= FILES_A_COMMIT * COMMITS
     assert sales.orders().equals(orders)
 
     to = StoreAddress(
         url=f"s3://lake/restored/{engine}", endpoint=sales.s3.endpoint, region=REGION, profile="keeper"
     )
-    elsewhere = restore_elsewhere(own, backup, point, LINES, to)
+    elsewhere = Restores(own, backup, point).elsewhere(LINES, to)
     assert elsewhere.location.startswith("s3://lake/restored/")
     assert sales.lines(elsewhere.location).equals(lines)
 

@@ -1,7 +1,10 @@
-"""Restoring one table of a point: in its original place, or at another one.
+"""Restoring tables of a point: in their original place, or at another one.
 
 Which table and version is chosen.py's, copying copied.py's, the lake's own state lake_table.py's.
 """
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from lakeshare_pipelines.backup.copy.engine import Tell
 from lakeshare_pipelines.backup.declared import Backup
@@ -24,164 +27,119 @@ from lakeshare_server.catalog import Catalog
 from lakeshare_server.stores import normalised
 
 
-def restore_in_place(
-    settings: LakeSettings,
-    catalog: Catalog,
-    backup: Backup,
-    point: Point,
-    table: str,
-    version: int | None = None,
-    *,
-    say: Say = unsaid,
-    tell: Tell = silent,
-) -> RestoreRecord:
-    """Bring a table back where it was, and let the lake and its recipients see it again.
+@dataclass(frozen=True)
+class Restores:
+    """Tables of one point, on their way back. `say` gets sentences, `tell` how far the copying is."""
 
-    What is missing is put back at its key; nothing that is there is overwritten or removed. Where the table went on
-    since, it shows the restored state by a new commit; where other things lie at its keys, the restored table lies
-    below `_restored/` beside them. Called again after a crash it goes on.
+    settings: LakeSettings
+    backup: Backup
+    point: Point
+    say: Say = unsaid
+    tell: Tell = silent
 
-    Raises:
-        BackupError: the point does not hold the table whole, or the place refuses; the lake shows what it did before.
-        CatalogConflict: a run of the table's set is publishing and did not end in time.
-    """
-    points = Points(backup)
-    choice = chosen(points, Wish(_root(catalog, backup, point, table), point.day, version))
-    work = Work(settings, backup, choice, backup.source, choice.table.root, say, tell)
-    lake = without_spark(settings)
-    with reading(points, point.day, work.title):
-        restore = delta_in_place if choice.table.format == "delta" else iceberg_in_place
-        return restore(work, lake, catalog)
+    def in_place(self, catalog: Catalog, table: str, version: int | None = None) -> RestoreRecord:
+        """Bring a table back where it was, and let the lake and its recipients see it again.
 
+        What is missing is put back at its key; nothing that is there is overwritten or removed. Where the table went
+        on since, it shows the restored state by a new commit; where other things lie at its keys, the restored table
+        lies below `_restored/` beside them. Called again after a crash it goes on.
 
-def restore_elsewhere(
-    settings: LakeSettings,
-    backup: Backup,
-    point: Point,
-    table: str,
-    to: StoreAddress,
-    version: int | None = None,
-    *,
-    say: Say = unsaid,
-    tell: Tell = silent,
-) -> RestoreRecord:
-    """Restore a table to a place of its own; `to` is its new root, where nothing else may be.
+        Raises:
+            BackupError: the point does not hold the table whole, or the place refuses; the lake shows what it did
+                before.
+            CatalogConflict: a run of the table's set is publishing and did not end in time.
+        """
+        work = self._where_it_was(catalog, table, version)
+        restore = delta_in_place if work.choice.table.format == "delta" else iceberg_in_place
+        with self._reading(work):
+            return restore(work, without_spark(self.settings), catalog)
 
-    Nothing is registered. Called again after a crash it goes on.
+    def elsewhere(self, table: str, to: StoreAddress, version: int | None = None) -> RestoreRecord:
+        """Restore a table to a place of its own; `to` is its new root, where nothing else may be.
 
-    Raises:
-        BackupError: the point does not hold the table whole, or something else is at that place.
-    """
-    return restored_to(settings, backup, point, table, to, version, say=say, tell=tell)[1]
+        Nothing is registered. Called again after a crash it goes on.
 
+        Raises:
+            BackupError: the point does not hold the table whole, or something else is at that place.
+        """
+        return self.work_elsewhere(table, to, version)[1]
 
-def restored_to(
-    settings: LakeSettings,
-    backup: Backup,
-    point: Point,
-    table: str,
-    to: StoreAddress,
-    version: int | None = None,
-    *,
-    say: Say = unsaid,
-    tell: Tell = silent,
-) -> tuple[Work, RestoreRecord]:
-    """`restore_elsewhere`, with the work that was done: it knows where each object went."""
-    points = Points(backup)
-    choice = chosen(points, Wish(table, point.day, version))
-    work = _elsewhere(settings, backup, choice, to, say, tell)
-    with reading(points, point.day, work.title):
-        restore = delta_elsewhere if choice.table.format == "delta" else iceberg_elsewhere
-        return work, restore(work)
+    def work_elsewhere(
+        self, table: str, to: StoreAddress, version: int | None = None
+    ) -> tuple[Work, RestoreRecord]:
+        """`elsewhere`, with the work that was done: it knows where each object went."""
+        work = self._beside(table, to, version)
+        restore = delta_elsewhere if work.choice.table.format == "delta" else iceberg_elsewhere
+        with self._reading(work):
+            return work, restore(work)
 
+    def plan(
+        self, catalog: Catalog, table: str, to: StoreAddress | None, version: int | None = None
+    ) -> RestorePlan:
+        """What restoring a table would do and take, in place where `to` is None; nothing is written.
 
-def plan_restore(
-    settings: LakeSettings,
-    catalog: Catalog,
-    backup: Backup,
-    point: Point,
-    table: str,
-    to: StoreAddress | None,
-    version: int | None = None,
-) -> RestorePlan:
-    """What restoring a table would do and take, in place where `to` is None; nothing is written.
+        Raises:
+            BackupError: it would be refused.
+        """
+        if to is None:
+            return plan_of(self._where_it_was(catalog, table, version), in_place=True)
+        return plan_of(self._beside(table, to, version), in_place=False)
 
-    Raises:
-        BackupError: it would be refused.
-    """
-    points = Points(backup)
-    root = _root(catalog, backup, point, table) if to is None else table
-    choice = chosen(points, Wish(root, point.day, version))
-    if to is None:
-        return plan_of(Work(settings, backup, choice, backup.source, choice.table.root), in_place=True)
-    return plan_of(_elsewhere(settings, backup, choice, to, unsaid, silent), in_place=False)
+    def partition(
+        self, catalog: Catalog, table: str, partition: Wanted, version: int | None = None
+    ) -> RestoreRecord:
+        """Put a partition of a live Delta table back to what it was in the point, by one commit.
 
+        Raises:
+            BackupError: the table is Iceberg's, or as `restore_partition` says.
+            CatalogConflict: a run of the table's set is publishing and did not end in time.
+        """
+        work = self._of_partitions(catalog, table, version)
+        known = lake_table(without_spark(self.settings), catalog, normalised(work.place), "delta")
+        with self._reading(work), locked(known, work):
+            return restore_partition(work, partition)
 
-def restore_partition_in_place(
-    settings: LakeSettings,
-    catalog: Catalog,
-    backup: Backup,
-    point: Point,
-    table: str,
-    partition: Wanted,
-    version: int | None = None,
-    *,
-    say: Say = unsaid,
-    tell: Tell = silent,
-) -> RestoreRecord:
-    """Put a partition of a live Delta table back to what it was in a point, by one commit.
+    def plan_of_partition(
+        self, catalog: Catalog, table: str, partition: Wanted, version: int | None = None
+    ) -> RestorePlan:
+        """What `partition` would do and take; nothing is written.
 
-    Raises:
-        BackupError: the table is Iceberg's, or as `restore_partition` says.
-        CatalogConflict: a run of the table's set is publishing and did not end in time.
-    """
-    work = _of_partition(settings, catalog, backup, point, table, version)
-    work.say, work.tell = say, tell
-    known = lake_table(without_spark(settings), catalog, normalised(work.place), "delta")
-    with reading(Points(backup), point.day, work.title), locked(known, work):
-        return restore_partition(work, partition)
+        Raises:
+            BackupError: it would be refused.
+        """
+        return plan_of_partition(self._of_partitions(catalog, table, version), partition)
 
+    def _where_it_was(self, catalog: Catalog, table: str, version: int | None) -> Work:
+        choice = self._chosen(_root(catalog, self.backup, self.point, table), version)
+        return self._work(choice, self.backup.source, choice.table.root)
 
-def plan_partition(
-    settings: LakeSettings,
-    catalog: Catalog,
-    backup: Backup,
-    point: Point,
-    table: str,
-    partition: Wanted,
-    version: int | None = None,
-) -> RestorePlan:
-    """What `restore_partition_in_place` would do and take; nothing is written.
+    def _of_partitions(self, catalog: Catalog, table: str, version: int | None) -> Work:
+        work = self._where_it_was(catalog, table, version)
+        if work.choice.table.format != "delta":
+            raise BackupError(
+                f"table {work.choice.table.root}",
+                "partitions of Iceberg tables are not put back by themselves",
+                "Open the copy with `lakeshare restore table --mount`, and overwrite the partition from there with "
+                "Spark.",
+            )
+        return work
 
-    Raises:
-        BackupError: it would be refused.
-    """
-    return plan_of_partition(_of_partition(settings, catalog, backup, point, table, version), partition)
+    def _beside(self, table: str, to: StoreAddress, version: int | None) -> Work:
+        choice = self._chosen(table, version)
+        if to.kind == "folder":
+            # The folder above is the store: what an engine keeps for itself does not belong into a table.
+            above, _, name = to.url.rpartition("/")
+            return self._work(choice, to.model_copy(update={"url": above or "/"}), name)
+        return self._work(choice, to.model_copy(update={"url": f"s3://{to.bucket}"}), to.prefix.rstrip("/"))
 
+    def _chosen(self, table: str, version: int | None) -> Chosen:
+        return chosen(Points(self.backup), Wish(table, self.point.day, version))
 
-def _of_partition(
-    settings: LakeSettings, catalog: Catalog, backup: Backup, point: Point, table: str, version: int | None
-) -> Work:
-    choice = chosen(Points(backup), Wish(_root(catalog, backup, point, table), point.day, version))
-    if choice.table.format != "delta":
-        raise BackupError(
-            f"table {choice.table.root}",
-            "partitions of Iceberg tables are not put back by themselves",
-            "Open the copy with `lakeshare restore table --mount`, and overwrite the partition from there with Spark.",
-        )
-    return Work(settings, backup, choice, backup.source, choice.table.root)
+    def _work(self, choice: Chosen, to: StoreAddress, root: str) -> Work:
+        return Work(self.settings, self.backup, choice, to, root, self.say, self.tell)
 
-
-def _elsewhere(
-    settings: LakeSettings, backup: Backup, choice: Chosen, to: StoreAddress, say: Say, tell: Tell
-) -> Work:
-    if to.kind == "folder":
-        # The folder above is the store: what an engine keeps for itself does not belong into a table.
-        above, _, name = to.url.rpartition("/")
-        return Work(settings, backup, choice, to.model_copy(update={"url": above or "/"}), name, say, tell)
-    root = to.prefix.rstrip("/")
-    whole = to.model_copy(update={"url": f"s3://{to.bucket}"})
-    return Work(settings, backup, choice, whole, root, say, tell)
+    def _reading(self, work: Work) -> AbstractContextManager[None]:
+        return reading(Points(self.backup), self.point.day, work.title)
 
 
 def _root(catalog: Catalog, backup: Backup, point: Point, table: str) -> str:

@@ -10,7 +10,7 @@ from lakeshare_pipelines.backup.declared import Backup
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.records import Point
 from lakeshare_pipelines.backup.restore.mount import mounted
-from lakeshare_pipelines.backup.restore.tables import restore_elsewhere
+from lakeshare_pipelines.backup.restore.tables import Restores
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
@@ -56,7 +56,7 @@ def scene(tmp_path: Path) -> Scene:
 def test_it_opens_at_another_place_at_any_of_its_snapshots(scene: Scene, which: int | None) -> None:
     snapshot_id = None if which is None else scene.snapshots[which]
     to = StoreAddress(url=str(scene.folder / "elsewhere" / "flights"))
-    restored = restore_elsewhere(scene.settings, scene.backup, scene.point, TABLE, to, snapshot_id)
+    restored = Restores(scene.settings, scene.backup, scene.point).elsewhere(TABLE, to, snapshot_id)
     # Nothing of it is in the backup any more.
     (scene.folder / "backups").rename(scene.folder / "also gone")
     wanted = scene.snapshots[-1] if snapshot_id is None else snapshot_id
@@ -73,10 +73,10 @@ def test_it_opens_where_its_copies_are(scene: Scene) -> None:
 
 def test_a_restore_that_broke_off_goes_on(scene: Scene) -> None:
     to = StoreAddress(url=str(scene.folder / "elsewhere"))
-    first = restore_elsewhere(scene.settings, scene.backup, scene.point, TABLE, to)
+    first = Restores(scene.settings, scene.backup, scene.point).elsewhere(TABLE, to)
     next((scene.folder / "elsewhere").rglob("*.parquet")).unlink()
     Path(first.location).unlink()
-    again = restore_elsewhere(scene.settings, scene.backup, scene.point, TABLE, to)
+    again = Restores(scene.settings, scene.backup, scene.point).elsewhere(TABLE, to)
     assert (again.objects, again.location) == (1, first.location)
     assert rows_at(again.location) == scene.rows[scene.snapshots[-1]]
 

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from lakeshare_pipelines.backup.declared import Backup
 from lakeshare_pipelines.backup.records import Point
 from lakeshare_pipelines.backup.restore.records import RestoreRecord
-from lakeshare_pipelines.backup.restore.tables import plan_partition, restore_partition_in_place
+from lakeshare_pipelines.backup.restore.tables import Restores
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
@@ -35,10 +35,12 @@ class Scene:
         rows = DeltaTable(self.root).to_pyarrow_table().to_pylist()
         return sorted(repr(row) for row in rows if str(row["day"]) == day)
 
+    @property
+    def restores(self) -> Restores:
+        return Restores(self.settings, self.backup, self.point)
+
     def restore(self, **values: str | None) -> RestoreRecord:
-        return restore_partition_in_place(
-            self.settings, self.catalog, self.backup, self.point, "flights", values
-        )
+        return self.restores.partition(self.catalog, "flights", values)
 
 
 @pytest.fixture(params=["commits", "checkpoint"])
@@ -73,11 +75,11 @@ def test_the_partition_is_what_it_was_and_others_are_what_they_are(scene: Scene)
 def test_a_plan_says_what_comes_and_goes(scene: Scene) -> None:
     DeltaTable(scene.root).delete(f"day = DATE '{FIRST}'")
     append_delta(scene.root, some_rows(days=1))
-    told = plan_partition(scene.settings, scene.catalog, scene.backup, scene.point, "flights", {"day": FIRST})
+    told = scene.restores.plan_of_partition(scene.catalog, "flights", {"day": FIRST})
     assert "takes 1 files out of the partition and brings 2 back" in told.steps[1]
     assert told.objects == 0
     scene.restore(day=FIRST)
-    told = plan_partition(scene.settings, scene.catalog, scene.backup, scene.point, "flights", {"day": FIRST})
+    told = scene.restores.plan_of_partition(scene.catalog, "flights", {"day": FIRST})
     assert "no commit" in told.steps[1]
 
 
