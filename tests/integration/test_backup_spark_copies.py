@@ -35,7 +35,7 @@ from tests.integration.s3_server import REGION, S3Server, running_s3
 LIMIT = 5 * 1024**2
 KILLS = 20
 # A driver takes ten seconds to start: `LAKESHARE_TEST_DRIVER_KILLS=20 make test ARGS=…` takes four minutes.
-DRIVER_KILLS = int(os.environ.get("LAKESHARE_TEST_DRIVER_KILLS", "3"))
+DRIVER_KILLS = int(os.environ.get("LAKESHARE_TEST_DRIVER_KILLS", "2"))
 WORKERS, IN_FLIGHT, MOST_COPIES = 2, 4, 400
 KEYS = ["t/a.parquet", "t/day=2026-11-19/b c+d.parquet", "t/%20ü.parquet", "t/a,b\"c'.parquet"]
 
