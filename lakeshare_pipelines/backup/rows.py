@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 _TIME = pa.timestamp("ms", tz="UTC")
@@ -135,6 +136,14 @@ def read_rows(folder: Path, columns: "list[str] | None" = None) -> Iterator[pa.R
     for path in sorted(folder.glob("*.parquet")):
         with pq.ParquetFile(path) as file:
             yield from file.iter_batches(ROWS_A_BATCH, columns=columns)
+
+
+def to_copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of a plan that are an engine's: all but those the target has. `lane` is among their columns."""
+    for batch in batches:
+        wanted = batch.filter(pc.field("lane") != "held")
+        if wanted.num_rows:
+            yield wanted
 
 
 def whole_table(folder: Path, schema: pa.Schema) -> pa.Table:

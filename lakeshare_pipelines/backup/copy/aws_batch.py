@@ -23,7 +23,7 @@ from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.copy.plan_digest import plan_digest
 from lakeshare_pipelines.backup.declared import Backup
 from lakeshare_pipelines.backup.records import CopyRecord
-from lakeshare_pipelines.backup.rows import DONE, PLAN, read_rows, write_rows
+from lakeshare_pipelines.backup.rows import DONE, PLAN, read_rows, to_copy, write_rows
 from lakeshare_pipelines.backup.stores import open_store
 from lakeshare_pipelines.errors import BackupError
 
@@ -235,11 +235,9 @@ def _others_of(task: CopyTask) -> CopyTask:
 
 
 def _not_for_batch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
+    for batch in to_copy(batches):
         columns = (batch[name].to_pylist() for name in ("lane", "key", "stored_key"))
-        kept = [
-            lane != "held" and not is_for_batch(lane, key, at) for lane, key, at in zip(*columns, strict=True)
-        ]
+        kept = [not is_for_batch(*values) for values in zip(*columns, strict=True)]
         if any(kept):
             yield batch.filter(pa.array(kept))
 

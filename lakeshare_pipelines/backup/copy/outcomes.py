@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.rows import DONE, LISTING
+from lakeshare_pipelines.backup.rows import DONE, LISTING, to_copy
 from lakeshare_pipelines.backup.stores.answers import Answer
 
 LEDGER = DONE.append(LISTING.field("etag"))
@@ -75,13 +75,11 @@ class NotCopied(Exception):
 
 
 def wanted_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Wanted]:
-    """The objects to copy of rows of schema PLAN, or of its WANTED_COLUMNS: all lanes but `held`."""
-    for batch in batches:
-        columns = {name: batch.column(name).to_pylist() for name in WANTED_COLUMNS}
-        for values in zip(*columns.values(), strict=True):
-            if values[-1] != "held":
-                bucket, key, version, stored_key, size, etag, modified, lane = values
-                yield Wanted(bucket, key, version, stored_key, size or 0, etag, modified, lane)
+    """The objects to copy of rows of schema PLAN, or of its WANTED_COLUMNS."""
+    for batch in to_copy(batches):
+        columns = (batch.column(name).to_pylist() for name in WANTED_COLUMNS)
+        for bucket, key, version, stored_key, size, etag, modified, lane in zip(*columns, strict=True):
+            yield Wanted(bucket, key, version, stored_key, size or 0, etag, modified, lane)
 
 
 def ledger_batch(outcomes: list[Outcome]) -> pa.RecordBatch:

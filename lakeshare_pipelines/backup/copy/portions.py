@@ -6,7 +6,7 @@ Light objects go by the hash of their key, so that no prefix is all one worker's
 import heapq
 import io
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from zlib import crc32
 
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from lakeshare_pipelines.backup.rows import PLAN, read_rows
+from lakeshare_pipelines.backup.rows import PLAN, read_rows, to_copy
 from lakeshare_pipelines.backup.stores import BackupStore
 
 HEAVY_BYTES = 64 * 1024**2
@@ -66,14 +66,6 @@ def portion_count(rows: int, workers: int) -> int:
     """How many portions to make for so many workers: none is tiny, none is more than fits into memory."""
     wanted = min(workers * PORTIONS_A_WORKER, -(-rows // LEAST_ROWS))
     return max(1, wanted, -(-rows // MOST_ROWS))
-
-
-def to_copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of a plan that are an engine's: all but those the target has."""
-    for batch in batches:
-        wanted = batch.filter(pc.field("lane") != "held")
-        if wanted.num_rows:
-            yield wanted
 
 
 def cost(size_bytes: int) -> float:

@@ -15,7 +15,7 @@ from lakeshare_pipelines.backup.copy.ledger import Ledger
 from lakeshare_pipelines.backup.copy.outcomes import WANTED_COLUMNS, Outcome, Wanted, digests, wanted_in
 from lakeshare_pipelines.backup.copy.report import write_report
 from lakeshare_pipelines.backup.records import CopyRecord
-from lakeshare_pipelines.backup.rows import DONE, read_rows, write_rows
+from lakeshare_pipelines.backup.rows import DONE, read_rows, to_copy, write_rows
 from lakeshare_pipelines.backup.stores import BackupStore
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 
@@ -61,10 +61,9 @@ class Count:
         self._task, self._tell, self._began = task, tell, time.monotonic()
         self.objects = self.size_bytes = self.failed = 0
         self.objects_of = self.size_bytes_of = 0
-        for batch in read_rows(task.plan, ["lane", "size_bytes"]):
-            sizes = batch.filter(pc.not_equal(batch.column("lane"), "held")).column("size_bytes")
-            self.objects_of += len(sizes)
-            self.size_bytes_of += pc.sum(sizes).as_py() or 0
+        for batch in to_copy(read_rows(task.plan, ["lane", "size_bytes"])):
+            self.objects_of += batch.num_rows
+            self.size_bytes_of += pc.sum(batch.column("size_bytes")).as_py() or 0
 
     def left(self, before: set[bytes]) -> Iterator[Wanted]:
         """The objects of the task that are still to be copied; the others, whose digests are told, count as done."""
@@ -105,11 +104,7 @@ def finished(
     Raises:
         BackupError: the ledger does not tell of every row of the plan.
     """
-    planned = {
-        digest
-        for batch in read_rows(task.plan)
-        for digest in digests(batch.filter(pc.not_equal(batch.column("lane"), "held")))
-    }
+    planned = {digest for batch in to_copy(read_rows(task.plan)) for digest in digests(batch)}
     objects = len(planned)
     for left in (task.done, task.done.with_name(f".{task.done.name}.part")):
         if left.exists():

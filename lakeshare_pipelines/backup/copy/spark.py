@@ -21,9 +21,9 @@ from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress, Tell
 from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.copy.plan_digest import plan_digest
 from lakeshare_pipelines.backup.copy.portion_copy import PortionOutcome, PortionWork, done_rows
-from lakeshare_pipelines.backup.copy.portions import Portions, portions_of, to_copy
+from lakeshare_pipelines.backup.copy.portions import Portions, portions_of
 from lakeshare_pipelines.backup.records import CopyRecord
-from lakeshare_pipelines.backup.rows import DONE, read_rows, write_rows
+from lakeshare_pipelines.backup.rows import DONE, read_rows, to_copy, write_rows
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
 from lakeshare_pipelines.backup.stores.address import FOLDER
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
