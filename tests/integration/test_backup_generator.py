@@ -1,6 +1,7 @@
 """The generator lists every object and version of a bucket once, in however many ranges, with and without Spark."""
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from lakeshare_pipelines.backup.declared import Backup, ListingSource
 from lakeshare_pipelines.backup.listing.columns import FORMATS, ReportFormat
 from lakeshare_pipelines.backup.listing.data_files import listed_rows
 from lakeshare_pipelines.backup.listing.generator import ReportPlace, generate_report, list_source, ranges
-from lakeshare_pipelines.backup.listing.generator.bucket import BucketListing
+from lakeshare_pipelines.backup.listing.generator.bucket import PAGES_BEFORE_CUT, BucketListing
 from lakeshare_pipelines.backup.listing.reports import reports_at
 from lakeshare_pipelines.backup.rows import LISTING, whole_table
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
@@ -121,17 +122,43 @@ def test_every_version_and_marker_is_listed_once(bucket: StoreAddress, in_flight
 def test_a_flat_folder_is_shared_among_idle_workers(
     bucket: StoreAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuts = []
+    cuts, is_cut, pages, page_of = [], asyncio.Event(), itertools.count(1), BucketListing.page
 
     async def cut_of(*arguments: Any, **options: Any) -> str | None:
         cuts.append(await ranges.cut_of(*arguments, **options))
+        is_cut.set()
         return cuts[-1]
 
+    async def page(listing: BucketListing, *place: Any, **more: str) -> Any:
+        if not more and next(pages) > PAGES_BEFORE_CUT:
+            # So few keys are listed before anybody has found where to cut them.
+            await is_cut.wait()
+        return await page_of(listing, *place, **more)
+
+    monkeypatch.setattr(BucketListing, "page", page)
     monkeypatch.setattr("lakeshare_pipelines.backup.listing.generator.bucket.cut_of", cut_of)
     flat = bucket.model_copy(update={"url": "s3://lake/wh/flat"})
     found = Counter(row["key"] for row in listed(flat, 8, versions=False))
     assert found == Counter(FLAT)
     assert [cut for cut in cuts if cut is not None]
+
+
+def test_a_cut_that_is_looked_for_longer_than_its_range_is_listed_holds_nobody_up(
+    bucket: StoreAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up = []
+
+    async def endless(*_: Any, **__: Any) -> str | None:
+        try:
+            return await asyncio.Future()
+        except asyncio.CancelledError:
+            given_up.append(True)
+            raise
+
+    monkeypatch.setattr("lakeshare_pipelines.backup.listing.generator.bucket.cut_of", endless)
+    flat = bucket.model_copy(update={"url": "s3://lake/wh/flat"})
+    assert Counter(row["key"] for row in listed(flat, 8, versions=False)) == Counter(FLAT)
+    assert given_up
 
 
 def test_rows_say_what_boto3_says(bucket: StoreAddress) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakeshare_pipelines.backup.listing.generator.ranges import KeyRange, cut_of
+from lakeshare_pipelines.backup.listing.generator.ranges import KeyRange, cut_of, has_folder
 
 Order = Callable[[str], object]
 ORDERS: dict[str, Order] = {
@@ -64,6 +64,11 @@ def test_a_place_that_the_orders_disagree_on_is_no_cut() -> None:
         assert found is None or not found.startswith("t-")
 
 
+def test_an_object_and_a_folder_of_one_name_hide_nothing() -> None:
+    found = cut(Shelf(["0", "0.", "0/0"], "folders"), KeyRange(""), "0.")
+    assert found is None
+
+
 NAMES = st.text(alphabet="ab-./0é", min_size=1, max_size=6).filter(
     lambda key: not any(part in {"", ".", ".."} for part in key.split("/"))
 )
@@ -80,3 +85,11 @@ def test_no_key_changes_sides_with_the_order(keys: set[str], chosen: st.DataObje
         behind = set(shelf.behind(found))
         assert behind == {key for key in keys if key > found}
         assert behind
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sets(NAMES, min_size=1, max_size=20), NAMES, st.sampled_from(sorted(ORDERS)))
+def test_a_folder_is_found_among_names_that_begin_like_it(keys: set[str], name: str, order: str) -> None:
+    folder = f"{name}/"
+    found = asyncio.run(has_folder(Shelf(sorted(keys), order).look, folder))
+    assert found == any(key.startswith(folder) for key in keys)

@@ -3,12 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from lakeshare_pipelines.backup.listing.generator.pages import Page, read_page
-from lakeshare_pipelines.backup.listing.generator.ranges import FIRST_TWO, KeyRange, cut_of, folders_behind
+from lakeshare_pipelines.backup.listing.generator.ranges import FIRST_THREE, KeyRange, cut_of, folders_behind
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from lakeshare_pipelines.backup.stores.s3 import refused
 from lakeshare_pipelines.errors import BackupError
@@ -113,6 +113,7 @@ class _Open:
     pages: int = 0
     cut_from: int = PAGES_BEFORE_CUT
     is_being_cut: bool = False
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class _Work:
@@ -166,6 +167,7 @@ class _Work:
                     await self._tell()
         finally:
             self.open.discard(one)
+            one.is_over.set()
             await self._tell()
 
     async def _list_by_folder(self, prefix: str) -> None:
@@ -194,7 +196,7 @@ class _Work:
         confused = [key for keys in found for key in keys]
         if marker.endswith("/"):
             stem = marker.removesuffix("/")
-            beside = await self.listing.look(stem, most=FIRST_TWO, by_folder=True)
+            beside = await self.listing.look(stem, most=FIRST_THREE, by_folder=True)
             confused += [name for name in beside if name[len(stem) :] and name[len(stem)] < "/"]
         if confused:
             raise BackupError(
@@ -210,16 +212,27 @@ class _Work:
     async def _cut(self, one: _Open) -> KeyRange | None:
         """Take the rest of a range; None where it could not be cut, or was listed past the cut meanwhile."""
         one.is_being_cut = True
+        keys = one.keys
+        looking = asyncio.create_task(
+            cut_of(self.listing.look, keys, one.last, in_any_order=not self.listing.sorts_keys)
+        )
+        over = asyncio.create_task(one.is_over.wait())
         try:
-            keys = one.keys
-            cut = await cut_of(self.listing.look, keys, one.last, in_any_order=not self.listing.sorts_keys)
-            if cut is None or one not in self.open or one.last >= cut:
+            # Nobody waits for a cut of what is listed already.
+            await asyncio.wait((looking, over), return_when=asyncio.FIRST_COMPLETED)
+            if over.done():
+                return None
+            cut = looking.result()
+            if cut is None or one.last >= cut:
                 one.cut_from = one.pages + PAGES_AFTER_FAILURE
                 return None
             one.keys = KeyRange(keys.prefix, keys.after, cut)
             return KeyRange(keys.prefix, cut, keys.until)
         finally:
             one.is_being_cut = False
+            looking.cancel()
+            over.cancel()
+            await asyncio.gather(looking, over, return_exceptions=True)
 
     async def _tell(self) -> None:
         async with self.changed:

@@ -5,6 +5,7 @@ folder by folder, and lose keys when they are asked to begin at a place that is 
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +14,8 @@ HIGHEST = "~"
 """The last character that keys usually have; higher ones are looked for only where a key was seen to have one."""
 SURROGATES = range(0xD800, 0xE000)
 
-FIRST_TWO = 2
+FIRST_THREE = 3
+"""Names that begin alike: an object's, that of a folder called the same, and in either order one more."""
 
 
 class Look(Protocol):
@@ -107,6 +109,22 @@ def folders_behind(prefix: str, key: str) -> list[str]:
     return [f"{key[:at]}/" for at in range(len(prefix), len(key)) if key[at] < "/"]
 
 
+async def has_folder(look: Look, folder: str) -> bool:
+    """Whether some key begins with a folder's name, which has its slash; true as well where that is not certain.
+
+    Two names are looked at rather than one key below the folder: where there is none, SeaweedFS 4.48 reads all names
+    that begin like the folder's to find that out, which can be most of a bucket.
+    """
+    stem = folder[:-1]
+    first, behind = await asyncio.gather(
+        # Where folders are sorted by their names, this one is first of those that begin like it.
+        look(stem, most=FIRST_THREE, by_folder=True),
+        # Where whole keys are sorted, it is first behind all that have a lower character than its slash.
+        look(stem, f"{stem}.{chr(sys.maxunicode)}", by_folder=True),
+    )
+    return folder in first or any(name <= folder for name in behind)
+
+
 async def _is_safe(look: Look, prefix: str, cut: str) -> bool:
     """Whether a cut divides keys alike in both orders.
 
@@ -114,11 +132,10 @@ async def _is_safe(look: Look, prefix: str, cut: str) -> bool:
     cut has a slash and other names go on below it (`a-b` and the cut `a/5`).
     """
     slashes = [at for at in range(len(prefix), len(cut)) if cut[at] == "/"]
-    folders = asyncio.gather(*(look(folder) for folder in (*folders_behind(prefix, cut), f"{cut}/")))
-    # In either order the first two names have one below the slash, if there is any.
-    names = asyncio.gather(*(look(cut[:at], most=FIRST_TWO, by_folder=True) for at in slashes))
-    if any(await folders):
-        await names
-        return False
-    found = zip(slashes, await names, strict=True)
-    return not any(name[at:] and name[at] < "/" for at, some in found for name in some)
+    folders, names = await asyncio.gather(
+        asyncio.gather(*(has_folder(look, folder) for folder in (*folders_behind(prefix, cut), f"{cut}/"))),
+        # In either order the first three names have one below the slash, if there is any.
+        asyncio.gather(*(look(cut[:at], most=FIRST_THREE, by_folder=True) for at in slashes)),
+    )
+    found = zip(slashes, names, strict=True)
+    return not any(folders) and not any(name[at:] and name[at] < "/" for at, some in found for name in some)
