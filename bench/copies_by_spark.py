@@ -3,7 +3,7 @@
 Run: `python -m bench.copies_by_spark [--objects 50000] [--turns 5]`. All copy inside one SeaweedFS, by turns, each with
 the keys it is to copy at hand; figures are medians. Ours starts a JVM and its workers in every turn: with that, and
 with its portions, probes, ledgers and reports in its time, it is compared with s5cmd; without that, with rclone. Both
-are printed, for a backup of so few objects starts as long as a tenth of it takes.
+are printed, for with so few objects the start is a quarter of the whole.
 """
 
 import argparse
