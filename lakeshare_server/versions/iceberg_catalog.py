@@ -94,6 +94,8 @@ class CatalogTable:
             answer = answers.get(timeout=ANSWER_S)
         except Empty:
             raise self._passing(f"no answer within {ANSWER_S} seconds") from None
+        # Its thread may end a moment after its answer.
+        self._waiting = None
         if isinstance(answer, Exception):
             raise self._told(answer) from answer
         return answer
