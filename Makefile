@@ -23,6 +23,9 @@ demo-clean: $(READY) ## Stop and remove everything the demo made
 test: $(READY) ## Run every test, nothing skipped (ARGS=tests/unit runs a part)
 	$(RUN)pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+campaign: $(READY) ## Run the randomised tests at their full counts, for hours (ARGS=tests/unit runs a part)
+	LAKESHARE_TEST_CAMPAIGN=1 $(RUN)pytest -n 2 --dist loadfile --timeout 0 -m campaign $(ARGS)
+
 check: $(READY) ## Lint, format, types, import law, dependencies, spelling
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
@@ -51,4 +54,4 @@ lock: $(READY) ## Compile requirements.lock again from pyproject.toml
 	$$(cat .venv/.uv) pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements.lock
 
-.PHONY: help setup demo demo-clean test check bench bench-server serve dagster fix lock
+.PHONY: help setup demo demo-clean test campaign check bench bench-server serve dagster fix lock

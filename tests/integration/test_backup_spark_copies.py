@@ -31,14 +31,15 @@ from lakeshare_pipelines.spark.session import driver_pid, spark_session
 from lakeshare_pipelines.wap.lake import Lake
 from tests.builders.backup_batch import keys_of
 from tests.builders.backup_buckets import Copies, buckets, done_of
+from tests.builders.campaign import campaign_size
 from tests.builders.slow_line import slow_line
 from tests.builders.waiting import wait_until
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 LIMIT = 5 * 1024**2
 KILLS = 20
-# A driver takes ten seconds to start: `LAKESHARE_TEST_DRIVER_KILLS=20 make test ARGS=…` takes eleven minutes.
-DRIVER_KILLS = int(os.environ.get("LAKESHARE_TEST_DRIVER_KILLS", "2"))
+# A driver takes ten seconds to start: twenty kills take eleven minutes.
+DRIVER_KILLS = campaign_size(in_ci=2, in_campaign=20)
 WORKERS, IN_FLIGHT = 2, 4
 # By a line of this delay two workers copy 140 objects a second; a driver that copies lives so long at most.
 DELAY_MS, LIFE_S, OBJECTS_A_LIFE = 50, 3, 400
@@ -260,6 +261,7 @@ def test_spark_goes_on_after_its_executors_are_killed(lake: Lake, copies: Copies
     assert copies.copied() == {key: copies.content(key) for key in keys}
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(120 + 60 * DRIVER_KILLS)
 def test_a_run_goes_on_after_its_driver_is_killed(
     lake: Lake, s3: S3Server, copies: Copies, tmp_path: Path
