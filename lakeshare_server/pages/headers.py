@@ -64,6 +64,6 @@ class PageHeaders:
 
 
 def _is_of_pages(path: str) -> bool:
-    return any(
+    return path == "/" or any(
         path == root or path.startswith(f"{root}/") for root in (ACTIVATION_PATH, PORTAL_PATH, STATIC_PATH)
     )

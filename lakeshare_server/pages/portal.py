@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import RedirectResponse
 
 from lakeshare_server.pages.headers import NO_STORE, STATIC_PATH
 from lakeshare_server.pages.preview import Previews
@@ -31,6 +32,13 @@ async def previews_of(request: Request) -> Previews:
 
 
 PreviewsDep = Annotated[Previews, Depends(previews_of)]
+
+
+@router.get("/", name="root")
+def root(parts: PartsDep, note: NoteDep) -> Response:
+    """Redirect a person who opens the server in a browser to the portal."""
+    note.action = "root"
+    return RedirectResponse(parts.settings.root_path() + PORTAL_PATH)
 
 
 @router.get(PORTAL_PATH, name="portal")

@@ -37,6 +37,7 @@ def answers(lake: OfferedLake) -> dict[str, httpx.Response]:
             "used": client.get(used),
             "unknown": client.get("/activate/unknown"),
             "wrong method": client.delete(used),
+            "root": client.get("/"),
             "portal": client.get("/portal"),
             "portal, wrong method": client.post("/portal"),
             "no token": client.get("/portal/api/status"),
@@ -84,7 +85,7 @@ class Found(HTMLParser):
 def test_pages_have_no_code_in_them_and_load_nothing_from_elsewhere(
     answers: dict[str, httpx.Response],
 ) -> None:
-    pages = {name: one.text for name, one in answers.items() if one.headers["Content-Type"] == HTML}
+    pages = {name: one.text for name, one in answers.items() if one.headers.get("Content-Type") == HTML}
     assert {"offer", "refused agreement", "profile", "used", "unknown", "wrong method", "portal"} == set(
         pages
     )
@@ -123,3 +124,8 @@ def test_files_of_pages_are_kept_by_their_digest_and_never_others(
 def test_a_profile_is_whole_in_the_page_that_gives_it(answers: dict[str, httpx.Response]) -> None:
     [encoded] = re.findall(r'href="data:application/json;base64,([^"]+)"', answers["profile"].text)
     assert b'"shareCredentialsVersion": 1' in base64.b64decode(encoded)
+
+
+def test_the_root_leads_to_the_portal(answers: dict[str, httpx.Response]) -> None:
+    """A person who opens the server in a browser finds the page for people."""
+    assert (answers["root"].status_code, answers["root"].headers["Location"]) == (307, "/portal")
