@@ -57,7 +57,7 @@ class Answer:
             Broken: it is something else.
         """
         self.expect_status(200)
-        return self._object()
+        return self.json_object()
 
     def refusal(self, *statuses: int) -> str:
         """The message of an error as the protocol shapes it; any 4xx if no status is named.
@@ -68,7 +68,7 @@ class Answer:
         if statuses:
             self.expect_status(*statuses)
         expect(400 <= self.status < 500, self.asked, "a refusal by 4xx", self.summary)
-        error = self._object()
+        error = self.json_object()
         expect_fields(f"{self.asked}, body of the {self.status}", error, {"errorCode": NAME}, {})
         expect(
             "message" in error and TEXT.holds(error["message"]), self.asked, "a message that is text", error
@@ -103,7 +103,12 @@ class Answer:
         pairs = (part.partition("=") for part in self.headers.get(CAPABILITIES, "").lower().split(";"))
         return {key.strip(): value.strip() for key, _, value in pairs}
 
-    def _object(self) -> dict[str, Any]:
+    def json_object(self) -> dict[str, Any]:
+        """The JSON object of the body, whatever the status.
+
+        Raises:
+            Broken: it is something else.
+        """
         kind = self.headers.get("content-type", "none")
         expect(
             kind.partition(";")[0].strip() == "application/json",
@@ -161,10 +166,16 @@ class Client:
         asked = _described(method, path, params, headers, content)
         return self._send(asked, method, self._profile.endpoint + path + query, sent, content)
 
-    def fetch(self, url: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:
+    def fetch(
+        self,
+        url: str,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> Answer:
         """Fetch a file as clients do: without the token, following redirects."""
         extra = "".join(f" [{name}: {value}]" for name, value in (headers or {}).items())
-        return self._send(shown(f"{method} {url}") + extra, method, url, headers or {}, None, follows=True)
+        return self._send(shown(f"{method} {url}") + extra, method, url, headers or {}, body, follows=True)
 
     def _send(
         self,

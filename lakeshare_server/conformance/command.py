@@ -38,6 +38,13 @@ def run_conformance(
         list[str] | None,
         typer.Option(help="Try cases or groups of this name, like 'paging' or '*head*'; may be repeated."),
     ] = None,
+    foreign: Annotated[
+        Path | None,
+        typer.Option(help="Profile file of a second recipient: its tables must not exist for the first one."),
+    ] = None,
+    expired: Annotated[
+        Path | None, typer.Option(help="Profile file whose token has expired: it must be refused.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON.")] = None,
     junit_file: Annotated[Path | None, typer.Option("--junit", help="Write the report as JUnit XML.")] = None,
     list_cases: Annotated[bool, typer.Option("--list", help="List the cases and try none.")] = False,
@@ -53,7 +60,7 @@ def run_conformance(
         return
     if profile is None:
         raise typer.BadParameter("give a profile, or --list to see the cases", param_hint="PROFILE")
-    report = _report(profile, share, table, cases)
+    report = _report(profile, share, table, cases, foreign, expired)
     for line in report.text():
         typer.echo(line)
     if json_file is not None:
@@ -63,7 +70,14 @@ def run_conformance(
     raise typer.Exit(1 if report.failed else 0)
 
 
-def _report(profile_file: Path, share: str | None, table: str | None, cases: "tuple[Case, ...]") -> "Report":
+def _report(
+    profile_file: Path,
+    share: str | None,
+    table: str | None,
+    cases: "tuple[Case, ...]",
+    foreign_file: Path | None,
+    expired_file: Path | None,
+) -> "Report":
     from lakeshare_server.conformance.client import Client
     from lakeshare_server.conformance.ground import survey
     from lakeshare_server.conformance.profile import read_profile
@@ -71,9 +85,13 @@ def _report(profile_file: Path, share: str | None, table: str | None, cases: "tu
     from lakeshare_server.conformance.runner import run
 
     profile = read_profile(profile_file)
+    foreign, expired = (
+        read_profile(file, option) if file is not None else None
+        for file, option in ((foreign_file, "--foreign"), (expired_file, "--expired"))
+    )
     started_at, began = datetime.now(UTC), time.monotonic()
     with Client(profile) as client:
-        ground = survey(client, profile, share, table)
+        ground = survey(client, profile, share, table, foreign=foreign, expired=expired)
         outcomes = run(cases, ground, progress(began))
     if sys.stderr.isatty():
         typer.echo(f"\r{'':{WIDTH}}\r", nl=False, err=True)

@@ -49,10 +49,22 @@ class Kept:
 
 
 class Server:
-    """The server behind a profile, and what it lists."""
+    """The server behind a profile, and what it lists.
 
-    def __init__(self, client: Client, profile: Profile, share: str | None = None) -> None:
+    `foreign` is the profile of another recipient of the server, `expired` one whose token has expired.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        profile: Profile,
+        share: str | None = None,
+        *,
+        foreign: Profile | None = None,
+        expired: Profile | None = None,
+    ) -> None:
         self.client, self.profile = client, profile
+        self.foreign, self.expired = foreign, expired
         self._only_share = share
         self._kept = Kept()
 
@@ -282,14 +294,22 @@ class Ground:
                     yield view
 
 
-def survey(client: Client, profile: Profile, share: str | None = None, table: str | None = None) -> Ground:
+def survey(
+    client: Client,
+    profile: Profile,
+    share: str | None = None,
+    table: str | None = None,
+    *,
+    foreign: Profile | None = None,
+    expired: Profile | None = None,
+) -> Ground:
     """Look at what a server offers, a share or one table of it.
 
     Raises:
         Unavailable: the server does not answer.
         BadRequest: the share or the table is not listed.
     """
-    server = Server(client, profile, share)
+    server = Server(client, profile, share, foreign=foreign, expired=expired)
     try:
         client.ask("GET", "/shares")
     except Broken as error:

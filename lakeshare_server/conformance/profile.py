@@ -17,8 +17,8 @@ class Profile:
     fields: dict[str, Any]
 
 
-def read_profile(path: Path) -> Profile:
-    """Read a profile with a bearer token.
+def read_profile(path: Path, option: str = "PROFILE") -> Profile:
+    """Read a profile with a bearer token; `option` names it in errors.
 
     Raises:
         BadRequest: the file cannot be read, or is not such a profile.
@@ -26,13 +26,13 @@ def read_profile(path: Path) -> Profile:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadRequest("PROFILE", str(path), f"Give a profile file ({type(error).__name__}).") from error
+        raise BadRequest(option, str(path), f"Give a profile file ({type(error).__name__}).") from error
     if not isinstance(fields, dict):
-        raise BadRequest("PROFILE", str(path), "A profile is a JSON object.")
+        raise BadRequest(option, str(path), "A profile is a JSON object.")
     for name in ("endpoint", "bearerToken"):
         if not isinstance(fields.get(name), str) or not fields[name]:
             raise BadRequest(
-                "PROFILE",
+                option,
                 str(path),
                 f"The suite needs a profile with endpoint and bearerToken; {name} is missing.",
             )

@@ -1,6 +1,7 @@
 """The rows behind a reply: its files read with pyarrow, their columns by their names in the schema."""
 
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -77,15 +78,17 @@ def read_all(view: View, reply: Reply) -> list[FileRows]:
             f"{view.table.name} is too large to read whole: {len(reply.actions)} files, {size} bytes"
         )
     found = [
-        FileRows(action, _rows(view, reply, action)) for action in reply.actions if action.vector is None
+        FileRows(action, rows_of(reply, action, read_parquet(view, action)))
+        for action in reply.actions
+        if action.vector is None
     ]
     if not any(one.rows.num_rows for one in found):
         raise NothingToTry("no table has rows to compare with")
     return found
 
 
-def _rows(view: View, reply: Reply, action: Action) -> pa.Table:
-    stored = read_parquet(view, action)
+def rows_of(reply: Reply, action: Action, stored: pa.Table) -> pa.Table:
+    """The comparable columns of a file under the names of the reply's schema; a column that the file lacks is null."""
     columns: dict[str, pa.ChunkedArray | pa.Array] = {}
     for name, (told, kind) in columns_of(reply).items():
         if not kind:
@@ -97,6 +100,23 @@ def _rows(view: View, reply: Reply, action: Action) -> pa.Table:
         else:
             columns[told] = pa.nulls(stored.num_rows, _TYPES[kind])
     return pa.table(columns)
+
+
+def count_rows(rows: pa.Table) -> Counter[tuple[object, ...]]:
+    """The rows of a table of comparable columns and how often each occurs, columns in the order of their names."""
+    if not rows.column_names:
+        return Counter({(): rows.num_rows})
+    columns = [_hashable(rows.column(name)).to_pylist() for name in sorted(rows.column_names)]
+    return Counter(zip(*columns, strict=True))
+
+
+def _hashable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values that equal themselves (NaN does not) and that Python can hold (it has no dates before year 1)."""
+    if pa.types.is_floating(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.int64())
+    return column.cast(pa.int32()) if pa.types.is_date32(column.type) else column
 
 
 def typed(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
@@ -132,10 +152,24 @@ _TYPES = {
     "boolean": pa.bool_(),
 }
 
+# Parquet stores whole numbers in 32 bits or more, with a narrower type as an annotation that writers may leave out.
+_WIDTHS = {"byte": 32, "short": 32, "integer": 32, "long": 64, "float": 32, "double": 64}
+
+
+def _reads_number(kind: str) -> Callable[[pa.DataType], bool]:
+    """Whether a stored number reads as a type: a wider one would lose digits, a narrower one may have been widened."""
+
+    def reads(stored: pa.DataType) -> bool:
+        if kind in FLOATS and pa.types.is_integer(stored):
+            return True
+        is_same = pa.types.is_floating if kind in FLOATS else pa.types.is_integer
+        return bool(is_same(stored)) and stored.bit_width <= _WIDTHS[kind]
+
+    return reads
+
+
 _READS: dict[str, Callable[[pa.DataType], bool]] = {
-    **dict.fromkeys(INTEGERS, pa.types.is_integer),
-    # A column of whole numbers may have been widened.
-    **dict.fromkeys(FLOATS, lambda stored: pa.types.is_floating(stored) or pa.types.is_integer(stored)),
+    **{kind: _reads_number(kind) for kind in (*INTEGERS, *FLOATS)},
     "string": lambda stored: pa.types.is_string(stored) or pa.types.is_large_string(stored),
     "date": pa.types.is_date,
     "timestamp": pa.types.is_timestamp,

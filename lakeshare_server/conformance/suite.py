@@ -23,6 +23,7 @@ from lakeshare_server.conformance.cases import (
     listings,
     metadata,
     negotiation,
+    other_profiles,
     paging,
     predicates,
     refresh,
@@ -35,6 +36,7 @@ from lakeshare_server.errors import BadRequest
 
 MODULES: tuple[ModuleType, ...] = (
     authentication,
+    other_profiles,
     listings,
     listing_pages,
     versions,

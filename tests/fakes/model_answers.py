@@ -27,7 +27,7 @@ from tests.fakes.model_replies import (
 from tests.fakes.model_requests import Ask, Refused, Reply, Request, number, read_ask, text, time_ms
 from tests.fakes.model_tables import ModelTable, the_tables
 
-TOKEN = "model-token"
+TOKEN, FOREIGN_TOKEN, EXPIRED_TOKEN = "model-token", "token-of-another-recipient", "token-that-has-expired"
 FEATURES_OF_PARQUET = "Unsupported Delta Table Properties: the client announced no"
 
 
@@ -46,6 +46,7 @@ class Model:
 
     sign: Sign
     tables: tuple[ModelTable, ...] = field(default_factory=the_tables)
+    token: str = TOKEN
     pending_polls: int = 1
     tokens: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     queries: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class Model:
             return Reply(error.status, {"Content-Type": JSON}, body)
 
     def _routed(self, request: Request) -> Reply:
-        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+        if request.headers.get("authorization") != f"Bearer {self.token}":
             raise Refused(401, "Send the profile's token.", "UNAUTHENTICATED")
         parts = [decoded(part) for part in request.path.split("/")[1:]]
         match (request.method, *parts):

@@ -5,11 +5,51 @@ import os
 import struct
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from tests.fakes.model_tables import Change, File, ModelTable, z85
+from lakeshare_server.access.profile import write_profile
+from lakeshare_server.catalog import DeclaredShare, SharedTable, apply_shares
+from tests.builders.sharing import Provider
+from tests.builders.waiting import wait_until
+from tests.fakes.model_tables import Change, File, ModelTable, the_hidden_tables, the_tables, z85
+
+
+@dataclass(frozen=True)
+class ModelRecipients:
+    """Tokens for what `share_model_tables` shares."""
+
+    token: str
+    foreign_token: str
+    expired_token: str
+
+
+def share_model_tables(provider: Provider, folder: Path, *beside: SharedTable) -> ModelRecipients:
+    """Share the model's tables by our own server as the model server shares them; `beside` go into the share alpha."""
+    shared: dict[str, list[SharedTable]] = {"alpha": list(beside)}
+    for table in (*the_tables(), *the_hidden_tables()):
+        name = f"{table.schema}.{table.name}"
+        provider.follow(name, write_delta(table, folder / table.name))
+        shared.setdefault(table.share, []).append(
+            SharedTable(table.schema, table.name, name, history=table.has_history)
+        )
+    apply_shares(provider.catalog, [DeclaredShare(name, tuple(tables)) for name, tables in shared.items()])
+    own = tuple(sorted({table.share for table in the_tables()}))
+    ends = datetime.now(UTC) + timedelta(seconds=1)
+    expired = provider.recipient("expired", shares=own, expires_at=ends)
+    wait_until(lambda: datetime.now(UTC) > ends)
+    return ModelRecipients(
+        provider.recipient(shares=own), provider.recipient("eve", shares=("gamma",)), expired
+    )
+
+
+def profile_file(path: Path, endpoint: str, token: str) -> str:
+    """Write a profile; returns its path."""
+    write_profile(path, endpoint, token, datetime.now(UTC) + timedelta(days=1))
+    return str(path)
 
 
 def write_delta(table: ModelTable, location: Path) -> Path:

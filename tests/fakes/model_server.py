@@ -9,8 +9,9 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from lakeshare_server.conformance.profile import Profile
 from tests.builders.http_server import listening
-from tests.fakes.model_answers import TOKEN, Model
+from tests.fakes.model_answers import EXPIRED_TOKEN, FOREIGN_TOKEN, TOKEN, Model
 from tests.fakes.model_requests import Reply, Request
+from tests.fakes.model_tables import the_hidden_tables
 
 PREFIX, DATA = "/delta-sharing", "/data/"
 Defect = Callable[[Request, Reply], None]
@@ -24,6 +25,7 @@ class ModelServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.model = Model(self.sign)
+        self.foreign_model = Model(self.sign, the_hidden_tables(), FOREIGN_TOKEN)
         self.defect: Defect | None = None
         self.files = {
             f"{table.name}/{file.path}": file.content
@@ -43,20 +45,35 @@ class ModelServer(ThreadingHTTPServer):
 
     @property
     def profile(self) -> Profile:
+        return self._profile(TOKEN, "2999-01-01T00:00:00.0Z")
+
+    @property
+    def foreign(self) -> Profile:
+        """The profile of another recipient."""
+        return self._profile(FOREIGN_TOKEN, "2999-01-01T00:00:00.0Z")
+
+    @property
+    def expired(self) -> Profile:
+        return self._profile(EXPIRED_TOKEN, "2000-01-01T00:00:00.0Z")
+
+    def _profile(self, token: str, ends: str) -> Profile:
+        endpoint = f"{self.root}{PREFIX}"
         fields = {
             "shareCredentialsVersion": 1,
-            "endpoint": f"{self.root}{PREFIX}",
-            "bearerToken": TOKEN,
-            "expirationTime": "2999-01-01T00:00:00.0Z",
+            "endpoint": endpoint,
+            "bearerToken": token,
+            "expirationTime": ends,
         }
-        return Profile(f"{self.root}{PREFIX}", TOKEN, dict(fields))
+        return Profile(endpoint, token, fields)
 
     def sign(self, key: str) -> str:
         ends = int(time.time()) + 3600
         return f"{self.root}{DATA}{quote(key)}?expires={ends}&X-Amz-Signature={_signature(key, str(ends))}"
 
     def answer(self, request: Request) -> Reply:
-        reply = self._file(request) if request.path.startswith(DATA) else self.model.answer(request)
+        is_foreign = FOREIGN_TOKEN in request.headers.get("authorization", "")
+        model = self.foreign_model if is_foreign else self.model
+        reply = self._file(request) if request.path.startswith(DATA) else model.answer(request)
         if self.defect is not None:
             self.defect(request, reply)
         return reply
@@ -64,7 +81,8 @@ class ModelServer(ThreadingHTTPServer):
     def _file(self, request: Request) -> Reply:
         key = unquote(request.path[len(DATA) :])
         signed = _signature(key, request.params.get("expires", ""))
-        if request.params.get("X-Amz-Signature") != signed or key not in self.files:
+        is_read = request.method in ("GET", "HEAD")
+        if not is_read or request.params.get("X-Amz-Signature") != signed or key not in self.files:
             return Reply(403, {}, b"denied")
         content = self.files[key]
         headers = {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}

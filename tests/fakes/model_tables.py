@@ -207,6 +207,13 @@ def some_rows(first: int, count: int) -> pa.Table:
     )
 
 
+def the_hidden_tables() -> tuple[ModelTable, ...]:
+    """What another recipient of the model server sees: a share of its own."""
+    commits = ((Change("add", File("h", some_rows(0, 3))),),)
+    schemas = {0: tuple(SCHEMA)}
+    return (ModelTable("gamma", "y", "secret", commits, schemas),)
+
+
 def the_tables() -> tuple[ModelTable, ...]:
     """The tables of the model server: one for every kind that cases ask for."""
     return (_orders(), _vectors(), _closed(), _tiny())

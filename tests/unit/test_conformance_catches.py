@@ -25,6 +25,7 @@ from tests.fakes.model_server import ModelServer, a_model_server
 
 GROUPS: Mapping[str, Mapping[str, Defect]] = {
     "authentication": of_listings.AUTHENTICATION,
+    "other-profiles": of_listings.OTHER_PROFILES,
     "listings": of_listings.LISTINGS,
     "listing-pages": of_listings.LISTING_PAGES,
     "versions": of_listings.VERSIONS,
@@ -79,7 +80,8 @@ def client(server: ModelServer) -> Iterator[Client]:
 
 def tried(server: ModelServer, client: Client, names: Sequence[str], defect: Defect | None) -> list[Outcome]:
     server.defect = defect
-    return run(chosen_cases(names), survey(client, server.profile))
+    ground = survey(client, server.profile, foreign=server.foreign, expired=server.expired)
+    return run(chosen_cases(names), ground)
 
 
 def test_every_case_passes_on_a_server_that_keeps_the_protocol(server: ModelServer, client: Client) -> None:

@@ -39,7 +39,7 @@ def test_names_are_unique_and_every_group_has_a_title() -> None:
     ("patterns", "found"),
     [
         (["credentials"], 2),
-        (["paging.*", "credentials.credentials-are-*"], 13),
+        (["paging.*", "credentials.credentials-are-*"], 14),
         (["versions.a-date-alone-is-400"], 1),
     ],
 )

@@ -5,6 +5,7 @@ from lakeshare_server.conformance.client import Answer
 from lakeshare_server.conformance.ground import Server, Table, View, at
 
 TRACES = (b"Traceback (most recent", b'File "/', b"\tat java.", b"\tat org.", b"goroutine ", b"panicked at")
+LONG_HEADER_BYTES = 60_000
 NAMES = (
     "%00",
     "%ff%fe",
@@ -88,6 +89,17 @@ def strange_parameters_are_no_fault_of_the_server(table: Table) -> None:
         "changes?startingTimestamp=0000-00-00T00:00:00Z",
     ):
         _refused(table.ask("GET", f"/{query}"))
+
+
+@on_server(MUST, "1.0", "0.19")
+def long_headers_are_no_fault_of_the_server(server: Server) -> None:
+    """Headers of 60 kB, in one header or in many, are answered or refused by 4xx, never by 5xx."""
+    for headers in (
+        {"delta-sharing-capabilities": "x" * LONG_HEADER_BYTES},
+        {f"x-lakeshare-conformance-{number}": "x" * 500 for number in range(LONG_HEADER_BYTES // 500)},
+    ):
+        answer = server.client.ask("GET", "/shares", headers=headers)
+        expect(answer.status < 500, answer.asked, "an answer, or a refusal by 4xx", answer.summary)
 
 
 @on_server(SHOULD, "1.0", "1.1")

@@ -18,6 +18,19 @@ def both_ends_belong_to_the_range(view: View) -> None:
         expect(part.version == version, part.where, f"the header to tell {version}", part.version)
 
 
+@on_views(MUST, "1.8")
+def a_range_has_all_versions_up_to_its_end(view: View) -> None:
+    """A range that begins at the first version has the changes of every version up to its end, the end included."""
+    start = view.change_start
+    for version in view.versions_from(start)[1:]:
+        part = view.changes(startingVersion=start, endingVersion=version)
+        wanted = counted(action for action in whole(view).actions if action.version <= version)
+        found = counted(part.actions)
+        expect(
+            found == wanted, part.where, f"the {wanted.total()} files up to version {version}", found.total()
+        )
+
+
 @on_views(SHOULD, "1.8")
 def an_end_beyond_the_latest_is_the_latest(view: View) -> None:
     """An endingVersion after the latest version stands for the latest one."""

@@ -1,6 +1,7 @@
 """The bytes behind the URLs."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from lakeshare_server.conformance.bounds import broken_bound
@@ -11,6 +12,8 @@ from lakeshare_server.conformance.reply import Action, Reply
 from lakeshare_server.conformance.rows import LARGEST_BYTES, columns_of, physical_name, read_parquet, reads_as
 
 MOST_FILES = 3
+LATEST_SECONDS = 100_000_000_000
+PRECONDITION_FAILED, NOT_IMPLEMENTED = 412, 501
 
 
 @on_views(MUST, "6.2", "0.19")
@@ -71,7 +74,7 @@ def head_tells_that_ranges_are_served(view: View) -> None:
         )
 
 
-@on_views(SHOULD, "10")
+@on_views(MUST, "10")
 def a_url_that_was_altered_is_refused(view: View) -> None:
     """A URL with another path, another signature or none is 4xx."""
     changes: tuple[Callable[[str], str], ...] = (_other_path, _other_signature, _no_signature)
@@ -80,6 +83,46 @@ def a_url_that_was_altered_is_refused(view: View) -> None:
             answer = view.table.client.fetch(change(action.url))
             where = f"{answer.asked} after {change.__name__.strip('_').replace('_', ' ')}"
             expect(400 <= answer.status < 500, where, "a refusal by 4xx", answer.status)
+
+
+@on_views(MUST, "2.7", "6.2")
+def urls_end_no_sooner_than_told(view: View) -> None:
+    """expirationTimestamp is no later than the end that the URL itself states: clients refresh by it."""
+    tried = [
+        (action, ends) for action in view.snapshot.actions if (ends := _url_ends_ms(action.url)) is not None
+    ]
+    if not tried or all(action.expires_ms is None for action, _ in tried):
+        raise NothingToTry("no URL states its end, or no file has expirationTimestamp")
+    for action, ends in tried:
+        told = action.expires_ms
+        # URLs state whole seconds.
+        expect(
+            told is None or told < ends + 1000, f"{action.where}, expirationTimestamp", f"up to {ends}", told
+        )
+
+
+@on_views(MUST, "10")
+def urls_are_for_reading_only(view: View) -> None:
+    """PUT, POST and DELETE of a URL are refused by 4xx (or 501), and the file stays as it is."""
+    # A store that lets the method in finds the precondition false and changes nothing; PUT sends the file's own bytes.
+    [action, *_] = sample(view.snapshot)
+    client = view.table.client
+    content = client.fetch(action.url).expect_status(200).body
+    for method, precondition, body in (
+        ("PUT", {"If-None-Match": "*"}, content),
+        ("POST", {"If-None-Match": "*"}, content),
+        ("DELETE", {"If-Match": '"lakeshare-conformance"'}, None),
+    ):
+        answer = client.fetch(action.url, method, precondition, body)
+        is_refused = 400 <= answer.status < 500 and answer.status != PRECONDITION_FAILED
+        expect(
+            is_refused or answer.status == NOT_IMPLEMENTED,
+            answer.asked,
+            "a refusal of the method",
+            answer.status,
+        )
+    again = client.fetch(action.url).expect_status(200)
+    expect(again.body == content, again.asked, "the same bytes as before", f"{len(again.body)} bytes")
 
 
 @on_views(MUST, "2.1", "2.2")
@@ -157,6 +200,22 @@ def _expect_part(view: View, action: Action, asked: str, whole: bytes, first: in
     expect(length == str(len(wanted)), answer.asked, f"Content-Length {len(wanted)}", length)
     expect(answer.body == wanted, answer.asked, "the bytes of that range", f"{len(answer.body)} others")
     return answer
+
+
+def _url_ends_ms(url: str) -> int | None:
+    """When a URL stops working, by the parameters of S3, Google Cloud Storage, Azure, or by `expires`; None without."""
+    params = {key.lower(): value for key, value in parse_qsl(urlsplit(url).query)}
+    for begin, life in (("x-amz-date", "x-amz-expires"), ("x-goog-date", "x-goog-expires")):
+        if begin in params and life in params:
+            began = datetime.strptime(params[begin], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+            return int((began + timedelta(seconds=int(params[life]))).timestamp() * 1000)
+    if "se" in params and "sig" in params:
+        return int(datetime.fromisoformat(params["se"]).timestamp() * 1000)
+    ends = params.get("expires", "")
+    if not ends.isdigit():
+        return None
+    # Seconds since 1970 until the year 5138, milliseconds after 1973.
+    return int(ends) if int(ends) > LATEST_SECONDS else int(ends) * 1000
 
 
 def _other_path(url: str) -> str:

@@ -4,9 +4,12 @@ from collections.abc import Callable, Mapping
 
 from lakeshare_server.conformance.case import MUST, OPTIONAL, NothingToTry, expect, on_tables, on_views
 from lakeshare_server.conformance.cases.changes import counted
+from lakeshare_server.conformance.cases.predicates import expect_no_row_lost
 from lakeshare_server.conformance.client import CAPABILITIES, Answer
 from lakeshare_server.conformance.ground import Table, View
+from lakeshare_server.conformance.hints import Compare, as_json, comparisons
 from lakeshare_server.conformance.reply import END, Reply
+from lakeshare_server.conformance.rows import FileRows, read_all
 
 MOST_PAGES = 200
 TOKEN = "nextPageToken"  # noqa: S105 - the name of a field
@@ -111,6 +114,18 @@ def hints_count_over_all_pages(view: View) -> None:
         )
 
 
+@on_views(MUST, "1.7", "1.14", "0.15")
+def predicates_lose_no_rows_over_pages(view: View) -> None:
+    """With a JSON predicate the pages together have every file with a matching row, each once: a page may be empty."""
+    _needs_pages(view)
+    files = read_all(view, view.snapshot)
+    for hint in _paged_hints(view, files):
+        found = _pages(view, {"jsonPredicateHints": as_json(hint)})
+        ids = [action.id for reply in found for action in reply.actions]
+        expect(len(ids) == len(set(ids)), found[0].where, "each file on one page", sorted(ids))
+        expect_no_row_lost(files, hint, f"{len(found)} pages of {found[0].where}", frozenset(ids))
+
+
 @on_views(MUST, "1.8")
 def pages_of_changes_are_the_changes(view: View) -> None:
     """Changes come in pages too: all together are the changes, each once, under the same head."""
@@ -204,6 +219,21 @@ def _needs_pages(view: View) -> str:
     if not end.get(TOKEN):
         raise NothingToTry("no answer comes in two pages")
     return str(end[TOKEN])
+
+
+def _paged_hints(view: View, files: list[FileRows]) -> list[Compare]:
+    """For each column one comparison that few files match and one that many do.
+
+    Raises:
+        NothingToTry: no column can be compared.
+    """
+    by_column: dict[str, dict[str, Compare]] = {}
+    for hint in comparisons(view.snapshot, files):
+        if hint.operator in ("equal", "lessThanOrEqual"):
+            by_column.setdefault(hint.column, {})[hint.operator] = hint
+    if not by_column:
+        raise NothingToTry("no table has a column to compare")
+    return [hint for of_column in by_column.values() for hint in of_column.values()]
 
 
 def _pages(view: View, body: Mapping[str, object], size: int = 1) -> list[Reply]:

@@ -174,14 +174,20 @@ def _lose_nothing(view: View, files: list[FileRows], hints: Iterable[Hint]) -> N
 
 def _loses_nothing(files: list[FileRows], hint: Hint, reply: Reply) -> None:
     reply.head  # noqa: B018 - raises when the first lines are others
+    expect_no_row_lost(files, hint, reply.where, reply.ids)
+
+
+def expect_no_row_lost(files: list[FileRows], hint: Hint, where: str, ids: frozenset[str]) -> None:
+    """Expect every file with a row that matches among the files answered.
+
+    Raises:
+        Broken: one is missing.
+    """
     for one in files:
-        if one.action.id not in reply.ids:
+        if one.action.id not in ids:
             found = matches(hint, one)
             expect(
-                found == 0,
-                reply.where,
-                f"file {one.action.id}, which has {found} rows that match",
-                "no such file",
+                found == 0, where, f"file {one.action.id}, which has {found} rows that match", "no such file"
             )
 
 

@@ -73,10 +73,16 @@ def a_window_keeps_its_bounds(view: View) -> None:
             start <= action.version <= end, action.where, f"a version from {start} to {end}", action.version
         )
     for version in view.versions_from(start):
-        part = Reply(view.ask({"startingVersion": version, "endingVersion": version}))
-        found = counted(part.actions)
-        wanted = counted(action for action in whole.actions if action.version == version)
-        expect(found == wanted, part.where, f"the {wanted.total()} files of version {version}", found.total())
+        for first in sorted({start, version}):
+            part = Reply(view.ask({"startingVersion": first, "endingVersion": version}))
+            found = counted(part.actions)
+            wanted = counted(action for action in whole.actions if first <= action.version <= version)
+            expect(
+                found == wanted,
+                part.where,
+                f"the {wanted.total()} files from version {first} to {version}",
+                found.total(),
+            )
 
 
 @on_views(MUST, "1.7")

@@ -74,6 +74,11 @@ DATA_FILES: Mapping[str, Defect] = {
     "a-url-that-was-altered-is-refused": at(
         DATA, answer(200), when=lambda request: "X-Amz-Signature" not in request.params
     ),
+    "urls-end-no-sooner-than-told": at(
+        QUERY,
+        files(lambda outer, _: outer.update(expirationTimestamp=outer["expirationTimestamp"] + 3_600_000)),
+    ),
+    "urls-are-for-reading-only": at(DATA, answer(200), method="PUT"),
     "files-are-parquet-with-the-columns-of-the-schema": at(QUERY, metadata(in_schema('"long"', '"string"'))),
     "statistics-count-the-rows": at(QUERY, files(stats(put(numRecords=99)))),
     "statistics-hold-the-rows": at(QUERY, files(stats(lambda found: found["maxValues"].update(id=1)))),
@@ -114,6 +119,12 @@ FURTHER: tuple[Named, ...] = (
     ("deletion-vectors.vectors-can-be-read", at(QUERY, files(vector(put(sizeInBytes=10_000), "i")))),
     ("data-files.a-file-is-as-long-as-told", at(DATA, content(lambda data: data[:-1]))),
     ("data-files.a-file-is-as-long-as-told", at(DATA, answer(403))),
+    ("data-files.urls-are-for-reading-only", at(DATA, answer(204), method="DELETE")),
+    ("data-files.urls-are-for-reading-only", at(DATA, answer(412), method="DELETE")),
+    (
+        "data-files.files-are-parquet-with-the-columns-of-the-schema",
+        at(QUERY, metadata(in_schema('"long"', '"integer"'))),
+    ),
     ("data-files.a-range-is-206", at(DATA, _part("Content-Range", "bytes 0-3/*"))),
     (
         "data-files.a-range-is-206",

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 
 from tests.fakes.defects.tools import (
+    CAPABILITIES,
     CHANGES,
     LISTING,
     METADATA,
@@ -30,6 +31,7 @@ from tests.fakes.defects.tools import (
     page,
     put,
 )
+from tests.fakes.model_answers import EXPIRED_TOKEN
 from tests.fakes.model_requests import Reply, Request
 
 CREDENTIALS = f"{TABLE}/temporary-table-credentials"
@@ -89,6 +91,12 @@ AUTHENTICATION: Mapping[str, Defect] = {
     ),
     "every-call-about-a-table-wants-a-token": at(
         CHANGES, answer(200), when=lambda request: WRONG in _token(request)
+    ),
+}
+OTHER_PROFILES: Mapping[str, Defect] = {
+    "what-others-see-does-not-exist": at(".*/secret(/.*)?", answer(403)),
+    "an-expired-token-is-refused": at(
+        VERSION, answer(200), when=lambda request: EXPIRED_TOKEN in _token(request)
     ),
 }
 LISTINGS: Mapping[str, Defect] = {
@@ -155,6 +163,9 @@ CREDENTIAL: Mapping[str, Defect] = {
     "credentials-for-other-places-are-refused": at(CREDENTIALS, answer(500), when=asked("location")),
 }
 BAD_REQUESTS: Mapping[str, Defect] = {
+    "long-headers-are-no-fault-of-the-server": at(
+        "/shares", answer(500), when=lambda request: len(request.headers.get(CAPABILITIES, "")) > 8_000
+    ),
     "bodies-that-are-no-object-are-400": at(
         QUERY, answer(500), when=lambda request: request.body.startswith(b"[")
     ),

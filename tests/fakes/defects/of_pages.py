@@ -62,6 +62,11 @@ PAGING: Mapping[str, Defect] = {
     "hints-count-over-all-pages": at(
         QUERY, without_files(), when=lambda request: {"limitHint", "maxFiles"} <= set(body(request))
     ),
+    "predicates-lose-no-rows-over-pages": at(
+        QUERY,
+        without_files(),
+        when=lambda request: {"jsonPredicateHints", "pageToken"} <= set(body(request)),
+    ),
     "pages-of-changes-are-the-changes": at(CHANGES, without_files(), when=asked("pageToken")),
     "page-tokens-nobody-gave-are-400": at(QUERY, answer(500), when=given("pageToken", "nonsense")),
     "a-page-token-belongs-to-its-request": at(QUERY, answer(200), when=_alone("pageToken", "maxFiles")),

@@ -6,6 +6,7 @@ Each mapping has a defect for every case of its group; `FURTHER` has those of ca
 import io
 from collections.abc import Mapping
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tests.fakes.defects.tools import (
@@ -27,6 +28,7 @@ from tests.fakes.defects.tools import (
     given,
     header,
     in_window,
+    is_file,
     lines,
     protocol,
     put,
@@ -35,7 +37,7 @@ from tests.fakes.defects.tools import (
     without,
     without_files,
 )
-from tests.fakes.model_requests import Request
+from tests.fakes.model_requests import Reply, Request
 
 
 def _and_adds(found: list[Json]) -> list[Json]:
@@ -68,6 +70,24 @@ def _unstamped(found: list[Json]) -> list[Json]:
     for line in found[2:]:
         line.get("metaData", {}).pop("version", None)
     return found
+
+
+def _exclusive_end(request: Request, reply: Reply) -> None:
+    """The last version of a range left out, but of ranges of one version."""
+    start, end = (request.params.get(name) for name in ("startingVersion", "endingVersion"))
+    if request.path.endswith("/changes") and end is not None and start != end:
+        lines(lambda found: [one for one in found if _version_of(one) != end])(reply)
+
+
+def _version_of(one: Json) -> str | None:
+    return str(one[next(iter(one))].get("version")) if is_file(one) else None
+
+
+def _other_ids(stored: bytes) -> bytes:
+    """As many changed rows, with other values."""
+    rows, sink = pq.read_table(io.BytesIO(stored)), io.BytesIO()
+    pq.write_table(rows.set_column(0, "id", pc.add(rows.column("id"), 1)), sink)
+    return sink.getvalue()
 
 
 WINDOWS: Mapping[str, Defect] = {
@@ -116,6 +136,7 @@ CHANGE: Mapping[str, Defect] = {
 }
 CHANGE_BOUNDS: Mapping[str, Defect] = {
     "both-ends-belong-to-the-range": at(CHANGES, without_files(), when=asked("endingVersion")),
+    "a-range-has-all-versions-up-to-its-end": _exclusive_end,
     "an-end-beyond-the-latest-is-the-latest": at(
         CHANGES, answer(400), when=lambda request: len(request.params.get("endingVersion", "")) > 3
     ),
@@ -167,6 +188,7 @@ FURTHER: tuple[Named, ...] = (
         ),
     ),
     ("changes.changes-add-up", at(CHANGES, lines(twice))),
+    ("changes.changes-add-up", at("/data/.*/c", content(_other_ids))),
     ("change-bounds.both-ends-belong-to-the-range", at(CHANGES, header("Delta-Table-Version", "0"))),
     ("change-bounds.times-bound-a-range-too", at(CHANGES, answer(400), when=asked("endingTimestamp"))),
     ("change-bounds.ranges-that-are-none-are-400", at(CHANGES, answer(200), when=lambda r: not r.params)),
