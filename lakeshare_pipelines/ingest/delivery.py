@@ -13,7 +13,7 @@ from typing import Any
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.content_digest import digest_of, file_digest
-from lakeshare_pipelines.ingest.landing_files import assign_files, is_data
+from lakeshare_pipelines.ingest.landing_files import NO_LINKS, assign_files, is_data, is_inside
 from lakeshare_pipelines.settings import LakeSettings
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,19 @@ class Delivery:
         """How messages name it."""
         return f"{self.set_name}/{self.partition}"
 
+    @property
+    def landing(self) -> Path:
+        """The landing folder it is in."""
+        return self.path.parents[1]
+
 
 def find_deliveries(settings: LakeSettings, contract: SetContract) -> list[Delivery]:
-    """All deliveries of a set in landing, by partition; incomplete ones too. What is broken shows when it is read."""
-    root = settings.landing / contract.name
+    """All deliveries of a set in landing, by partition; incomplete ones too. What is broken shows when it is read.
+
+    Raises:
+        DeliveryError: the set's folder is a link to a place outside landing.
+    """
+    root = set_folder(settings, contract)
     if not root.is_dir():
         return []
     found = []
@@ -51,6 +60,9 @@ def find_deliveries(settings: LakeSettings, contract: SetContract) -> list[Deliv
             continue
         if not contract.is_partition(path.name):
             log.warning("%s is no partition of set %s and is left alone", path, contract.name)
+            continue
+        if not is_inside(settings.landing, path):
+            log.warning("%s is ignored: it is a link to a folder outside the landing folder", path)
             continue
         try:
             delivery = _look(settings, contract, path)
@@ -65,14 +77,17 @@ def find_delivery(settings: LakeSettings, contract: SetContract, partition: str)
     """The complete delivery of one partition.
 
     Raises:
-        DeliveryError: there is none, or it is not complete, empty, or not what its manifest says.
+        DeliveryError: there is none, or it is not complete, empty, or not what its manifest says, or it has links to
+            places outside landing.
     """
     title = f"{contract.name}/{partition}"
     if not contract.is_partition(partition):
         days = f"Give a day from {contract.first_partition} on, as 2013-01-01."
         fix = days if contract.partitioning == "daily" else "The set has one partition: all."
         raise DeliveryError(title, f"{partition!r} is no partition of set {contract.name}", fix)
-    path = settings.landing / contract.name / partition
+    path = set_folder(settings, contract) / partition
+    if not is_inside(settings.landing, path):
+        raise DeliveryError(title, f"{partition} is a link to a folder outside the landing folder", NO_LINKS)
     try:
         delivery = _look(settings, contract, path)
     except FileNotFoundError:
@@ -81,6 +96,8 @@ def find_delivery(settings: LakeSettings, contract: SetContract, partition: str)
             "has not arrived",
             f"Put its files into {path}, or make some with `lakeshare deliver {contract.name}`.",
         ) from None
+    for marker in _markers_outside(settings, path):
+        raise DeliveryError(title, f"{marker} is a link to a place outside the landing folder", NO_LINKS)
     if not any(file.lstat().st_size for file in delivery.files):
         names = ", ".join(file.name for file in delivery.files)
         what = f"is empty: {names} without a byte" if names else "is empty: no files"
@@ -92,6 +109,22 @@ def find_delivery(settings: LakeSettings, contract: SetContract, partition: str)
     return delivery
 
 
+def set_folder(settings: LakeSettings, contract: SetContract) -> Path:
+    """The folder that a set's deliveries arrive in.
+
+    Raises:
+        DeliveryError: it is a link to a place outside landing.
+    """
+    root = settings.landing / contract.name
+    if not is_inside(settings.landing, root):
+        raise DeliveryError(
+            contract.name,
+            f"{root} is a link to a folder outside the landing folder",
+            "Make it a folder, or mount the other one there; LAKESHARE_LANDING_DIR itself may be a link.",
+        )
+    return root
+
+
 def still_same(delivery: Delivery) -> None:
     """Make sure that the files are what they were when the delivery was found.
 
@@ -100,7 +133,12 @@ def still_same(delivery: Delivery) -> None:
     """
     try:
         files = _data_files(delivery.path)
-        is_same = files == delivery.files and digest_of(delivery.path, files) == delivery.digest
+        # A link could lead to the same bytes now and to others when Spark opens it.
+        is_same = (
+            files == delivery.files
+            and all(is_inside(delivery.landing, file) for file in (delivery.path, *files))
+            and digest_of(delivery.path, files) == delivery.digest
+        )
     except OSError:
         is_same = False
     if not is_same:
@@ -140,10 +178,18 @@ def _look(settings: LakeSettings, contract: SetContract, path: Path) -> Delivery
         partition=path.name,
         path=path,
         files=files,
-        digest=digest_of(path, [file for file in files if file.is_file()]) if complete else "",
+        digest=_digest(settings, path, files) if complete else "",
         complete=complete,
         arrived_at=dt.datetime.fromtimestamp(changed_at, dt.UTC),
     )
+
+
+def _digest(settings: LakeSettings, path: Path, files: Sequence[Path]) -> str:
+    return digest_of(path, [file for file in files if is_inside(settings.landing, file) and file.is_file()])
+
+
+def _markers_outside(settings: LakeSettings, path: Path) -> list[str]:
+    return [name for name in (SUCCESS, MANIFEST) if not is_inside(settings.landing, path / name)]
 
 
 def _data_files(path: Path) -> tuple[Path, ...]:
@@ -157,6 +203,8 @@ def _changed_at(path: Path) -> float:
 
 
 def _is_complete(settings: LakeSettings, path: Path, files: Sequence[Path], changed_at: float) -> bool:
+    if _markers_outside(settings, path):
+        return True  # the marker is never followed; `find_delivery` refuses it
     if (path / SUCCESS).exists():
         return True
     if (path / MANIFEST).exists():
@@ -224,6 +272,7 @@ def _is_manifest_entry(entry: Any) -> bool:
     return (
         isinstance(entry, dict)
         and isinstance(entry.get("name"), str)
+        and entry["name"] == Path(entry["name"]).name
         and isinstance(entry.get("size"), int | None)
         and isinstance(entry.get("sha256"), str | None)
     )

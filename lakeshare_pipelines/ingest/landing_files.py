@@ -1,5 +1,6 @@
 """Which file of a delivery belongs to which table, and in which format it is."""
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ ENDINGS: dict[str, FileFormat] = {
 
 # Spark reads a path as a pattern and a URI: nothing in a name may mean something to either.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+=,@-]*")
+
+NO_LINKS = "Deliver the files themselves: nothing outside the landing folder is read."
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,17 @@ def is_data(name: str) -> bool:
     return not name.startswith(("_", "."))
 
 
+def is_inside(landing: Path, path: Path) -> bool:
+    """Whether a path, with every link in it followed, is in the landing folder. The folder itself may be a link."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(landing))
+
+
 def assign_files(contract: SetContract, partition: str, files: Iterable[Path]) -> list[LandingFile]:
     """The files with their tables.
 
     Raises:
-        DeliveryError: a file belongs to no table or has an unknown format, or a table has no file.
+        DeliveryError: a file belongs to no table, has an unknown format or is a link to a place outside landing, or a
+            table has no file.
     """
     sources = [table for table in contract.tables if table.source is not None]
     assigned = [_assign(contract, partition, sources, path) for path in files]
@@ -80,6 +89,9 @@ def assign_files(contract: SetContract, partition: str, files: Iterable[Path]) -
 def _assign(contract: SetContract, partition: str, tables: Sequence[Table], path: Path) -> LandingFile:
     title, name = f"{contract.name}/{partition}", path.name
     ending = next((end for end in sorted(ENDINGS, key=len, reverse=True) if name.endswith(end)), None)
+    # `<landing>/<set>/<partition>/<file>`
+    if not is_inside(path.parents[2], path):
+        raise DeliveryError(title, f"{name} is a link to a place outside the landing folder", NO_LINKS)
     if not path.is_file():
         raise DeliveryError(
             title, f"{name} is not a file", "Deliver plain files, without folders or dead links."

@@ -20,7 +20,7 @@ from typing import Any
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import DeliveryError, StoreError
 from lakeshare_pipelines.file_lock import locked
-from lakeshare_pipelines.ingest.delivery import MANIFEST, SUCCESS
+from lakeshare_pipelines.ingest.delivery import MANIFEST, SUCCESS, set_folder
 from lakeshare_pipelines.ingest.landing_files import is_data
 from lakeshare_pipelines.ingest.s3_objects import S3Folder, S3Object, changed, copy_object, list_objects
 from lakeshare_pipelines.settings import LakeSettings
@@ -73,7 +73,7 @@ def fetch_deliveries(client: Any, settings: LakeSettings, contract: SetContract)
     if settings.landing_s3 is None:
         return []
     source = S3Folder.at(settings.landing_s3) / contract.name
-    place = settings.landing / contract.name
+    place = set_folder(settings, contract)
     try:
         with ExitStack() as stack:
             try:
@@ -145,6 +145,8 @@ def _require_plain(folder: S3Folder, key: str, name: str) -> None:
 
 
 def _is_here(delivery: S3Delivery, path: Path) -> bool:
+    if path.is_symlink():
+        return False
     try:
         return bool(json.loads((path / RECORD).read_text(encoding="utf-8")) == delivery.record)
     except (FileNotFoundError, ValueError):
@@ -173,7 +175,9 @@ def _scratch(delivery: S3Delivery, place: Path) -> Path:
     scratch = place / f".s3-{delivery.partition}-{digest[:16]}"
     _put_back(_old(place / delivery.partition), place / delivery.partition)
     for other in place.glob(f".s3-{delivery.partition}-*"):
-        if other != scratch:
+        if other.is_symlink():
+            other.unlink()  # not ours: it could lead outside of landing
+        elif other != scratch:
             shutil.rmtree(other)
     scratch.mkdir(parents=True, exist_ok=True)
     return scratch
@@ -188,6 +192,8 @@ def _require_unchanged(client: Any, delivery: S3Delivery) -> None:
 
 def _move(new: Path, path: Path) -> None:
     old = _old(path)
+    if path.is_symlink():
+        path.unlink()
     with suppress(FileNotFoundError):
         path.rename(old)
     try:

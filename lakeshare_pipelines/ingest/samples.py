@@ -18,7 +18,7 @@ from pathlib import Path
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.faults import did_you_mean
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest.delivery import SUCCESS, Delivery, find_delivery
+from lakeshare_pipelines.ingest.delivery import SUCCESS, Delivery, find_delivery, set_folder
 from lakeshare_pipelines.settings import LakeSettings
 
 NULL_EVERY = 10
@@ -82,7 +82,7 @@ def deliver(
     if rows is not None:
         texts = [(table, lines[: rows + 1]) for table, lines in texts]
     _require_columns(title, [lines for _, lines in texts], [*nulls, *drop, *rename])
-    root = settings.landing / contract.name
+    root = set_folder(settings, contract)
     place = root / f".{partition}-{uuid.uuid4().hex}"
     place.mkdir(parents=True)
     try:

@@ -4,6 +4,7 @@ import datetime as dt
 import itertools
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -366,3 +367,25 @@ def test_a_landing_folder_that_cannot_be_written_is_named(source: Source) -> Non
 def test_a_landing_that_is_no_s3_url_is_refused(tmp_path: Path, value: str) -> None:
     with pytest.raises(ValueError, match="landing_s3"):
         settings_of(tmp_path, value)
+
+
+def test_a_link_in_place_of_a_delivery_is_replaced_and_what_it_leads_to_stays(
+    source: Source, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "departures.csv").write_text("not delivered\n")
+    source.put(ONE)
+    fetch_until(source, "_SUCCESS")
+    root = source.settings.landing / "flights"
+    (root / DAY).symlink_to(outside)
+    for scratch in list(root.glob(f".s3-{DAY}-*")):
+        shutil.rmtree(scratch)
+        scratch.symlink_to(outside)
+    assert source.fetch() == [DAY]
+    assert source.landed() == {f"{DAY}/{name}": text for name, text in ONE.items()}
+    source.put({"departures.csv": "year\n2014\n"})
+    assert source.fetch() == [DAY]
+    assert source.landed()[f"{DAY}/departures.csv"] == "year\n2014\n"
+    assert [path.name for path in outside.iterdir()] == ["departures.csv"]
+    assert (outside / "departures.csv").read_text() == "not delivered\n"

@@ -134,7 +134,7 @@ def test_a_delivery_with_files_that_nobody_can_place_is_refused(
 def test_a_folder_or_dead_link_among_the_files_is_refused(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     folder = put(settings, ONE)
-    (folder / "departures-2.csv").symlink_to(tmp_path / "nowhere")
+    (folder / "departures-2.csv").symlink_to(settings.landing / "nowhere")
     with pytest.raises(DeliveryError, match="is not a file"):
         find_delivery(settings, FLIGHTS, DAY)
 
