@@ -154,6 +154,23 @@ def wap_show(ref: str) -> None:
     typer.echo(report(place))
 
 
+@wap_app.command("rejected")
+def wap_rejected(
+    set_name: Annotated[str, typer.Argument(metavar="SET")],
+    run: Annotated[str | None, typer.Option(help="Id of the run; all runs by default.")] = None,
+    table: Annotated[str | None, typer.Option(help="Table, as SET.TABLE; all tables by default.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many rows.")] = 100,
+) -> None:
+    """Show rows in quarantine as they were delivered, with file, line and reason. They may hold personal data."""
+    from lakeshare_pipelines.settings import LakeSettings
+    from lakeshare_pipelines.wap.quarantine import quarantined
+    from lakeshare_pipelines.wap.report import rejected_lines
+
+    contract = _contract(set_name)
+    rows = quarantined(LakeSettings(), contract.name, run, table, limit)
+    typer.echo("\n".join(rejected_lines(rows)) or f"no rejected rows of {set_name} are in quarantine")
+
+
 @wap_app.command("discard")
 def wap_discard(ref: str) -> None:
     """Remove a staged set. Published data is never touched."""

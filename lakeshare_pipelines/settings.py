@@ -93,6 +93,11 @@ class LakeSettings(StateSettings):
     quiet_s: int = Field(
         300, ge=0, description="A delivery without _SUCCESS counts as complete after this many quiet seconds."
     )
+    show_rejected_values: bool = Field(
+        False,
+        description="Show rows that could not be read as they were delivered in verdicts and in Dagster, of tables "
+        "without personal data; their file, line and reason by default.",
+    )
     replay_attempts: int = Field(4, ge=1, description="How often a conflicting publication is replayed.")
     branch_days: int = Field(
         14,

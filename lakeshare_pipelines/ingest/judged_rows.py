@@ -145,7 +145,7 @@ def _refusals(contract: SetContract, table: Table, frame: "DataFrame") -> "DataF
     if contract.partitioning == "daily":
         name = table.partition_by[0][0]
         day = F.col(name).cast("string")
-        strays = F.concat(F.lit(f"{name} is "), day, F.lit(", the delivery is of "), F.col(PARTITION))
+        strays = F.concat(F.lit(f"{name} is '"), day, F.lit("', the delivery is of "), F.col(PARTITION))
         reason = F.coalesce(
             reason,
             F.when(day.isNull(), F.lit(f"{name} is empty: the row belongs to no day")),

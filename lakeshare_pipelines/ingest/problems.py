@@ -13,7 +13,10 @@ from lakeshare_pipelines.ingest.typed import is_fitting
 
 @dataclass(frozen=True)
 class Problem:
-    """A column that is missing, unknown, given twice or of another type; `detail` is the whole sentence."""
+    """A column that is missing, unknown, given twice or of another type; `detail` is the whole sentence.
+
+    `column` is empty where the problem is of all columns together.
+    """
 
     column: str
     what: str
@@ -25,7 +28,7 @@ class Problem:
         labels = sorted(file.label for file in self.files)
         more = f" and {len(labels) - 1} more files" if len(labels) > 1 else ""
         where = f" in {labels[0]}{more}" if labels else ""
-        return f"column {self.column!r} {self.what}{where}"
+        return f"column {self.column!r} {self.what}{where}" if self.column else f"{self.what}{where}"
 
 
 def structure_problems(table: Table, rows: RawRows) -> list[Problem]:
@@ -39,6 +42,10 @@ def structure_problems(table: Table, rows: RawRows) -> list[Problem]:
         close = difflib.get_close_matches(name.lower(), [e.lower() for e in extra], n=1, cutoff=0.6)
         hint = f" (the file has {close[0]!r})" if close else ""
         found.append(Problem(name, f"is missing{hint}", rows.files))
+    if len(missing) == len(wanted) and extra and rows.files[0].format == "csv":
+        # The names may be values of the first row, which do not belong into messages.
+        what = f"none of the {len(extra)} columns is in the contract, the first line may not be a header,"
+        return [*found, Problem("", what, rows.files)]
     found += [Problem(name, "is not in the contract", rows.files) for name in extra]
     found += [Problem(name, "is given twice", rows.files) for name in repeated]
     for name, column in wanted.items():

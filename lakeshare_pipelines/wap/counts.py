@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 RECENT_DAYS = 7
 NAMED = 20
+SHOW_REJECTED = "show_rejected_rows"
+"""Name of the observation that holds the command which shows rejected rows as they were delivered."""
 
 
 def rows_parsed(table: Table, staged: StagedTable) -> Finding:

@@ -32,6 +32,10 @@ def keep_rejected(lake: "Lake", contract: SetContract, table: Table, read: "Tabl
         if read.rejected is None or not read.rejected_rows:
             _forget(path, table.name, run_id)
             return 0
+        if lake.settings.spark_mode == "local":
+            # Rows as they were delivered. Executors on other machines may run as another user.
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.chmod(0o700)
         _write(_record(read.rejected, contract, table, run_id), path, table.name, run_id)
     return read.rejected_rows
 

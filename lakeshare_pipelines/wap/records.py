@@ -36,9 +36,7 @@ class Attempt:
 
 def begin(settings: LakeSettings, ref: str) -> None:
     """Note that a staging place is about to be made: its age counts from here, not from main's last commit."""
-    folder = settings.runs_dir / ref
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / BEGUN).touch()
+    (_folder(settings, ref) / BEGUN).touch(0o600)
 
 
 def begun(settings: LakeSettings, ref: str) -> datetime | None:
@@ -51,8 +49,7 @@ def begun(settings: LakeSettings, ref: str) -> datetime | None:
 
 def keep(settings: LakeSettings, staged: Staged, verdicts: Verdicts | None = None) -> None:
     """Write the record of a staging place; a crash leaves the former one or this one, never half of it."""
-    folder = settings.runs_dir / staged.ref
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder(settings, staged.ref)
     if verdicts is None:
         (folder / VERDICTS).unlink(missing_ok=True)
     else:
@@ -94,7 +91,16 @@ def forget(settings: LakeSettings, ref: str) -> None:
         shutil.rmtree(settings.runs_dir / ref)
 
 
+def _folder(settings: LakeSettings, ref: str) -> Path:
+    """The folder of a staging place's record, for its owner only: verdicts hold sample rows."""
+    folder = settings.runs_dir / ref
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
 def _write(path: Path, record: object) -> None:
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    scratch.unlink(missing_ok=True)
+    scratch.touch(0o600, exist_ok=False)
     scratch.write_text(json.dumps(record, indent=1, sort_keys=True, default=str), encoding="utf-8")
     scratch.replace(path)

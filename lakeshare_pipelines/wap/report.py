@@ -1,8 +1,9 @@
 """A staged set in words, for the terminal."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from lakeshare_pipelines.wap.branches import StagingPlace
+from lakeshare_pipelines.wap.counts import SHOW_REJECTED
 from lakeshare_pipelines.wap.verdicts import Verdict, Verdicts
 
 
@@ -38,6 +39,18 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
     yield f"  {mark}  {verdict.name}" + ("" if verdict.passed else f": {verdict.reason}")
     for row in verdict.samples:
         yield f"          {_row(row)}"
+    if SHOW_REJECTED in verdict.observed:
+        yield f"        as delivered: `{verdict.observed[SHOW_REJECTED]}`"
+
+
+def rejected_lines(rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
+    """Rows of the quarantine, each with what was delivered."""
+    for row in rows:
+        yield f"{row['table']}  {row['file']}:{row['line']}  {row['reason']}"
+        # A terminal must not obey what a sender wrote.
+        yield "    " + "".join(
+            sign if sign.isprintable() else f"\\x{ord(sign):02x}" for sign in str(row["raw"])
+        )
 
 
 def _row(row: Mapping[str, object]) -> str:

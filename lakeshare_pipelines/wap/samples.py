@@ -32,12 +32,15 @@ def masked(
     )
 
 
-def rejected_sample(table: Table, row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of the quarantine; of a table with personal data only where it came from and what was wrong with it."""
+def rejected_sample(table: Table, row: Mapping[str, Any], *, shows_values: bool) -> Mapping[str, Any]:
+    """A row of the quarantine: where it came from and what was wrong with it.
+
+    `shows_values` adds its values, except for tables with personal data.
+    """
     shown = {name: row[name] for name in ("file", "line", "reason")}
-    if not has_pii(table):
+    if shows_values and not has_pii(table):
         return shown | {"raw": row["raw"]}
-    # In a row whose values are shifted any column may hold what belongs into another.
+    # Where values are shifted any column may hold what belongs into another, or into none of the contract.
     return shown | {"reason": QUOTED.sub(f"'{MASK}'", str(row["reason"]))}
 
 

@@ -115,8 +115,10 @@ class TableAudit:
         kept = quarantined(
             self.lake.settings, self.contract.name, self.staged.run_id, self.table.name, SAMPLE_ROWS
         )
-        samples = tuple(rejected_sample(self.table, row) for row in kept)
-        return Finding(False, finding.observed, samples)
+        shows_values = self.lake.settings.show_rejected_values
+        samples = tuple(rejected_sample(self.table, row, shows_values=shows_values) for row in kept)
+        command = f"lakeshare wap rejected {self.contract.name} --run {self.staged.run_id} --table {self.table.name}"
+        return Finding(False, {**finding.observed, counts.SHOW_REJECTED: command}, samples)
 
     def _not_empty(self, rows: "DataFrame") -> Finding:
         if self.is_daily:

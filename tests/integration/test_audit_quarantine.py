@@ -1,10 +1,20 @@
 """Quarantine: rows that did not parse are kept with file, line and reason, once per run, and count in the audit."""
 
-import pytest
+import os
+import stat
 
+import pytest
+from typer.testing import CliRunner
+
+from lakeshare_pipelines.cli import app
+from lakeshare_pipelines.defs.metadata import check_metadata
 from lakeshare_pipelines.ingest.frame import TableFrame
 from lakeshare_pipelines.wap.audit import audit
+from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_pipelines.wap.quarantine import keep_rejected, quarantine_path, quarantined
+from lakeshare_pipelines.wap.records import keep
+from lakeshare_pipelines.wap.replay import judged
+from lakeshare_pipelines.wap.verdicts import Verdicts
 from tests.builders.audits import a_set, carrier_rows, carriers, flight_rows, flights, of, stage_rows
 
 
@@ -101,11 +111,60 @@ def test_too_many_rejected_rows_are_red_with_samples_that_hide_personal_data(lak
     }
 
 
-def test_samples_without_personal_data_show_the_row_as_it_was_delivered(lake):
+def test_rejected_rows_stay_out_of_verdicts_and_are_shown_by_the_command_that_the_verdict_names(
+    lake, monkeypatch
+):
+    contract = a_set(carriers(), partitioning="none")
+    table = contract.table("carriers")
+    keep_rejected(lake, contract, table, a_read(lake, 3), "run1")
+    staged = stage_rows(lake, contract, partitions=["all"], carriers=carrier_rows("UA"), rejected=1)
+
+    verdicts = judged(lake, contract, staged)
+
+    verdict = of(verdicts, "rows_parsed", "carriers")
+    (sample,) = verdict.samples
+    assert (sample["line"], sample["reason"]) == (3, "delay: '***' is not double")
+    record = lake.settings.runs_dir / staged.ref
+    assert "raw 3" not in (record / "verdicts.json").read_text()
+    metadata = check_metadata(verdict, staged)
+    assert "raw 3" not in str(metadata)
+    command = metadata["observed/show_rejected_rows"]
+    assert command == f"lakeshare wap rejected {contract.name} --run run1 --table {table.name}"
+
+    monkeypatch.setattr("lakeshare_pipelines.cli._contracts", lambda: (contract,))
+    folders = {
+        "LAKESHARE_STATE_DIR": lake.settings.state_dir,
+        "LAKESHARE_WAREHOUSE_DIR": lake.settings.warehouse,
+    }
+    runner = CliRunner(env={name: str(folder) for name, folder in folders.items()})
+    shown = runner.invoke(app, command.split()[1:])
+    assert shown.exit_code == 0
+    assert "raw 3" in shown.output
+    other_run = runner.invoke(app, ["wap", "rejected", contract.name, "--run", "run2"])
+    assert "no rejected rows" in other_run.output
+
+
+def test_a_setting_shows_rejected_rows_as_they_were_delivered(lake):
+    shown = Lake(lake.settings.model_copy(update={"show_rejected_values": True}), lambda: lake.spark)
     contract = a_set(carriers(), partitioning="none")
     keep_rejected(lake, contract, contract.table("carriers"), a_read(lake, 3), "run1")
 
     staged = stage_rows(lake, contract, partitions=["all"], carriers=carrier_rows("UA"), rejected=1)
-    verdict = of(audit(lake, contract, staged), "rows_parsed", "carriers")
+    verdict = of(audit(shown, contract, staged), "rows_parsed", "carriers")
 
     assert [(row["line"], row["raw"]) for row in verdict.samples] == [(3, "raw 3")]
+
+
+def test_records_of_runs_and_rejected_rows_can_be_read_by_their_owner_only(lake):
+    before = os.umask(0)
+    try:
+        contract = a_set(carriers(), partitioning="none")
+        keep_rejected(lake, contract, contract.table("carriers"), a_read(lake, 3), "run1")
+        staged = stage_rows(lake, contract, partitions=["all"], carriers=carrier_rows("UA"), rejected=1)
+        keep(lake.settings, staged, Verdicts(staged.ref, staged.head, (), contract.digest))
+    finally:
+        os.umask(before)
+    folder = lake.settings.runs_dir / staged.ref
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+    assert modes == {staged.ref: 0o700, "staged.json": 0o600, "verdicts.json": 0o600}
+    assert stat.S_IMODE(quarantine_path(lake.settings, contract.name).stat().st_mode) == 0o700

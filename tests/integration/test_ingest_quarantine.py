@@ -157,7 +157,7 @@ def test_a_row_of_another_day_is_set_aside(lake: Lake, tmp_path: Path) -> None:
     table = read_delivery(lake.spark, contract, [delivery])["sensors.readings"]
     assert [row.id for row in table.frame.collect()] == [1]
     assert [(line, reason) for _, line, reason, _ in told(table)] == [
-        (3, "day is 2024-01-02, the delivery is of 2024-01-01"),
+        (3, "day is '2024-01-02', the delivery is of 2024-01-01"),
         (4, "day is empty: the row belongs to no day"),
     ]
 

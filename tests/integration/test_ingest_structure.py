@@ -72,8 +72,7 @@ STRUCTURES: dict[str, tuple[dict[str, str | bytes], list[str], list[tuple[int | 
         [
             "column 'id' is missing in all/readings.csv",
             "column 'name' is missing in all/readings.csv",
-            "column '1' is not in the contract in all/readings.csv",
-            "column 'a' is not in the contract in all/readings.csv",
+            "none of the 2 columns is in the contract, the first line may not be a header, in all/readings.csv",
         ],
         [(None, None)],
     ),

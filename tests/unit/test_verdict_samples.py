@@ -1,5 +1,7 @@
 """Samples show which rows failed and why, and never personal data."""
 
+import pytest
+
 from lakeshare_pipelines.contracts import Column
 from lakeshare_pipelines.wap.expectations import Outcome
 from lakeshare_pipelines.wap.findings import rule_finding, unanswered
@@ -70,12 +72,26 @@ def test_an_error_message_does_not_quote_personal_data():
     assert "Ada" in str(unanswered(carriers(), message))
 
 
-def test_a_rejected_row_of_a_table_with_personal_data_shows_no_values():
-    row = {"file": "a.csv", "line": 3, "reason": "delay: 'Ada's' is not double", "raw": "1,Ada"}
+REJECTED = {
+    "file": "a.csv",
+    "line": 3,
+    "reason": "delay: 'Ada's' is not double",
+    "raw": "1,Ada",
+}
+MASKED = {"file": "a.csv", "line": 3, "reason": "delay: '***' is not double"}
 
-    assert rejected_sample(flights(), row) == {
-        "file": "a.csv",
-        "line": 3,
-        "reason": "delay: '***' is not double",
-    }
-    assert rejected_sample(carriers(), row) == row
+
+@pytest.mark.parametrize("table", [flights(), carriers()], ids=["personal", "not personal"])
+def test_a_rejected_row_shows_no_values(table):
+    assert rejected_sample(table, REJECTED, shows_values=False) == MASKED
+
+
+def test_a_setting_shows_the_values_of_rejected_rows_but_none_of_tables_with_personal_data():
+    assert rejected_sample(carriers(), REJECTED, shows_values=True) == REJECTED
+    assert rejected_sample(flights(), REJECTED, shows_values=True) == MASKED
+
+
+def test_the_day_of_a_stray_row_is_a_value_too():
+    stray = {**REJECTED, "reason": "born is '1988-02-29', the delivery is of 2024-01-01"}
+    shown = rejected_sample(carriers(), stray, shows_values=False)
+    assert shown["reason"] == "born is '***', the delivery is of 2024-01-01"
