@@ -18,7 +18,8 @@ from lakeshare_server.catalog import Catalog, Ledger, Publication, set_lock
 def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, version: int) -> Publication:
     """Make publication `version` of a table its newest again, under a new number.
 
-    What a crashed run still owes the ledger is written first: the rollback is newer than it.
+    What a crashed run still owes the ledger is written first: the rollback is newer than it. Where the newest number
+    shows that publication already, as after a rollback that is run again, it is returned and nothing changes.
 
     Raises:
         NoSuchPublication: the ledger does not have that number.
@@ -30,6 +31,9 @@ def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, 
         target = ledger.at(table.name, version)
         if target is None:
             raise NoSuchPublication(table.name, version)
+        latest = ledger.latest(table.name)
+        if latest and version in (latest.version, latest.rollback_of) and _is_on_main(lake, table, latest):
+            return latest
         changes = _changes(lake, ledger, table, target)
         properties = rollback_properties(contract, table, version, f"rollback-{uuid.uuid4()}", changes)
         if table.format == "iceberg":
@@ -62,6 +66,19 @@ def rollback_with_views(
         rollback(lake, catalog, contract, one, numbers[one.name]) for one in views if one.name in numbers
     ]
     return [*shown, rollback(lake, catalog, contract, table, version)]
+
+
+def _is_on_main(lake: Lake, table: Table, latest: Publication) -> bool:
+    """Whether main is as the newest publication left it: somebody else may have written to the table since."""
+    if table.format == "delta":
+        from deltalake import DeltaTable
+
+        return DeltaTable(table_location(lake.settings, table)).version() == latest.delta_version
+    content = lake.nessie().content(table.name, "main")
+    return content is not None and (content.metadata_location, content.snapshot_id) == (
+        latest.metadata_location,
+        latest.snapshot_id,
+    )
 
 
 def _changes(lake: Lake, ledger: Ledger, table: Table, target: Publication) -> str | None:

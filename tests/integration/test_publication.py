@@ -231,6 +231,9 @@ def test_a_rollback_is_a_new_number_that_shows_old_rows(lake, catalog, ledger, c
 
     assert (back.version, back.rows, back.rollback_of) == (2, 3, 0)
     assert rows_on_main(lake, contract, "orders") == old
+    # Running it again, because the first answer was lost, changes nothing, by either number of that state.
+    assert rollback(lake, catalog, contract, table, 0) == back
+    assert rollback(lake, catalog, contract, table, back.version) == back
     assert [p.version for p in ledger.history(table.name)] == [2, 1, 0]
     require_all_shown(lake, catalog, contract)
     with pytest.raises(NoSuchPublication, match="99"):
