@@ -12,6 +12,7 @@ from lakeshare_pipelines.wap.verdicts import Verdict
 from lakeshare_server.catalog import Catalog, Ledger, Publication
 
 PLOTTED = 60
+UNCHANGED_TEXT = "this delivery is in force already; no new number was given"
 
 
 def column_metadata(contract: SetContract, table: Table) -> Mapping[str, Any]:
@@ -74,7 +75,7 @@ def publication_metadata(catalog: Catalog, publication: Publication, run_id: str
         ),
     }
     if publication.run_id != run_id:
-        shown["lakeshare/unchanged"] = "this delivery is in force already; no new number was given"
+        shown["lakeshare/unchanged"] = UNCHANGED_TEXT
     if publication.nessie_hash is not None:
         shown["nessie/hash"] = publication.nessie_hash
         shown["iceberg/snapshot_id"] = str(publication.snapshot_id)

@@ -11,6 +11,7 @@ import dagster as dg
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.defs.alerts import tell_red
 from lakeshare_pipelines.defs.metadata import (
+    UNCHANGED_TEXT,
     check_metadata,
     column_metadata,
     publication_metadata,
@@ -19,18 +20,26 @@ from lakeshare_pipelines.defs.metadata import (
 from lakeshare_pipelines.defs.partitions import partitions_of, partitions_of_run
 from lakeshare_pipelines.defs.resources import LakeResource
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
-from lakeshare_pipelines.share.publication import publish_or_replay
+from lakeshare_pipelines.share.publication import (
+    UnchangedRun,
+    latest_publications,
+    publish_or_replay,
+    unchanged_run,
+)
 from lakeshare_pipelines.wap.branches import resealed
 from lakeshare_pipelines.wap.checks import CheckSpec, checks_of
 from lakeshare_pipelines.wap.replay import RedReplay, judged
 from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.staged import Staged
 from lakeshare_pipelines.wap.verdicts import Verdict, Verdicts
+from lakeshare_server.catalog import Publication
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 JUDGED = "judged"
+UNCHANGED = "unchanged"
+"""Key of the record of a run whose deliveries are in force already: nothing is written, judged or published."""
 SEVERITY = {"error": dg.AssetCheckSeverity.ERROR, "warning": dg.AssetCheckSeverity.WARN}
 
 
@@ -91,7 +100,15 @@ def _write(contract: SetContract) -> dg.OpDefinition:
         pool=_pool(contract),
     )
     def write(context: dg.OpExecutionContext, lake: LakeResource) -> dict[str, Any]:
-        staged = stage(lake.lake(), contract, partitions_of_run(context), context.run_id)
+        partitions = partitions_of_run(context)
+        unchanged = unchanged_run(lake.lake(), lake.catalog(), contract, partitions)
+        if unchanged is not None:
+            context.log.info(
+                f"{contract.name} {', '.join(partitions)}: these deliveries are in force already"
+            )
+            context.add_output_metadata({"lakeshare/unchanged": UNCHANGED_TEXT})
+            return {UNCHANGED: unchanged.as_record()}
+        staged = stage(lake.lake(), contract, partitions, context.run_id)
         context.add_output_metadata(staged_metadata(staged))
         return staged.as_record()
 
@@ -107,6 +124,11 @@ def _audit(contract: SetContract, specs: list[dg.AssetCheckSpec]) -> dg.OpDefini
         pool=_pool(contract),
     )
     def audit(context: dg.OpExecutionContext, written: dict[str, Any], lake: LakeResource) -> Iterator[Any]:
+        if UNCHANGED in written:
+            unchanged = UnchangedRun.from_record(written[UNCHANGED])
+            yield from (_unchanged_result(check, unchanged) for check in checks_of(contract))
+            yield dg.Output(written, JUDGED)
+            return
         staged = resealed(lake.lake(), contract, Staged.from_record(written))
         verdicts = judged(lake.lake(), contract, staged)
         if not verdicts.green:
@@ -131,21 +153,33 @@ def _publish(contract: SetContract) -> dg.OpDefinition:
     def publish(
         context: dg.OpExecutionContext, judgement: dict[str, Any], lake: LakeResource
     ) -> Iterator[dg.Output[None]]:
-        staged, verdicts = _read(judgement)
-        try:
-            publications = publish_or_replay(lake.lake(), lake.catalog(), contract, staged, verdicts)
-        except (NotAudited, BranchMoved, Conflict) as refusal:
-            if isinstance(refusal, RedReplay):
-                staged = refusal.replayed  # the place that is kept; the first one is gone
-                tell_red(context, lake.settings(), staged, refusal.verdicts)
-            # Trying again would be refused again: these are answers, not accidents.
-            raise dg.Failure(str(refusal), metadata=staged_metadata(staged), allow_retries=False) from refusal
+        if UNCHANGED in judgement:
+            publications = latest_publications(lake.catalog(), contract)
+        else:
+            publications = _published(context, lake, contract, *_read(judgement))
         by_table = {publication.table: publication for publication in publications}
         for table in contract.tables:
             metadata = publication_metadata(lake.catalog(), by_table[table.name], context.run_id)
             yield dg.Output(None, _output(table), metadata=metadata)
 
     return publish
+
+
+def _published(
+    context: dg.OpExecutionContext,
+    lake: LakeResource,
+    contract: SetContract,
+    staged: Staged,
+    verdicts: Verdicts,
+) -> list[Publication]:
+    try:
+        return publish_or_replay(lake.lake(), lake.catalog(), contract, staged, verdicts)
+    except (NotAudited, BranchMoved, Conflict) as refusal:
+        if isinstance(refusal, RedReplay):
+            staged = refusal.replayed  # the place that is kept; the first one is gone
+            tell_red(context, lake.settings(), staged, refusal.verdicts)
+        # Trying again would be refused again: these are answers, not accidents.
+        raise dg.Failure(str(refusal), metadata=staged_metadata(staged), allow_retries=False) from refusal
 
 
 def _read(judgement: Mapping[str, Any]) -> tuple[Staged, Verdicts]:
@@ -166,6 +200,19 @@ def _check_result(verdict: Verdict, staged: Staged) -> dg.AssetCheckResult:
         severity=SEVERITY[verdict.severity],
         description=verdict.description,
         metadata=check_metadata(verdict, staged),
+    )
+
+
+def _unchanged_result(check: CheckSpec, unchanged: UnchangedRun) -> dg.AssetCheckResult:
+    has_passed = f"{check.table}: {check.name}" not in unchanged.failed_checks
+    return dg.AssetCheckResult(
+        asset_key=table_key(check.table),
+        check_name=check.name,
+        passed=has_passed,
+        # A check that failed and was published with is a warning.
+        severity=SEVERITY[check.severity] if has_passed else dg.AssetCheckSeverity.WARN,
+        description=check.description,
+        metadata={"lakeshare/unchanged": UNCHANGED_TEXT},
     )
 
 

@@ -5,19 +5,75 @@ left between the two is finished first.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import NotAudited
+from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.share.changes import with_changes
-from lakeshare_pipelines.share.repair import pay_debts, record_landed
+from lakeshare_pipelines.share.repair import pay_debts, record_landed, repair
 from lakeshare_pipelines.wap.branches import drop
 from lakeshare_pipelines.wap.checks import checks_of
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_pipelines.wap.replay import with_replay
 from lakeshare_pipelines.wap.staged import Staged
 from lakeshare_pipelines.wap.staging import staging_for
-from lakeshare_pipelines.wap.verdicts import Verdicts
+from lakeshare_pipelines.wap.verdicts import CUT_SHORT, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication, set_lock
+
+
+@dataclass(frozen=True)
+class UnchangedRun:
+    """A run whose deliveries are in force already, with the names of the checks that warned when they were audited."""
+
+    partitions: tuple[str, ...]
+    failed_checks: tuple[str, ...]
+
+    def as_record(self) -> dict[str, Any]:
+        """JSON-able form; `from_record` reads it back."""
+        return {"partitions": list(self.partitions), "failed_checks": list(self.failed_checks)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """The run a record was made from."""
+        return cls(tuple(record["partitions"]), tuple(record["failed_checks"]))
+
+
+def unchanged_run(
+    lake: Lake, catalog: Catalog, contract: SetContract, partitions: Sequence[str]
+) -> UnchangedRun | None:
+    """Whether the deliveries of these partitions are in force already, under this contract; None when one is not.
+
+    Decided before anything is read: Spark starts only where a crashed run left changes to be recorded.
+
+    Raises:
+        DeliveryError: a delivery is missing or not whole.
+        CatalogConflict: another run held the set's lock for too long.
+    """
+    digests = {name: find_delivery(lake.settings, contract, name).digest for name in partitions}
+    ledger = Ledger(catalog)
+    if not _are_in_force(ledger, contract, digests):
+        return None
+    # What a crashed run brought to main, and not to the ledger, is newer than what the ledger shows.
+    repair(lake, catalog, contract, lake.settings.lock_wait_s)
+    if not _are_in_force(ledger, contract, digests):
+        return None
+    failed: set[str] = set()
+    for table in contract.tables:
+        shown = _in_force_by_partition(ledger.history(table.name))
+        for name in partitions:
+            names = shown[name].verdicts.get("failed_checks")
+            if names is None or CUT_SHORT in names:
+                return None  # which checks warned is not known any more
+            failed.update(names)
+    return UnchangedRun(tuple(partitions), tuple(sorted(failed)))
+
+
+def latest_publications(catalog: Catalog, contract: SetContract) -> list[Publication]:
+    """What recipients read of each table of a set."""
+    latest = [Ledger(catalog).latest(table.name) for table in contract.tables]
+    return [publication for publication in latest if publication is not None]
 
 
 def publish_or_replay(
@@ -81,12 +137,14 @@ def require_green(contract: SetContract, staged: Staged, verdicts: Verdicts) -> 
 
 def in_force(ledger: Ledger, contract: SetContract, staged: Staged) -> list[Publication]:
     """The latest publications, when they already show these deliveries under this contract; else nothing."""
-    latest = [ledger.latest(table.name) for table in contract.tables]
-    shown = deliveries_in_force(ledger, contract)
-    wanted = {partition: (digest, contract.digest) for partition, digest in staged.deliveries.items()}
-    if all(shown.get(partition) == want for partition, want in wanted.items()):
-        return [publication for publication in latest if publication is not None]
+    if _are_in_force(ledger, contract, staged.deliveries):
+        return latest_publications(ledger.catalog, contract)
     return []
+
+
+def _are_in_force(ledger: Ledger, contract: SetContract, deliveries: Mapping[str, str]) -> bool:
+    shown = deliveries_in_force(ledger, contract)
+    return all(shown.get(name) == (digest, contract.digest) for name, digest in deliveries.items())
 
 
 def deliveries_in_force(ledger: Ledger, contract: SetContract) -> dict[str, tuple[str, str]]:
@@ -101,7 +159,15 @@ def deliveries_in_force(ledger: Ledger, contract: SetContract) -> dict[str, tupl
 
 
 def _digests(newest_first: Sequence[Publication]) -> dict[str, tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
+    return {
+        partition: (publication.verdicts["deliveries"][partition], publication.contract_digest)
+        for partition, publication in _in_force_by_partition(newest_first).items()
+    }
+
+
+def _in_force_by_partition(newest_first: Sequence[Publication]) -> dict[str, Publication]:
+    """Which publication the rows of each partition come from."""
+    found: dict[str, Publication] = {}
     below: int | None = None
     for publication in newest_first:
         if below is not None and publication.version > below:
@@ -109,8 +175,8 @@ def _digests(newest_first: Sequence[Publication]) -> dict[str, tuple[str, str]]:
         if publication.rollback_of is not None:
             below = publication.rollback_of
             continue
-        for partition, digest in publication.verdicts["deliveries"].items():
-            found.setdefault(partition, (digest, publication.contract_digest))
+        for partition in publication.verdicts["deliveries"]:
+            found.setdefault(partition, publication)
     return found
 
 

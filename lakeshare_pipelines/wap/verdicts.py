@@ -15,6 +15,8 @@ Severity = Literal["error", "warning"]
 
 TEXT_LIMIT = 300
 EVIDENCE_NAMES_BYTES = 1200
+CUT_SHORT = "…"
+"""Stands for the names that did not fit into a publication's evidence."""
 SMALLEST_SHARE = 0.0001
 
 
@@ -176,6 +178,6 @@ def _fitting(names: Iterable[str]) -> list[str]:
     for name in names:
         room -= len(json.dumps(name)) + 1
         if room < 0:
-            return [*fitting, "…"]
+            return [*fitting, CUT_SHORT]
         fitting.append(name)
     return fitting
