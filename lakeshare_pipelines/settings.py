@@ -15,6 +15,9 @@ Compiling on the first level alone reserves 48 MB for code, which Spark fills: i
 Loading its classes would set off full collections from 21 MB on.
 """
 
+MAX_LINE_MB = 16
+MAX_UNPACKED_MB = 51_200
+
 
 def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakeshare"
@@ -97,6 +100,15 @@ class LakeSettings(StateSettings):
         False,
         description="Show rows that could not be read as they were delivered in verdicts and in Dagster, of tables "
         "without personal data; their file, line and reason by default.",
+    )
+    max_line_mb: int = Field(
+        MAX_LINE_MB,
+        ge=1,
+        description="Longest line of a delivered text file, and longest value of one with fields over several lines, "
+        "in MiB; Spark holds some ten times as much in memory.",
+    )
+    max_unpacked_mb: int = Field(
+        MAX_UNPACKED_MB, ge=1, description="What one delivered gzip or Parquet file may unpack to, in MiB."
     )
     replay_attempts: int = Field(4, ge=1, description="How often a conflicting publication is replayed.")
     branch_days: int = Field(

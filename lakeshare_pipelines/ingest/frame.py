@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.ingest.delivery import Delivery, unchanged_while
-from lakeshare_pipelines.ingest.integrity import ReadableFile, require_readable
+from lakeshare_pipelines.ingest.integrity import ReadableFile, ReadingLimits, require_readable
 from lakeshare_pipelines.ingest.judged_rows import REASON, another_type, judge
 from lakeshare_pipelines.ingest.landing_files import assign_files
 from lakeshare_pipelines.ingest.problems import Problem, structure_problems, together
@@ -36,7 +36,10 @@ class TableFrame:
 
 
 def read_delivery(
-    spark: "SparkSession", contract: SetContract, deliveries: Sequence[Delivery]
+    spark: "SparkSession",
+    contract: SetContract,
+    deliveries: Sequence[Delivery],
+    limits: ReadingLimits = ReadingLimits(),  # noqa: B008  frozen
 ) -> dict[str, TableFrame]:
     """Read the deliveries of one run, all partitions together; a frame for each table with a source.
 
@@ -46,7 +49,7 @@ def read_delivery(
     """
     with unchanged_while(deliveries):
         files = [
-            require_readable(file)
+            require_readable(file, limits)
             for delivery in deliveries
             for file in assign_files(contract, delivery.partition, delivery.files)
         ]

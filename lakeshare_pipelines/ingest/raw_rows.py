@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from lakeshare_pipelines.contracts import Reading
-from lakeshare_pipelines.ingest.integrity import BOM, ReadableFile
+from lakeshare_pipelines.ingest.integrity import BOM, MIB, ReadableFile, ReadingLimits
 from lakeshare_pipelines.ingest.landing_files import LandingFile
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _read_group(spark: "SparkSession", group: Sequence[ReadableFile], wanted: Se
     if kind == "jsonl":
         return _read_json(spark, files, wanted)
     if files[0].table.reading.multiline:
-        return _read_multiline(spark, files, group[0].header)
+        return _read_multiline(spark, files, group[0].header, group[0].limits)
     return _read_csv(spark, files, group[0].header)
 
 
@@ -81,13 +81,15 @@ def _read_csv(spark: "SparkSession", files: tuple[LandingFile, ...], header: tup
 
 
 def _read_multiline(
-    spark: "SparkSession", files: tuple[LandingFile, ...], header: tuple[str, ...]
+    spark: "SparkSession", files: tuple[LandingFile, ...], header: tuple[str, ...], limits: ReadingLimits
 ) -> RawRows:
     from pyspark.sql import functions as F
 
     reading = files[0].table.reading
     records = (
         spark.read.options(**_csv_options(reading), multiLine=True, header=True)
+        # A quote that is never closed takes all that follows for one value.
+        .option("maxCharsPerColumn", limits.max_line_mb * MIB)
         .schema(_text_schema(len(header)))
         .csv(_paths(files))
         .select(F.struct("*").alias(_PARSED), *_where())

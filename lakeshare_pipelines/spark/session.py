@@ -177,6 +177,12 @@ def has_driver_ended(wait_s: float = 0) -> bool:
     return True
 
 
+def driver_exit_code() -> int | None:
+    """Exit code of the driver JVM this process started; None while it runs, or when there is none."""
+    driver = _driver()
+    return None if driver is None else driver.poll()
+
+
 def _driver() -> "subprocess.Popen[bytes] | None":
     """The process of PySpark's gateway. spark-submit and our stand-in for `java` both exec: it is the JVM itself."""
     from pyspark import SparkContext

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.ingest import Delivery, find_delivery, still_same, unchanged_while
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
+from lakeshare_pipelines.ingest.integrity import ReadingLimits
 from lakeshare_pipelines.spark.faults import explained
 from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_pipelines.wap.quarantine import keep_rejected
@@ -38,7 +39,7 @@ def stage(
     staging = staging_for(lake, contract)
     ref = staging_name(contract.name, partitions, run_id, attempt)
     with (
-        explained(lake.settings, f"staging {ref}"),
+        explained(lake.settings, f"staging {ref}", [file for one in deliveries for file in one.files]),
         _dropped_on_failure(lake, staging, ref),
         unchanged_while(deliveries),
     ):
@@ -70,7 +71,8 @@ def _write_all(
     lake: Lake, staging: Staging, contract: SetContract, draft: Staged, deliveries: Sequence[Delivery]
 ) -> tuple[StagedTable, ...]:
     properties = {"set": contract.name, "run": draft.run_id, "contract": contract.digest}
-    read = read_delivery(lake.spark, contract, deliveries)
+    limits = ReadingLimits(lake.settings.max_line_mb, lake.settings.max_unpacked_mb)
+    read = read_delivery(lake.spark, contract, deliveries, limits)
     frames: dict[str, DataFrame] = {}
     written = []
     try:

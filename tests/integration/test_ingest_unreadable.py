@@ -7,6 +7,8 @@ import pytest
 
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.frame import read_delivery
+from lakeshare_pipelines.ingest.integrity import ReadingLimits
+from lakeshare_pipelines.spark.faults import explained
 from lakeshare_pipelines.wap.lake import Lake
 from tests.builders.landing import a_readings_contract, landed, parquet_bytes, zipped
 
@@ -43,6 +45,19 @@ def test_an_unreadable_file_is_named_with_reason_and_remedy(lake: Lake, tmp_path
     assert caught.value.delivery == f"{contract.name}/all/{file}"
     assert reason in caught.value.reason
     assert fix in caught.value.fix
+
+
+def test_a_quote_that_is_never_closed_is_refused_before_the_value_fills_the_memory(
+    lake: Lake, tmp_path: Path
+) -> None:
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS, reading={"multiline": True})
+    delivery = landed(tmp_path, contract, {"readings.csv": GOOD + '2,"' + "x,y\n" * (1 << 19)})
+    settings = lake.settings.model_copy(update={"max_line_mb": 1})
+    with (
+        pytest.raises(DeliveryError, match=r"all/readings\.csv: a value is longer than 1 MiB.*MAX_LINE_MB"),
+        explained(settings, "staging", delivery.files),
+    ):
+        read_delivery(lake.spark, contract, [delivery], ReadingLimits(max_line_mb=1))
 
 
 def test_after_the_file_is_replaced_the_same_delivery_reads(lake: Lake, tmp_path: Path) -> None:

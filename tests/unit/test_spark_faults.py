@@ -110,3 +110,31 @@ def test_without_a_driver_none_has_ended(monkeypatch):
     monkeypatch.setattr(SparkContext, "_gateway", None)
     assert driver_pid() is None
     assert not has_driver_ended()
+
+
+def an_exhausted_heap(gateway: JavaGateway) -> None:
+    raise RuntimeError("Job aborted: java.lang.OutOfMemoryError: Java heap space at readings-2.csv")
+
+
+def test_an_exhausted_heap_names_the_file_and_the_setting(gateway, driver, settings, tmp_path):
+    files = [tmp_path / "readings-1.csv", tmp_path / "readings-2.csv"]
+    files[0].write_text("x" * 100)
+    files[1].write_text("x")
+    driver(60)
+    with (
+        pytest.raises(SparkError, match=r"out of memory.*readings-2\.csv.*LAKESHARE_SPARK_DRIVER_MEMORY.*2g"),
+        explained(settings, "staging", files),
+    ):
+        an_exhausted_heap(gateway)
+
+
+def test_a_driver_that_ended_for_want_of_memory_names_the_largest_file(gateway, driver, settings, tmp_path):
+    files = [tmp_path / "readings-1.csv", tmp_path / "readings-2.csv"]
+    files[0].write_text("x" * 100)
+    files[1].write_text("x")
+    gateway.proc = subprocess.Popen(["sh", "-c", "exit 52"])  # Spark's code for an OutOfMemoryError
+    with (
+        pytest.raises(SparkError, match=r"out of memory.*readings-1\.csv.*LAKESHARE_SPARK_DRIVER_MEMORY"),
+        explained(settings, "staging", files),
+    ):
+        a_call(gateway)
