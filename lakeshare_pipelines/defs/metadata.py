@@ -19,7 +19,7 @@ def column_metadata(contract: SetContract, table: Table) -> Mapping[str, Any]:
     """Table name, column schema and column lineage, known before any run."""
     return {
         "dagster/table_name": table.name,
-        "dagster/column_schema": dg.TableSchema(columns=[_column(column) for column in table.columns]),
+        "dagster/column_schema": _column_schema(table),
         "dagster/column_lineage": dg.TableColumnLineage(
             {column.name: _sources(contract, table, column) for column in table.columns}
         ),
@@ -116,13 +116,20 @@ def _sources(contract: SetContract, table: Table, column: Column) -> list[dg.Tab
     ]
 
 
-def _column(column: Column) -> dg.TableColumn:
+def _column_schema(table: Table) -> dg.TableSchema:
+    key = table.primary_key
+    is_composite = len(key) > 1
+    constraints = dg.TableConstraints(other=[f"PRIMARY KEY ({', '.join(key)})"]) if is_composite else None
+    return dg.TableSchema([_column(table, column) for column in table.columns], constraints)
+
+
+def _column(table: Table, column: Column) -> dg.TableColumn:
     return dg.TableColumn(
         column.name,
         column.type,
         description=column.description,
         constraints=dg.TableColumnConstraints(
-            nullable=not column.required, unique=column.unique or column.primary_key
+            nullable=not column.required, unique=column.unique or table.primary_key == (column.name,)
         ),
         tags={"pii": ""} if column.pii else {},
     )

@@ -80,6 +80,22 @@ def test_tables_carry_group_kinds_owners_columns_and_lineage(definitions):
     ]
 
 
+def test_only_a_primary_key_of_one_column_makes_the_column_unique(definitions):
+    seen = set()
+    for contract in load_contracts():
+        for table in contract.tables:
+            asset = definitions.resolve_asset_graph().get(dg.AssetKey(table.name.split(".")))
+            schema = asset.metadata["dagster/column_schema"]
+            unique = [column.name for column in schema.columns if column.constraints.unique]
+            keys = table.primary_key
+            declared = [column.name for column in table.columns if column.unique]
+            assert sorted(unique) == sorted({*declared, *(keys if len(keys) == 1 else ())})
+            key = [f"PRIMARY KEY ({', '.join(keys)})"] if len(keys) > 1 else []
+            assert (schema.constraints.other if schema.constraints else []) == key
+            seen.add(len(keys) > 1)
+    assert seen == {True, False}
+
+
 def test_a_set_cannot_be_published_in_part(definitions):
     departures = dg.AssetKey(["flights", "departures"])
     assets = definitions.resolve_asset_graph().assets_def_for_key(departures)
