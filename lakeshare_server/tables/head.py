@@ -33,6 +33,7 @@ class TableHead:
     """Protocol and metadata as recipients may see them, whatever the format of the table.
 
     `commit_times_since` is the first version whose time stands in its commit, None when files' times count.
+    `is_catalog_managed`: commits of the Delta table can be valid before they are in its log.
     """
 
     table_id: str
@@ -45,6 +46,7 @@ class TableHead:
     created_time_ms: int | None = None
     hindrances: tuple[Hindrance, ...] = ()
     commit_times_since: int | None = None
+    is_catalog_managed: bool = False
 
     @property
     def has_change_data_feed(self) -> bool:

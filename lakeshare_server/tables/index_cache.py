@@ -8,6 +8,9 @@ from lakeshare_server.tables.index import LAYOUT, FileIndex
 from lakeshare_server.tables.index_writing import write_index_file
 from lakeshare_server.tables.snapshot import TableSnapshot
 
+# Grows when indexes in the cache have to be built anew, although those of publications stay as they are.
+REVISION = 1
+
 
 class IndexCache:
     """Builds each index once, whatever number of threads and processes ask for it."""
@@ -23,5 +26,5 @@ class IndexCache:
             Unavailable: the folder cannot be written.
             LakeshareError: whatever `build` raises; nothing is kept then.
         """
-        key = ("index", LAYOUT, *identity)
+        key = ("index", LAYOUT, REVISION, *identity)
         return self._files.get(key, lambda path: write_index_file(build(), path))

@@ -113,3 +113,9 @@ class ReasonCode(StrEnum):
         "Live data files are encrypted.",
         "Share a copy that is not encrypted.",
     )
+    UNPUBLISHED_COMMITS = (
+        "UNPUBLISHED_COMMITS",
+        "A catalog manages the Delta table, and commits wait in its log's folder of staged commits.",
+        "Have the catalog's clients publish the commits to the log, as they do after or with the next commit, or "
+        "remove the staged file if the catalog rejected it.",
+    )

@@ -13,6 +13,7 @@ from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, Versi
 from lakeshare_server.tables.delta.replay import replay
 from lakeshare_server.tables.delta.snapshot import snapshot_of
 from lakeshare_server.tables.description import described
+from lakeshare_server.tables.head import TableHead
 from lakeshare_server.tables.index import FileIndex, IndexHeader
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.tables.snapshot import TableSnapshot
@@ -123,8 +124,8 @@ class FollowedVersions:
     def _snapshot(self, number: int) -> TableSnapshot:
         return snapshot_of(self._log.root, replay(self._log.stores, self._log.listing, number))
 
-    def _publish(self, number: int) -> int | None:
-        """Enter a version that was found into the ledger; returns from when on commits tell their own time."""
+    def _publish(self, number: int) -> TableHead:
+        """Enter a version that was found into the ledger; returns its head."""
         header = self._index(number).header
         if not self._is_entered(number):
             try:
@@ -133,7 +134,7 @@ class FollowedVersions:
                 # Another worker may have entered a later one since.
                 if not self._is_entered(number):
                     raise
-        return header.head.commit_times_since
+        return header.head
 
     def _is_entered(self, number: int) -> bool:
         """Whether the version was seen before, or the table made anew: the ledger's numbers only grow."""

@@ -9,7 +9,8 @@ from threading import Lock
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.stores import StoredObject, Stores
 from lakeshare_server.tables.delta.commits import read_commits
-from lakeshare_server.tables.delta.log import LOG, LogListing, list_log
+from lakeshare_server.tables.delta.log import LOG, LogListing, list_log, require_published
+from lakeshare_server.tables.head import TableHead
 from lakeshare_server.versions.version import Version
 
 _log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ class FollowedLog:
         self._looked_at = float("-inf")
         self._published: tuple[int, StoredObject | None] | None = None
         self._commit_times_since: int | None = None
+        self._is_catalog_managed = False
         self._numbers: list[int] = []
         self._times: Mapping[int, int] = {}
         self._commit_times: dict[int, int] = {}
@@ -56,7 +58,7 @@ class FollowedLog:
         """The oldest version that the log can still tell."""
         return self.listing.oldest_readable()
 
-    def refresh(self, publish: Callable[[int], int | None]) -> None:
+    def refresh(self, publish: Callable[[int], TableHead]) -> None:
         """Look for new versions when the last look is too old; `publish` is told of the newest, before it is shown.
 
         Raises:
@@ -84,7 +86,7 @@ class FollowedLog:
         file = self._file_of(version)
         return self.root, version, file.etag or file.modified_ms, file.size_bytes
 
-    def _look(self, publish: Callable[[int], int | None]) -> None:
+    def _look(self, publish: Callable[[int], TableHead]) -> None:
         before = self._published
         grown = None if before is None else self._grown(before)
         if before is not None and grown is not None:
@@ -115,13 +117,17 @@ class FollowedLog:
     def _take(
         self,
         listing: LogListing,
-        publish: Callable[[int], int | None],
+        publish: Callable[[int], TableHead],
         before: tuple[int, StoredObject | None] | None,
     ) -> None:
         is_new, newest = listing is not self.listing, listing.latest
         self.listing = listing
         if before is None or newest != before[0]:
-            self._commit_times_since = publish(newest)
+            head = publish(newest)
+            self._commit_times_since = head.commit_times_since
+            self._is_catalog_managed = head.is_catalog_managed
+        if self._is_catalog_managed:
+            require_published(self.stores, self.root, newest)
         if is_new:
             self._numbers = sorted({*listing.commits, *listing.checkpoints})
             self._times = self._file_times(listing)

@@ -22,11 +22,16 @@ from lakeshare_server.tables.delta_schema import (
 from lakeshare_server.tables.head import Hindrance, TableHead, TableProtocol
 from lakeshare_server.tables.reason_codes import ReasonCode
 
-# Recipients get files, never the log: how it is kept, and by whom, makes no difference to them.
-LOG_ONLY = frozenset(
-    {"v2Checkpoint", "vacuumProtocolCheck", "catalogManaged", "catalogOwned-preview", "inCommitTimestamp"}
-    | {"inCommitTimestamp-preview", "checkpointProtection", "checkpointProtection-experimental"}
+# A catalog decides which commits count; the ones after `catalogManaged` are its names in earlier releases of Delta.
+CATALOG_MANAGED = frozenset(
+    {"catalogManaged", "catalogOwned-preview", "coordinatedCommits-preview", "managedCommit-preview"}
 )
+COORDINATOR_PROPERTIES = ("delta.coordinatedCommits.", "delta.managedCommits.")
+# Recipients get files, never the log: how it is kept, and by whom, makes no difference to them.
+LOG_ONLY = CATALOG_MANAGED | {
+    *("v2Checkpoint", "vacuumProtocolCheck", "inCommitTimestamp", "inCommitTimestamp-preview"),
+    *("checkpointProtection", "checkpointProtection-experimental"),
+}
 # Their entries in the configuration would speak of a log that recipients do not have.
 LOG_ONLY_PROPERTIES = (
     "delta.checkpointPolicy",
@@ -103,6 +108,16 @@ def delta_head(protocol: Mapping[str, Any], metadata: Mapping[str, Any], adds: p
         created_time_ms=metadata.get("createdTime"),
         hindrances=hindrances(protocol, metadata, storage),
         commit_times_since=_commit_times_since(metadata),
+        is_catalog_managed=is_catalog_managed(protocol, metadata),
+    )
+
+
+def is_catalog_managed(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
+    """Whether commits can be valid before they are in the log ("Catalog-managed tables")."""
+    features = {*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())}
+    properties = metadata.get("configuration") or {}
+    return bool(features & CATALOG_MANAGED) or any(
+        name.startswith(COORDINATOR_PROPERTIES) and value for name, value in properties.items()
     )
 
 
@@ -128,7 +143,11 @@ def _told_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
     logged = metadata.get("configuration") or {}
     said = {str(key): str(value) for key, value in logged.items() if value is not None}
     dropped = {f"delta.feature.{feature}" for feature in LOG_ONLY} | set(LOG_ONLY_PROPERTIES)
-    return {key: value for key, value in said.items() if key not in dropped}
+    return {
+        key: value
+        for key, value in said.items()
+        if key not in dropped and not key.startswith(COORDINATOR_PROPERTIES)
+    }
 
 
 def _without_row_tracking(

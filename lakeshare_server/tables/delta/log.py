@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from lakeshare_server.errors import StoreMissing, TableFilesMissing
+from lakeshare_server.errors import StoreMissing, TableFilesMissing, Unserveable
 from lakeshare_server.stores import StoredObject, Stores
+from lakeshare_server.tables.reason_codes import ReasonCode
 
 Read = TypeVar("Read")
 
 LOG = "_delta_log"
 COMMIT = re.compile(r"(\d{20})\.json")
 COMPACTED = re.compile(r"(\d{20})\.(\d{20})\.compacted\.json")
+STAGED_COMMIT = re.compile(r"(\d{20})\.[0-9a-fA-F-]{36}\.json")
+# The second is of coordinated commits, which is what catalog-managed tables were called before.
+STAGED_FOLDERS = ("_staged_commits", "_commits")
 CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.([0-9a-fA-F-]{36}))?\.(parquet|json)")
 
 
@@ -196,3 +200,32 @@ def list_for_latest(stores: Stores, root: str) -> LogListing:
         if version in listing.checkpoints:
             return listing
     return list_log(stores, root)
+
+
+def require_published(stores: Stores, root: str, latest: int) -> None:
+    """Refuse a catalog-managed table that may be newer than `latest`, the newest version in its log.
+
+    Which staged commits are ratified is known to the catalog only ("Reading Catalog-managed Tables"), so any that is
+    newer than the log counts.
+
+    Raises:
+        Unserveable: names the staged commit.
+    """
+    newest = max((_newest_staged(stores, root, folder, latest) for folder in STAGED_FOLDERS), default=-1)
+    if newest > latest:
+        code = ReasonCode.UNPUBLISHED_COMMITS
+        raise Unserveable(
+            f"The Delta table is managed by a catalog, and a commit of version {newest} is staged: the log ends at "
+            f"version {latest}, so the table may be newer than what the log shows.",
+            code.fix,
+            code,
+        )
+
+
+def _newest_staged(stores: Stores, root: str, folder: str, latest: int) -> int:
+    """The newest version with a staged commit behind `latest`; -1 when there is none."""
+    path = f"{root}/{LOG}/{folder}"
+    start = len(stores.place(f"{path}/").location)
+    names = (file.location[start:] for file in stores.list(path, f"{path}/{latest + 1:020d}"))
+    staged = (STAGED_COMMIT.fullmatch(name) for name in names)
+    return max((int(found[1]) for found in staged if found), default=-1)

@@ -5,7 +5,7 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.delta.features import delta_head, require_known
 from lakeshare_server.tables.delta.files import snapshot_files
-from lakeshare_server.tables.delta.log import LogListing, list_for_latest, list_log
+from lakeshare_server.tables.delta.log import LogListing, list_for_latest, list_log, require_published
 from lakeshare_server.tables.delta.replay import NOT_AS_SPECIFIED, TableState, replay
 from lakeshare_server.tables.locations import from_uri
 from lakeshare_server.tables.snapshot import TableSnapshot
@@ -15,21 +15,24 @@ def read_delta(location: str, version: int | None = None, stores: Stores | None 
     """The table at a path, `file:` URL or store URL; `version` None means the latest.
 
     Raises:
-        Unserveable: no such table or version, or its log needs a feature this reader does not know.
+        Unserveable: no such table or version, its log needs a feature this reader does not know, or the latest version
+            is asked for and may not be in the log yet.
         StoreError: the store lacks a file of its log, or refuses it.
         Unavailable: the store does not answer.
     """
     stores = stores or Stores(ServerSettings())
     root = from_uri(location).rstrip("/")
     listing = _listing(stores, root, version)
-    if version is None:
-        version = listing.latest
-    elif version > listing.latest:
-        raise _no_such_version(root, version, f"its latest is {listing.latest}")
+    wanted = listing.latest if version is None else version
+    if wanted > listing.latest:
+        raise _no_such_version(root, wanted, f"its latest is {listing.latest}")
     try:
-        return snapshot_of(root, _replayed(stores, listing, version))
+        snapshot = snapshot_of(root, _replayed(stores, listing, wanted))
     except TableFilesMissing as error:
-        raise _no_such_version(root, version, error.what) from error
+        raise _no_such_version(root, wanted, error.what) from error
+    if version is None and snapshot.head.is_catalog_managed:
+        require_published(stores, root, wanted)
+    return snapshot
 
 
 def snapshot_of(root: str, state: TableState) -> TableSnapshot:

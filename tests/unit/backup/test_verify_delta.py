@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import os
+import uuid
 from pathlib import Path
 
 import pyarrow as pa
@@ -274,3 +275,23 @@ def test_files_that_a_run_staged_below_a_table_are_a_part_of_it(lake: Lake) -> N
     assert found[ROOT] == ("verified", 1, 5)
     lost = lake.made("2026-11-21", listed_as(lake.listing(), {f"{ROOT}/_staged/run-1/{name}"}))
     assert {proof.table.root: proof.status for proof in lost.tables}[ROOT] == "verified"
+
+
+def test_a_copy_that_lacks_commits_of_its_catalog_is_degraded(lake: Lake) -> None:
+    """The catalog may count the staged commit: the copied log would open at an older state than the table's."""
+    commits(lake)
+    staged = lake.source / f"{ROOT}/_delta_log/_staged_commits"
+    staged.mkdir()
+    published = staged / f"{3:020}.{uuid.uuid4()}.json"
+    published.write_text(json.dumps({"commitInfo": {}}))
+    late = staged / f"{5:020}.{uuid.uuid4()}.json"
+    late.write_text(json.dumps({"commitInfo": {}}))
+    at(AS_OF - HOUR, published)
+    at(AS_OF + HOUR, late)
+    assert only(verified(lake)).status == "verified"
+    unpublished = staged / f"{4:020}.{uuid.uuid4()}.json"
+    unpublished.write_text(json.dumps({"commitInfo": {}}))
+    at(AS_OF - HOUR / 2, unpublished)
+    proof = only(verified(lake))
+    assert (proof.status, proof.version, proof.rows) == ("degraded", 3, 8)
+    assert any("version 4" in reason and "catalog" in reason for reason in proof.reasons)

@@ -144,6 +144,8 @@ class DeltaTable:
         )
 
     def _status(self, version: int) -> Status:
+        if self.found.has_unpublished:
+            return "degraded"
         wanted = self.found.counts.get(-1 if self.found.wanted is None else self.found.wanted)
         if version == self.found.wanted:
             return "verified"

@@ -4,7 +4,7 @@ v* is the newest complete version committed before as_of, without a hole between
 """
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from lakeshare_pipelines.backup.verify.delta.replay import Replayed, VersionCoun
 from lakeshare_pipelines.backup.verify.delta.spark_replay import spark_replay
 from lakeshare_pipelines.backup.verify.table_copy import Need, TableCopy
 from lakeshare_pipelines.errors import ObjectMissing
+from lakeshare_server.tables.delta.log import STAGED_COMMIT, STAGED_FOLDERS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,6 +64,8 @@ class DeltaAssessment:
     """Its log cannot be told from the listing: the source has to be asked for it."""
     newest_known: str | None = None
     """The name of the newest commit that the listing has: who heals asks whether it is still the same."""
+    has_unpublished: bool = False
+    """A catalog may count commits that are not in the log: no version of the copy is sure to be the newest."""
 
 
 def replay_here(copy: TableCopy, chain: Chain, read: Read) -> tuple[Replayed, dict[int, int]]:
@@ -103,6 +106,13 @@ def assess(copy: TableCopy, as_of: dt.datetime, replay_chain: Replay = replay_he
     before = {at for at in told if _time(reader, known, found, at) < as_of}
     found.wanted = max(before, default=None)
     found.newest_known = commit_name(max(known.commits)) if known.commits else None
+    staged = max(reader.staged_before(as_of), default=-1)
+    if found.wanted is not None and staged > found.wanted:
+        found.has_unpublished = True
+        found.reasons.append(
+            f"A commit of version {staged} is staged and not in the log, which ends at version {found.wanted}: the "
+            "catalog that manages the table may count it. Have the catalog's clients publish it, then back up again."
+        )
     for chain in replayed:
         found.counts |= {one.version: one for one in chain.versions}
         found.complete += [one for one in chain.versions if not one.lacking and one.version in before]
@@ -160,6 +170,14 @@ class LogReader:
             version: self._rows[commit_name(version)]["last_modified"]
             for version in log_files(self._rows).commits
         }
+
+    def staged_before(self, as_of: dt.datetime) -> Iterator[int]:
+        """The versions of commits that a catalog's clients staged (PROTOCOL.md, "Catalog-managed tables")."""
+        for name, row in self._rows.items():
+            folder, _, file = name.rpartition("/")
+            staged = STAGED_COMMIT.fullmatch(file) if folder in STAGED_FOLDERS else None
+            if staged and row["last_modified"] < as_of:
+                yield int(staged[1])
 
     def modified(self, name: str) -> dt.datetime:
         """When a file was written, as the source's store says."""
