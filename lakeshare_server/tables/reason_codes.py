@@ -88,6 +88,11 @@ class ReasonCode(StrEnum):
         "system.rewrite_data_files with rewrite-all true.",
     )
     UNSUPPORTED_TYPE = ("UNSUPPORTED_TYPE", "A column has a type that the protocol cannot say.", COPY)
+    VOID_COLUMN = (
+        "VOID_COLUMN",
+        "A column has the type void, which the kernels of clients refuse together with the whole table.",
+        "Give the column a type (ALTER TABLE … ALTER COLUMN … TYPE STRING), or drop it.",
+    )
     NAMES_DIFFER_BY_CASE = (
         "NAMES_DIFFER_BY_CASE",
         "Two columns have names that differ only by case, which clients take for one.",

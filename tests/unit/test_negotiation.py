@@ -176,7 +176,7 @@ def test_whoever_takes_delta_only_gets_it_without_announcing_what_is_not_needed(
     told = announced_protocol(announced(DELTA), head)
     assert not told.reader_features
     if told.writer_features is not None:
-        assert told.writer_features == ("appendOnly",)
+        assert set(told.writer_features) == ({"appendOnly"} if TABLES[name].readers is not None else set())
     assert (told.min_reader_version, told.min_writer_version) == TABLES[name].versions
 
 

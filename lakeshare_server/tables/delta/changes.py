@@ -23,9 +23,10 @@ from lakeshare_server.tables.delta.replay import NOT_AS_SPECIFIED
 from lakeshare_server.tables.head import Hindrance, TableHead
 
 # Grows whenever columns, notes or rendering change; segments of another layout are not found.
-LAYOUT = 4
+LAYOUT = 5
 LENGTHS = (100, 10)
 HEADS_KEPT = 256
+VECTORS = '"deletionVectors"'
 
 SegmentCache = CacheFolder[Segment]
 
@@ -188,8 +189,13 @@ def _times(versions: Sequence[SegmentVersion]) -> list[int]:
 def _heads(root: str, asked: Sequence[SegmentVersion]) -> list[TableHead]:
     vectors = sum(one.vectors for one in asked)
     lacks_row_ids = any(one.lacks_row_ids for one in asked)
+    # Versions before the feature was switched on have a protocol without it, which the protocol's history shows.
+    supporting = {one.protocol for one in asked if VECTORS in one.protocol} or {one.protocol for one in asked}
     try:
-        heads = [_head(one.protocol, one.metadata, vectors, lacks_row_ids) for one in asked]
+        heads = [
+            _head(one.protocol, one.metadata, vectors if one.protocol in supporting else 0, lacks_row_ids)
+            for one in asked
+        ]
     except NOT_AS_SPECIFIED as error:
         raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole") from error
     return with_all_hindrances(heads)

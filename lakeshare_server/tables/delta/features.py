@@ -4,7 +4,8 @@ Delta's PROTOCOL.md, "Table Features"; what only readers of a log must know is n
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -51,19 +52,18 @@ BY_TYPE = {
         ReasonCode.VARIANTS,
     ),
 }
-KNOWN = LOG_ONLY | {
-    "columnMapping",
-    "deletionVectors",
-    "timestampNtz",
-    "typeWidening",
-    "typeWidening-preview",
-    "variantType",
-    "variantType-preview",
-    "variantShredding",
-    "variantShredding-preview",
-    "geospatial",
-    "geospatial-preview",
-}
+# They have to be in the lists of readers and of writers.
+READER_WRITER = frozenset(
+    {"columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview"}
+    | {"variantType", "variantType-preview", "variantShredding", "variantShredding-preview"}
+    | {"geospatial", "geospatial-preview"}
+)
+KNOWN = LOG_ONLY | READER_WRITER
+# With the writer version that implies each of them.
+LEGACY_FEATURES = (
+    *(("appendOnly", 2), ("invariants", 2), ("checkConstraints", 3), ("changeDataFeed", 4)),
+    *(("generatedColumns", 4), ("columnMapping", 5), ("identityColumns", 6)),
+)
 
 
 def require_known(protocol: Mapping[str, Any]) -> None:
@@ -88,6 +88,7 @@ def delta_head(protocol: Mapping[str, Any], metadata: Mapping[str, Any], adds: p
     """What recipients are told of a table with this protocol and metadata, and these files.
 
     Raises:
+        Unserveable: a column has a type that no client reads.
         AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError: protocol or metadata are not
             what the specification says.
     """
@@ -96,17 +97,17 @@ def delta_head(protocol: Mapping[str, Any], metadata: Mapping[str, Any], adds: p
     told, properties = _told_protocol(protocol), _told_properties(metadata)
     if properties.get(ROW_TRACKING) == "true" and adds.column("base_row_id").null_count:
         told, properties = _without_row_tracking(told, properties)
-    storage = column_of(adds, "dv_storage")
+    hindered = hindrances(protocol, metadata, column_of(adds, "dv_storage"))
     return TableHead(
         table_id=str(metadata["id"]),
         name=metadata.get("name"),
         description=metadata.get("description"),
         schema_string=metadata["schemaString"],
         partition_columns=tuple(metadata.get("partitionColumns") or ()),
-        protocol=told,
+        protocol=_with_needed(told, [one.feature for one in hindered if one.feature is not None]),
         configuration=properties,
         created_time_ms=metadata.get("createdTime"),
-        hindrances=hindrances(protocol, metadata, storage),
+        hindrances=hindered,
         commit_times_since=_commit_times_since(metadata),
         is_catalog_managed=is_catalog_managed(protocol, metadata),
     )
@@ -136,6 +137,46 @@ def _told_protocol(protocol: Mapping[str, Any]) -> TableProtocol:
         _kept(protocol.get("readerFeatures")),
         _kept(protocol.get("writerFeatures")),
     )
+
+
+def covering_protocol(protocols: Iterable[TableProtocol]) -> TableProtocol:
+    """One protocol with the features of all, in the shape that the specification demands ("Table Features").
+
+    Kernels refuse any other shape: a feature of readers is in both lists, or column mapping and implied by version 2.
+    """
+    different = list(dict.fromkeys(protocols))
+    reads = max(protocol.min_reader_version for protocol in different)
+    writes = max(protocol.min_writer_version for protocol in different)
+    if writes < 7:
+        return TableProtocol(reads, writes)
+    readers = dict.fromkeys(chain.from_iterable(protocol.reader_features or () for protocol in different))
+    implied = {"columnMapping"} if any(protocol.min_reader_version == 2 for protocol in different) else set()
+    if reads >= 3:
+        readers.update(dict.fromkeys(implied))
+    writers = dict.fromkeys(chain.from_iterable(map(_writer_features, different)))
+    supported = readers.keys() | implied
+    kept = [feature for feature in writers if feature not in READER_WRITER or feature in supported]
+    kept += [feature for feature in readers if feature not in writers]
+    return TableProtocol(reads, writes, tuple(readers) if reads >= 3 else None, tuple(kept))
+
+
+def _with_needed(protocol: TableProtocol, needed: Iterable[str]) -> TableProtocol:
+    """The protocol with the features without which the table cannot be read, where what wrote it left them out."""
+    supported = set(_writer_features(protocol))
+    if protocol.min_reader_version >= 3:
+        supported &= set(protocol.reader_features or ())
+    elif protocol.min_reader_version < 2:
+        supported.discard("columnMapping")
+    lacking = tuple(dict.fromkeys(feature for feature in needed if feature not in supported))
+    others = [TableProtocol(3, 7, lacking, lacking)] if lacking else []
+    return covering_protocol([protocol, *others])
+
+
+def _writer_features(protocol: TableProtocol) -> Sequence[str]:
+    """The features of writers, named or implied by a version before 7 ("Writer Version Requirements")."""
+    if protocol.min_writer_version >= 7:
+        return protocol.writer_features or ()
+    return [feature for feature, version in LEGACY_FEATURES if version <= protocol.min_writer_version]
 
 
 def _told_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -229,11 +270,17 @@ def _types(
         elif kind == "binary" and column in partition_columns:
             reason, code = f"is partitioned by binary column {column}", ReasonCode.BINARY_PARTITION
             yield Hindrance(None, reason, code.fix, code)
+        elif kind.startswith(("geometry", "geography")):
+            reason, code = f"has column {column} of type {json.dumps(kind)}", ReasonCode.UNSUPPORTED_TYPE
+            yield Hindrance(_spelt("geospatial", protocol), reason, code.fix, code)
         elif kind not in BY_TYPE and kind not in PRIMITIVES and not DECIMAL.fullmatch(kind):
-            feature = "geospatial" if kind.startswith(("geometry", "geography")) else ""
-            reason = f"has column {column} of type {json.dumps(kind)}"
-            fix = "Share a copy without the column."
-            yield Hindrance(feature or None, reason, fix, ReasonCode.UNSUPPORTED_TYPE)
+            raise _unreadable_type(column, kind)
+
+
+def _unreadable_type(column: str, kind: str) -> Unserveable:
+    """The refusal of a type that the kernels of clients do not parse, so that they fail on the whole table."""
+    code = ReasonCode.VOID_COLUMN if kind == "void" else ReasonCode.UNSUPPORTED_TYPE
+    return Unserveable(f"The table has column {column} of type {json.dumps(kind)}.", code.fix, code)
 
 
 def _spelt(feature: str, protocol: Mapping[str, Any]) -> str:
