@@ -16,6 +16,7 @@ from lakeshare_server.protocol.table_tokens import Page, require_same_table
 from lakeshare_server.routes.context import AskedTable, TableDep
 from lakeshare_server.routes.streams import Closing, opened, page_question, page_size
 from lakeshare_server.tables.delta.changes import VersionChanges
+from lakeshare_server.tables.delta.features import covering_protocol
 from lakeshare_server.tables.head import TableHead
 from lakeshare_server.tables.iceberg.change_head import change_head
 
@@ -37,6 +38,12 @@ class Window:
     paging: Paging
     page: Page | None
     question: Mapping[str, object]
+
+    @property
+    def covering_head(self) -> TableHead:
+        """The head that is told first, with one protocol for the whole range."""
+        protocols = (one.head.protocol for one in self.changes)
+        return replace(self.head, protocol=covering_protocol([self.head.protocol, *protocols]))
 
     @property
     def hindered_head(self) -> TableHead:
@@ -137,8 +144,9 @@ def _answer(by: AskedTable, window: Window, *, wants_end: bool) -> Response:
         start=0 if window.page is None else window.page.start,
         most=page_size(by.parts.settings, window.paging),
     )
+    # Without its history, the protocol of the range's start would not let clients read what later versions wrote.
     head = opening.head_lines(
-        window.head,
+        window.head if answer.historical_protocol else window.covering_head,
         version=window.head_version,
         size_bytes=answer.size_bytes,
         files=answer.files,
