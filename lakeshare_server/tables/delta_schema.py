@@ -22,6 +22,9 @@ PRIMITIVES: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
+# Metadata of columns that recipients of the parquet format need: comments, and what changes how Spark compares strings.
+# The lengths of CHAR and VARCHAR decide about padding, collations about equality and order.
+READER_METADATA = ("comment", "__CHAR_VARCHAR_TYPE_STRING", "__COLLATIONS")
 DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
 
 
@@ -56,8 +59,8 @@ def arrow_type(type_name: str) -> pa.DataType | None:
 
 
 def parquet_format_schema(schema_string: str) -> str:
-    """The schema as it goes over the wire: of all metadata only comments are for recipients."""
-    return json.dumps(_comments_only(json.loads(schema_string)), separators=(",", ":"), ensure_ascii=False)
+    """The schema as it goes over the wire, with the metadata that recipients need and no other."""
+    return json.dumps(_for_readers(json.loads(schema_string)), separators=(",", ":"), ensure_ascii=False)
 
 
 def primitive_types(schema_string: str) -> Iterator[tuple[str, str]]:
@@ -91,15 +94,15 @@ def _primitives(path: str, kind: Any) -> Iterator[tuple[str, str]]:
         yield from _primitives(f"{path}.value", kind["valueType"])
 
 
-def _comments_only(node: Any) -> Any:
+def _for_readers(node: Any) -> Any:
     if isinstance(node, list):
-        return [_comments_only(item) for item in node]
+        return [_for_readers(item) for item in node]
     if not isinstance(node, dict):
         return node
-    kept = {key: _comments_only(value) for key, value in node.items() if key != "metadata"}
+    kept = {key: _for_readers(value) for key, value in node.items() if key != "metadata"}
     if "metadata" in node:
         metadata = node["metadata"] or {}
-        kept["metadata"] = {"comment": metadata["comment"]} if "comment" in metadata else {}
+        kept["metadata"] = {key: metadata[key] for key in READER_METADATA if key in metadata}
     return kept
 
 
