@@ -39,6 +39,7 @@ from lakeshare_server.catalog import (
     open_catalog,
 )
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.outbound import Services
 from lakeshare_server.pages import activation, portal
 from lakeshare_server.pages.headers import PageHeaders
 from lakeshare_server.pages.in_place import PlaceSigners
@@ -65,6 +66,7 @@ from lakeshare_server.routes.connections import SLOW_CLIENT_S, GuardedProtocol
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses
 from lakeshare_server.routes.forwarded import ClientAddress, Metering
+from lakeshare_server.routes.pools import Pools
 from lakeshare_server.routes.traces import telemetry
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers, load_key
@@ -83,8 +85,9 @@ def create_app(settings: ServerSettings) -> FastAPI:
         BadRequest: the signing key that is given is too short, or the catalog's URL is none.
         Unavailable: the catalog or the signing key cannot be used.
     """
-    stores = Stores(settings)
-    parts = _parts(settings, stores)
+    counts = metrics.Metrics(names=settings.telemetry_names)
+    stores = Stores(settings, Services(settings.outside_answer_s, counts.note_outage))
+    parts = _parts(settings, stores, counts)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, float]]:
@@ -95,6 +98,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         yield {SLOW_CLIENT_S: settings.slow_client_s}
         parts.async_worker.stop()
         parts.bookkeeping.stop()
+        parts.pools.close()
         parts.audit.close()
         parts.catalog.close()
 
@@ -125,7 +129,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     return app
 
 
-def _parts(settings: ServerSettings, stores: Stores) -> Parts:
+def _parts(settings: ServerSettings, stores: Stores, counts: metrics.Metrics) -> Parts:
     catalog = open_catalog(settings.catalog_url)
     key = load_key(settings)
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
@@ -156,7 +160,10 @@ def _parts(settings: ServerSettings, stores: Stores) -> Parts:
         iceberg_scans=scans,
         plan_tasks=PlanTasks(key, settings.page_token_life_s, settings.max_body_bytes),
         signable_files=SignableFiles(stores, scans),
-        metrics=metrics.Metrics(names=settings.telemetry_names),
+        services=stores.services,
+        write_check=health.WriteCheck(catalog, settings),
+        pools=Pools(settings.request_wait_s),
+        metrics=counts,
         audit=AuditLog(catalog, settings.audit_dir),
     )
 

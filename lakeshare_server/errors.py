@@ -9,7 +9,7 @@ LakeshareError
 ├── Unauthenticated     reason               → 401 UNAUTHENTICATED
 ├── Denied              reason               → 403 PERMISSION_DENIED
 ├── TooManyRequests     what, retry_s        → 429 REQUEST_LIMIT_EXCEEDED
-├── Unavailable         what, fix            → 503 TEMPORARILY_UNAVAILABLE
+├── Unavailable         what, fix, retry_s   → 503 TEMPORARILY_UNAVAILABLE
 ├── StoreError          location             → 400 RESOURCE_DOES_NOT_EXIST, as the reference server answers
 │   ├── StoreMissing
 │   ├── StoreDenied
@@ -107,11 +107,11 @@ class TooManyRequests(LakeshareError):
 
 
 class Unavailable(LakeshareError):
-    """Ours and passing: the caller may try again."""
+    """Ours and passing: the caller may try again, after `retry_s` seconds if that is known."""
 
-    def __init__(self, what: str, fix: str) -> None:
+    def __init__(self, what: str, fix: str, retry_s: int | None = None) -> None:
         super().__init__(f"{what}. {fix}")
-        self.what, self.fix = what, fix
+        self.what, self.fix, self.retry_s = what, fix, retry_s
 
 
 class StoreError(LakeshareError):

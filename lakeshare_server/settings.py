@@ -89,6 +89,12 @@ class StoreSettings(BaseSettings):
         None,
         description="How recipients reach the blob service of AZURE_ACCOUNT, when not as the server does.",
     )
+    outside_answer_s: float = Field(
+        15,
+        gt=0,
+        le=600,
+        description="How long one call of a store, catalog, token service or issuer may take, in seconds.",
+    )
 
 
 class StateSettings(StoreSettings):
@@ -207,6 +213,19 @@ class ServerSettings(StateSettings):
         gt=0,
         le=3600,
         description="How long a client may take to send its headers, and its body, in seconds.",
+    )
+    request_wait_s: float = Field(
+        60,
+        gt=0,
+        le=3600,
+        description="How long a request may wait for its table's store or catalog before it is answered 503, in "
+        "seconds.",
+    )
+    min_free_bytes: int = Field(
+        67_108_864,
+        ge=0,
+        description="Free bytes on the disk of the state folder below which `/readyz` says that the server is not "
+        "ready.",
     )
     oidc_private_hosts: str = Field(
         "",

@@ -53,7 +53,8 @@ class Views:
             entry, versions = found.entry, self._versions.of(found.entry.lake_table)
             if entry.publication is not None:
                 versions = VersionsUntil(versions, entry.publication)
-            return TableView(entry, versions, rule_of(entry.rule, found.grant), found.grant.valid_until)
+            rule = rule_of(entry.rule, found.grant)
+            return TableView(entry, versions, rule, found.grant.valid_until, versions.services())
 
         return self._seen.get(_key(reader, share, schema, table), look, generation)
 
@@ -67,6 +68,8 @@ class TableView:
     # True for every row that may be read, for the table's and the grants' own restrictions together.
     rule: Predicate = EVERYTHING
     valid_until: datetime | None = None
+    # The stores and catalogs outside of this process that the table is read from.
+    services: Sequence[str] = ()
 
     @property
     def is_restricted(self) -> bool:

@@ -30,7 +30,7 @@ class PlaceNames(SigningSession):
     """Names places where others sign URLs: for files that this process itself is to read."""
 
     def __init__(self) -> None:
-        self.is_quick = True
+        self.slow_store = None
         self.expires_at_ms = 0
 
     def sign(self, paths: pa.StringArray) -> list[bytes]:

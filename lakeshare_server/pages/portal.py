@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse
 
 from lakeshare_server.pages.headers import NO_STORE, STATIC_PATH
@@ -14,6 +13,7 @@ from lakeshare_server.pages.table_facts import table_facts
 from lakeshare_server.pages.table_history import table_history
 from lakeshare_server.pages.token_status import token_status
 from lakeshare_server.routes.context import AskedDep, NoteDep, PartsDep, TableDep
+from lakeshare_server.routes.pools import in_table_pool
 from lakeshare_server.routes.responses import error_response, json_response
 from lakeshare_server.settings import PORTAL_PATH
 
@@ -71,12 +71,14 @@ def portal_status(by: AskedDep) -> Response:
 
 
 @router.get(f"{TABLE}/about", name="portal_about")
+@in_table_pool
 def portal_about(by: TableDep, previews: PreviewsDep) -> Response:
     by.note.version = by.view.latest().number
     return json_response(table_facts(by, previews.signers))
 
 
 @router.get(f"{TABLE}/versions", name="portal_versions")
+@in_table_pool
 def portal_versions(by: TableDep, previews: PreviewsDep) -> Response:
     return json_response(table_history(by, previews.signers))
 
@@ -84,10 +86,11 @@ def portal_versions(by: TableDep, previews: PreviewsDep) -> Response:
 @router.get(f"{TABLE}/preview", name="portal_preview")
 async def portal_preview(by: TableDep, previews: PreviewsDep) -> Response:
     # Waiting for its turn it holds none of the threads that answer the others.
-    async with previews.turns:
-        return json_response(await run_in_threadpool(previews.preview, by))
+    async with previews.turns(by.view.services):
+        return json_response(await by.run(previews.preview, by))
 
 
 @router.get(f"{TABLE}/code", name="portal_code")
+@in_table_pool
 def portal_code(by: TableDep) -> Response:
     return json_response({"snippets": table_code(by)})

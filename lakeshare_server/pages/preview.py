@@ -1,6 +1,7 @@
 """A preview: the first rows of a table, of exactly the files that a query of this recipient would get."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,11 @@ class Previews:
 
     signers: PlaceSigners
     stores: Stores
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    _turns: dict[tuple[str, ...], asyncio.Semaphore] = field(default_factory=dict)
+
+    def turns(self, services: Sequence[str]) -> asyncio.Semaphore:
+        """What previews of tables in these services take turns by: one store that hangs holds up no other's."""
+        return self._turns.setdefault(tuple(services), asyncio.Semaphore(AT_ONCE))
 
     def preview(self, by: AskedTable) -> dict[str, Any]:
         """The first rows as JSON's types: every value is a text or null.

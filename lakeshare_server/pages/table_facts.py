@@ -5,7 +5,7 @@ from typing import Any
 
 from lakeshare_server.pages.in_place import PlaceSigners, asked_in_place, lines_of
 from lakeshare_server.routes.context import AskedTable
-from lakeshare_server.routes.tables import table_metadata
+from lakeshare_server.routes.tables import answer_metadata
 from lakeshare_server.tables.index import FileIndex
 
 
@@ -17,7 +17,7 @@ def table_facts(by: AskedTable, signers: PlaceSigners) -> dict[str, Any]:
     """
     told = next(
         line["metaData"]
-        for line in lines_of(table_metadata(asked_in_place(by, signers)))
+        for line in lines_of(answer_metadata(asked_in_place(by, signers)))
         if "metaData" in line
     )
     entry, metadata = by.view.entry, told["deltaMetadata"]

@@ -14,6 +14,7 @@ from lakeshare_server.protocol.heads import line
 from lakeshare_server.protocol.requests import FIELDS, QueryRequest, paging_of
 from lakeshare_server.routes.context import AskedTable, BodyDep, TableDep
 from lakeshare_server.routes.errors import HEADERS, told_of
+from lakeshare_server.routes.pools import in_table_pool
 from lakeshare_server.routes.queries import answer_pinned
 from lakeshare_server.routes.responses import error_response
 from lakeshare_server.routes.streams import table_lines
@@ -41,6 +42,7 @@ def submit(by: AskedTable, asked: QueryRequest, fields: Mapping[str, Any]) -> Re
 
 
 @router.post("/queries/{query_id}", name="get_query")
+@in_table_pool
 def get_query(by: TableDep, body: BodyDep, query_id: str) -> Response:
     query = by.parts.async_queries.get(query_id, by.reader.id, by.view.entry.id)
     return _state_of(by, query, json_object(body))

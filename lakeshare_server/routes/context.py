@@ -1,9 +1,10 @@
 """What routes are given: the app's parts, the recipient behind the token, and the note for the audit log."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
@@ -20,20 +21,25 @@ from lakeshare_server.access.limits import Limits
 from lakeshare_server.access.view import TableView, Views
 from lakeshare_server.catalog import Access, AsyncQueries, AuditLog, Catalog, Reader
 from lakeshare_server.errors import BadRequest, MalformedRequest, shown
+from lakeshare_server.outbound import Services
 from lakeshare_server.protocol.capabilities import HEADER, Capabilities, parse_capabilities
 from lakeshare_server.protocol.iceberg_scans import PlanTasks
 from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.protocol.paging import Pager, PageRequest
 from lakeshare_server.protocol.table_tokens import Asker, TableTokens
+from lakeshare_server.routes.pools import Pools
 from lakeshare_server.routes.seen_as import SEEN_AS, SeenAs
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers
 from lakeshare_server.versions import Versions
 
 if TYPE_CHECKING:
+    from lakeshare_server.routes.health import WriteCheck
     from lakeshare_server.routes.metrics import Metrics
 
 FILE_IDS_HEADER = "fileidhash"
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,9 @@ class Parts:
     iceberg_scans: IcebergScans
     plan_tasks: PlanTasks
     signable_files: SignableFiles
+    services: Services
+    write_check: "WriteCheck"
+    pools: Pools
     metrics: "Metrics"
     audit: AuditLog
 
@@ -139,6 +148,14 @@ class AskedTable(Asked):
     def asker(self) -> Asker:
         """Whose tokens are made and taken."""
         return Asker(self.reader.id, self.view.entry.id)
+
+    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Run what may wait for the table's store or catalog.
+
+        Raises:
+            Unavailable: it did not end in time.
+        """
+        return await self.parts.pools.run(self.view.services, work, *arguments)
 
 
 # What only looks at the request is `async`, and each route has one dependency: polls spend their time in these.

@@ -7,6 +7,7 @@ from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.bodies import json_object
 from lakeshare_server.protocol.parameters import optional_text
 from lakeshare_server.routes.context import BodyDep, TableDep
+from lakeshare_server.routes.pools import in_table_pool
 from lakeshare_server.routes.responses import json_response
 from lakeshare_server.stores import normalised
 
@@ -14,6 +15,7 @@ router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
 
 
 @router.post("/temporary-table-credentials", name="table_credentials")
+@in_table_pool
 def table_credentials(by: TableDep, body: BodyDep) -> Response:
     asked = optional_text(json_object(body), "location")
     location = require_directory_access(by.view, by.parts.signers)

@@ -97,11 +97,12 @@ def told_of(name: str | None) -> tuple[int, str]:
 
 def _ours(request: Request, error: Exception) -> Response:
     status, code = RESPONSES.get(type(error), (500, "INTERNAL_ERROR"))  # type: ignore[arg-type]  # keyed by our own
-    if status >= 500:
+    # An outage is logged when it begins and when it ends, not with each request that is refused meanwhile.
+    if status >= 500 and not (isinstance(error, Unavailable) and error.retry_s is not None):
         _log.error("%s %s: %s", request.method, request.url.path, error)
     missing = error.kind if isinstance(error, NotFound) else None
     headers = HEADERS.get(status)
-    if isinstance(error, TooManyRequests):
+    if isinstance(error, TooManyRequests | Unavailable) and error.retry_s is not None:
         headers = {"Retry-After": str(error.retry_s)}
     return _respond(request, status, code, str(error), headers, missing)
 

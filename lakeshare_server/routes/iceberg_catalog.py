@@ -18,6 +18,7 @@ from lakeshare_server.protocol.paging import Keyed, PageRequest
 from lakeshare_server.protocol.parameters import whole_number
 from lakeshare_server.routes import iceberg_scans, iceberg_tables
 from lakeshare_server.routes.context import Asked, asked
+from lakeshare_server.routes.pools import LISTINGS
 from lakeshare_server.routes.responses import iceberg_error, json_response
 from lakeshare_server.settings import ICEBERG_PATH
 
@@ -96,7 +97,7 @@ async def namespace_exists(request: Request) -> Response:
 async def list_iceberg_tables(request: Request) -> Response:
     by = await asked(request)
     names = request.path_params
-    return await run_in_threadpool(_tables, by, names["share"], names["schema"])
+    return await by.parts.pools.run(LISTINGS, _tables, by, names["share"], names["schema"])
 
 
 async def not_offered(request: Request) -> Response:

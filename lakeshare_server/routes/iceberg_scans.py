@@ -4,7 +4,6 @@ A plan is complete with its first answer and kept nowhere, so that there is none
 """
 
 from fastapi import Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from lakeshare_server.access.iceberg import LoadedTable
 from lakeshare_server.access.iceberg_scans import asked_task
@@ -20,7 +19,7 @@ async def plan_scan(request: Request) -> Response:
     table = await loaded(by)
     fields = json_object(await body_of(request, by))
     asked = parse_scan_request(fields)
-    tasks = await run_in_threadpool(_tasks, by, table, asked, asked_task(table, asked))
+    tasks = await by.run(_tasks, by, table, asked, asked_task(table, asked))
     return Response(f'{{"status":"completed",{tasks}}}', media_type=JSON)
 
 
@@ -38,7 +37,7 @@ async def fetch_scan_tasks(request: Request) -> Response:
     table = await loaded(by)
     fields = json_object(await body_of(request, by))
     asked, task = by.parts.plan_tasks.opened(by.asker, text_field(fields, "plan-task"))
-    return Response(f"{{{await run_in_threadpool(_tasks, by, table, asked, task)}}}", media_type=JSON)
+    return Response(f"{{{await by.run(_tasks, by, table, asked, task)}}}", media_type=JSON)
 
 
 def _tasks(by: AskedTable, table: LoadedTable, asked: ScanRequest, task: PlanTask) -> str:

@@ -5,7 +5,6 @@ from urllib.parse import quote
 
 import orjson
 from fastapi import Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from lakeshare_server.access.iceberg import LoadedTable
 from lakeshare_server.access.iceberg_storage import (
@@ -29,7 +28,7 @@ async def load_table(request: Request) -> Response:
     table = await loaded(by)
     storage = NOTHING
     if not needs_no_storage(by.view, table):
-        storage = await run_in_threadpool(_storage, by, table)
+        storage = await by.run(_storage, by, table)
         _note_credentials(by, table, storage)
     # The metadata is put in as it is kept: taking thousands of snapshots apart for each answer would cost more.
     planning = planning_config(by.view, table, by.parts.settings)
@@ -46,7 +45,7 @@ async def table_exists(request: Request) -> Response:
 async def load_credentials(request: Request) -> Response:
     by = await asked_table(request)
     table = await loaded(by)
-    storage = await run_in_threadpool(vended_storage, by.view, table, by.parts.signers, by.parts.settings)
+    storage = await by.run(vended_storage, by.view, table, by.parts.signers, by.parts.settings)
     _note_credentials(by, table, storage)
     return json_response({"storage-credentials": _told(table, storage)["storage-credentials"]})
 
@@ -55,7 +54,7 @@ async def sign_request(request: Request) -> Response:
     by = await asked_table(request)
     table = await loaded(by)
     body = await body_of(request, by)
-    return await run_in_threadpool(_signed, by, table, body)
+    return await by.run(_signed, by, table, body)
 
 
 async def report_metrics(request: Request) -> Response:
@@ -70,7 +69,7 @@ async def loaded(by: AskedTable) -> LoadedTable:
     tables = by.parts.iceberg_tables
     table = tables.peek(by.view, by.generation)
     if table is None:
-        table = await run_in_threadpool(tables.load, by.view, by.generation)
+        table = await by.run(tables.load, by.view, by.generation)
     by.note.version = table.version
     return table
 

@@ -17,8 +17,10 @@ Piece = bytes | memoryview
 
 # So long may an answer look for files before the others have their turn.
 TURN_S = 0.005
-# A signer that has to ask its store, or to compute for long, is not to hold up the others.
-MAKERS = {True: ThreadPoolExecutor(1, "lines"), False: ThreadPoolExecutor(8, "slow-lines")}
+# A signer that has to ask its store, or to compute for long, holds up nobody but those who need the same store.
+QUICK = ThreadPoolExecutor(1, "lines")
+SLOW_THREADS = 8
+SLOW: dict[str, ThreadPoolExecutor] = {}
 
 
 class LinesResponse(Response):
@@ -29,12 +31,17 @@ class LinesResponse(Response):
     """
 
     def __init__(
-        self, first: bytes, pieces: Iterator[Piece], headers: Mapping[str, str], *, is_quick: bool = True
+        self,
+        first: bytes,
+        pieces: Iterator[Piece],
+        headers: Mapping[str, str],
+        *,
+        slow_store: str | None = None,
     ) -> None:
         super().__init__(None, 200, headers, NDJSON)
         # The length is not known before the end.
         del self.headers["content-length"]
-        self._first, self._pieces, self._maker = first, pieces, MAKERS[is_quick]
+        self._first, self._pieces, self._maker = first, pieces, _maker(slow_store)
         self._has_left = False
 
     def pieces(self) -> Iterator[Piece]:
@@ -70,3 +77,12 @@ class LinesResponse(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self._has_left = True
+
+
+def _maker(slow_store: str | None) -> ThreadPoolExecutor:
+    """Where pieces are made; called on the event loop only."""
+    if slow_store is None:
+        return QUICK
+    if slow_store not in SLOW:
+        SLOW[slow_store] = ThreadPoolExecutor(SLOW_THREADS, f"lines of {slow_store}")
+    return SLOW[slow_store]

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Response
 from lakeshare_server.access.directory import access_of
 from lakeshare_server.catalog import Listings, ShareEntry, TableEntry
 from lakeshare_server.routes.context import Asked, AskedDep
+from lakeshare_server.routes.pools import LISTINGS
 from lakeshare_server.routes.responses import json_response
 
 router = APIRouter()
@@ -33,13 +34,13 @@ def list_schemas(by: AskedDep, share: str) -> Response:
 
 
 @router.get("/shares/{share}/schemas/{schema}/tables", name="list_tables")
-def list_tables(by: AskedDep, share: str, schema: str) -> Response:
-    return _tables(by, share, schema)
+async def list_tables(by: AskedDep, share: str, schema: str) -> Response:
+    return await by.parts.pools.run(LISTINGS, _tables, by, share, schema)
 
 
 @router.get("/shares/{share}/all-tables", name="list_all_tables")
-def list_all_tables(by: AskedDep, share: str) -> Response:
-    return _tables(by, share, None)
+async def list_all_tables(by: AskedDep, share: str) -> Response:
+    return await by.parts.pools.run(LISTINGS, _tables, by, share, None)
 
 
 def _tables(by: Asked, share: str, schema: str | None) -> Response:

@@ -8,7 +8,14 @@ import ipaddress
 import os
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from lakeshare_server.routes.context import Note, PartsDep
@@ -56,6 +63,18 @@ class Metrics:
             registry=registry,
         )
 
+        self._outages = Gauge(
+            "lakeshare_service_unavailable",
+            "1 for a store, catalog, token service or issuer that gives a worker no answers.",
+            ["service"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+
+    def note_outage(self, service: str, is_unavailable: bool) -> None:
+        """A service has stopped to answer, or answers again."""
+        self._outages.labels(service).set(int(is_unavailable))
+
     def count(self, note: Note, status: int, elapsed_s: float) -> None:
         """Count a request that has ended."""
         who = (note.recipient or "",) if self._names else ()
@@ -77,12 +96,12 @@ class Metrics:
 
 @router.get("/metrics", name="metrics")
 def metrics(request: Request, parts: PartsDep) -> Response:
-    if not _may_read(request, parts.settings):
+    if not may_read_metrics(request, parts.settings):
         return error_response(404, "RESOURCE_DOES_NOT_EXIST", "There is nothing here for you.")
     return Response(parts.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _may_read(request: Request, settings: ServerSettings) -> bool:
+def may_read_metrics(request: Request, settings: ServerSettings) -> bool:
     """Whoever holds the token; without one, programs of this host that speak for nobody else."""
     if settings.metrics_token is not None:
         expected = f"Bearer {settings.metrics_token.get_secret_value()}"

@@ -36,13 +36,13 @@ def ndjson(
     capabilities: str,
     extra: Mapping[str, str],
     *,
-    is_quick: bool = True,
+    slow_store: str | None = None,
 ) -> Response:
-    """Lines of a table; `pieces` are streamed, and not `is_quick` when making them takes more than the processor."""
+    """Lines of a table; `pieces` are streamed, `slow_store` names a store that making them waits for."""
     headers = {VERSION_HEADER: str(version), HEADER: capabilities, **extra}
     if pieces is None:
         return Response(first, 200, headers, media_type=NDJSON)
-    return LinesResponse(first, pieces, headers, is_quick=is_quick)
+    return LinesResponse(first, pieces, headers, slow_store=slow_store)
 
 
 def iceberg_error(status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> Response:

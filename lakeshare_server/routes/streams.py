@@ -70,7 +70,7 @@ class Opening:
         last = (lambda: self._closing(closing, progress)) if wants_end else None
         files = _streamed(pieces, progress, note, last)
         return table_lines(
-            first, files, version, self.response_format, self.by.wants, is_quick=self.session.is_quick
+            first, files, version, self.response_format, self.by.wants, slow_store=self.session.slow_store
         )
 
     def _closing(self, closing: Closing, progress: Progress) -> dict[str, object]:
@@ -129,13 +129,13 @@ def table_lines(
     response_format: str,
     wants: Wants,
     *,
-    is_quick: bool = True,
+    slow_store: str | None = None,
     is_pending: bool = False,
 ) -> Response:
     """The response around lines, those in `pieces` streamed; a client that sent `fileidhash` insists on it."""
     extra = {} if wants.file_ids is None else {FILE_IDS_HEADER: wants.file_ids}
     header = answered(response_format, wants.capabilities, is_pending=is_pending)
-    return ndjson(first, pieces, version, header, extra, is_quick=is_quick)
+    return ndjson(first, pieces, version, header, extra, slow_store=slow_store)
 
 
 def _streamed(

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from starlette.routing import Route
 
 from lakeshare_server.access.directory import access_of
@@ -18,6 +17,7 @@ from lakeshare_server.protocol.timestamps import milliseconds
 from lakeshare_server.routes.async_queries import submit
 from lakeshare_server.routes.context import AskedTable, TableDep, asked_table, body_of
 from lakeshare_server.routes.listings import table_item
+from lakeshare_server.routes.pools import in_table_pool
 from lakeshare_server.routes.queries import answer_query
 from lakeshare_server.routes.responses import VERSION_HEADER, json_response
 from lakeshare_server.routes.streams import table_lines
@@ -27,6 +27,7 @@ router = APIRouter(prefix="/shares/{share}/schemas/{schema}/tables/{table}")
 
 
 @router.get("", name="get_table")
+@in_table_pool
 def get_table(by: TableDep) -> Response:
     # OpenSharing's own call (protocol §9); Delta Sharing has HEAD at the same place.
     header = by.view.index(by.view.latest()).header
@@ -49,13 +50,19 @@ async def table_version(request: Request) -> Response:
     text = by.request.query_params.get("startingTimestamp")
     version = by.view.versions.latest_now() if text is None else None
     if version is None:
-        version = await run_in_threadpool(_version_from, by.view, text)
+        version = await by.run(_version_from, by.view, text)
     by.note.version = version.number
     return Response(headers={VERSION_HEADER: str(version.number)})
 
 
 @router.get("/metadata", name="table_metadata")
+@in_table_pool
 def table_metadata(by: TableDep) -> Response:
+    return answer_metadata(by)
+
+
+def answer_metadata(by: AskedTable) -> Response:
+    """The metadata of a version, the latest one by default."""
     view, wants = by.view, by.wants
     version, told = _version_of_metadata(view, by.request.query_params)
     by.note.version = version.number
@@ -77,7 +84,7 @@ def table_metadata(by: TableDep) -> Response:
 
 async def query_table(request: Request) -> Response:
     by = await asked_table(request)
-    return await run_in_threadpool(_query, by, await body_of(request, by))
+    return await by.run(_query, by, await body_of(request, by))
 
 
 def _query(by: AskedTable, body: bytes) -> Response:

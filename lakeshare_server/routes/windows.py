@@ -14,6 +14,7 @@ from lakeshare_server.protocol.negotiation import announced_protocol
 from lakeshare_server.protocol.requests import Paging, QueryRequest
 from lakeshare_server.protocol.table_tokens import Page, require_same_table
 from lakeshare_server.routes.context import AskedTable, TableDep
+from lakeshare_server.routes.pools import in_table_pool
 from lakeshare_server.routes.streams import Closing, opened, page_question, page_size
 from lakeshare_server.tables.delta.changes import VersionChanges
 from lakeshare_server.tables.delta.features import covering_protocol
@@ -85,6 +86,7 @@ def answer_window(by: AskedTable, asked: QueryRequest, page: Page | None) -> Res
 
 
 @router.get("/changes", name="table_changes")
+@in_table_pool
 def table_changes(by: TableDep) -> Response:
     asked = parse_changes(by.request.query_params)
     question = page_question(asked.parameters, by)

@@ -110,13 +110,22 @@ class AzureUrls:
         ends = now + timedelta(seconds=life_s)
         identity = self._access.identity
         try:
-            from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+            from azure.core.exceptions import (
+                AzureError,
+                ClientAuthenticationError,
+                HttpResponseError,
+                ServiceRequestError,
+                ServiceResponseError,
+            )
             from azure.storage.blob import BlobServiceClient
         except ImportError:
             raise not_installed("azure-storage-blob", "azure") from None
         try:
             with BlobServiceClient(self._access.endpoint(place), identity, **PATIENCE) as service:
-                lent = service.get_user_delegation_key(now - CLOCKS_DIFFER, ends)
+                lent = self._access.services.of(place.root).call(
+                    lambda: service.get_user_delegation_key(now - CLOCKS_DIFFER, ends),
+                    (ServiceRequestError, ServiceResponseError),
+                )
         except ClientAuthenticationError as error:
             raise no_credentials(error) from None
         except HttpResponseError as error:

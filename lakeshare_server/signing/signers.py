@@ -46,11 +46,12 @@ class RootSigner(Protocol):
 class SigningSession:
     """URLs of one answer; `expires_at_ms` is when the first of them ends.
 
-    It is quick when a thousand URLs take about a millisecond; signing with RSA, or by asking Google, does not.
+    `slow_store` names the store whose URLs take more than about a microsecond each, being signed with RSA or by Google;
+    None if there is none.
     """
 
-    def __init__(self, signers: dict[str, RootSigner], stores: Stores, *, is_quick: bool) -> None:
-        self.is_quick = is_quick
+    def __init__(self, signers: dict[str, RootSigner], stores: Stores, *, slow_store: str | None) -> None:
+        self.slow_store = slow_store
         self._signers = signers
         self._stores = stores
         self.expires_at_ms = min(signer.expires_at_ms for signer in signers.values())
@@ -112,8 +113,8 @@ class Signers:
         moment_s = now_s()
         places = [self._stores.place(root or "/") for root in (roots or [""])]
         signers = {place.root: self._signer(place, recipient, life_s, moment_s) for place in places}
-        is_quick = all(place.kind != GCS or self._settings.gcs_hmac_secret for place in places)
-        return SigningSession(signers, self._stores, is_quick=is_quick)
+        slow = [place.root for place in places if place.kind == GCS and not self._settings.gcs_hmac_secret]
+        return SigningSession(signers, self._stores, slow_store=slow[0] if slow else None)
 
     def can_vend(self, location: str) -> str | None:
         """Why no temporary credentials can be had for a table's location; None when they can.

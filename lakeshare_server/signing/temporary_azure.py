@@ -5,6 +5,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
+from lakeshare_server.errors import Unavailable
 from lakeshare_server.signing.azure import AzureUrls, DelegationKey
 from lakeshare_server.signing.life import life_left
 from lakeshare_server.signing.temporary import TemporaryCredentials
@@ -59,7 +60,7 @@ class AzureVendor:
         """Whether the account says that it keeps folders; None when it does not say."""
         try:
             from azure.core.credentials import AzureNamedKeyCredential
-            from azure.core.exceptions import AzureError
+            from azure.core.exceptions import AzureError, ServiceRequestError, ServiceResponseError
             from azure.storage.blob import BlobServiceClient
         except ImportError:
             raise not_installed("azure-storage-blob", "azure") from None
@@ -68,8 +69,11 @@ class AzureVendor:
         credential = AzureNamedKeyCredential(account, key) if key else self._access.identity
         try:
             with BlobServiceClient(self._access.endpoint(place), credential, **PATIENCE) as service:
-                told = service.get_account_information().get("is_hns_enabled")
-        except (AzureError, ValueError):
+                told = self._access.services.of(place.root).call(
+                    lambda: service.get_account_information().get("is_hns_enabled"),
+                    (ServiceRequestError, ServiceResponseError),
+                )
+        except (AzureError, ValueError, Unavailable):
             return None
         return str(told).lower() != "false"
 

@@ -10,6 +10,8 @@ from lakeshare_server.stores import Place
 from lakeshare_server.stores.s3 import AWS, S3Access
 
 KIND = "awsTempCredentials"
+# As it is named where services are.
+STS = "STS"
 SESSION = "lakeshare"
 # STS hands out nothing shorter, and roles that were not changed nothing longer.
 SHORTEST_S, LONGEST_S = 900, 3600
@@ -50,7 +52,10 @@ class S3Vendor:
         bucket = self._access.bucket(place.bucket)
         endpoint = self._settings.s3_sts_endpoint or self._settings.s3_endpoint
         try:
-            handed = self._asked(self._access.client("sts", bucket.region, endpoint), place, life_s)
+            sts = self._access.client("sts", bucket.region, endpoint)
+            handed = self._access.services.of(STS).call(
+                lambda: self._asked(sts, place, life_s), (BotoCoreError,)
+            )
         except ClientError as error:
             raise _refused(error.response) from None
         except BotoCoreError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from obstore.store import AzureStore
 
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.stores.extras import not_installed
 from lakeshare_server.stores.locations import Place, azure_host
@@ -24,14 +25,16 @@ PATIENCE: dict[str, Any] = {
     "initial_backoff": 1,
     "increment_base": 1,
 }
+# As it is named where services are.
+IDENTITY = "identity service of Azure"
 SCOPE = "https://storage.azure.com/.default"
 
 
 class AzureAccess:
     """Azure's storage accounts: one may have a key or a signature of its own, all take the server's identity."""
 
-    def __init__(self, settings: StoreSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: StoreSettings, services: Services) -> None:
+        self._settings, self.services = settings, services
 
     def open(self, place: Place) -> RemoteStore:
         """A container, ready for reading.
@@ -59,7 +62,7 @@ class AzureAccess:
             credential_provider=provider,
         )
         # An account with folders lists by folders, "t/x" before "t-1".
-        return RemoteStore(place.root, store, in_key_order=False)
+        return RemoteStore(place.root, store, self.services.of(place.root), in_key_order=False)
 
     def endpoint(self, place: Place, public: bool = False) -> str:
         """The URL in front of `/container/key`, as the server or, if `public`, as recipients reach it."""
@@ -98,10 +101,11 @@ class AzureAccess:
             Unavailable: none could be had.
         """
         identity = self.identity
-        from azure.core.exceptions import AzureError
+        from azure.core.exceptions import AzureError, ServiceRequestError, ServiceResponseError
 
+        no_answer = (ServiceRequestError, ServiceResponseError)
         try:
-            found = identity.get_token(SCOPE)
+            found = self.services.of(IDENTITY).call(lambda: identity.get_token(SCOPE), no_answer)
         except (AzureError, ValueError) as error:
             raise no_credentials(error) from None
         return found.token, datetime.fromtimestamp(found.expires_on, UTC)

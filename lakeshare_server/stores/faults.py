@@ -48,7 +48,9 @@ def _ours(place: Place, error: BaseError | FileNotFoundError) -> LakeshareError:
     text = str(error)
     status, code = STATUS.search(text), CODE.search(text)
     said = " ".join(found[1] for found in (status, code) if found) or type(error).__name__
-    logger.warning("%s: the store answered %s", place.location, said)
+    # Looking for what is not there is normal: the next commit of a log, say. Whoever needs the object raises.
+    level = logging.DEBUG if _is_missing(error, status) else logging.WARNING
+    logger.log(level, "%s: the store answered %s", place.location, said)
     if NO_KEYS in text and isinstance(error, UnauthenticatedError):
         return Unavailable(
             f"no credentials for {place.root} could be had", "Look at the identity the server runs with."
@@ -59,6 +61,10 @@ def _ours(place: Place, error: BaseError | FileNotFoundError) -> LakeshareError:
     if status is None and WRONG_REGION not in text:
         return _unavailable(place)
     return _by_status(place, int(status[1]) if status else 301)
+
+
+def _is_missing(error: BaseError | FileNotFoundError, status: re.Match[str] | None) -> bool:
+    return isinstance(error, FileNotFoundError) or (status is not None and status[1] == "404")
 
 
 def _by_status(place: Place, status: int) -> LakeshareError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from obstore.store import GCSStore
 
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.stores.extras import not_installed
 from lakeshare_server.stores.locations import Place
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 GOOGLE = "https://storage.googleapis.com"
 # Signing by IAM and narrowing a token both need it; what may be done is up to the account's roles.
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+# Google's token services and IAM, as they are named where services are.
+TOKENS = "token services of Google"
 # To connect, and between two pieces of an answer; Google's own library would wait for two minutes.
 PATIENCE_S = (CONNECT_S, 15)
 
@@ -26,8 +29,8 @@ PATIENCE_S = (CONNECT_S, 15)
 class GcsAccess:
     """Google Cloud Storage with the application's default credentials; for many threads."""
 
-    def __init__(self, settings: StoreSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: StoreSettings, services: Services) -> None:
+        self._settings, self.services = settings, services
         self._lock = Lock()
 
     def open(self, place: Place) -> RemoteStore:
@@ -45,7 +48,7 @@ class GcsAccess:
             retry_config=retries(),
             credential_provider=self._token_for_obstore,
         )
-        return RemoteStore(place.root, store)
+        return RemoteStore(place.root, store, self.services.of(place.root))
 
     def endpoint(self, public: bool = False) -> str:
         """The URL in front of `/bucket/key`, as the server or, if `public`, as recipients reach it."""
@@ -104,14 +107,18 @@ class GcsAccess:
     def transport(self) -> Any:
         """How Google's own library reaches its token services."""
         try:
+            from google.auth.exceptions import TransportError
             from google.auth.transport.requests import Request
         except ImportError:
             raise not_installed("requests", "gcs") from None
 
+        service = self.services.of(TOKENS)
+
         class PatientRequest(Request):
             def __call__(self, url: str, *request: Any, **options: Any) -> Any:
                 untyped: Any = super().__call__
-                return untyped(url, *request, **{"timeout": PATIENCE_S, **options})
+                patient = {"timeout": PATIENCE_S, **options}
+                return service.call(lambda: untyped(url, *request, **patient), (TransportError,))
 
         return PatientRequest()
 

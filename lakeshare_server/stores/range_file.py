@@ -5,21 +5,25 @@ from typing import TYPE_CHECKING
 
 import obstore
 
+from lakeshare_server.outbound import Service
 from lakeshare_server.stores.faults import faults_of
 from lakeshare_server.stores.locations import Place
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-# A store that gives less in one request than half a minute allows is as good as hanging.
-REQUEST_BYTES = 32 * 1024 * 1024
+# What one request reads has to arrive within a call's deadline.
+REQUEST_BYTES = 16 * 1024 * 1024
 
 
 class RangeFile(io.RawIOBase):
     """Reads `place`, which has `size_bytes`, and fails as passing when its content is no longer `etag`."""
 
-    def __init__(self, store: "ObjectStore", place: Place, size_bytes: int, etag: str | None) -> None:
+    def __init__(
+        self, store: "ObjectStore", place: Place, size_bytes: int, etag: str | None, service: Service
+    ) -> None:
         self._store = store
+        self._service = service
         self._place = place
         self._size = size_bytes
         self._etag = etag
@@ -55,10 +59,13 @@ class RangeFile(io.RawIOBase):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _range(self, start: int, length: int) -> bytes:
-        with faults_of(self._place):
-            answer = obstore.get(
-                self._store,
-                self._place.key,
-                options={"range": (start, start + length), "if_match": self._etag},
-            )
-            return answer.bytes().to_bytes()
+        def read() -> bytes:
+            with faults_of(self._place):
+                answer = obstore.get(
+                    self._store,
+                    self._place.key,
+                    options={"range": (start, start + length), "if_match": self._etag},
+                )
+                return answer.bytes().to_bytes()
+
+        return self._service.call(read)

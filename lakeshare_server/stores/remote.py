@@ -1,7 +1,7 @@
 """One bucket or container of a remote store, read with obstore; the same for all vendors."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ import obstore
 import pyarrow as pa
 
 from lakeshare_server.errors import StoreMissing, Unserveable
+from lakeshare_server.outbound import Service
 from lakeshare_server.stores.faults import faults_of
 from lakeshare_server.stores.locations import Place
 from lakeshare_server.stores.range_file import RangeFile
@@ -50,23 +51,31 @@ def retries() -> "RetryConfig":
 
 
 class RemoteStore:
-    """One root, opened; `in_key_order` is False of a store that lists in an order of its own."""
+    """One root, opened; `in_key_order` is False of a store that lists in an order of its own.
 
-    def __init__(self, root: str, store: "ObjectStore", in_key_order: bool = True) -> None:
+    Every request is a call of `service`, with its deadline and circuit breaker.
+    """
+
+    def __init__(self, root: str, store: "ObjectStore", service: Service, in_key_order: bool = True) -> None:
         self._root = root
         self._store = store
+        self._service = service
         self._in_key_order = in_key_order
 
     def read(self, place: Place) -> bytes:
         _require_exact(place)
-        with faults_of(place):
-            return obstore.get(self._store, place.key).bytes().to_bytes()
+
+        def read() -> bytes:
+            with faults_of(place):
+                return obstore.get(self._store, place.key).bytes().to_bytes()
+
+        return self._service.call(read)
 
     def open(self, place: Place) -> Any:
         _require_exact(place)
-        with faults_of(place):
-            found = obstore.head(self._store, place.key)
-        return pa.PythonFile(RangeFile(self._store, place, found["size"], found["e_tag"]), mode="r")
+        found = self._head(place)
+        file = RangeFile(self._store, place, found["size"], found["e_tag"], self._service)
+        return pa.PythonFile(file, mode="r")
 
     def list(self, prefix: Place, after: Place | None) -> Iterator[StoredObject]:
         folder = Place(prefix.kind, prefix.root, prefix.key.rstrip("/"))
@@ -82,19 +91,30 @@ class RemoteStore:
             return None
         _require_exact(place)
         try:
-            with faults_of(place):
-                return self._described(obstore.head(self._store, place.key))
+            return self._described(self._head(place))
         except StoreMissing:
             return None
 
+    def _head(self, place: Place) -> "ObjectMeta":
+        def head() -> "ObjectMeta":
+            with faults_of(place):
+                return obstore.head(self._store, place.key)
+
+        return self._service.call(head)
+
     def _listed(self, folder: Place, after: Place | None) -> Iterator[StoredObject]:
         offset = after.key if after else None
-        with faults_of(folder):
-            for page in obstore.list(self._store, folder.key or None, offset=offset, chunk_size=LIST_PAGE):
-                for found in page:
-                    # Not every store knows of an offset.
-                    if offset is None or found["path"].encode() > offset.encode():
-                        yield self._described(found)
+        pages = iter(obstore.list(self._store, folder.key or None, offset=offset, chunk_size=LIST_PAGE))
+
+        def next_page() -> "Sequence[ObjectMeta] | None":
+            with faults_of(folder):
+                return next(pages, None)
+
+        while (page := self._service.call(next_page)) is not None:
+            for found in page:
+                # Not every store knows of an offset.
+                if offset is None or found["path"].encode() > offset.encode():
+                    yield self._described(found)
 
     def _described(self, found: "ObjectMeta") -> StoredObject:
         modified_ms = int(found["last_modified"].timestamp() * 1000)

@@ -14,6 +14,7 @@ import httpx
 from obstore.store import S3Store
 
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.stores.extras import not_installed
 from lakeshare_server.stores.locations import Place
@@ -27,6 +28,8 @@ AWS = re.compile(r"https://(\S+\.)?amazonaws\.com(\.cn)?")
 # What may stand in front of a host whose certificate covers one label.
 HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 ANSWER_S = 15
+# The chain of credentials, which may ask STS, SSO or the host: as it is named where services are.
+CREDENTIALS = "credentials of S3"
 # Keys that do not say when they end are looked at again after so long.
 KEYS_LIFE = timedelta(minutes=5)
 
@@ -62,10 +65,12 @@ class Bucket:
 class S3Access:
     """The one S3 of the settings, with the credentials the server runs with; for many threads."""
 
-    def __init__(self, settings: StoreSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: StoreSettings, services: Services) -> None:
+        self._settings, self.services = settings, services
         self._lock = Lock()
         self._regions: dict[str, str] = {}
+        # Credentials of botocore, which come without types; None before keys were taken from them.
+        self._held: Any = None
         self._endpoints: dict[str, str] = {}
 
     def open(self, place: Place) -> RemoteStore:
@@ -87,7 +92,12 @@ class S3Access:
             credential_provider=self._keys_for_obstore,
         )
         # Relatives of S3 that keep folders list by folders, "t/x" before "t-1".
-        return RemoteStore(place.root, store, in_key_order=AWS.fullmatch(bucket.endpoint) is not None)
+        return RemoteStore(
+            place.root,
+            store,
+            self.services.of(place.root),
+            in_key_order=AWS.fullmatch(bucket.endpoint) is not None,
+        )
 
     def bucket(self, name: str, public: bool = False) -> Bucket:
         """How the server addresses a bucket or, if `public`, how recipients do.
@@ -108,13 +118,28 @@ class S3Access:
         Raises:
             Unavailable: there are none.
         """
-        credentials = self._credentials
-        try:
-            now, ends = _taken(credentials)
-        except Exception as error:  # each provider of the chain has errors of its own, none for other ears
-            raise _no_keys(type(error).__name__) from None
+        held = self._held
+        if held is not None and not _may_refresh(held):
+            now, ends = _taken(held)
+        else:
+            try:
+                now, ends = self.services.of(CREDENTIALS).call(self._refreshed)
+            except Unavailable:
+                # Keys are refreshed minutes before they end: those of before are good until then.
+                if held is None or not _are_valid(held):
+                    raise
+                now, ends = held._frozen_credentials, _end_of(held)
         ends_ms = int(ends.timestamp() * 1000) if ends else None
         return AwsKeys(now.access_key, now.secret_key, now.token, ends_ms)
+
+    def _refreshed(self) -> tuple[Any, datetime | None]:
+        credentials = self._credentials
+        try:
+            found = _taken(credentials)
+        except Exception as error:  # each provider of the chain has errors of its own, none for other ears
+            raise _no_keys(type(error).__name__) from None
+        self._held = credentials
+        return found
 
     def client(self, service: str, region: str, endpoint: str | None = None) -> Any:
         """A client of boto3 with our credentials, which gives up soon."""
@@ -137,7 +162,9 @@ class S3Access:
         if known is None:
             usual = self._session.region_name or DEFAULT_REGION
             endpoint = self._endpoint(usual)
-            known = told_region(endpoint, bucket) if AWS.fullmatch(endpoint) else usual
+            known = usual
+            if AWS.fullmatch(endpoint):
+                known = self.services.of(endpoint).call(lambda: told_region(endpoint, bucket))
             if known is None:  # a bucket that is not there yet, say: the next answer may tell
                 return str(usual)
             self._regions[bucket] = known
@@ -194,6 +221,18 @@ def _taken(credentials: Any) -> tuple[Any, datetime | None]:
         if after == before:
             return keys, after
         before = after
+
+
+def _may_refresh(credentials: Any) -> bool:
+    """Whether taking the keys may call the service that issues them."""
+    refresh_needed = getattr(credentials, "refresh_needed", None)
+    return refresh_needed is not None and bool(refresh_needed())
+
+
+def _are_valid(credentials: Any) -> bool:
+    """Whether keys that are about to be refreshed are still good."""
+    ends = _end_of(credentials)
+    return ends is not None and ends > datetime.now(UTC) and credentials._frozen_credentials is not None
 
 
 def _end_of(credentials: Any) -> datetime | None:

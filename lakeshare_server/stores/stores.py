@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from threading import Lock
 from typing import Any
 
+from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.stores.azure import AzureAccess
 from lakeshare_server.stores.gcs import GcsAccess
@@ -20,10 +21,11 @@ class Stores:
     Unavailable for what passes, and BadRequest for a location of an unknown spelling.
     """
 
-    def __init__(self, settings: StoreSettings) -> None:
-        self.s3 = S3Access(settings)
-        self.gcs = GcsAccess(settings)
-        self.azure = AzureAccess(settings)
+    def __init__(self, settings: StoreSettings, services: Services | None = None) -> None:
+        self.services = services or Services(settings.outside_answer_s)
+        self.s3 = S3Access(settings, self.services)
+        self.gcs = GcsAccess(settings, self.services)
+        self.azure = AzureAccess(settings, self.services)
         self._azure_account = settings.azure_account
         self._opened: dict[str, Store] = {"": LocalStore()}
         # One for each root: a vendor whose credentials take long keeps nobody from the others.
@@ -55,6 +57,11 @@ class Stores:
     def place(self, location: str) -> Place:
         """The location taken apart; its `location` is our spelling of it."""
         return place_of(location, self._azure_account)
+
+    def services_of(self, location: str) -> tuple[str, ...]:
+        """The store of a location by its name as a service; none of a location on the local disk."""
+        place = self.place(location)
+        return () if place.kind == LOCAL else (place.root,)
 
     def _store(self, place: Place) -> Store:
         opened = self._opened.get(place.root)

@@ -1,12 +1,11 @@
 """What this process knows of a followed table's log: looked at once per interval, by one thread for all."""
 
 import logging
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from threading import Lock
 
 from lakeshare_server.errors import TableFilesMissing
+from lakeshare_server.outbound import SharedRefresh
 from lakeshare_server.stores import StoredObject, Stores
 from lakeshare_server.tables.delta.commits import read_commits
 from lakeshare_server.tables.delta.log import LOG, LogListing, list_log, require_published
@@ -23,8 +22,7 @@ class FollowedLog:
         self.stores, self.root, self.check_every_s = stores, root.rstrip("/"), check_every_s
         self.listing = LogListing(self.root)
         self.newest: Version | None = None
-        self._looking = Lock()
-        self._looked_at = float("-inf")
+        self._refresh = SharedRefresh(check_every_s)
         self._published: tuple[int, StoredObject | None] | None = None
         self._commit_times_since: int | None = None
         self._is_catalog_managed = False
@@ -34,7 +32,7 @@ class FollowedLog:
 
     def is_fresh(self) -> bool:
         """Whether the last look is not older than the interval."""
-        return time.monotonic() - self._looked_at < self.check_every_s
+        return self._refresh.is_fresh()
 
     @property
     def latest(self) -> int:
@@ -62,16 +60,14 @@ class FollowedLog:
         """Look for new versions when the last look is too old; `publish` is told of the newest, before it is shown.
 
         Raises:
-            LakeshareError: what the store or `publish` raises; the next request looks again.
+            LakeshareError: what the store or `publish` raises, to everybody who waited for that look, too. While the
+                store does not answer this is repeated for a moment; after that the next request looks again.
         """
-        if self.is_fresh():
-            return
-        with self._looking:
-            # Whoever waited here finds the look of another that was under way.
-            if self.is_fresh():
-                return
-            self._look(publish)
-            self._looked_at = time.monotonic()
+        self._refresh.run(lambda: self._look(publish))
+
+    def expire(self) -> None:
+        """Let the next `refresh` look, however fresh the last look is."""
+        self._refresh.expire()
 
     def timestamp_ms(self, version: int) -> int:
         """When a version came about; times grow with the versions, whatever clocks and copies did to the files."""

@@ -67,6 +67,13 @@ def source_of(location: str, stores: Stores, settings: StoreSettings) -> Metadat
         is_file = is_metadata_file(location)
         return FixedMetadata(stores, location) if is_file else MetadataFolder(stores, location)
     identifier = tuple(found["table"].split("."))
+    service = stores.services.of(str(catalog_service(location)))
     if found["kind"] == "nessie":
-        return NessieTable(found["catalog"], identifier, found["branch"] or MAIN)
-    return CatalogTable(found["catalog"], identifier, settings)
+        return NessieTable(found["catalog"], identifier, found["branch"] or MAIN, service)
+    return CatalogTable(found["catalog"], identifier, settings, service)
+
+
+def catalog_service(location: str) -> str | None:
+    """The catalog of a location, by its name as a service; None where the location is in storage."""
+    found = IN_CATALOG.fullmatch(location)
+    return None if found is None else f"{found['kind']}:{found['catalog']}"

@@ -18,6 +18,7 @@ from lakeshare_server.tables.delta.mapping import mapping_mode
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.index_cache import IndexCache
 from lakeshare_server.tables.snapshot import TableSnapshot
+from lakeshare_server.versions.followed_place import catalog_service
 from lakeshare_server.versions.for_recipients import for_recipients
 from lakeshare_server.versions.metadata_source import Pointer
 from lakeshare_server.versions.published_changes import ChangeFiles, PublishedChanges, unlike_columns
@@ -63,6 +64,12 @@ class FollowedSnapshots:
     def location(self) -> str:
         """The table's folder."""
         return self._identity.location
+
+    def services(self) -> Sequence[str]:
+        """The catalog that names the table's metadata, and its store."""
+        catalog = catalog_service(self._followed.location)
+        found = [] if catalog is None else [catalog]
+        return (*found, *self._stores.services_of(self._identity.location))
 
     def latest(self) -> Version:
         """The newest state, as of a look that is not older than the table's interval.

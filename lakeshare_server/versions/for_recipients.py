@@ -19,7 +19,9 @@ PROVIDER = "Provider: the server's log says more."
 def for_recipients(error: LakeshareError, places: Iterable[str]) -> LakeshareError:
     """The same refusal in words that name no place of the table, its catalog or the server."""
     if isinstance(error, Unavailable):
-        return Unavailable("the table's store or catalog does not answer", "Try again in a moment.")
+        return Unavailable(
+            "the table's store or catalog does not answer", "Try again in a moment.", error.retry_s
+        )
     if isinstance(error, Unserveable):
         return Unserveable(_told(error.reason, places), _fix(error, places), error.code)
     if isinstance(error, TableFilesMissing):

@@ -4,20 +4,17 @@ Catalogs are configured as pyiceberg's own documentation says, in `.pyiceberg.ya
 variables, so credentials are never in our database.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from queue import Empty, SimpleQueue
-from threading import Thread
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from lakeshare_server.errors import BadRequest, LakeshareError, Unavailable, Unserveable
+from lakeshare_server.outbound import Service
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.versions.metadata_source import BranchState, Pointer
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-# pyiceberg's REST client waits for ever: a catalog that does not answer by then does not answer.
-ANSWER_S = 60
 # As AWS names it.
 REFUSED = ("AccessDeniedException", "InvalidSignatureException", "UnrecognizedClientException")
 GLUE_RETRIES = "glue.max-retries"
@@ -31,10 +28,12 @@ class CatalogTable:
 
     root: str | None = None
 
-    def __init__(self, name: str, identifier: tuple[str, ...], settings: StoreSettings) -> None:
+    def __init__(
+        self, name: str, identifier: tuple[str, ...], settings: StoreSettings, service: Service
+    ) -> None:
         self._name, self._identifier, self._settings = name, identifier, settings
+        self._service = service
         self._opened: Catalog | None = None
-        self._waiting: Thread | None = None
 
     def current(self, known: Pointer | None) -> Pointer:
         """The metadata file that the catalog names.
@@ -44,7 +43,7 @@ class CatalogTable:
             Unserveable: it has no such table, or refuses us.
             Unavailable: it does not answer.
         """
-        location = self._asked(self._metadata_location)
+        location = self._service.call(self._current_location)
         return Pointer(location, location)
 
     def states_since(self, commit: str | None, until: Pointer) -> Sequence[BranchState] | None:
@@ -83,22 +82,11 @@ class CatalogTable:
         properties[GLUE_RETRIES] = int(properties[GLUE_RETRIES])
         return load_catalog(self._name, **properties)
 
-    def _asked(self, ask: Callable[[], str]) -> str:
-        """The answer, in time; catalogs have errors of their own, of which only the kind is told."""
-        if self._waiting is not None and self._waiting.is_alive():
-            raise self._passing("it still has not answered an earlier question")
-        answers: SimpleQueue[str | Exception] = SimpleQueue()
-        self._waiting = Thread(target=_answer, args=(ask, answers), daemon=True)
-        self._waiting.start()
+    def _current_location(self) -> str:
         try:
-            answer = answers.get(timeout=ANSWER_S)
-        except Empty:
-            raise self._passing(f"no answer within {ANSWER_S} seconds") from None
-        # Its thread may end a moment after its answer.
-        self._waiting = None
-        if isinstance(answer, Exception):
-            raise self._told(answer) from answer
-        return answer
+            return self._metadata_location()
+        except Exception as error:  # every catalog has errors of its own, of which only the kind is told
+            raise self._told(error) from error
 
     def _told(self, error: Exception) -> LakeshareError:
         from pyiceberg import exceptions
@@ -171,10 +159,3 @@ def _code(error: Exception) -> str:
     """The code in an error of AWS, which has one class for all."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
-
-
-def _answer(ask: Callable[[], str], answers: "SimpleQueue[str | Exception]") -> None:
-    try:
-        answers.put(ask())
-    except Exception as error:  # every catalog has errors of its own; whoever asked sorts them
-        answers.put(error)

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 
 from lakeshare_server.errors import BadRequest, LakeshareError, Unavailable, Unserveable
+from lakeshare_server.outbound import Service
 from lakeshare_server.versions.iceberg_catalog import catalog_configuration
 from lakeshare_server.versions.metadata_source import BranchState, Pointer
 
@@ -29,8 +30,9 @@ class NessieTable:
 
     root: str | None = None
 
-    def __init__(self, name: str, identifier: tuple[str, ...], branch: str) -> None:
+    def __init__(self, name: str, identifier: tuple[str, ...], branch: str, service: Service) -> None:
         self._name, self._identifier, self._branch = name, identifier, branch
+        self._service = service
 
     def current(self, known: Pointer | None) -> Pointer:
         """The metadata file that the branch's head has.
@@ -96,9 +98,12 @@ class NessieTable:
             raise BadRequest("LOCATION", self._name, hint)
         token = configured.get("token")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return self._service.call(lambda: self._answer(uri + path, headers, parameters))
+
+    def _answer(self, url: str, headers: dict[str, str], parameters: dict[str, str]) -> dict[str, Any]:
         try:
             with httpx.Client(timeout=ANSWER_S, headers=headers) as client:
-                answer = client.get(uri + path, params=parameters)
+                answer = client.get(url, params=parameters)
             if answer.is_success:
                 told: dict[str, Any] = answer.json()
                 return told

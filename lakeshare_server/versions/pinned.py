@@ -19,6 +19,10 @@ class VersionsUntil:
         """Where the table is."""
         return self._all.location()
 
+    def services(self) -> Sequence[str]:
+        """The stores and catalogs outside of this process that the table is read from."""
+        return self._all.services()
+
     def latest(self) -> Version:
         """The chosen publication.
 

@@ -56,6 +56,13 @@ class PublishedVersions:
         """
         return self._newest().location
 
+    def services(self) -> Sequence[str]:
+        """The store of the newest publication."""
+        try:
+            return self._stores.services_of(self.location())
+        except NotFound:
+            return ()
+
     def latest(self) -> Version:
         """The newest publication.
 
@@ -198,7 +205,9 @@ class PublishedVersions:
             snapshot = self._read_again(publication)
         except Unavailable as error:
             _log.warning("publication %s of %s: %s", publication.version, publication.table, error)
-            raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
+            raise Unavailable(
+                "the table's store does not answer", "Try again in a moment.", error.retry_s
+            ) from error
         except (Unserveable, StoreError) as error:
             raise _lost(publication, "what it was made of cannot be read any more", error) from error
         if snapshot.table_id != publication.table_id:

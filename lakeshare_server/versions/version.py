@@ -32,6 +32,10 @@ class TableVersions(Protocol):
         """Where the table is."""
         ...
 
+    def services(self) -> Sequence[str]:
+        """The stores and catalogs outside of this process that the table is read from, by their names as services."""
+        ...
+
     def latest(self) -> Version:
         """The version that is read when none is asked for."""
         ...

@@ -7,6 +7,7 @@ import pytest
 from azure.storage.blob import BlobClient, UserDelegationKey, generate_blob_sas
 
 from lakeshare_server.errors import Unavailable, Unserveable
+from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing.azure import AzureUrls, azure_signer, delegation_key
 from lakeshare_server.stores import place_of
@@ -57,7 +58,7 @@ def test_urls_are_those_of_azure(endpoint: str, by: str) -> None:
 
 
 def urls(**settings: str) -> AzureUrls:
-    return AzureUrls(AzureAccess(ServerSettings(_env_file=None, **settings)))
+    return AzureUrls(AzureAccess(ServerSettings(_env_file=None, **settings), Services()))
 
 
 def test_a_key_of_one_account_signs_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:

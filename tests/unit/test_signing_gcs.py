@@ -15,6 +15,7 @@ from google.cloud.storage import _signing
 from google.oauth2 import service_account
 
 from lakeshare_server.errors import Unavailable, Unserveable
+from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers
 from lakeshare_server.signing.gcs import GcsUrls
@@ -33,7 +34,7 @@ def signing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def urls(**settings: str) -> GcsUrls:
-    return GcsUrls(GcsAccess(ServerSettings(_env_file=None, **settings)))
+    return GcsUrls(GcsAccess(ServerSettings(_env_file=None, **settings), Services()))
 
 
 @pytest.mark.usefixtures("signing")

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing.quoting import FEW, quoted
 from lakeshare_server.signing.s3 import s3_signer
@@ -133,7 +134,7 @@ def test_keys_that_are_refreshed_meanwhile_come_with_their_own_end() -> None:
     now = dt.datetime.now(dt.UTC)
     soon, later = now + dt.timedelta(minutes=12), now + dt.timedelta(hours=6)
     fresh = {"access_key": "NEW", "secret_key": "s", "token": "t", "expiry_time": later.isoformat()}
-    access = S3Access(ServerSettings(_env_file=None))
+    access = S3Access(ServerSettings(_env_file=None), Services())
     access.__dict__["_credentials"] = Overtaken("OLD", "s", "t", soon, lambda: fresh, "a role")
     for _ in range(2):
         keys = access.keys()

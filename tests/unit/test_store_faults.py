@@ -128,6 +128,16 @@ def test_what_is_not_there_is_missing_and_has_no_head() -> None:
         assert CALLS["head"](stores_at(store.endpoint)) is None
 
 
+def test_looking_for_what_is_not_there_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with answering_store(lambda _: said("404 Not Found", REFUSAL.format("NoSuchKey"))) as store:
+        stores = stores_at(store.endpoint)
+        assert stores.head("s3://lake/t/_delta_log/00000000000000000001.json") is None
+        with pytest.raises(StoreMissing):
+            stores.read("s3://lake/t/metadata/version-hint.text")
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("lakeshare")] == []
+
+
 def test_an_answer_that_breaks_off_is_taken_up_where_it_was() -> None:
     body = bytes(range(256)) * 10
 
