@@ -20,6 +20,9 @@ from lakeshare_server.tables.snapshot import TableSnapshot
 from lakeshare_server.versions.followed_log import FollowedLog
 from lakeshare_server.versions.version import PinnedSnapshot, Version
 
+# Looks at a log that has fewer versions than another worker found in it.
+LOOKS = 2
+
 
 class FollowedVersions:
     """Reads the log of one followed table."""
@@ -34,10 +37,16 @@ class FollowedVersions:
     ) -> None:
         self._ledger, self._followed, self._log = ledger, followed, log
         self._cache, self._segments = cache, segments
+        # These versions live for one generation of the catalog: what other workers enter begins the next.
+        self._is_compared = False
 
     def location(self) -> str:
         """The table's folder."""
         return self._log.root
+
+    def services(self) -> Sequence[str]:
+        """The table's store."""
+        return self._log.stores.services_of(self._log.root)
 
     def latest(self) -> Version:
         """The newest version in storage, as of a look that is not older than the table's interval.
@@ -47,21 +56,21 @@ class FollowedVersions:
             Unserveable: its newest version cannot be served; an older one is not passed off as it.
             Unavailable: the store does not answer.
         """
-        self._log.refresh(self._publish)
+        self._refresh()
         return self._version(self._log.latest)
 
     def latest_now(self) -> Version | None:
         """The newest version, if somebody looked within the table's interval; reads nothing."""
-        return self._log.newest if self._log.is_fresh() else None
+        return self._log.newest if self._is_compared and self._log.is_fresh() else None
 
     def oldest(self) -> Version:
         """The oldest version that the log can still tell, and the operator shows."""
-        self._log.refresh(self._publish)
+        self._refresh()
         return self._version(self._first())
 
     def at(self, number: int) -> Version | None:
         """The version with this number, None when the log cannot tell it."""
-        self._log.refresh(self._publish)
+        self._refresh()
         is_told = self._first() <= number <= self._log.latest and self._log.has(number)
         return self._version(number) if is_told else None
 
@@ -107,8 +116,27 @@ class FollowedVersions:
         """None: Delta's log tells renamed columns by id for good."""
         return None
 
-    def _numbers(self) -> list[int]:
+    def _refresh(self) -> None:
+        """Look at the log unless that was done within the interval, and no worker has found more since.
+
+        Raises:
+            LakeshareError: as `FollowedLog.refresh`.
+        """
         self._log.refresh(self._publish)
+        if self._is_compared:
+            return
+        entered = self._ledger.latest(self._followed.table)
+        # A look may have been under way: the second one begins after the number was entered. A table that was made
+        # anew has lower numbers than the ledger for good.
+        for _ in range(LOOKS):
+            if entered is None or self._log.latest >= entered.version:
+                break
+            self._log.expire()
+            self._log.refresh(self._publish)
+        self._is_compared = True
+
+    def _numbers(self) -> list[int]:
+        self._refresh()
         return self._log.numbers(self._first())
 
     def _first(self) -> int:
