@@ -22,6 +22,7 @@ from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Readers
 from lakeshare_server.access.bookkeeping import Bookkeeping
 from lakeshare_server.access.federation import Federation
+from lakeshare_server.access.file_tickets import FileTickets
 from lakeshare_server.access.guesses import Guesses
 from lakeshare_server.access.iceberg import IcebergTables
 from lakeshare_server.access.iceberg_scans import IcebergScans
@@ -153,6 +154,7 @@ def _parts(settings: ServerSettings, stores: Stores, counts: metrics.Metrics) ->
         pager=Pager(key, settings.page_size),
         tokens=TableTokens(key, settings.page_token_life_s, settings.refresh_token_life_s),
         local_signer=local_signer,
+        file_tickets=FileTickets(key, catalog, views),
         signers=Signers(settings, local_signer, stores),
         async_queries=queries,
         async_worker=AsyncWorker(queries, views),

@@ -11,7 +11,6 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers, load_key
 from lakeshare_server.tables.locations import root_of
 
-RECIPIENT = "bench"
 # Of a store that is signed for and never asked; no server of the benchmark reads from it.
 S3_ROOT = "s3://lakeshare-bench"
 S3_ENVIRONMENT = {
@@ -27,11 +26,12 @@ def bench_signing(state_dir: Path, public_url: str, location: str) -> Sign:
     """The batch call of a server at `public_url` for a file like this and its neighbours; URLs of the usual life."""
     settings = ServerSettings(state_dir=state_dir, public_url=public_url)
     signers = Signers(settings, LocalSigner(load_key(settings), settings.base_url() + PREFIX))
-    return signers.session([root_of(location)], RECIPIENT, settings.url_life_s).sign
+    root = root_of(location) or f"/{location.split('/')[1]}"
+    return signers.session([root], lambda folder: folder.strip("/"), settings.url_life_s).sign
 
 
 def location_of(url: str) -> str:
-    """The location that a URL of ours was signed for."""
+    """The location that a URL of ours was signed for; of a local file its ticket instead of its folder."""
     path = urlsplit(url).path
     _, found, below = path.partition(PREFIX + "/")
     return unquote(f"/{below}" if found else S3_ROOT + path)

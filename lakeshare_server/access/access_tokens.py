@@ -3,6 +3,7 @@
 What a token says is which secret it was given for. It is good as long as that secret is, and not beyond its own hour.
 """
 
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -11,6 +12,8 @@ from lakeshare_server.protocol.seals import Seals
 PURPOSE = "access token"
 # No bearer token and no JWT begins like this.
 PREFIX = "lsa."
+# Longer than any that is given (LAKESHARE_ACCESS_TOKEN_LIFE_S).
+LONGEST_S = 2 * 86_400
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,12 @@ class AccessToken:
 
     credential_id: str
     expires_at: datetime
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    credential: str
+    until: float
 
 
 class AccessTokens:
@@ -38,8 +47,7 @@ class AccessTokens:
 
     def read(self, token: str) -> AccessToken | None:
         """What a token says, None when it is none of ours or has ended."""
-        said = self._seals.opened(token.removeprefix(PREFIX))
-        if said is None:
+        found = self._seals.opened(token.removeprefix(PREFIX), _Sealed)
+        if found is None or not time.time() < found.until <= time.time() + LONGEST_S:
             return None
-        end = datetime.fromtimestamp(said["until"], UTC)
-        return AccessToken(said["credential"], end) if end > datetime.now(UTC) else None
+        return AccessToken(found.credential, datetime.fromtimestamp(found.until, UTC))

@@ -44,6 +44,30 @@ def require_own_stores(table: str, location: str, roots: Collection[str], settin
             raise _refusal(table, place, may_be_allowed=not on_our_disk)
 
 
+def is_local(root: str) -> bool:
+    """Whether a root of an index is of the server's own disk: a folder, or nothing for the table's own location."""
+    return root.startswith("/") or not root
+
+
+def local_folders(location: str, roots: Collection[str]) -> list[str]:
+    """The folders of the server's own disk that files of a table are in, by the roots of an index; its own first."""
+    place = place_of(location)
+    own = [place.key] if place.kind == LOCAL else []
+    return [*own, *sorted(root for root in roots if root and is_local(root))]
+
+
+def is_handed_out(place: Path, folder: str, settings: ServerSettings) -> bool:
+    """Whether a local file, whose links are resolved, may be read as one of a table's files below `folder`.
+
+    It lies there, or where the operator lets any table have files; it is none of the server's own.
+    """
+    if is_our_own(place, settings):
+        return False
+    also = (place_of(one, settings.azure_account) for one in settings.files_also_in.split())
+    allowed = [folder, *(one.key for one in also if one.kind == LOCAL)]
+    return any(place.is_relative_to(os.path.realpath(one)) for one in allowed)
+
+
 def is_our_own(place: Path, settings: ServerSettings) -> bool:
     """Whether a local file, whose links are resolved, is one of the server's own: its keys, catalog, logs, settings."""
     if place.name == CATALOGS:

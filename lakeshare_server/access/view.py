@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from lakeshare_server.access.rules import rule_of
-from lakeshare_server.catalog import Catalog, GenerationCache, Listings, Reader, TableEntry
+from lakeshare_server.catalog import Catalog, GenerationCache, GrantedTable, Listings, Reader, TableEntry
 from lakeshare_server.errors import BadRequest, NotFound, Unserveable
 from lakeshare_server.protocol.changes_request import ChangesRequest
 from lakeshare_server.protocol.requests import QueryRequest, TimePoint
@@ -49,14 +49,24 @@ class Views:
         """
 
         def look() -> TableView:
-            found = Listings(self._catalog, reader.id).table(share, schema, table)
-            entry, versions = found.entry, self._versions.of(found.entry.lake_table)
-            if entry.publication is not None:
-                versions = VersionsUntil(versions, entry.publication)
-            rule = rule_of(entry.rule, found.grant)
-            return TableView(entry, versions, rule, found.grant.valid_until, versions.services())
+            return self._view(Listings(self._catalog, reader.id).table(share, schema, table))
 
         return self._seen.get(_key(reader, share, schema, table), look, generation)
+
+    def table_of_id(self, reader: Reader, table_id: str) -> "TableView":
+        """The same by the id of the shared table, not kept here.
+
+        Raises:
+            NotFound: it is not shared with the recipient any more.
+        """
+        return self._view(Listings(self._catalog, reader.id).table_of_id(table_id))
+
+    def _view(self, found: GrantedTable) -> "TableView":
+        entry, versions = found.entry, self._versions.of(found.entry.lake_table)
+        if entry.publication is not None:
+            versions = VersionsUntil(versions, entry.publication)
+        rule = rule_of(entry.rule, found.grant)
+        return TableView(entry, versions, rule, found.grant.valid_until, versions.services())
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,21 @@ class Credentials:
         """The recipient whose client secret has this id: what an access token was given for."""
         return self._one((TokenRow.id == credential_id) & (TokenRow.kind == "client_secret"))
 
+    def holder(self, recipient_id: str, credential_id: str | None) -> Reader | None:
+        """The recipient with this id, if it and the credential are still in force; None for any credential."""
+        with self.catalog.reading() as session:
+            if credential_id is None:
+                own = RecipientRow.id == recipient_id
+                row = session.scalars(select(RecipientRow).where(own, *_recipient_in_force())).one_or_none()
+                return None if row is None else Reader(row.id, row.name, row.expires_at)
+            own_token = (TokenRow.id == credential_id) & (RecipientRow.id == recipient_id)
+            found = session.execute(_valid_token(own_token)).one_or_none()
+            if found is not None:
+                return _access(found[0], found[1].id, found[1].expires_at).reader
+            own_policy = (FederationPolicyRow.id == credential_id) & (RecipientRow.id == recipient_id)
+            found = session.execute(_in_force(FederationPolicyRow, own_policy)).one_or_none()
+            return None if found is None else _access(found[0], found[1].id, None).reader
+
     def policies(self, issuer: str) -> Sequence[Policy]:
         """Which tokens of an issuer are whose."""
         with self.catalog.reading() as session:
@@ -101,20 +116,27 @@ class Credentials:
             ]
 
     def _one(self, condition: ColumnElement[bool]) -> Access | None:
-        known = _in_force(TokenRow, condition).where(
-            TokenRow.revoked_at.is_(None), _has_not_ended(TokenRow.expires_at)
-        )
         with self.catalog.reading() as session:
-            found = session.execute(known).one_or_none()
+            found = session.execute(_valid_token(condition)).one_or_none()
             return None if found is None else _access(found[0], found[1].id, found[1].expires_at)
+
+
+def _valid_token(condition: ColumnElement[bool]) -> Select[Any]:
+    return _in_force(TokenRow, condition).where(
+        TokenRow.revoked_at.is_(None), _has_not_ended(TokenRow.expires_at)
+    )
 
 
 def _in_force(model: Any, condition: ColumnElement[bool]) -> Select[Any]:
     return (
         select(RecipientRow, model)
         .join(model, model.recipient_key == RecipientRow.key)
-        .where(condition, RecipientRow.revoked_at.is_(None), _has_not_ended(RecipientRow.expires_at))
+        .where(condition, *_recipient_in_force())
     )
+
+
+def _recipient_in_force() -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return RecipientRow.revoked_at.is_(None), _has_not_ended(RecipientRow.expires_at)
 
 
 def _has_not_ended(column: Any) -> ColumnElement[bool]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
@@ -134,23 +134,35 @@ class Listings:
         Raises:
             NotFound: it, its schema or its share is unknown, or the share is not granted.
         """
-        grants = grants_of(self.recipient_id)
         named = (
+            ShareRow.name_key == share.lower(),
+            SchemaRow.name_key == schema.lower(),
+            SharedTableRow.name_key == table.lower(),
+        )
+        return self._granted_table(f"{share}/{schema}/{table}", *named)
+
+    def table_of_id(self, table_id: str) -> GrantedTable:
+        """The same by the id of the shared table.
+
+        Raises:
+            NotFound: it is not shared any more, or the share is not granted.
+        """
+        return self._granted_table(table_id, SharedTableRow.id == table_id)
+
+    def _granted_table(self, shown_as: str, *conditions: ColumnElement[bool]) -> GrantedTable:
+        grants = grants_of(self.recipient_id)
+        wanted = (
             select(ShareRow, SchemaRow.name.label("schema"), SharedTableRow, *grants.c)
             .join(SchemaRow, SchemaRow.share_key == ShareRow.key)
             .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
             .join(grants, grants.c.share_key == ShareRow.key)
-            .where(
-                ShareRow.name_key == share.lower(),
-                SchemaRow.name_key == schema.lower(),
-                SharedTableRow.name_key == table.lower(),
-            )
+            .where(*conditions)
         )
         with self.catalog.reading() as session:
-            found = session.execute(named).all()
+            found = session.execute(wanted).all()
             grant = effective_grant(self.recipient_id, found, datetime.now(UTC))
             if grant is None:
-                raise NotFound("[Share/Schema/Table]", f"{share}/{schema}/{table}")
+                raise NotFound("[Share/Schema/Table]", shown_as)
             parent, schema_name, row, *_ = found[0]
             return GrantedTable(table_entry(row, schema_name, share_entry(parent)), grant)
 

@@ -1,6 +1,7 @@
 """First rows of the files that lines name: deleted ones left out, columns by their own names, values as texts."""
 
 import json
+import posixpath
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,10 +52,19 @@ class Column:
 
 
 class RowReader:
-    """Reads rows of a table's files; the columns and how they are mapped come from its metadata line."""
+    """Reads rows of a table's files; the columns and how they are mapped come from its metadata line.
 
-    def __init__(self, settings: ServerSettings, stores: Stores, metadata: Mapping[str, Any]) -> None:
-        self._settings, self._stores = settings, stores
+    `folders` are those of the server's own disk that the table has files in.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        stores: Stores,
+        metadata: Mapping[str, Any],
+        folders: Sequence[str],
+    ) -> None:
+        self._settings, self._stores, self._folders = settings, stores, folders
         self._mode = (metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none")
         fields = json.loads(metadata["schemaString"])["fields"]
         self.columns = [Column.of(field, self._mode) for field in fields]
@@ -80,7 +90,8 @@ class RowReader:
         """A file as recipients may have it: of the local disk by the judgement of the byte endpoint."""
         if self._stores.place(place).kind != LOCAL:
             return self._stores.open(place)
-        return opened_file(place, self._settings).stream
+        folder = next((one for one in self._folders if place.startswith(f"{one.rstrip('/')}/")), None)
+        return opened_file(place, folder or posixpath.dirname(place), self._settings).stream
 
     def _kept(
         self, file: Any, deleted: "BitMap64 | None", wanted: int

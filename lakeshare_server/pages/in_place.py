@@ -4,7 +4,7 @@ Nothing here decides what may be read. Whatever a grant, a rule or a history lim
 in these either, because they are made by the same functions.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, unquote
@@ -41,7 +41,7 @@ class PlaceNames(SigningSession):
 class PlaceSigners(Signers):
     """Signers whose sessions only name places."""
 
-    def session(self, roots: Sequence[str], recipient: str, life_s: int) -> SigningSession:
+    def session(self, roots: Sequence[str], issue: Callable[[str], str], life_s: int) -> SigningSession:
         return PlaceNames()
 
 

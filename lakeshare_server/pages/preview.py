@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lakeshare_server.access.elsewhere import local_folders
 from lakeshare_server.pages.file_rows import RowReader
 from lakeshare_server.pages.in_place import PlaceSigners, asked_in_place, query_lines
 from lakeshare_server.protocol.parameters import optional_number
@@ -47,7 +48,8 @@ class Previews:
         by.note.files = 0
         for line in query_lines(asked, fields):
             if "metaData" in line:
-                reader = RowReader(by.parts.settings, self.stores, line["metaData"]["deltaMetadata"])
+                metadata = line["metaData"]["deltaMetadata"]
+                reader = RowReader(by.parts.settings, self.stores, metadata, _folders(asked))
             elif "file" in line and reader is not None:
                 by.note.files += 1
                 rows += reader.rows(line["file"]["deltaSingleAction"]["add"], wanted + 1 - len(rows))
@@ -60,6 +62,13 @@ class Previews:
             "rows": rows[:wanted],
             "hasMore": len(rows) > wanted,
         }
+
+
+def _folders(asked: AskedTable) -> list[str]:
+    """The folders of the server's own disk that the version which was asked for has files in."""
+    version = asked.view.latest() if asked.note.version is None else asked.view.pinned(asked.note.version)
+    header = asked.view.index(version).header
+    return local_folders(header.location, header.roots)
 
 
 def _column(name: str, kind: Any) -> dict[str, str]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from lakeshare_server.errors import BadRequest, NotFound, shown
 from lakeshare_server.protocol.seals import Seals
 from lakeshare_server.protocol.table_tokens import Asker
@@ -57,6 +59,20 @@ def parse_scan_request(fields: Mapping[str, Any]) -> ScanRequest:
     )
 
 
+@dataclass(frozen=True)
+class _PlanToken:
+    """What a token holds; `until` is in seconds since 1970, `question` the scan request in few characters."""
+
+    recipient: str
+    table: str
+    until: int
+    question: str
+    task: PlanTask
+
+
+SCAN_REQUEST = TypeAdapter(ScanRequest)
+
+
 class PlanTasks:
     """Makes and reads the tokens of plans; their life is in seconds.
 
@@ -87,13 +103,16 @@ class PlanTasks:
         Raises:
             NotFound: it is not one of ours, has expired, or is of another table or recipient.
         """
-        said = self._seals.opened(token)
+        found = self._seals.opened(token, _PlanToken)
         whose = (asker.recipient_id, asker.table_id)
-        if said is None or (said["recipient"], said["table"]) != whose or said["until"] < time.time():
+        if found is None or (found.recipient, found.table) != whose or found.until < time.time():
             raise NotFound("plan-task", shown(token))
-        question = json.loads(zlib.decompress(base64.b85decode(said["question"])))
-        question["stats_fields"] = tuple(question["stats_fields"])
-        return ScanRequest(**question), PlanTask(**said["task"])
+        try:
+            text = zlib.decompress(base64.b85decode(found.question))
+            return SCAN_REQUEST.validate_json(text, strict=True), found.task
+        except (zlib.error, ValueError) as error:
+            # Of another lakeshare version.
+            raise NotFound("plan-task", shown(token)) from error
 
 
 def tasks_json(tasks: Sequence[str], deletes: Sequence[Mapping[str, Any]], following: str | None) -> str:

@@ -9,13 +9,14 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.protocol.seals import Seals
 
 PAGE_HINT = "Pass on the nextPageToken of the page before, unchanged, or begin again without one."
 REFRESH_HINT = "Query again without refreshToken, with includeRefreshToken for a new one."
+HINTS = {"page": PAGE_HINT, "refresh": REFRESH_HINT}
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,29 @@ class Page:
     of: str = ""
 
 
+@dataclass(frozen=True)
+class _Stamped:
+    """What both kinds of token hold: whose they are, and until when in seconds since 1970."""
+
+    recipient: str
+    table: str
+    until: int
+
+
+@dataclass(frozen=True)
+class _PageToken(_Stamped):
+    question: str
+    page: Page
+
+
+@dataclass(frozen=True)
+class _RefreshToken(_Stamped):
+    pin: Pin
+
+
+Token = TypeVar("Token", _PageToken, _RefreshToken)
+
+
 class TableTokens:
     """Makes and reads the tokens; lives are in seconds."""
 
@@ -68,12 +92,12 @@ class TableTokens:
         Raises:
             BadRequest: not one of ours, expired, or of another table, recipient or question.
         """
-        said = _opened(self._pages, "pageToken", token, asker, "page", PAGE_HINT)
-        if said["question"] != _digest(question):
+        found = _opened(self._pages, _PageToken, "page", token, asker)
+        if found.question != _digest(question):
             raise BadRequest(
                 "pageToken", token, f"Query parameter mismatch detected for the next page query. {PAGE_HINT}"
             )
-        return Page(**said["page"])
+        return found.page
 
     def refresh_token(self, asker: Asker, pin: Pin) -> str:
         """A token that asks for the files of a version again."""
@@ -85,7 +109,7 @@ class TableTokens:
         Raises:
             BadRequest: not one of ours, expired, or of another table or recipient.
         """
-        return Pin(**_opened(self._refreshes, "refreshToken", token, asker, "refresh", REFRESH_HINT)["pin"])
+        return _opened(self._refreshes, _RefreshToken, "refresh", token, asker).pin
 
 
 def require_same_table(kind: Literal["page", "refresh"], of: str, table_id: str) -> None:
@@ -104,21 +128,21 @@ def _stamp(asker: Asker, life_s: int) -> dict[str, Any]:
 
 def _mismatch(kind: Literal["page", "refresh"], told: str) -> BadRequest:
     words = f"The table specified in the {kind} token does not match the table being queried."
-    return BadRequest(f"{kind}Token", told, f"{words} {PAGE_HINT if kind == 'page' else REFRESH_HINT}")
+    return BadRequest(f"{kind}Token", told, f"{words} {HINTS[kind]}")
 
 
 def _opened(
-    seals: Seals, field: str, token: str, asker: Asker, kind: Literal["page", "refresh"], hint: str
-) -> dict[str, Any]:
-    said = seals.opened(token)
+    seals: Seals, shape: type[Token], kind: Literal["page", "refresh"], token: str, asker: Asker
+) -> Token:
+    found, field, hint = seals.opened(token, shape), f"{kind}Token", HINTS[kind]
     article = "the " if kind == "page" else ""
-    if said is None or said["recipient"] != asker.recipient_id:
+    if found is None or found.recipient != asker.recipient_id:
         raise BadRequest(field, token, f"Error decoding {article}{kind} token. {hint}")
-    if said["table"] != asker.table_id:
+    if found.table != asker.table_id:
         raise _mismatch(kind, token)
-    if said["until"] < time.time():
+    if found.until < time.time():
         raise BadRequest(field, token, f"The {kind} token has expired. {hint}")
-    return said
+    return found
 
 
 def _digest(question: Mapping[str, Any]) -> str:

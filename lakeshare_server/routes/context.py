@@ -14,6 +14,7 @@ from lakeshare_server.access.administrators import Administrators
 from lakeshare_server.access.async_worker import AsyncWorker
 from lakeshare_server.access.authentication import Asking, Readers
 from lakeshare_server.access.bookkeeping import Bookkeeping
+from lakeshare_server.access.file_tickets import FileTickets
 from lakeshare_server.access.iceberg import IcebergTables
 from lakeshare_server.access.iceberg_scans import IcebergScans
 from lakeshare_server.access.iceberg_signing import SignableFiles
@@ -58,6 +59,7 @@ class Parts:
     pager: Pager
     tokens: TableTokens
     local_signer: LocalSigner
+    file_tickets: FileTickets
     signers: Signers
     async_queries: AsyncQueries
     async_worker: AsyncWorker

@@ -1,7 +1,10 @@
-"""The bytes of local files, to whoever holds a signed URL. Stores sign their own URLs; these never come here."""
+"""The bytes of local files for holders of signed URLs. Stores sign their own URLs; these never come here."""
 
+import fcntl
+import logging
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from lakeshare_server.access.elsewhere import is_our_own
+from lakeshare_server.access.elsewhere import is_handed_out
 from lakeshare_server.errors import Denied, NotFound
 from lakeshare_server.protocol.byte_range import ByteRange, parse_range
 from lakeshare_server.routes.context import NoteDep, PartsDep
@@ -24,6 +27,7 @@ PIECE_BYTES = 1 << 20
 DIGITS = 16
 
 router = APIRouter(prefix=PREFIX)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,16 @@ class FileResponse(StreamingResponse):
             self._file.stream.close()
 
 
-@router.api_route("/{path:path}", methods=["GET", "HEAD"], name="read_file")
-def read_file(path: str, request: Request, parts: PartsDep, note: NoteDep) -> Response:
+@router.api_route("/{ticket}/{name:path}", methods=["GET", "HEAD"], name="read_file")
+def read_file(ticket: str, name: str, request: Request, parts: PartsDep, note: NoteDep) -> Response:
     note.action = "read_file"
-    claim = _claim("/" + path, request)
+    claim = _claim(ticket, name, request)
     parts.local_signer.verify(claim, request.query_params.get(SIGNATURE, ""))
-    note.recipient, note.object_name = claim.recipient, claim.path
-    file = opened_file(claim.path, parts.settings)
+    note.recipient, held = parts.file_tickets.require(ticket)
+    # Names are put behind the folder as they are: one that is absolute by itself is not to replace it.
+    path = f"{held.folder.rstrip('/')}/{name}"
+    note.object_name = path
+    file = opened_file(path, held.folder, parts.settings)
     asked = request.headers.get("range")
     if request.headers.get("if-range", file.etag) != file.etag:
         asked = None
@@ -74,38 +81,56 @@ def read_file(path: str, request: Request, parts: PartsDep, note: NoteDep) -> Re
     return _response(file, wanted, head_only=request.method == "HEAD")
 
 
-def _claim(path: str, request: Request) -> Claim:
+def _claim(ticket: str, name: str, request: Request) -> Claim:
     expires = request.query_params.get("expires", "")
     if not (expires.isascii() and expires.isdigit() and len(expires) <= DIGITS):
         raise Denied("The URL is not signed. Query the table for signed URLs.")
-    return Claim(path, request.query_params.get("recipient", ""), int(expires))
+    return Claim(ticket, name, int(expires))
 
 
-def opened_file(path: str, settings: ServerSettings) -> OpenFile:
-    """A local file that recipients may have.
+def opened_file(path: str, folder: str, settings: ServerSettings) -> OpenFile:
+    """A local file of a table that has its files below `folder`, as recipients may have it.
 
     Raises:
-        NotFound: it is not there, is no regular file, or is one of the server's own.
+        NotFound: it is not there, is no regular file, lies elsewhere by a link, or is one of the server's own.
     """
     missing = NotFound("File", Path(path).name)
     try:
-        # What is judged is what is opened: the file at the end of all links.
-        place = Path(os.path.realpath(path))
-        if is_our_own(place, settings):
-            raise missing
-        stream = open(place, "rb", opener=_opened_at_once)  # noqa: SIM115  # the response closes it
+        stream = open(path, "rb", opener=_opened_at_once)  # noqa: SIM115  # the response closes it
     except (OSError, ValueError) as error:
         raise missing from error
-    status = os.fstat(stream.fileno())
-    if not stat.S_ISREG(status.st_mode):
+    try:
+        status = os.fstat(stream.fileno())
+        # What is judged is what was opened: the name may lead elsewhere by now.
+        place = _place_of(stream.fileno())
+        is_file = stat.S_ISREG(status.st_mode) and status.st_nlink > 0
+        if is_file and is_handed_out(place, folder, settings):
+            return OpenFile(stream, status.st_size, f'"{status.st_size:x}-{status.st_mtime_ns:x}"')
+    except OSError as error:
         stream.close()
-        raise missing
-    return OpenFile(stream, status.st_size, f'"{status.st_size:x}-{status.st_mtime_ns:x}"')
+        raise missing from error
+    stream.close()
+    if is_file:
+        _log.warning(
+            "%s leads to %s, which is outside of %s or one of the server's own files: it is not served. Put files of "
+            "the table into its folder, or allow the other folder with LAKESHARE_FILES_ALSO_IN.",
+            path,
+            place,
+            folder,
+        )
+    raise missing
 
 
 def _opened_at_once(path: str, flags: int) -> int:
-    # Without NONBLOCK opening a pipe would wait for a writer. A link that is there by now was not judged.
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    # Without NONBLOCK opening a pipe would wait for a writer.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _place_of(descriptor: int) -> Path:
+    """Where an open file is, without links."""
+    if sys.platform == "darwin":
+        return Path(os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
 
 
 def _response(file: OpenFile, wanted: ByteRange, *, head_only: bool) -> Response:

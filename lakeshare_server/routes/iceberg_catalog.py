@@ -143,7 +143,7 @@ def _listed(
     if size is None and token is None:
         return _all(read), None
     most = PAGE if size is None else min(whole_number("pageSize", size, low=1), PAGE)
-    return by.parts.pager.page(listing, PageRequest(str(most), token), read)
+    return by.parts.pager.page(by.reader.id, listing, PageRequest(str(most), token), read)
 
 
 def _all(read: Callable[[int, int], Sequence[Entry]]) -> Sequence[Entry]:

@@ -15,7 +15,8 @@ router = APIRouter()
 
 @router.get("/shares", name="list_shares")
 def list_shares(by: AskedDep) -> Response:
-    shares, token = by.parts.pager.page("shares", by.page, Listings(by.parts.catalog, by.reader.id).shares)
+    listings = Listings(by.parts.catalog, by.reader.id)
+    shares, token = by.parts.pager.page(by.reader.id, "shares", by.page, listings.shares)
     return _items([_share(share) for share in shares], token)
 
 
@@ -28,7 +29,10 @@ def get_share(by: AskedDep, share: str) -> Response:
 def list_schemas(by: AskedDep, share: str) -> Response:
     listings = Listings(by.parts.catalog, by.reader.id)
     schemas, token = by.parts.pager.page(
-        f"schemas/{share.lower()}", by.page, lambda after, limit: listings.schemas(share, after, limit)
+        by.reader.id,
+        f"schemas/{share.lower()}",
+        by.page,
+        lambda after, limit: listings.schemas(share, after, limit),
     )
     return _items([{"name": schema.name, "share": schema.share.name} for schema in schemas], token)
 
@@ -47,6 +51,7 @@ def _tables(by: Asked, share: str, schema: str | None) -> Response:
     listings = Listings(by.parts.catalog, by.reader.id)
     of = "all" if schema is None else f"schema/{schema.lower()}"
     tables, token = by.parts.pager.page(
+        by.reader.id,
         f"tables/{share.lower()}/{of}",
         by.page,
         lambda after, limit: listings.tables(share, schema, after, limit),

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Response
 
-from lakeshare_server.access.elsewhere import require_own_stores
+from lakeshare_server.access.elsewhere import is_local, local_folders, require_own_stores
 from lakeshare_server.protocol.answer import Progress
 from lakeshare_server.protocol.capabilities import answered
 from lakeshare_server.protocol.heads import HeadLines, end_stream_action
@@ -97,7 +97,15 @@ def opened(by: AskedTable, head: TableHead, location: str, roots: Collection[str
     response_format = negotiated(by.wants.capabilities, head, table)
     require_own_stores(table, location, roots, parts.settings)
     by.require_signing()
-    session = parts.signers.session(sorted(roots), by.reader.name, parts.settings.url_life_s)
+    credential = None if by.note.access is None else by.note.access.credential_id
+
+    def issue(folder: str) -> str:
+        require_own_stores(table, location, {folder}, parts.settings)
+        return parts.file_tickets.issue(by.reader, credential, by.view, folder)
+
+    folders = local_folders(location, roots)
+    stores = (root for root in roots if not is_local(root))
+    session = parts.signers.session([*folders, *sorted(stores)], issue, parts.settings.url_life_s)
     return Opening(by, response_format, session)
 
 

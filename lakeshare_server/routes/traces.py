@@ -9,6 +9,8 @@ from fastapi.telemetry import TelemetryConfig
 from opentelemetry import trace
 from starlette.types import Scope
 
+from lakeshare_server.signing.local import SIGNATURE
+
 WATCHED_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 REDACTED = "REDACTED"
 
@@ -30,8 +32,8 @@ class Trace:
         span = trace.get_current_span()
         self._span = span if span.is_recording() else None
         self._names = names
-        # URLs of files name the recipient they were signed for.
-        if self._span is not None and not names and b"recipient=" in scope.get("query_string", b""):
+        # Whoever has the whole URL of a file can read the file.
+        if self._span is not None and SIGNATURE.encode() in scope.get("query_string", b""):
             self._span.set_attribute("url.query", REDACTED)
 
     def say(self, recipient: str | None, **said: Any) -> None:

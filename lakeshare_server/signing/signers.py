@@ -4,7 +4,7 @@ A session is made for each answer; it signs Arrow columns of locations, thousand
 enough for an event loop: call it from a thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from lakeshare_server.settings import StoreSettings
 from lakeshare_server.signing.azure import AzureUrls
 from lakeshare_server.signing.gcs import GcsUrls
 from lakeshare_server.signing.life import now_s
-from lakeshare_server.signing.local import LocalSigner
+from lakeshare_server.signing.local import LocalFolders, LocalSigner
 from lakeshare_server.signing.s3 import s3_signer
 from lakeshare_server.signing.signed_request import Headers, SignedRequest, read_key, signed_request
 from lakeshare_server.signing.temporary import TemporaryCredentials, Vendor
@@ -103,8 +103,10 @@ class Signers:
             AZURE: AzureVendor(stores.azure, self._azure),
         }
 
-    def session(self, roots: Sequence[str], recipient: str, life_s: int) -> SigningSession:
+    def session(self, roots: Sequence[str], issue: Callable[[str], str], life_s: int) -> SigningSession:
         """For files below the given roots of stores; no URL outlives `life_s` or what it is signed with.
+
+        Roots of the server's own disk are folders; `issue` gives the ticket that URLs of files below one have.
 
         Raises:
             Unserveable: the server's credentials read a store, but cannot sign for it.
@@ -112,7 +114,13 @@ class Signers:
         """
         moment_s = now_s()
         places = [self._stores.place(root or "/") for root in (roots or [""])]
-        signers = {place.root: self._signer(place, recipient, life_s, moment_s) for place in places}
+        folders = [place.key for place in places if place.kind == LOCAL]
+        signers: dict[str, RootSigner] = {
+            place.root: self._signer(place, life_s, moment_s) for place in places if place.kind != LOCAL
+        }
+        if folders:
+            ends_ms = (moment_s + life_s) * 1000
+            signers[""] = LocalFolders(self._local, issue, folders, ends_ms)
         slow = [place.root for place in places if place.kind == GCS and not self._settings.gcs_hmac_secret]
         return SigningSession(signers, self._stores, slow_store=slow[0] if slow else None)
 
@@ -180,9 +188,7 @@ class Signers:
         bucket = self._stores.s3.bucket(place.bucket, public=True)
         return signed_request(bucket, self._stores.s3.keys(), method, place.key, headers)
 
-    def _signer(self, place: Place, recipient: str, life_s: int, moment_s: int) -> RootSigner:
-        if place.kind == LOCAL:
-            return _OwnFiles(self._local, recipient, (moment_s + life_s) * 1000)
+    def _signer(self, place: Place, life_s: int, moment_s: int) -> RootSigner:
         if place.kind == S3:
             bucket = self._stores.s3.bucket(place.bucket, public=True)
             payer = self._settings.s3_request_payer
@@ -198,18 +204,6 @@ class Signers:
         # Google takes S3's signatures with such a key.
         bucket = Bucket(place.bucket, "auto", self._stores.gcs.endpoint(public=True), path_style=True)
         return s3_signer(bucket, AwsKeys(key_id, secret.get_secret_value(), None, None), life_s, moment_s)
-
-
-class _OwnFiles:
-    """Our own byte endpoint as one of the stores."""
-
-    def __init__(self, local: LocalSigner, recipient: str, expires_at_ms: int) -> None:
-        self._local = local
-        self._recipient = recipient
-        self.expires_at_ms = expires_at_ms
-
-    def sign(self, keys: list[bytes]) -> list[bytes]:
-        return self._local.sign_all(keys, self._recipient, self.expires_at_ms)
 
 
 def _below(root: str, locations: list[bytes]) -> list[bytes]:

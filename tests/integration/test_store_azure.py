@@ -121,7 +121,7 @@ def test_awkward_keys_are_read_opened_found_and_listed_as_they_are(settings: Ser
 
 
 def test_a_url_opens_its_blob_whole_and_by_range(settings: ServerSettings, azurite: Azurite) -> None:
-    session = Signers(settings, LocalSigner(b"k", "http://host")).session([ROOT], "bob", 600)
+    session = Signers(settings, LocalSigner(b"k", "http://host")).session([ROOT], lambda _: "ticket", 600)
     urls = session.sign(pa.array([f"{ROOT}/{key}" for key in KEYS]))
     for key, url in zip(KEYS, urls, strict=True):
         body = f"body of {key}".encode()
@@ -153,7 +153,7 @@ def test_a_container_of_the_servers_account_is_named_without_the_account(
 
 
 def test_a_url_that_was_changed_or_has_ended_is_refused(settings: ServerSettings, azurite: Azurite) -> None:
-    session = Signers(settings, LocalSigner(b"k", "http://host")).session([ROOT], "bob", 3)
+    session = Signers(settings, LocalSigner(b"k", "http://host")).session([ROOT], lambda _: "ticket", 3)
     (url,) = session.sign(pa.array([f"{ROOT}/t/x"]))
     assert asked(azurite, url) == (200, b"body of t/x")
     ends = datetime.fromtimestamp(session.expires_at_ms / 1000, UTC)

@@ -85,7 +85,9 @@ def test_a_parquet_file_is_read_by_range(settings: ServerSettings, endpoint: str
 
 
 def test_a_url_names_its_object(settings: ServerSettings) -> None:
-    session = Signers(settings, LocalSigner(b"k", "http://host")).session(["gs://lake"], "bob", 600)
+    session = Signers(settings, LocalSigner(b"k", "http://host")).session(
+        ["gs://lake"], lambda _: "ticket", 600
+    )
     urls = session.sign(pa.array([f"gs://lake/{key}" for key in KEYS]))
     for key, url in zip(KEYS, urls, strict=True):
         parts = urlsplit(url.decode("ascii"))

@@ -195,7 +195,7 @@ def test_wrong_keys_and_a_wrong_bucket_are_told_apart(
 @pytest.mark.usefixtures("act_as")
 def test_a_url_opens_its_object_whole_and_by_range(server: S3Server, bucket: str) -> None:
     put(server, bucket, *KEYS)
-    session = signers_at(server).session([f"s3://{bucket}"], "bob", 60)
+    session = signers_at(server).session([f"s3://{bucket}"], lambda _: "ticket", 60)
     urls = session.sign(pa.array([f"s3://{bucket}/{key}" for key in KEYS]))
     for key, url in zip(KEYS, urls, strict=True):
         body = f"body of {key}".encode()
@@ -206,7 +206,7 @@ def test_a_url_opens_its_object_whole_and_by_range(server: S3Server, bucket: str
 @pytest.mark.usefixtures("act_as")
 def test_a_url_that_was_changed_or_has_ended_is_refused(server: S3Server, bucket: str) -> None:
     put(server, bucket, "t/one", "t/two")
-    session = signers_at(server).session([f"s3://{bucket}"], "bob", 3)
+    session = signers_at(server).session([f"s3://{bucket}"], lambda _: "ticket", 3)
     (url,) = session.sign(pa.array([f"s3://{bucket}/t/one"]))
     assert asked(url)[0] == 200
     unsigned = url.partition(b"&X-Amz-Signature=")[0]
@@ -228,7 +228,9 @@ def test_urls_name_what_recipients_can_reach(server: S3Server, bucket: str) -> N
     put(server, bucket, "t/one")
     public = server.endpoint.replace("localhost", "127.0.0.1")
     signers = signers_at(server, s3_public_endpoint=public)
-    (url,) = signers.session([f"s3://{bucket}"], "bob", 60).sign(pa.array([f"s3://{bucket}/t/one"]))
+    (url,) = signers.session([f"s3://{bucket}"], lambda _: "ticket", 60).sign(
+        pa.array([f"s3://{bucket}/t/one"])
+    )
     assert url.startswith(f"{public}/{bucket}/t/one?".encode())
     assert asked(url) == (200, b"body of t/one")
 
@@ -239,11 +241,11 @@ def test_an_answer_may_have_files_in_several_places(server: S3Server, bucket: st
     server.client().create_bucket(Bucket=other)
     put(server, bucket, "t/one")
     put(server, other, "t/two")
-    session = signers_at(server).session(["", f"s3://{other}", f"s3://{bucket}"], "bob", 60)
+    session = signers_at(server).session(["", f"s3://{other}", f"s3://{bucket}"], lambda _: "ticket", 60)
     paths = ["/lake/a b", f"s3a://{other}/t/two", f"s3://{bucket}/t/one", "file:/lake/c"]
     local, two, one, again = session.sign(pa.array(paths))
-    assert local.startswith(b"http://host/lake/a%20b?recipient=bob&")
-    assert again.startswith(b"http://host/lake/c?recipient=bob&")
+    assert local.startswith(b"http://host/ticket/lake/a%20b?expires=")
+    assert again.startswith(b"http://host/ticket/lake/c?expires=")
     assert [asked(url)[1] for url in (one, two)] == [b"body of t/one", b"body of t/two"]
     assert session.sign(pa.array([], pa.string())) == []
 
@@ -380,6 +382,6 @@ def test_keys_with_a_session_token_read_and_sign(
     act_as(S3User(fields["accessKeyId"], fields["secretAccessKey"]), fields["sessionToken"])
     assert Stores(settings_at(server)).read(f"s3://{bucket}/t/one") == b"body of t/one"
     paths = pa.array([f"s3://{bucket}/t/one", f"s3://{bucket}/u/two"])
-    one, two = signers_at(server).session([f"s3://{bucket}"], "bob", 60).sign(paths)
+    one, two = signers_at(server).session([f"s3://{bucket}"], lambda _: "ticket", 60).sign(paths)
     assert asked(one) == (200, b"body of t/one")
     assert asked(two)[0] == 403

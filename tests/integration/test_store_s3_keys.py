@@ -47,7 +47,9 @@ def asked(url: bytes) -> tuple[int, bytes]:
 
 
 def test_every_key_is_opened_by_its_url_and_by_no_other_signature(settings: ServerSettings) -> None:
-    session = Signers(settings, LocalSigner(b"k", "http://host")).session(["s3://lake"], "bob", 60)
+    session = Signers(settings, LocalSigner(b"k", "http://host")).session(
+        ["s3://lake"], lambda _: "ticket", 60
+    )
     urls = session.sign(pa.array([f"s3://lake/{key}" for key in AWKWARD_KEYS]))
     for key, url in zip(AWKWARD_KEYS, urls, strict=True):
         assert asked(url) == (200, f"body of {key}".encode()), key

@@ -240,6 +240,10 @@ def require_alike(
     assert told[0] == told[1], f"{method} {hidden} {fields}"
 
 
+def ticket_of(url: httpx.URL) -> str:
+    return url.path.partition("/files/")[2].partition("/")[0]
+
+
 def test_urls_are_of_one_recipient_one_file_and_one_time(
     running: tuple[Running, dict[str, httpx.Client]],
 ) -> None:
@@ -256,12 +260,16 @@ def test_urls_are_of_one_recipient_one_file_and_one_time(
             for url, other in itertools.pairwise(own):
                 assert anybody.get(url).status_code == 200
                 signature = dict(url.params)
+                ticket = ticket_of(url)
+                foreign_ticket = next(ticket_of(one) for name in urls if name != reader for one in urls[name])
+                assert ticket != foreign_ticket
                 changed = [
-                    url.copy_set_param("recipient", next(name for name in urls if name != reader)),
+                    url.copy_with(path=url.path.replace(ticket, foreign_ticket)),
+                    url.copy_with(path=url.path.replace(ticket, ticket[:-2])),
                     url.copy_set_param("expires", str(int(signature["expires"]) + 1)),
                     url.copy_with(path=other.path),
                     url.copy_with(path=url.path + "/../" + Path(other.path).name),
-                    url.copy_remove_param("recipient"),
+                    url.copy_remove_param("expires"),
                 ]
                 for foreign in changed:
                     assert anybody.get(foreign).status_code in (403, 404), foreign

@@ -150,7 +150,9 @@ def test_no_credentials_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatc
 
 def test_an_hmac_key_signs_as_s3_does() -> None:
     settings = ServerSettings(_env_file=None, gcs_hmac_id="GOOG1E", gcs_hmac_secret="hush")
-    session = Signers(settings, LocalSigner(b"k", "http://host")).session(["gs://lake"], "bob", 60)
+    session = Signers(settings, LocalSigner(b"k", "http://host")).session(
+        ["gs://lake"], lambda _: "ticket", 60
+    )
     (url,) = session.sign(pa.array(["gs://lake/a b=c"]))
     assert url.startswith(b"https://storage.googleapis.com/lake/a%20b%3Dc?X-Amz-Algorithm=AWS4-HMAC-SHA256&")
     assert b"X-Amz-Credential=GOOG1E%2F" in url

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakeshare_server.errors import BadRequest
+from lakeshare_server.access.access_tokens import AccessTokens
+from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.protocol.changes_request import parse_changes
+from lakeshare_server.protocol.iceberg_scans import PlanTasks
 from lakeshare_server.protocol.paging import Pager, PageRequest
 from lakeshare_server.protocol.requests import query_of
 from lakeshare_server.protocol.seals import Seals
@@ -107,7 +109,7 @@ def test_texts_of_nobodys_making_are_refused(text: str) -> None:
 def test_the_seal_of_one_kind_opens_no_other() -> None:
     """A listing's token, a page's and a refresh token are no stand-ins for each other."""
     _, listing = Pager(KEY, 1).page(
-        "shares", PageRequest("0", None), lambda after, limit: [PageKey()] * limit
+        "bob", "shares", PageRequest("0", None), lambda after, limit: [PageKey()] * limit
     )
     assert listing
     for text in (listing, a_page_token()):
@@ -212,8 +214,54 @@ def test_the_order_of_a_questions_fields_says_nothing() -> None:
 )
 def test_seals_give_back_what_was_said_and_no_other_purpose_can_read_it(said: dict[str, Any]) -> None:
     token = Seals(KEY, "one").sealed(said)
-    assert Seals(KEY, "one").opened(token) == said
-    assert Seals(KEY, "other").opened(token) is None
+    assert Seals(KEY, "one").opened(token, dict) == said
+    assert Seals(KEY, "other").opened(token, dict) is None
+
+
+STAMP = {"recipient": "bob", "table": "flights", "until": 4_000_000_000}
+GOOD_PAGE = {"first": 0, "last": 0, "start": 0}
+# As another version of lakeshare may seal them, with the same key.
+OTHER_SHAPES: list[dict[str, Any]] = [
+    {},
+    {**STAMP},
+    {**STAMP, "until": "tomorrow", "question": "q", "page": GOOD_PAGE, "pin": {"version": 1, "of": ""}},
+    {**STAMP, "until": None, "question": "q", "page": GOOD_PAGE, "pin": {"version": 1, "of": ""}},
+    {**STAMP, "recipient": 7, "question": "q", "page": GOOD_PAGE, "pin": {"version": 1, "of": ""}},
+    {**STAMP, "question": "q", "page": [], "pin": []},
+    {**STAMP, "question": "q", "page": {**GOOD_PAGE, "start": "7"}, "pin": {"version": "1", "of": ""}},
+    {**STAMP, "question": {}, "page": GOOD_PAGE, "pin": {"version": 1e300, "of": ""}},
+]
+
+
+@pytest.mark.parametrize("content", OTHER_SHAPES)
+def test_sealed_content_of_another_shape_is_refused_and_no_fault(content: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="Error decoding the page token"):
+        page_of(Seals(KEY, "table page v1").sealed(content))
+    with pytest.raises(BadRequest, match="Error decoding refresh token"):
+        pin_of(Seals(KEY, "table refresh v1").sealed(content))
+    with pytest.raises(BadRequest, match="pageToken"):
+        Pager(KEY, 1).page(
+            "bob",
+            "shares",
+            PageRequest(None, Seals(KEY, "listing page v2").sealed(content)),
+            lambda after, limit: [],
+        )
+    with pytest.raises(NotFound, match="plan-task"):
+        PlanTasks(KEY, 60, 1 << 20).opened(BOB, Seals(KEY, "iceberg plan task v1").sealed(content))
+    assert AccessTokens(KEY, 60).read(Seals(KEY, "access token").sealed(content)) is None
+
+
+@pytest.mark.parametrize("until", [10**18, -(10**18), 1e308, 0, True, "1", None])
+def test_an_access_token_whose_end_is_no_time_of_ours_is_refused(until: object) -> None:
+    token = Seals(KEY, "access token").sealed({"credential": "id", "until": until})
+    assert AccessTokens(KEY, 60).read(token) is None
+
+
+@pytest.mark.parametrize("question", ["", "x", "é", "0000000000"])
+def test_a_plan_task_whose_question_cannot_be_read_is_refused(question: str) -> None:
+    content = {**STAMP, "question": question, "task": {"snapshot_id": 1, "start": 0}}
+    with pytest.raises(NotFound, match="plan-task"):
+        PlanTasks(KEY, 60, 1 << 20).opened(BOB, Seals(KEY, "iceberg plan task v1").sealed(content))
 
 
 def test_refusals_say_what_to_do(kind: Kind) -> None:

@@ -84,7 +84,7 @@ class AdminRequest:
             return read(0, None), None
         size = min(whole_number("max_results", asked or 0), pager.page_size) or pager.page_size
         try:
-            return pager.page(f"admin/{listing}", PageRequest(str(size), token), read)
+            return pager.page(self.by.name, f"admin/{listing}", PageRequest(str(size), token), read)
         except BadRequest as error:
             hint = "Pass on the next_page_token of the page before, unchanged."
             raise BadRequest("page_token", token, hint) from error
