@@ -8,7 +8,7 @@ from typing import Any
 from lakeshare_server.access.oidc import Issuers
 from lakeshare_server.catalog import Catalog, GenerationCache
 from lakeshare_server.catalog.credentials import Access, Credentials, Policy
-from lakeshare_server.errors import Unauthenticated
+from lakeshare_server.errors import Unauthenticated, shown
 from lakeshare_server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)
@@ -44,8 +44,20 @@ class Federation:
             _log.warning("a token of %s fits the policies of several recipients (%s): refused", issuer, names)
         if len(fitting) != 1:
             return None
-        found = next(iter(fitting.values())).access
-        return found.until(datetime.fromtimestamp(int(claims["exp"]), UTC) + self._leeway)
+        end = self._end(claims)
+        if end is None:
+            _log.info(
+                "a token of %s is refused: its exp is %s, which is no time", issuer, shown(claims["exp"])
+            )
+            return None
+        return next(iter(fitting.values())).access.until(end)
+
+    def _end(self, claims: Mapping[str, Any]) -> datetime | None:
+        """Until when a token is good; None when no calendar has the time that it says."""
+        try:
+            return datetime.fromtimestamp(int(claims["exp"]), UTC) + self._leeway
+        except (ValueError, OverflowError, OSError):
+            return None
 
 
 def _fits(policy: Policy, claims: Mapping[str, Any]) -> bool:

@@ -165,7 +165,9 @@ class PublishedKeys:
         keys = {
             jwk.get("kid"): key
             for jwk in (published if isinstance(published, list) else [])
-            if isinstance(jwk, dict) and (key := _usable(jwk)) is not None
+            if isinstance(jwk, dict)
+            and isinstance(jwk.get("kid"), str | None)
+            and (key := _usable(jwk)) is not None
         }
         if not keys:
             raise Unavailable(f"{place} has no keys that sign", "Check the issuer of the policy.")
@@ -180,5 +182,6 @@ def _usable(jwk: dict[str, Any]) -> PublishedKey | None:
         return None
     try:
         return PublishedKey(jwt.PyJWK(jwk).key, algorithms)
-    except jwt.PyJWTError:  # one of a kind that we do not know, beside others that we do
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError):
+        # One of a kind that is not known here, or with fields of other types, beside others that are usable.
         return None

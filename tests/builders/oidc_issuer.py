@@ -48,7 +48,9 @@ class AnIssuer(ThreadingHTTPServer):
         }
         key_id, key = next(iter(self.keys.items()))
         kept = {name: value for name, value in said.items() if value is not None}
-        return jwt.encode(kept, key, algorithm="RS256", headers={"kid": key_id, **(headers or {})})
+        # Signed as it is: the library itself refuses to make some of what an issuer may send.
+        payload = json.dumps(kept).encode()
+        return jwt.PyJWS().encode(payload, key, "RS256", headers={"kid": key_id, **(headers or {})})
 
 
 class _Documents(BaseHTTPRequestHandler):
