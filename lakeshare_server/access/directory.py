@@ -4,15 +4,36 @@ Credentials open everything under the table's prefix, so what URLs keep apart mu
 were never published, files elsewhere.
 """
 
+from collections.abc import Collection
+from typing import Protocol
+
 from lakeshare_server.access.view import TableView
 from lakeshare_server.catalog import TableEntry
 from lakeshare_server.errors import LakeshareError, Unserveable
 from lakeshare_server.protocol.heads import URLS_ONLY, Access
 from lakeshare_server.signing import Signers
-from lakeshare_server.tables.index import IndexHeader
 
 
-def directory_refusal(entry: TableEntry, header: IndexHeader, signers: Signers) -> str | None:
+class Folder(Protocol):
+    """Where a table is, the stores that its files are in, and how many of them lie outside of its folder."""
+
+    @property
+    def location(self) -> str:
+        """The table's folder."""
+        ...
+
+    @property
+    def roots(self) -> Collection[str]:
+        """The stores of all files, or the folders of local ones outside of the table's own."""
+        ...
+
+    @property
+    def elsewhere(self) -> int:
+        """The number of files outside of the folder."""
+        ...
+
+
+def directory_refusal(entry: TableEntry, folder: Folder, signers: Signers) -> str | None:
     """Why the table's folder is not handed out; None when it is.
 
     Raises:
@@ -31,12 +52,12 @@ def directory_refusal(entry: TableEntry, header: IndexHeader, signers: Signers) 
             "files that were never published may lie in the folder; allow it with "
             f"`lakeshare table directory-access {entry.path} --allow`"
         )
-    if header.elsewhere:
-        return f"{header.elsewhere} of its files lie outside of the folder"
-    return signers.can_vend(header.location)
+    if folder.elsewhere:
+        return f"{folder.elsewhere} of its files lie outside of the folder"
+    return signers.can_vend(folder.location)
 
 
-def folder_refusal(view: TableView, header: IndexHeader, signers: Signers) -> str | None:
+def folder_refusal(view: TableView, folder: Folder, signers: Signers) -> str | None:
     """The same for one recipient, whose grants may be restricted.
 
     Raises:
@@ -44,7 +65,7 @@ def folder_refusal(view: TableView, header: IndexHeader, signers: Signers) -> st
     """
     if view.is_restricted:
         return "some of its rows are not shared with you, and the folder holds all of them"
-    return directory_refusal(view.entry, header, signers)
+    return directory_refusal(view.entry, folder, signers)
 
 
 def access_of(view: TableView, signers: Signers) -> Access:

@@ -11,7 +11,8 @@ from threading import Lock
 
 import orjson
 
-from lakeshare_server.access.iceberg_files import manifests_of
+from lakeshare_server.access.directory import Folder
+from lakeshare_server.access.iceberg_files import folder_of, manifests_of
 from lakeshare_server.access.uniform import UniformTables
 from lakeshare_server.access.view import TableView
 from lakeshare_server.catalog import Catalog, GenerationCache
@@ -62,6 +63,7 @@ class IcebergTables:
     def __init__(self, catalog: Catalog, stores: Stores) -> None:
         self._stores, self._uniform = stores, UniformTables(stores)
         self._seen = GenerationCache[LoadedTable](catalog, KEPT)
+        self._folders = GenerationCache[Folder](catalog, KEPT)
         self._made: OrderedDict[tuple[tuple[PinnedSnapshot, ...], bool], LoadedTable] = OrderedDict()
         self._keeping = Lock()
         self._making = [Lock() for _ in range(LOCKS)]
@@ -71,7 +73,7 @@ class IcebergTables:
         newest = view.versions.latest_now()
         return None if newest is None else self._seen.peek(_key(view, newest.number), generation)
 
-    def load(self, view: TableView, generation: int) -> LoadedTable:
+    def load(self, view: TableView, generation: int | None = None) -> LoadedTable:
         """The table as this recipient may read it.
 
         Raises:
@@ -80,6 +82,15 @@ class IcebergTables:
             StoreError, Unavailable: its metadata cannot be read, or not now.
         """
         return self._seen.get(_key(view, view.latest().number), lambda: self._loaded(view), generation)
+
+    def folder(self, view: TableView, generation: int | None = None) -> Folder:
+        """The table's folder and the stores of its files.
+
+        Raises:
+            NotFound, Unserveable, StoreError, Unavailable: as `load`.
+        """
+        key = _key(view, view.latest().number)
+        return self._folders.get(key, lambda: folder_of(view, self._stores), generation)
 
     def lists(self, view: TableView) -> bool:
         """Whether listings of this catalog have the table."""
@@ -178,13 +189,22 @@ def _is_decided(view: TableView, pin: PinnedSnapshot) -> bool:
 
 
 def _is_plannable(metadata: Fields) -> bool:
-    """Whether plans can tell the partition of each file; values of a column itself are of the column's type."""
+    """Whether plans can tell the partition of each file, and all of its deletes.
+
+    Values of a column itself are of the column's type. Plans know no equality deletes: clients find them by themselves.
+    """
+    if any(_has_equality_deletes(one) for one in metadata["snapshots"]):
+        return False
     kinds = dict(_kinds(one for schema in metadata["schemas"] for one in schema["fields"]))
     return all(
         field["transform"] != "identity" or always_has_text(str(kinds.get(field["source-id"], "int")))
         for spec in metadata["partition-specs"]
         for field in spec["fields"]
     )
+
+
+def _has_equality_deletes(snapshot: Fields) -> bool:
+    return str((snapshot.get("summary") or {}).get("total-equality-deletes", "0")) != "0"
 
 
 def _kinds(fields: Iterable[Fields]) -> Iterator[tuple[int, object]]:

@@ -5,15 +5,12 @@ from collections.abc import Hashable, Mapping
 from threading import Lock
 from typing import Any
 
-import pyarrow as pa
-
 from lakeshare_server.access.iceberg import LoadedTable
-from lakeshare_server.access.iceberg_files import readable_files
+from lakeshare_server.access.iceberg_files import data_files, readable_files
 from lakeshare_server.access.iceberg_scans import IcebergScans
 from lakeshare_server.access.view import TableView
 from lakeshare_server.errors import Denied
 from lakeshare_server.stores import Stores
-from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.versions import PinnedSnapshot
 
 KEPT = 64  # snapshots, each with the locations of its files
@@ -55,7 +52,7 @@ class SignableFiles:
             # No manifests: they tell of all files.
             paths = self._scans.readable(view, table, pin)
             return frozenset(self._stores.place(path).location for path in paths)
-        return _data_files(view.index(pin.version), self._stores) | readable_files(snapshot, self._stores)
+        return data_files(view, pin, self._stores) | readable_files(snapshot, self._stores)
 
     def _keep(self, key: Hashable, files: frozenset[str]) -> frozenset[str]:
         with self._turn:
@@ -63,12 +60,3 @@ class SignableFiles:
             while len(self._known) > KEPT:
                 self._known.popitem(last=False)
         return files
-
-
-def _data_files(index: FileIndex, stores: Stores) -> frozenset[str]:
-    found: set[str] = set()
-    for batch in index.batches():
-        paths: pa.Array = batch.column("path")
-        found.update(stores.place(path).location for path in paths.to_pylist())
-        index.give_back(batch)
-    return frozenset(found)

@@ -6,8 +6,9 @@ tables in S3 are read by requests that the server signs one by one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from lakeshare_server.access.directory import folder_refusal
+from lakeshare_server.access.directory import Folder, folder_refusal
 from lakeshare_server.access.iceberg import LoadedTable
 from lakeshare_server.access.view import TableView
 from lakeshare_server.errors import Unserveable
@@ -16,6 +17,7 @@ from lakeshare_server.signing import Signers, TemporaryCredentials
 from lakeshare_server.stores import Place, place_of
 from lakeshare_server.stores.locations import GCS, LOCAL, S3
 
+FilesWay = Literal["credentials", "signed requests", "disk"]
 SIGNING = {"s3.remote-signing-enabled": "true", "s3.signer": "S3V4RestSigner"}
 
 
@@ -42,8 +44,33 @@ def planning_config(view: TableView, table: LoadedTable, settings: ServerSetting
     return {}
 
 
+def files_way(view: TableView, folder: Folder, signers: Signers, settings: ServerSettings) -> FilesWay:
+    """How Iceberg clients get at the files of a table.
+
+    Raises:
+        Unserveable: there is no way to read just what was published.
+        Unavailable: what tells is not there now.
+    """
+    place = place_of(folder.location, settings.azure_account)
+    if place.kind == LOCAL and not view.is_restricted:
+        return "disk"
+    refusal = folder_refusal(view, folder, signers)
+    if refusal is None:
+        return "credentials"
+    if place.kind != S3:
+        raise Unserveable(
+            f"{view.entry.path} cannot be read by Iceberg clients: {refusal}.", "Query it by Delta Sharing."
+        )
+    return "signed requests"
+
+
 def client_storage(
-    view: TableView, table: LoadedTable, signers: Signers, settings: ServerSettings, sign_at: str
+    view: TableView,
+    table: LoadedTable,
+    folder: Folder,
+    signers: Signers,
+    settings: ServerSettings,
+    sign_at: str,
 ) -> ClientStorage:
     """What a client needs to read the table; `sign_at` is where it has requests signed, below the catalog's URL.
 
@@ -51,18 +78,14 @@ def client_storage(
         Unserveable: there is no way to read just what was published.
         Unavailable: credentials cannot be had now.
     """
-    place = place_of(table.location, settings.azure_account)
-    if place.kind == LOCAL and not view.is_restricted:
+    way = files_way(view, folder, signers, settings)
+    if way == "disk":
         return NOTHING
+    place = place_of(table.location, settings.azure_account)
     config = signers.s3_client_config(place) if place.kind == S3 else {}
-    refusal = _folder_refusal(view, signers)
-    if refusal is None:
+    if way == "credentials":
         granted = signers.vend(place.location, settings.url_life_s)
         return ClientStorage(config, credential_config(granted, place))
-    if place.kind != S3:
-        raise Unserveable(
-            f"{view.entry.path} cannot be read by Iceberg clients: {refusal}.", "Query it by Delta Sharing."
-        )
     return ClientStorage(
         {
             **config,
@@ -74,7 +97,7 @@ def client_storage(
 
 
 def vended_storage(
-    view: TableView, table: LoadedTable, signers: Signers, settings: ServerSettings
+    view: TableView, table: LoadedTable, folder: Folder, signers: Signers, settings: ServerSettings
 ) -> ClientStorage:
     """Fresh credentials alone.
 
@@ -83,14 +106,10 @@ def vended_storage(
         Unavailable: they cannot be had now.
     """
     place = place_of(table.location, settings.azure_account)
-    refusal = _folder_refusal(view, signers)
+    refusal = folder_refusal(view, folder, signers)
     if refusal is not None:
         raise Unserveable(f"{view.entry.path} hands out no credentials: {refusal}.", "Load the table again.")
     return ClientStorage({}, credential_config(signers.vend(place.location, settings.url_life_s), place))
-
-
-def _folder_refusal(view: TableView, signers: Signers) -> str | None:
-    return folder_refusal(view, view.versions.index(view.latest()).header, signers)
 
 
 def credential_config(granted: TemporaryCredentials, place: Place) -> dict[str, str]:

@@ -45,7 +45,7 @@ async def table_exists(request: Request) -> Response:
 async def load_credentials(request: Request) -> Response:
     by = await asked_table(request)
     table = await loaded(by)
-    storage = await by.run(vended_storage, by.view, table, by.parts.signers, by.parts.settings)
+    storage = await by.run(_vended, by, table)
     _note_credentials(by, table, storage)
     return json_response({"storage-credentials": _told(table, storage)["storage-credentials"]})
 
@@ -78,7 +78,13 @@ def _storage(by: AskedTable, table: LoadedTable) -> ClientStorage:
     entry = by.view.entry
     names = [quote(name, safe="") for name in (entry.share.name, entry.schema, entry.name)]
     sign_at = "v1/shares/{}/namespaces/{}/tables/{}/sign".format(*names)
-    return client_storage(by.view, table, by.parts.signers, by.parts.settings, sign_at)
+    folder = by.parts.iceberg_tables.folder(by.view, by.generation)
+    return client_storage(by.view, table, folder, by.parts.signers, by.parts.settings, sign_at)
+
+
+def _vended(by: AskedTable, table: LoadedTable) -> ClientStorage:
+    folder = by.parts.iceberg_tables.folder(by.view, by.generation)
+    return vended_storage(by.view, table, folder, by.parts.signers, by.parts.settings)
 
 
 def _note_credentials(by: AskedTable, table: LoadedTable, storage: ClientStorage) -> None:

@@ -124,3 +124,24 @@ class ReasonCode(StrEnum):
         "Have the catalog's clients publish the commits to the log, as they do after or with the next commit, or "
         "remove the staged file if the catalog rejected it.",
     )
+    UNKNOWN_TYPE = (
+        "UNKNOWN_TYPE",
+        "A column has a type that Iceberg's specification does not define for the table's format version.",
+        COPY,
+    )
+
+
+# They keep a table from the Delta Sharing API only: Iceberg clients read it by its own metadata.
+READ_BY_ICEBERG_CLIENTS = frozenset(
+    {
+        ReasonCode.EQUALITY_DELETES,
+        ReasonCode.DELETE_FORMAT,
+        ReasonCode.LARGE_DELETES,
+        ReasonCode.FILES_WITHOUT_IDS,
+        ReasonCode.COLUMN_DEFAULTS,
+        ReasonCode.UNSUPPORTED_TYPE,
+        ReasonCode.NAMES_DIFFER_BY_CASE,
+        ReasonCode.FILE_FORMAT,
+        ReasonCode.DUPLICATE_FILES,
+    }
+)

@@ -10,6 +10,7 @@ from typing import Any
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables.head import Hindrance, TableHead
+from lakeshare_server.tables.reason_codes import READ_BY_ICEBERG_CLIENTS
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,12 @@ class Verdict:
             return f"yes, as {self.served_as}{needs}"
         first = self.refused_for[0]
         code = f" [{first.code}]" if first.code else ""
-        return f"no, {first.reason}{code}" + (f". {first.fix}" if first.fix else "")
+        return f"no, {first.reason.rstrip('.')}{code}" + (f". {first.fix}" if first.fix else "")
 
 
 def needed_features(head: TableHead) -> list[str]:
     """The reader features that a client of the delta format cannot do without."""
-    return [one.feature for one in head.hindrances if one.feature is not None]
+    return list(dict.fromkeys(one.feature for one in head.hindrances if one.feature is not None))
 
 
 def missing_features(head: TableHead, announced: Set[str]) -> list[str]:
@@ -116,6 +117,18 @@ def nobody_is_served(why: Unserveable) -> list[Verdict]:
     clients = [*((client.id, client.name) for client in CLIENTS), (ICEBERG_REST_ID, ICEBERG_REST)]
     refusal = Refusal(why.reason, why.fix, why.code)
     return [Verdict(id_, name, None, refused_for=(refusal,)) for id_, name in clients]
+
+
+def is_read_by_iceberg_clients(why: Unserveable) -> bool:
+    """Whether a refusal keeps a table from the Delta Sharing API only."""
+    return why.code in READ_BY_ICEBERG_CLIENTS
+
+
+def only_iceberg_is_served(why: Unserveable) -> list[Verdict]:
+    """The same verdicts for a state that only Iceberg clients can read, from the Delta Sharing API's refusal."""
+    refusal = Refusal(why.reason, why.fix, why.code)
+    refused = [Verdict(client.id, client.name, None, refused_for=(refusal,)) for client in CLIENTS]
+    return [*refused, Verdict(ICEBERG_REST_ID, ICEBERG_REST, "iceberg")]
 
 
 def directory_verdict(path: str, refusal: str | None) -> Verdict:

@@ -5,6 +5,7 @@ stays readable by it as long as its files are there, whatever becomes of the tab
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +18,7 @@ from lakeshare_server.tables.delta.changes import SegmentCache, VersionChanges
 from lakeshare_server.tables.delta.mapping import mapping_mode
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.index_cache import IndexCache
+from lakeshare_server.tables.serveability import is_read_by_iceberg_clients
 from lakeshare_server.tables.snapshot import TableSnapshot
 from lakeshare_server.versions.followed_place import catalog_service
 from lakeshare_server.versions.for_recipients import for_recipients
@@ -28,6 +30,8 @@ from lakeshare_server.versions.table_history import TableState, read_history
 from lakeshare_server.versions.version import PinnedSnapshot, Version
 
 SEEN = 256  # rows of the ledger, each with its schema
+# A version that only Iceberg clients can read has no index: its manifests are not read again for each request.
+REFUSED_FOR_S = 60.0
 NOBODY_RECORDS = (
     "files were removed or rewritten, and of a table that is followed nobody records the changed rows"
 )
@@ -58,6 +62,7 @@ class FollowedSnapshots:
             cache.folder, segments, change_files, stores, self._index_of, NOBODY_RECORDS
         )
         self._rows: dict[int, Publication] = {}
+        self._refused: dict[tuple[object, ...], tuple[float, Unserveable]] = {}
         self._last: Publication | None = None
         self._since: int | None = None
 
@@ -74,8 +79,10 @@ class FollowedSnapshots:
     def latest(self) -> Version:
         """The newest state, as of a look that is not older than the table's interval.
 
+        A state that only Iceberg clients can read is one: its `index` is refused.
+
         Raises:
-            Unserveable: the newest state cannot be served, or another table is in its place; an older one is not
+            Unserveable: no API can serve the newest state, or another table is in its place; an older one is not
                 passed off as it.
             StoreError: its metadata is gone, or the store refuses it.
             Unavailable: the store or the catalog does not answer.
@@ -236,7 +243,17 @@ class FollowedSnapshots:
 
     def _index(self, metadata_location: str, snapshot_id: int, schema_id: int | None) -> FileIndex:
         identity = "followed", self._identity.table_id, metadata_location, snapshot_id, schema_id
-        return self._cache.get(identity, lambda: self._read(metadata_location, snapshot_id))
+        refused_at, refusal = self._refused.get(identity, (0.0, None))
+        if refusal is not None and time.monotonic() - refused_at < REFUSED_FOR_S:
+            raise refusal.with_traceback(None)
+        try:
+            return self._cache.get(identity, lambda: self._read(metadata_location, snapshot_id))
+        except Unserveable as error:
+            if is_read_by_iceberg_clients(error):
+                if len(self._refused) >= SEEN:
+                    self._refused.clear()
+                self._refused[identity] = (time.monotonic(), error)
+            raise
 
     def _read(self, metadata_location: str, snapshot_id: int) -> TableSnapshot:
         snapshot = read_iceberg(metadata_location, snapshot_id, self._vectors_dir, self._stores)

@@ -12,6 +12,7 @@ from lakeshare_server.errors import BadRequest, TableFilesMissing, Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.description import described
 from lakeshare_server.tables.index import FileIndex
+from lakeshare_server.tables.serveability import is_read_by_iceberg_clients
 from lakeshare_server.versions.metadata_source import MetadataSource, Pointer
 from lakeshare_server.versions.numbering import Found, new_states
 from lakeshare_server.versions.snapshot_look import Seen
@@ -92,13 +93,22 @@ class SnapshotNumbers:
     def _enter(self, found: Sequence[Found], latest: Publication | None) -> list[Publication] | None:
         """The ledger's entries; the newest state's index is built first, those of others when they are asked for."""
         newest = found[-1]
-        header = self._index(newest.state).header
         publications = [self._publication(one, _counted(one.state, self._identity)) for one in found[:-1]]
-        publications.append(self._publication(newest, described(header, header)))
+        publications.append(self._publication(newest, self._described(newest.state)))
         times = [one.at_ms for one in found]
         return self._ledger.append_found(
             self._table, publications, times, None if latest is None else latest.version
         )
+
+    def _described(self, state: TableState) -> Mapping[str, Any]:
+        """A state by its index, which is built first; one that only Iceberg clients can read has none."""
+        try:
+            header = self._index(state).header
+        except Unserveable as error:
+            if not is_read_by_iceberg_clients(error):
+                raise
+            return _counted(state, self._identity)
+        return described(header, header)
 
     def _publication(self, found: Found, told: Mapping[str, Any]) -> NewPublication:
         state = found.state

@@ -1,6 +1,7 @@
 """Iceberg's types in Delta's words, for recipients that know only those."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +28,9 @@ SAME_MEANING = {
     "binary": "binary",
     "variant": "variant",
 }
+# Primitive types of Iceberg's specification, without their parameters, and those that format version 3 adds.
+TYPES = frozenset({*SAME_MEANING, "decimal", "time", "uuid", "fixed"})
+TYPES_OF_V3 = frozenset({"timestamp_ns", "timestamptz_ns", "unknown", "geometry", "geography"})
 FIXES = {
     "uuid": "Store it as string.",
     "time": "Store it as string or as long.",
@@ -45,6 +49,24 @@ def delta_schema_string(schema: "Schema", table: str, in_files: InFiles = NAMES_
     """
     fields = _Words(table, in_files).fields(schema.fields, "")
     return json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"), ensure_ascii=False)
+
+
+def require_known_types(schema: "Schema", format_version: int, table: str) -> None:
+    """Refuse a column whose type Iceberg's specification does not define: no client knows how to read it.
+
+    Raises:
+        Unserveable: names the column and its type.
+    """
+    known = TYPES | TYPES_OF_V3 if format_version >= 3 else TYPES
+    for field_id in schema.field_ids:
+        kind = schema.find_type(field_id)
+        if kind.is_primitive and re.split(r"[\[(]", str(kind))[0].strip() not in known:
+            raise Unserveable(
+                f"Column {schema.find_column_name(field_id)} of {table} has the type {kind}, which Iceberg's "
+                f"specification does not define for format version {format_version}.",
+                ReasonCode.UNKNOWN_TYPE.fix,
+                ReasonCode.UNKNOWN_TYPE,
+            )
 
 
 def physical_name(field_id: int) -> str:

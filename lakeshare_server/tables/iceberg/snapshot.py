@@ -21,7 +21,7 @@ from lakeshare_server.tables.iceberg.manifests import LiveFiles, live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
 from lakeshare_server.tables.iceberg.names import columns_in_files
 from lakeshare_server.tables.iceberg.partitions import partition_columns, partition_values
-from lakeshare_server.tables.iceberg.schema import delta_schema_string
+from lakeshare_server.tables.iceberg.schema import delta_schema_string, require_known_types
 from lakeshare_server.tables.iceberg.transforms import partition_ranges
 from lakeshare_server.tables.iceberg.vectors import vectors_of, with_vectors
 from lakeshare_server.tables.locations import local_path
@@ -49,13 +49,14 @@ def read_iceberg(
     table, snapshot = open_metadata(stores, metadata_location, snapshot_id)
     root = local_path(table.location)
     schema = schema_at(table, snapshot)
-    # A type that nobody can be told of is refused before a file is looked at.
-    delta_schema_string(schema, root)
+    # First what no client can read, then what only the Delta Sharing API cannot carry: READ_BY_ICEBERG_CLIENTS.
+    require_known_types(schema, table.format_version, root)
     live = live_files(stores, snapshot, root)
     files = live.data
     _require_known_specs(table, files, root)
-    _require_each_file_once(files, root)
     _require_no_encryption(live, root)
+    delta_schema_string(schema, root)
+    _require_each_file_once(files, root)
     # Nobody has to know of data files one by one where no row of them is deleted.
     targets = targets_of(table, files) if live.deletes else Targets(())
     vectors = vectors_of(stores, targets, live.deletes, root, vectors_dir)
