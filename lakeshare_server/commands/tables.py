@@ -9,11 +9,13 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lakeshare_server.access.serveability import ServedTable
+    from lakeshare_server.access.view import TableView
     from lakeshare_server.catalog import Catalog, FollowedTables, SharedTable, TableEntry
     from lakeshare_server.settings import ServerSettings
     from lakeshare_server.tables.index import IndexHeader
     from lakeshare_server.tables.serveability import Verdict
-    from lakeshare_server.versions import TableVersions
+    from lakeshare_server.versions import TableVersions, Versions
 
 table_app = typer.Typer(
     help="Tables: follow one that no pipeline of ours writes, and look at what recipients get.",
@@ -71,8 +73,24 @@ def follow(
         latest = _versions(settings, catalog, name).latest()
         entry = share_table(catalog, share, shared, start_version=start_version or None)
     typer.echo(f"{entry.path} follows {place}, now at version {latest.number} (unaudited)")
+    _show_clients(settings, catalog, entry)
     _tell_closed(catalog, open_before)
     typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")
+
+
+def _show_clients(settings: "ServerSettings", catalog: "Catalog", entry: "TableEntry") -> None:
+    """Which clients can read a table that was followed, and why the others cannot."""
+    from lakeshare_server.access.serveability import TableServeability, provider_view
+
+    view = provider_view(entry, _all_versions(settings, catalog))
+    served = TableServeability.of(catalog, settings).judge(view)
+    if served.clients:
+        typer.echo(f"served to {', '.join(served.clients)}")
+    else:
+        typer.echo(f"warning: {entry.path} is followed, but no known client can read it", err=True)
+    for id_, verdict in served.verdicts.items():
+        if verdict.served_as is None:
+            typer.echo(f"{id_}: {verdict}", err=not served.clients)
 
 
 def _shared_as(name: str, history: bool) -> "SharedTable":
@@ -124,23 +142,22 @@ def list_tables() -> None:
 @table_app.command("show")
 def show(path: Annotated[str, typer.Argument(help="What recipients call it: share.schema.table.")]) -> None:
     """Show what recipients get of a shared table: version, files, formats, and how else it can be read."""
+    from lakeshare_server.access.serveability import TableServeability, provider_view
     from lakeshare_server.catalog.listings import shared_table_at
 
     settings, catalog = _state()
     entry = shared_table_at(catalog, path, "PATH")
-    versions = _versions(settings, catalog, entry.lake_table)
-    latest = versions.latest()
-    header = versions.index(latest).header
-    features = [one.feature for one in header.head.hindrances if one.feature]
-    typer.echo(f"table\t{entry.path} ({header.table_format}, lake table {entry.lake_table})")
-    typer.echo(f"location\t{header.location}")
-    typer.echo(f"version\t{latest.number}")
-    typer.echo(f"files\t{header.files} files, {header.rows} rows, {header.size_bytes} bytes")
-    typer.echo(f"history\t{'shared' if entry.history else 'not shared'}")
-    typer.echo(f"parquet format\t{_parquet(header.head.hindrances)}")
-    refusal = _directory_refusal(settings, entry, header)
-    typer.echo(f"directory access\t{'no, ' + refusal if refusal else 'yes'}")
-    typer.echo(f"delta format\tyes{', needs ' + ', '.join(features) if features else ''}")
+    view = provider_view(entry, _all_versions(settings, catalog))
+    served = TableServeability.of(catalog, settings).judge(view)
+    for name, value in [
+        *_shown_state(catalog, entry, view, served),
+        ("history", "shared" if entry.history else "not shared"),
+        ("parquet format", _all_reasons(served.verdicts["python-parquet"])),
+        ("delta format", _delta_format(served)),
+        ("Iceberg REST API", _all_reasons(served.iceberg)),
+        ("directory access", f"no, {served.no_credentials}" if served.no_credentials else "yes"),
+    ]:
+        typer.echo(f"{name}\t{value}")
 
 
 @table_app.command("serveability")
@@ -185,27 +202,67 @@ def directory_access(
 
 
 def _verdicts(settings: "ServerSettings", catalog: "Catalog", name: str) -> "list[Verdict]":
+    """The verdicts on a shared table; of a lake table that is shared several times, those of the first place."""
+    from lakeshare_server.access.serveability import TableServeability, provider_view, unshared
     from lakeshare_server.catalog.listings import all_shared_tables
     from lakeshare_server.errors import BadRequest, NotFound
-    from lakeshare_server.tables.serveability import directory_verdict, serveability
+    from lakeshare_server.tables.serveability import directory_verdict
 
     shared = all_shared_tables(catalog)
-    by_path = {entry.path.lower(): entry.lake_table for entry in shared}
-    lake_table = by_path.get(name.lower(), name)
-    versions = _versions(settings, catalog, lake_table)
+    named = [entry for entry in shared if entry.path.lower() == name.lower()]
+    lake_table = named[0].lake_table if named else name
+    places = [entry for entry in shared if entry.lake_table == lake_table]
+    versions, judging = _all_versions(settings, catalog), TableServeability.of(catalog, settings)
+    entry = next(iter([*named, *places]), unshared(lake_table))
     try:
-        header = versions.index(versions.latest()).header
+        served = judging.judge(provider_view(entry, versions))
     except NotFound as error:
-        known = ", ".join(sorted(set(by_path.values()))) or "none"
+        known = ", ".join(sorted({one.lake_table for one in shared})) or "none"
         raise BadRequest(
             "NAME", name, f"No version of it is published or followed. Shared are: {known}."
         ) from error
-    folders = [
-        directory_verdict(entry.path, _directory_refusal(settings, entry, header))
-        for entry in shared
-        if entry.lake_table == lake_table
-    ]
-    return [*serveability(header.table_format, header.head), *folders]
+    others = {one: served if one == entry else judging.judge(provider_view(one, versions)) for one in places}
+    folders = [directory_verdict(one.path, found.no_credentials) for one, found in others.items()]
+    return [*served.verdicts.values(), *folders]
+
+
+def _shown_state(
+    catalog: "Catalog", entry: "TableEntry", view: "TableView", served: "ServedTable"
+) -> "Iterator[tuple[str, str]]":
+    """What there is of the newest version: by its index, or by its writer's counts where it has none."""
+    from lakeshare_server.catalog import Ledger
+
+    header = served.header
+    row = None if header else Ledger(catalog).at(entry.lake_table, served.version.number)
+    counted = header or row
+    table_format = header.table_format if header else row.format if row else "unknown format"
+    yield "table", f"{entry.path} ({table_format}, lake table {entry.lake_table})"
+    yield "location", header.location if header else view.versions.location()
+    yield "version", str(served.version.number)
+    if counted is not None:
+        yield "files", f"{counted.files} files, {counted.rows} rows, {counted.size_bytes} bytes"
+
+
+def _delta_format(served: "ServedTable") -> str:
+    """Whether the delta format can carry a table, with the reader features that a client has to announce."""
+    from lakeshare_server.tables.serveability import needed_features
+
+    refused = [verdict for verdict in served.verdicts.values() if verdict.id in ("python-delta", "spark")]
+    needed = [] if served.header is None else needed_features(served.header.head)
+    unannounced = {one.code for verdict in refused for one in verdict.refused_for}
+    if served.header is None or not unannounced <= {one.code for one in served.header.head.hindrances}:
+        return _all_reasons(refused[0])
+    if not needed:
+        return "yes"
+    nobody = all(verdict.served_as is None for verdict in refused)
+    return f"yes, needs {', '.join(needed)}" + (", which no known client announces" if nobody else "")
+
+
+def _all_reasons(verdict: "Verdict") -> str:
+    """Whether a client gets a table, with all reasons why not."""
+    if verdict.served_as is not None:
+        return "yes"
+    return "no, " + "; ".join(one.reason.rstrip(".") for one in verdict.refused_for)
 
 
 def _open_folders(catalog: "Catalog") -> dict[str, str]:
@@ -236,16 +293,15 @@ def _directory_refusal(settings: "ServerSettings", entry: "TableEntry", header: 
         return str(error)
 
 
-def _parquet(hindrances: tuple[object, ...]) -> str:
-    reasons = [getattr(one, "reason", "") for one in hindrances]
-    return f"no, it {'; '.join(reasons)}" if reasons else "yes"
-
-
 def _versions(settings: "ServerSettings", catalog: "Catalog", table: str) -> "TableVersions":
+    return _all_versions(settings, catalog).of(table)
+
+
+def _all_versions(settings: "ServerSettings", catalog: "Catalog") -> "Versions":
     from lakeshare_server.stores import Stores
     from lakeshare_server.versions import Versions
 
-    return Versions(catalog, settings, Stores(settings)).of(table)
+    return Versions(catalog, settings, Stores(settings))
 
 
 def _state() -> "tuple[ServerSettings, Catalog]":

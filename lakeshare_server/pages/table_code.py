@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from lakeshare_server.access.serveability import TableServeability
 from lakeshare_server.access.view import TableView
 from lakeshare_server.catalog.sharing import RecipientState, look
 from lakeshare_server.routes.context import AskedTable, Parts
@@ -28,8 +29,7 @@ def view_code(parts: Parts, view: TableView, recipient: RecipientState) -> list[
     Raises:
         NotFound, Unavailable: as `table_code`.
     """
-    header = view.index(view.latest()).header
-    doors = doors_of(view.entry, header, parts.signers)
+    doors = doors_of(TableServeability(parts.iceberg_tables, parts.signers, parts.settings).judge(view))
     table = snippet_table(
         view.entry,
         doors,

@@ -55,16 +55,13 @@ def snippet(
 
 
 def _doors(settings: "ServerSettings", catalog: "Catalog", entry: "TableEntry") -> "Doors":
-    from lakeshare_server.signing import LocalSigner, Signers
+    from lakeshare_server.access.serveability import TableServeability, provider_view
     from lakeshare_server.snippets.doors import doors_of
     from lakeshare_server.stores import Stores
     from lakeshare_server.versions import Versions
 
-    stores = Stores(settings)
-    versions = Versions(catalog, settings, stores).of(entry.lake_table)
-    # Only asked what they can do; nothing is signed with this key.
-    signers = Signers(settings, LocalSigner(b"", settings.base_url()), stores)
-    return doors_of(entry, versions.index(versions.latest()).header, signers)
+    view = provider_view(entry, Versions(catalog, settings, Stores(settings)))
+    return doors_of(TableServeability.of(catalog, settings).judge(view))
 
 
 def _told(profile: Path, name: str, own: str) -> str:

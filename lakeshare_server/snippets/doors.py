@@ -2,14 +2,10 @@
 
 from dataclasses import dataclass
 
-from lakeshare_server.access.directory import directory_refusal
-from lakeshare_server.catalog import TableEntry
-from lakeshare_server.signing import Signers
+from lakeshare_server.access.serveability import ServedTable
 from lakeshare_server.snippets.shared_table import Storage
-from lakeshare_server.stores import Place, place_of
-from lakeshare_server.stores.locations import LOCAL, S3
-from lakeshare_server.tables.index import IndexHeader
-from lakeshare_server.tables.serveability import ICEBERG_REST, Verdict, serveability
+from lakeshare_server.stores import Place
+from lakeshare_server.tables.serveability import ICEBERG_REST, Verdict
 
 
 @dataclass(frozen=True)
@@ -30,20 +26,7 @@ class Doors:
         return self.verdicts[ICEBERG_REST]
 
 
-def doors_of(entry: TableEntry, header: IndexHeader, signers: Signers) -> Doors:
-    """The doors to the version that an index describes.
-
-    Raises:
-        Unavailable: what tells of credentials is not there now.
-    """
-    verdicts = {one.client: one for one in serveability(header.table_format, header.head)}
-    place = place_of(header.location)
-    refusal = directory_refusal(entry, header, signers)
-    storage: Storage | None = None
-    if place.kind == LOCAL:
-        storage = "disk"
-    elif refusal is None:
-        storage = "credentials"
-    elif place.kind == S3:
-        storage = "signed requests"
-    return Doors(verdicts, place, storage, refusal)
+def doors_of(served: ServedTable) -> Doors:
+    """The doors to the newest version of a table as the server serves it."""
+    verdicts = {one.client: one for one in served.verdicts.values()}
+    return Doors(verdicts, served.place, served.storage, served.no_credentials)

@@ -13,6 +13,8 @@ from lakeshare_server.errors import (
 )
 
 A_PLACE = re.compile(r"\S*[/\\]\S*")
+# Where a sentence begins with one, a subject is left in its place.
+A_SUBJECT = re.compile(r"(^|[.:;,] )\S*[/\\]\S*(?= \w)")
 PROVIDER = "Provider: the server's log says more."
 
 
@@ -40,5 +42,6 @@ def _fix(error: Unserveable, places: Iterable[str]) -> str:
 def _told(text: str, places: Iterable[str]) -> str:
     for place in sorted(places, key=len, reverse=True):
         text = re.sub(rf"(?<!\S){re.escape(place)}(?=[\s.,:;]|$)", "the table", text)
+    text = A_SUBJECT.sub(r"\1a file of it", text)
     text = A_PLACE.sub("…", text)
     return text[:1].upper() + text[1:]

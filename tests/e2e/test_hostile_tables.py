@@ -14,12 +14,14 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from lakeshare_server.errors import LakeshareError
 from tests.builders.canonical import same_frame, same_rows
 from tests.builders.delta_log import local_path, read_state
 from tests.builders.hostile.families import TABLES
 from tests.builders.hostile.log_lines import file_id, same_add, same_head
 from tests.builders.hostile.served import CLIENT_FEATURES, SHARE, Served, quietly
 from tests.builders.hostile.types import UNANNOUNCED
+from tests.builders.promises import outcomes, promised, require_kept
 from tests.builders.protocol_lines import Format
 from tests.builders.protocol_reader import refusal
 
@@ -168,6 +170,18 @@ def test_what_nobody_can_read_is_refused_as_the_tables_fault(lake: Served, name:
     reader = lake.reader(name, fmt)
     refusal(lake.client.get(f"{reader.path}/metadata", headers=reader.headers()), 400)
     refusal(lake.client.post(f"{reader.path}/query", json={}, headers=reader.headers()), 400)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_client_gets_what_commands_promise(lake: Served, name: str) -> None:
+    path, provider = f"{SHARE}.lake.{name}", lake.provider
+    found = outcomes(lake.client, path)
+    if TABLES[name].refused:
+        with pytest.raises(LakeshareError):
+            promised(provider.settings, provider.catalog, path)
+        assert {served_as for served_as, _ in found.values()} == {None}
+    else:
+        require_kept(promised(provider.settings, provider.catalog, path), found)
 
 
 def read_by_the_kernel(place: Path) -> pa.Table:

@@ -16,7 +16,7 @@ from tests.builders.hostile.on_s3 import relocated
 from tests.builders.hostile.place import HostileTable
 from tests.builders.protocol_lines import Format
 from tests.builders.protocol_reader import ALL_FEATURES, ProtocolReader
-from tests.builders.sharing import a_provider, a_server
+from tests.builders.sharing import Provider, a_provider, a_server
 
 SHARE = "hostile"
 CLIENT_FEATURES = frozenset({"deletionVectors", "columnMapping", "timestampNtz"})
@@ -30,6 +30,7 @@ class Served:
     """A share with every table of the matrix."""
 
     store: str
+    provider: Provider
     tables: Mapping[str, HostileTable]
     """As they are served."""
     local: Mapping[str, Path]
@@ -73,7 +74,7 @@ def serving(
     provider.share(*(f"lake.{name}" for name in tables), share=SHARE)
     token = provider.recipient(shares=(SHARE,))
     with a_server(provider) as running, running.client(token) as client, httpx.Client(timeout=30) as data:
-        yield Served(store, tables, local, running.profile(token), client, data)
+        yield Served(store, provider, tables, local, running.profile(token), client, data)
 
 
 def quietly(read: Callable[..., pd.DataFrame], *given: Any, **options: Any) -> pd.DataFrame:
