@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import MAX_LONG, FollowedTableRow, PublicationRow, SharedTableRow
-from lakeshare_server.catalog.names import NAME
+from lakeshare_server.catalog.names import NAME_HINT, is_name
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
 
@@ -60,7 +60,7 @@ class FollowedTables:
             BadRequest: a name or number that cannot be used.
             CatalogConflict: the name is published by pipelines, or followed at another location or as another table.
         """
-        _require_usable(table, location, check_every_s, start_version)
+        _require_usable(location, check_every_s, start_version)
         try:
             with self.catalog.writing() as session:
                 row = _free_row(session, table, location, iceberg)
@@ -130,11 +130,18 @@ def require_followed(session: Session, table: str, table_id: str) -> None:
         )
 
 
-def _require_usable(table: str, location: str, check_every_s: float, start_version: int) -> None:
+def require_table_name(field: str, table: str) -> None:
+    """Refuse a new name of a followed table that is not `schema.table`, each of them a name that clients can read.
+
+    Raises:
+        BadRequest: says what names may be.
+    """
     parts = table.split(".")
-    if len(parts) != 2 or not all(NAME.fullmatch(part) for part in parts):
-        hint = "Give schema.table, each of 1 to 255 characters without space, slash or control character."
-        raise BadRequest("table", table, hint)
+    if len(parts) != 2 or not all(is_name(part) for part in parts):
+        raise BadRequest(field, table, f"Give schema.table, like sales.orders. {NAME_HINT}")
+
+
+def _require_usable(location: str, check_every_s: float, start_version: int) -> None:
     if not location or "\x00" in location:
         raise BadRequest("location", location, "Give the place of a Delta or Iceberg table.")
     if not (math.isfinite(check_every_s) and check_every_s >= 0):
@@ -156,6 +163,7 @@ def _free_row(
         )
     row = _row(session, table)
     if row is None:
+        require_table_name("table", table)
         return FollowedTableRow(
             table_name=table,
             location=location,

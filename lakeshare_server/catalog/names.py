@@ -2,12 +2,20 @@
 
 import ipaddress
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 from lakeshare_server.errors import BadRequest
 
-# The protocol allows dots in share names; both clients split `share.schema.table` on them.
-NAME = re.compile(r"[^\x00-\x20\x7f/.]{1,255}")
+# The protocol allows dots in share names; both clients split `share.schema.table` on them. Names of earlier versions,
+# which the catalog may hold, had no further limits.
+HELD_NAME = re.compile(r"[^\x00-\x20\x7f/.]{1,255}")
+# Clients put names into URLs as they are (delta-sharing 1.4 for Python): there `#` and `?` end the path, and `%` begins
+# an escape.
+OF_URLS = frozenset("#?%")
+# Control characters, white space and halves of surrogate pairs.
+INVISIBLE = frozenset({"Cc", "Cs", "Zl", "Zp", "Zs"})
+NAME_HINT = "Names have 1 to 255 characters and no space, slash, dot, #, ?, % or control character."
 RESERVED = ("databricks.", "lakeshare.")
 LONGEST_PROPERTY = 4000
 MOST_PROPERTIES = 100
@@ -15,15 +23,21 @@ MOST_ADDRESSES = 1000
 LONGEST_RULE = 8000
 
 
+def is_name(name: str) -> bool:
+    """Whether clients can read what has this name: of a share, schema, table, recipient, group or policy."""
+    return HELD_NAME.fullmatch(name) is not None and not any(
+        one in OF_URLS or unicodedata.category(one) in INVISIBLE for one in name
+    )
+
+
 def require_name(field: str, name: str) -> None:
-    """See that the protocol can carry the name of a share, schema, table, recipient or group.
+    """Refuse a new name that clients could not read. Names that the catalog holds are not judged again.
 
     Raises:
-        BadRequest: it cannot.
+        BadRequest: a character of it cannot be used, or it is too long.
     """
-    if not NAME.fullmatch(name):
-        hint = "Names have 1 to 255 characters and no space, slash, dot or control character."
-        raise BadRequest(field, name, hint)
+    if not is_name(name):
+        raise BadRequest(field, name, NAME_HINT)
 
 
 def require_owner(owner: str | None) -> None:

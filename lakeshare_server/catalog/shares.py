@@ -65,9 +65,10 @@ def apply_shares(catalog: Catalog, declared: Sequence[DeclaredShare]) -> ShareDi
     Raises:
         BadRequest: a name the protocol cannot carry, or the same name twice, or one that others have shared.
     """
-    _require_good_names(declared)
+    _require_no_name_twice(declared)
     with catalog.reading() as session:
         diff, steps = _difference(session, declared)
+    _require_readable_names(steps)
     if steps:
         with editing(catalog, CONTRACTS, keeper="contracts") as edit:
             diff, steps = _difference(edit.session, declared)
@@ -75,11 +76,19 @@ def apply_shares(catalog: Catalog, declared: Sequence[DeclaredShare]) -> ShareDi
     return diff
 
 
-def _require_good_names(declared: Sequence[DeclaredShare]) -> None:
+def _require_readable_names(steps: Sequence[Step]) -> None:
+    """Judge the names that come into the catalog; the share of a table has a step of its own when it is new."""
+    for step in steps:
+        if step.verb == "create":
+            fields = ("share",) if step.kind == "share" else ("schema", "table")
+            for field, name in zip(fields, step.key[-len(fields) :], strict=True):
+                require_name(field, name)
+
+
+def _require_no_name_twice(declared: Sequence[DeclaredShare]) -> None:
     seen: set[str] = set()
     for field_name, inside, name in _named(declared):
         path = "/".join((*inside, name))
-        require_name(field_name, name)
         if path.lower() in seen:
             raise BadRequest(
                 field_name, path, "The name is declared twice; case makes no difference to recipients."

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from lakeshare_server.catalog import Catalog, open_catalog
 from lakeshare_server.catalog.declared import export, read_files
-from lakeshare_server.catalog.names import NAME
+from lakeshare_server.catalog.names import is_name
 from lakeshare_server.catalog.sharing import alter_share, create_share, editing
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=30)
-NAMES = TEXT.filter(lambda text: NAME.fullmatch(text) is not None and text.lower() != "s")
+NAMES = TEXT.filter(lambda text: is_name(text) and text.lower() != "s")
 TRAPS = (
     "no",
     "null",
@@ -57,7 +57,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 
 def with_traps(test):
     for text in (*TRAPS, *BREAKS):
-        name = text if NAME.fullmatch(text) else "x"
+        name = text if is_name(text) else "x"
         test = example(comment=text, name=name, value=text)(test)
     return test
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lakeshare_server.catalog.models import MAX_LONG
-from lakeshare_server.catalog.names import NAME
+from lakeshare_server.catalog.names import HELD_NAME, NAME_HINT
 
 OF_CONTRACTS = frozenset({"table", "kind", "comment", "history"})
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -33,14 +33,15 @@ def _holdable(text: str) -> str:
 
 
 def _nameable(name: str) -> str:
-    if not NAME.fullmatch(name):
-        raise refusal("Names have 1 to 255 characters and no space, slash, dot or control character.")
+    # A name that the catalog does not hold yet is judged by the plan.
+    if not HELD_NAME.fullmatch(name):
+        raise refusal(NAME_HINT)
     return name
 
 
 def _path(path: str) -> str:
     schema, dot, table = path.partition(".")
-    if not dot or not NAME.fullmatch(schema) or not NAME.fullmatch(table):
+    if not dot or not HELD_NAME.fullmatch(schema) or not HELD_NAME.fullmatch(table):
         raise refusal("Give schema.table as recipients read it, like sales.orders.")
     return path
 

@@ -22,6 +22,7 @@ from lakeshare_server.catalog.declared.objects import (
 )
 from lakeshare_server.catalog.declared.origin import Origin
 from lakeshare_server.catalog.declared.planning import Step, steps_to
+from lakeshare_server.catalog.names import NAME_HINT, is_name
 from lakeshare_server.errors import DocumentError
 
 
@@ -117,6 +118,9 @@ def _faults_of_object(one: Wanted, there: Held | None, origin: Origin) -> Iterat
         hint = "Apply the contracts first, or leave out `declared: true` to share it by this file."
         yield origin.fault(f"no contract declares {one.name}", hint)
     if there is None:
+        for name in _new_names(one.key):
+            if not is_name(name):
+                yield origin.fault(f"the name {name!r} cannot be used", NAME_HINT)
         return
     if one.key[0] == "table" and there.declared and not one.of_contract:
         hint = "Take it out of the file, or say `declared: true` and only what contracts do not say."
@@ -128,6 +132,12 @@ def _faults_of_object(one: Wanted, there: Held | None, origin: Origin) -> Iterat
     if before != after:
         hint = f"Say {before}, or `lakeshare recipient drop {there.name}` and apply again."
         yield origin.fault(f"it gets in by {before}, which cannot become {after}", hint)
+
+
+def _new_names(key: Key) -> tuple[str, ...]:
+    """The names that come into the catalog with an object; the share of a table, and a grant, bring none."""
+    kind, *names = key
+    return () if kind == "grant" else tuple(names[-2:])
 
 
 def _references(one: Wanted) -> Iterator[Key]:

@@ -64,7 +64,8 @@ def alter_group(
     before = group(edit.session, name)
     fields = given(comment=comment)
     if new_name is not KEEP:
-        require_name("group", new_name)
+        if new_name != row.name:
+            require_name("group", new_name)
         _require_free(edit, new_name, row.key)
         fields |= {"name": new_name, "name_key": new_name.lower()}
     touch(edit, row, "Group", row.name, revision)

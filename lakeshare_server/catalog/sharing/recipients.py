@@ -99,7 +99,8 @@ def alter_recipient(
     if ip_allow is not KEEP:
         fields["ip_allow"] = networks("ip_allow", ip_allow)
     if new_name is not KEEP:
-        require_name("recipient", new_name)
+        if new_name != row.name:
+            require_name("recipient", new_name)
         _require_free(edit, new_name, row.key)
         fields |= {"name": new_name, "name_key": new_name.lower()}
     if fields.get("agreement", row.agreement) != row.agreement:

@@ -83,7 +83,8 @@ def alter_share(
         require_properties("properties", properties)
         fields["properties"] = dict(properties or {}) or None
     if new_name is not KEEP:
-        require_name("share", new_name)
+        if new_name != row.name:
+            require_name("share", new_name)
         _require_free(edit, new_name, row.key)
         fields |= {"name": new_name, "name_key": new_name.lower()}
     require_owner(fields.get("owner"))

@@ -41,7 +41,9 @@ def add_tables(
         NotFound, BadRequest, CatalogConflict: as `add_table`.
     """
     for one in wanted:
-        _require_usable(one.schema, one.name, one.table, one.kind)
+        require_name("schema", one.schema)
+        require_name("table", one.name)
+        _require_usable(one.table, one.kind)
         _require_numbers(one.start_version, one.publication)
         require_rule_text("rule", one.rule)
     parent = share_row(edit.session, share)
@@ -186,8 +188,11 @@ def _require_alterable(
     edit: Edit, before: SharedObject, row: SharedTableRow, fields: dict[str, Any], new_schema: str | Keep
 ) -> None:
     schema = before.schema if new_schema is KEEP else new_schema
-    named = fields.get("name", row.name), fields.get("lake_table", row.lake_table)
-    _require_usable(schema, *named, fields.get("kind", row.kind))
+    if schema != before.schema:
+        require_name("schema", schema)
+    if fields.get("name", row.name) != row.name:
+        require_name("table", fields["name"])
+    _require_usable(fields.get("lake_table", row.lake_table), fields.get("kind", row.kind))
     _require_numbers(fields.get("start_version"), fields.get("publication"))
     require_rule_text("rule", fields.get("rule"))
     changed = {key for key, value in fields.items() if value != getattr(row, key)}
@@ -200,9 +205,7 @@ def _require_alterable(
         )
 
 
-def _require_usable(schema: str, name: str, table: str, kind: str) -> None:
-    require_name("schema", schema)
-    require_name("table", name)
+def _require_usable(table: str, kind: str) -> None:
     if not 0 < len(table) <= 512 or not table.isprintable():
         raise BadRequest("table", table, "Name a table of the ledger, like flights.departures.")
     if kind not in get_args(Kind):
