@@ -18,6 +18,7 @@ OF_DELETES = frozenset(
 OF_COLUMNS = frozenset(
     {ReasonCode.RENAMED_COLUMNS, ReasonCode.FILES_WITHOUT_IDS, ReasonCode.WIDENED_TYPES}
     | {ReasonCode.OTHER_TYPES_IN_FILES, ReasonCode.COLUMN_DEFAULTS}
+    | {ReasonCode.PARTITION_VALUES_NOT_IN_FILES}
 )
 OF_FORMAT = frozenset({ReasonCode.FILE_FORMAT})
 SOLVABLE = OF_DELETES | OF_COLUMNS | OF_FORMAT

@@ -102,6 +102,18 @@ def value_text(values: pa.Array) -> pa.Array:
     return pc.cast(values, pa.string())
 
 
+def partition_text(values: pa.Array) -> pa.Array:
+    """Partition values as text, null for a value without one.
+
+    Times with a zone have the form that names it (Delta PROTOCOL, "Partition Value Serialization"): in the other form
+    they would be of each client's own zone.
+    """
+    text = value_text(values)
+    if not pa.types.is_timestamp(values.type) or values.type.tz is None:
+        return text
+    return pc.binary_join_element_wise(pc.replace_substring(text, " ", "T"), "Z", "")
+
+
 def _milliseconds(values: pa.Array, *, is_upper: bool) -> pa.Array:
     """Times in microseconds, rounded to whole milliseconds."""
     numbers = pc.cast(values, pa.int64())

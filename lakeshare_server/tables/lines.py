@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from lakeshare_server.tables.arrays import column_of
 from lakeshare_server.tables.byte_strings import byte_strings, is_plain, texts_of_width
-from lakeshare_server.tables.json_text import NESTED, PLAIN, JsonText, Part, joined, value_text
+from lakeshare_server.tables.json_text import NESTED, PLAIN, JsonText, Part, joined, partition_text
 
 # What every index has for a file's lines; those of deletion vectors are null for files without one.
 LINE_COLUMNS = ("parquet_id", "delta_id", "common", "delta_rest", "dv_path", "dv_file_id", "dv_rest")
@@ -55,7 +55,10 @@ def _partition_values(files: pa.Table, columns: tuple[str, ...]) -> list[Part]:
         return PLAIN.object([(name, _nullable_string(values)) for name, values in members])
     partition = column_of(files, "partition")
     return PLAIN.object(
-        [(column, _nullable_string(value_text(pc.struct_field(partition, [column])))) for column in columns]
+        [
+            (column, _nullable_string(partition_text(pc.struct_field(partition, [column]))))
+            for column in columns
+        ]
     )
 
 

@@ -75,6 +75,11 @@ class ReasonCode(StrEnum):
         "Live files lack a column that has a default for them; recipients would read null.",
         REWRITE,
     )
+    PARTITION_VALUES_NOT_IN_FILES = (
+        "PARTITION_VALUES_NOT_IN_FILES",
+        "Live files lack a partition column, and recipients cannot be given its values.",
+        REWRITE,
+    )
     TIMESTAMPS_WITHOUT_ZONE = (
         "TIMESTAMPS_WITHOUT_ZONE",
         "Timestamps without a time zone are known to the delta format only.",
@@ -139,6 +144,7 @@ READ_BY_ICEBERG_CLIENTS = frozenset(
         ReasonCode.LARGE_DELETES,
         ReasonCode.FILES_WITHOUT_IDS,
         ReasonCode.COLUMN_DEFAULTS,
+        ReasonCode.PARTITION_VALUES_NOT_IN_FILES,
         ReasonCode.UNSUPPORTED_TYPE,
         ReasonCode.NAMES_DIFFER_BY_CASE,
         ReasonCode.FILE_FORMAT,

@@ -1,7 +1,7 @@
 """Iceberg tables that Spark makes in a catalog of folders, what Spark reads of them, and answers as Delta tables."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -97,6 +97,36 @@ class SparkIceberg:
         )
         file = file.withPartitionPath(partition) if partition else file
         loaded.newRowDelta().addDeletes(file.build()).commit()
+        self.spark.sql(f"REFRESH TABLE {self.table(table)}")
+
+    def add_file_without(self, table: str, column: str, partition: Any, values: Mapping[str, Any]) -> None:
+        """Append a data file of one row that lacks a column; `partition` is its value, in microseconds for times."""
+        iceberg, loaded = self.jvm, self.loaded(table)
+        kinds = {"int": pa.int32(), "string": pa.string()}
+        fields = [loaded.schema().findField(name) for name in values]
+        told = [
+            pa.field(
+                one.name(),
+                kinds[one.type().toString()],
+                metadata={b"PARQUET:field_id": str(one.fieldId()).encode()},
+            )
+            for one in fields
+        ]
+        path = (
+            Path(loaded.location().removeprefix("file:")) / "data" / f"without-{column}-{partition}.parquet"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist([dict(values)], pa.schema(told)), path)
+        partitions = iceberg.PartitionData(loaded.spec().partitionType())
+        partitions.set(0, partition)
+        file = (
+            iceberg.DataFiles.builder(loaded.spec())
+            .withPath(str(path))
+            .withFileSizeInBytes(path.stat().st_size)
+            .withRecordCount(1)
+            .withPartition(partitions)
+        )
+        loaded.newFastAppend().appendFile(file.build()).commit()
         self.spark.sql(f"REFRESH TABLE {self.table(table)}")
 
 

@@ -43,6 +43,7 @@ OWN_LIMITS = [name for name in SERVED if OWN_LIMIT in EXPECTED[name].values()]
 # The stated fix by its code, where it needs not know the table's columns; else it is in the plan.
 FIXES: Mapping[str, Step] = {
     **dict.fromkeys(("RENAMED_COLUMNS", "WIDENED_TYPES", "FILES_WITHOUT_IDS", "COLUMN_DEFAULTS"), COMPACT),
+    "PARTITION_VALUES_NOT_IN_FILES": COMPACT,
     **dict.fromkeys(("ROW_LEVEL_DELETES", "EQUALITY_DELETES"), COMPACT_DELETES),
 }
 # Of the stories of deletes, which all have one fix, those with most in them.

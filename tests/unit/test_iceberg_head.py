@@ -17,6 +17,7 @@ from lakeshare_server.stores import Stores
 from lakeshare_server.tables import TableSnapshot, open_index, read_iceberg, write_index
 from lakeshare_server.tables.deletion_vectors import vector_columns, vector_of
 from lakeshare_server.tables.iceberg.head import iceberg_head
+from lakeshare_server.tables.iceberg.manifests import live_files
 from lakeshare_server.tables.iceberg.names import columns_in_files
 from lakeshare_server.tables.iceberg.vectors import with_vectors
 from tests.builders.lake_tables import IcebergState, IcebergTable, an_iceberg_table, some_rows
@@ -379,9 +380,10 @@ def test_row_level_deletes_add_deletion_vectors_to_what_else_is_needed(tmp_path:
     table = an_iceberg_table(tmp_path)
     rename(table, "carrier", "airline")
     schema = table.table.schema()
-    paths = [task.file.file_path for task in table.table.scan().plan_files()]
-    in_files = columns_in_files(Stores(ServerSettings()), table.table.metadata, schema, paths, "t")
-    vectors = vector_columns({0: vector_of(BitMap64([1]))}, len(paths), None)
+    stores = Stores(ServerSettings())
+    files = live_files(stores, table.table.current_snapshot(), "t").data
+    in_files = columns_in_files(stores, table.table.metadata, schema, files, "t", {})
+    vectors = vector_columns({0: vector_of(BitMap64([1]))}, len(files), None)
     head = with_vectors(iceberg_head(table.table.metadata, schema, "t", (), in_files), vectors)
     assert (
         head.protocol.reader_features == head.protocol.writer_features == ("columnMapping", "deletionVectors")

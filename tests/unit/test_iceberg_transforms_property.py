@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
@@ -88,7 +89,9 @@ def partition_of(row: dict[str, Any], transforms: list[tuple[str, Any]], *, is_o
     return tuple(values)
 
 
-def told_file(random: Random, number: int, rows: list[dict[str, Any]], partition: tuple[Any, ...]) -> Any:
+def told_file(
+    random: Random, folder: Path, number: int, rows: list[dict[str, Any]], partition: tuple[Any, ...]
+) -> Any:
     from pyiceberg.conversions import to_bytes
     from pyiceberg.typedef import Record
 
@@ -103,6 +106,7 @@ def told_file(random: Random, number: int, rows: list[dict[str, Any]], partition
             upper[column_id] = to_bytes(kind, max(values))
     return an_entry(
         number + 1,
+        file_path=str(folder / f"{number + 1}.parquet"),
         partition=Record(*partition),
         record_count=len(rows),
         null_value_counts=nulls,
@@ -113,6 +117,7 @@ def told_file(random: Random, number: int, rows: list[dict[str, Any]], partition
 
 def a_table(random: Random, folder: Path) -> tuple[pa.RecordBatch, list[list[dict[str, Any]]]]:
     """A table as recipients' queries prune it, and the rows of its files in the order of the index."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField
@@ -129,7 +134,11 @@ def a_table(random: Random, folder: Path) -> tuple[pa.RecordBatch, list[list[dic
     for _ in range(60):
         row = a_row(random)
         files[partition_of(row, transforms, is_old=is_old)].append(row)
-    entries = [told_file(random, place, rows, of) for place, (of, rows) in enumerate(files.items())]
+    folder.mkdir(parents=True, exist_ok=True)
+    # Footers say whether files have the columns that they are partitioned by.
+    for place in range(len(files)):
+        pq.write_table(schema_to_pyarrow(schema).empty_table(), folder / f"{place + 1}.parquet")
+    entries = [told_file(random, folder, place, rows, of) for place, (of, rows) in enumerate(files.items())]
     snapshot = read_iceberg(a_told_table(folder, schema, spec, entries), SNAPSHOT)
     [batch] = open_index(folder / "index", write_index(snapshot, folder / "index").digest).batches()
     rows = list(files.values())

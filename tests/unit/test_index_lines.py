@@ -76,7 +76,8 @@ def partition_text(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, datetime):
-        return value.strftime(f"{value.year:04d}-%m-%d %H:%M:%S.%f")
+        zone = value.tzinfo is not None
+        return value.strftime(f"{value.year:04d}-%m-%d{'T' if zone else ' '}%H:%M:%S.%f{'Z' if zone else ''}")
     return value.isoformat() if isinstance(value, date) else str(value)
 
 

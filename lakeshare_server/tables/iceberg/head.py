@@ -44,7 +44,6 @@ def iceberg_head(
     Raises:
         Unserveable: a column has a type or a name that recipients cannot be told of.
     """
-    partition_columns = _told_partitions(schema, partition_columns, in_files)
     schema_string = delta_schema_string(schema, root, in_files)
     found = tuple(_hindrances(schema_string, in_files))
     features = tuple(one.feature for one in found if one.feature is not None)
@@ -59,17 +58,6 @@ def iceberg_head(
         configuration=configuration,
         hindrances=found,
     )
-
-
-def _told_partitions(schema: "Schema", columns: tuple[str, ...], in_files: InFiles) -> tuple[str, ...]:
-    """No partition columns for a mapped table whose files have them as ordinary ones, as Iceberg's writers do.
-
-    The kernel of the Python client (delta-kernel-rust-sharing-wrapper 0.3.3) fails on partition columns of a table in
-    mode id; pruning knows their values all the same.
-    """
-    if in_files.renamed and not any(schema.find_field(one).field_id in in_files.lacking for one in columns):
-        return ()
-    return columns
 
 
 def _hindrances(schema_string: str, in_files: InFiles) -> Iterator[Hindrance]:

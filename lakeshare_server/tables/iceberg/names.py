@@ -1,19 +1,23 @@
 """Iceberg reads columns by id, parquet-format recipients by name: this finds out where live files make a difference.
 
 Only tables whose history renamed, re-used or promoted a column, or is not told whole any more, or that have names which
-Iceberg's writers spell otherwise, have their files' footers looked at. What is in a footer is in `footers.py`.
+Iceberg's writers spell otherwise, have their files' footers looked at; and files that are partitioned by columns whose
+values are not in their lines. What is in a footer is in `footers.py`.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.stores import LASTING, Stores
+from lakeshare_server.tables.iceberg.data_files import DataFiles
 from lakeshare_server.tables.iceberg.footers import FileColumn, columns_of, columns_of_table
 from lakeshare_server.tables.iceberg.widening import older_type, widest_last
 from lakeshare_server.tables.locations import local_path
@@ -38,13 +42,14 @@ class InFiles:
 
     `renamed` says which column goes by another name in a file, or means another column there; with `is_spelt_otherwise`
     a column's name of today is one that files cannot have. `widened` has the older types of columns, in Delta's words
-    and the narrowest first, by field id; `lacking` are the ids of columns that some file does not have. `shredded`
-    names a column of variants of which a file has parts in columns of their own.
+    and the narrowest first, by field id. `files_lacking` has the files that lack a column, by its id: of the columns
+    that files are partitioned by, and of the files that were looked at. `shredded` names a column of variants of which
+    a file has parts in columns of their own.
     """
 
     renamed: str | None = None
     widened: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    lacking: frozenset[int] = frozenset()
+    files_lacking: Mapping[int, pa.BooleanArray] = field(default_factory=dict)
     shredded: str | None = None
     is_spelt_otherwise: bool = False
 
@@ -53,48 +58,85 @@ NAMES_OF_TODAY = InFiles()
 
 
 def columns_in_files(
-    stores: Stores, table: "TableMetadata", schema: "Schema", paths: Sequence[str], root: str
+    stores: Stores,
+    table: "TableMetadata",
+    schema: "Schema",
+    files: DataFiles,
+    root: str,
+    constants: Mapping[int, pa.BooleanArray],
+    in_lines: Collection[int] = (),
 ) -> InFiles:
     """What the live files' columns are, compared with the table's.
+
+    `constants` are columns by id that files are partitioned by, and which files those are: a file need not have them.
+    Files are looked at for those whose values are not `in_lines` of the files.
 
     Raises:
         Unserveable: a file has columns that no client would read as Iceberg does; names the column and the file.
     """
+    compared = _Compared(table, schema, root, constants)
+    paths = files.column("path").to_pylist()
+    is_first = [True] * len(paths)
     if not _must_be_looked_at(table, schema):
-        return NAMES_OF_TODAY
-    compared = _Compared(table, schema, root)
-    with ThreadPoolExecutor(READERS) as pool:
-        for start in range(0, len(paths), AHEAD):
-            some = paths[start : start + AHEAD]
-            for path, footer in zip(some, pool.map(lambda one: _footer(stores, one), some), strict=True):
-                compared.add(local_path(path), footer)
+        watched = [is_in for field_id, is_in in constants.items() if field_id not in in_lines]
+        is_first = reduce(pc.or_, watched, pa.repeat(pa.scalar(False), len(paths))).to_pylist()
+    first = [number for number, is_one in enumerate(is_first) if is_one]
+    _compare_files(stores, compared, paths, first)
+    if compared.lacks_constants:
+        # Whether the others have the columns says whether their values can be in the lines of all files.
+        _compare_files(stores, compared, paths, sorted(set(range(len(paths))).difference(first)))
     return compared.found()
+
+
+def _compare_files(
+    stores: Stores, compared: "_Compared", paths: Sequence[str], numbers: Sequence[int]
+) -> None:
+    with ThreadPoolExecutor(READERS) as pool:
+        for start in range(0, len(numbers), AHEAD):
+            some = numbers[start : start + AHEAD]
+            footers = pool.map(lambda number: _footer(stores, paths[number]), some)
+            for number, footer in zip(some, footers, strict=True):
+                compared.add(number, local_path(paths[number]), footer)
 
 
 class _Compared:
     """The columns of one live file after the other, beside those of the table."""
 
-    def __init__(self, table: "TableMetadata", schema: "Schema", root: str) -> None:
+    def __init__(
+        self,
+        table: "TableMetadata",
+        schema: "Schema",
+        root: str,
+        constants: Mapping[int, pa.BooleanArray],
+    ) -> None:
         self._root = root
+        self._constants = {field_id: files.to_pylist() for field_id, files in constants.items()}
+        self._files_lacking = {field_id: [False] * len(files) for field_id, files in constants.items()}
         self._mapped = _mapped_ids(table)
         self._now = columns_of_table(schema)
         self._names = {column.field_id: column.name for column in self._now.values()}
         self._ids = {column.name.lower(): column.field_id for column in self._now.values()}
         self._defaults = {one: name for one, name in self._names.items() if _has_default(schema, one)}
         self._is_spelt_otherwise = not _is_spelt_alike(schema)
-        self._seen: set[bytes] = set()
+        self._seen: dict[tuple[bytes, frozenset[int]], frozenset[int]] = {}
         self._renamed: str | None = None
         self._without_ids: str | None = None
         self._widened: dict[int, set[str]] = {}
-        self._lacking: set[int] = set()
         self._shredded: str | None = None
 
-    def add(self, path: str, footer: pa.Schema) -> None:
+    @property
+    def lacks_constants(self) -> bool:
+        """Whether a file lacks a column that it is partitioned by."""
+        return any(lacking & constants for (_, constants), lacking in self._seen.items())
+
+    def add(self, number: int, path: str, footer: pa.Schema) -> None:
         """Take one more file into account; most are like one that was seen before."""
         shape = footer.remove_metadata().serialize().to_pybytes()
-        if shape not in self._seen:
-            self._seen.add(shape)
-            self._compare_all(path, columns_of(footer))
+        constants = frozenset(one for one, files in self._constants.items() if files[number])
+        if (shape, constants) not in self._seen:
+            self._seen[shape, constants] = self._compare_all(path, columns_of(footer), constants)
+        for field_id in self._files_lacking.keys() & self._seen[shape, constants]:
+            self._files_lacking[field_id][number] = True
 
     def found(self) -> InFiles:
         """What all of them come to."""
@@ -105,10 +147,17 @@ class _Compared:
             )
         widened = {field_id: widest_last(types) for field_id, types in self._widened.items()}
         return InFiles(
-            self._renamed, widened, frozenset(self._lacking), self._shredded, self._is_spelt_otherwise
+            self._renamed,
+            widened,
+            {field_id: pa.array(files, pa.bool_()) for field_id, files in self._files_lacking.items()},
+            self._shredded,
+            self._is_spelt_otherwise,
         )
 
-    def _compare_all(self, path: str, columns: Sequence[FileColumn]) -> None:
+    def _compare_all(
+        self, path: str, columns: Sequence[FileColumn], constants: frozenset[int]
+    ) -> frozenset[int]:
+        """The columns that the file lacks."""
         has_ids = any(column.field_id is not None for column in columns)
         # A name mapping is for files without any ids (Iceberg's specification, "Column Projection").
         known = columns if has_ids else [column.mapped(self._mapped) for column in columns]
@@ -117,12 +166,14 @@ class _Compared:
         for column in known:
             self._compare(path, column, has_ids=has_ids)
         there = {column.field_id for column in known}
-        self._lacking.update(one for one in self._names if one is not None and one not in there)
+        lacking = frozenset(one for one in self._names if one is not None and one not in there)
         for field_id, name in self._defaults.items():
-            if field_id not in there:
+            # Before a default comes the value that a file is partitioned by.
+            if field_id not in there and field_id not in constants:
                 self._refuse(
                     ReasonCode.COLUMN_DEFAULTS, f"{path} lacks column {name}, which has a default for that"
                 )
+        return lacking
 
     def _compare(self, path: str, column: FileColumn, *, has_ids: bool) -> None:
         name, field_id = column.name, column.field_id

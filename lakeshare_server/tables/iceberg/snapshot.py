@@ -20,7 +20,12 @@ from lakeshare_server.tables.iceberg.head import iceberg_head
 from lakeshare_server.tables.iceberg.manifests import LiveFiles, live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
 from lakeshare_server.tables.iceberg.names import columns_in_files
-from lakeshare_server.tables.iceberg.partitions import partition_columns, partition_values
+from lakeshare_server.tables.iceberg.partitions import (
+    columns_in_lines,
+    identity_columns,
+    partition_columns,
+    partition_values,
+)
 from lakeshare_server.tables.iceberg.schema import delta_schema_string, require_known_types
 from lakeshare_server.tables.iceberg.transforms import partition_ranges
 from lakeshare_server.tables.iceberg.vectors import vectors_of, with_vectors
@@ -61,12 +66,18 @@ def read_iceberg(
     targets = targets_of(table, files) if live.deletes else Targets(())
     vectors = vectors_of(stores, targets, live.deletes, root, vectors_dir)
     _require_plain_parquet(files, root)
-    in_files = columns_in_files(stores, table, schema, files.column("path").to_pylist(), root)
-    partitioned_by = partition_columns(table, schema, files)
+    known = partition_columns(table, schema, files)
+    ids = {schema.find_field(name).field_id for name in known}
+    in_files = columns_in_files(
+        stores, table, schema, files, root, identity_columns(table, schema, files), ids
+    )
+    in_lines = columns_in_lines(table, schema, files, known, in_files, root)
+    # Pruning knows values that are not in lines, too.
+    partitioned_by = in_lines or known
     return TableSnapshot(
         format="iceberg",
         location=root,
-        head=with_vectors(iceberg_head(table, schema, root, partitioned_by, in_files), vectors),
+        head=with_vectors(iceberg_head(table, schema, root, in_lines, in_files), vectors),
         snapshot_id=snapshot_id,
         files=_files(table, schema, snapshot, files, partitioned_by, vectors),
     )

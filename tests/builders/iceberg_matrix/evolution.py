@@ -1,7 +1,7 @@
 """Tables whose schemas evolved: columns added, dropped, renamed, used again, moved, widened; files without ids."""
 
 from tests.builders.iceberg_matrix.plan import COMPACT, INSERT, Plan, created_again, of, properties
-from tests.builders.iceberg_matrix.steps import imported, with_default
+from tests.builders.iceberg_matrix.steps import file_without, imported, with_default
 
 RENAMED = of(
     "id INT, s STRING",
@@ -187,6 +187,25 @@ TABLES: dict[str, Plan] = {
             options="PARTITIONED BY (day)",
         ),
         where="day = DATE'2024-01-01'",
+    ),
+    "adopted_by_time": Plan(
+        of(
+            "id INT, at TIMESTAMP",
+            INSERT.format("(1, TIMESTAMP'2024-01-01 12:00:00.5'), (2, NULL)"),
+            file_without("at", 1_704_110_400_123_456, id=3),
+            file_without("at", -86_400_000_000_001, id=4),
+            options="PARTITIONED BY (at)",
+        ),
+        where="at = TIMESTAMP'2024-01-01 12:00:00.123456'",
+    ),
+    "adopted_by_empty_text": Plan(
+        of(
+            "id INT, s STRING",
+            INSERT.format("(1, 'a'), (2, NULL)"),
+            file_without("s", "", id=3),
+            options="PARTITIONED BY (s)",
+        ),
+        where="s = ''",
     ),
     "names_differ_by_case": Plan(
         of("id INT, Id2 INT", INSERT.format("(1, 2)"), "ALTER TABLE {t} RENAME COLUMN Id2 TO ID"),

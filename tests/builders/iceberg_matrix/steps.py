@@ -46,6 +46,15 @@ def equality_delete(deleted_id: int) -> Step:
     return lambda iceberg, table: iceberg.add_equality_delete(table, "id", deleted_id)
 
 
+def file_without(column: str, partition: Any, **values: Any) -> Step:
+    """A data file of one row that lacks the column it is partitioned by, as files adopted from Hive do."""
+
+    def run(iceberg: SparkIceberg, table: str) -> None:
+        iceberg.add_file_without(table, column, partition, values)
+
+    return run
+
+
 def a_file_twice(iceberg: SparkIceberg, table: str) -> None:
     """Append a data file of the table once more: nothing in Iceberg looks for that."""
     loaded = iceberg.loaded(table)
