@@ -17,6 +17,7 @@ LakeshareError (lakeshare_server.errors)
     ├── BackupError        subject, reason, fix      a backup or restore cannot go on, or must not
     │   ├── ReportUnusable                           a store's report of its objects is damaged or lacks something
     │   ├── ObjectMissing  subject                   an object that was told of is not there
+    │   ├── DamagedRecord  subject, reason           a backup point's own record is missing, cut or changed
     │   └── NoAnswer       subject, reason           a store did not answer, though it was asked again and again
     └── SnowflakeError     reason, fix, passing      Snowflake cannot show a publication, refused, or did not answer
 """
@@ -166,6 +167,13 @@ class ObjectMissing(BackupError):
 
     def __init__(self, location: str) -> None:
         super().__init__(location, "it is not there", "It may have been removed since it was listed.")
+
+
+class DamagedRecord(BackupError):
+    """A record of a backup point cannot be read, or is not what was written; the copies may be whole."""
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(subject, reason, "Use another point: `lakeshare backup list` shows which are whole.")
 
 
 class NoAnswer(BackupError):

@@ -82,6 +82,25 @@ class Retention(_Part):
     yearly: int = Field(3, ge=0)
 
 
+class Scrub(_Part):
+    """How often copies are read again and compared with what was backed up."""
+
+    within_days: int = Field(
+        30, ge=1, description="Every copy is read again within so many days, as far as the two budgets allow."
+    )
+    bytes_per_scrub: int = Field(
+        100 * GIB,
+        ge=1,
+        description="What one `lakeshare backup scrub` reads at most; a single larger copy is read all the same.",
+    )
+    bytes_per_run: int = Field(
+        10 * GIB,
+        ge=0,
+        description="What each run reads again of the copies in a folder that earlier points hold, before it calls a "
+        "table verified; those first that were not read for the longest time.",
+    )
+
+
 class Lock(_Part):
     """Object Lock of the copies; the target bucket must have been made with it."""
 
@@ -127,6 +146,7 @@ class Backup(_Part):
         description="What tables tell of outside the source: copied as well, or the table is degraded.",
     )
     retention: Retention = Retention()
+    scrub: Scrub = Scrub()
     lock: Lock | None = None
     batch: Batch | None = None
     prices: Prices = Prices()

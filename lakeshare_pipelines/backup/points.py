@@ -1,21 +1,26 @@
 """The points of one backup, as they are in its target: `_lakeshare/<backup>/points/<day>/…`.
 
-`point.json` is written last: a folder without it is a point that is being made, or that broke off.
+`point.json` is written last: a folder without it is a point that is being made, or that broke off. It and the rows of
+what the point holds carry digests, so that a changed record is refused. What is found out after a point was written
+lies beside it: `damage.json` (copies that rotted) and `held-repaired.parquet` (copies that were made again elsewhere).
 """
 
 import datetime as dt
+import hashlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.records import GOOD, Point
+from lakeshare_pipelines.backup.records import GOOD, Damage, Point
+from lakeshare_pipelines.backup.rows import HELD
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.errors import BackupError, ObjectMissing
+from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 
 OWN_PREFIX = "_lakeshare/"
 """Where everything is that lakeshare writes for itself: never backed up, never swept as an orphan."""
@@ -38,14 +43,17 @@ class Points:
         keys = (one.key for one in self.store.list(start))
         return sorted(key.removeprefix(start).split("/")[0] for key in keys if key.endswith("/point.json"))
 
-    def get(self, day: str) -> Point:
-        """A finished point.
+    def get(self, day: str, *, as_made: bool = False) -> Point:
+        """A finished point, as it is now: copies that were found damaged since it was made degrade it.
+
+        With `as_made` it is as it was written, whatever was found since.
 
         Raises:
             BackupError: there is none of that day.
+            DamagedRecord: there is one, but its record cannot be read or is not what was written.
         """
         try:
-            return Point.model_validate_json(self.store.read(f"{self.folder(day)}point.json"))
+            content = self.store.read(f"{self.folder(day)}point.json")
         except ObjectMissing:
             days = ", ".join(self.days()) or "none"
             raise BackupError(
@@ -53,20 +61,43 @@ class Points:
                 f"it has no point {day!r}; there are {days}",
                 "Name one of them.",
             ) from None
+        point = self._parsed(day, content)
+        return point if as_made else point.downgraded(self._damage(day))
 
     def latest_good(self, before: str | None = None) -> Point | None:
-        """The newest verified point, of those before `before`."""
-        for day in reversed(self.days()):
+        """The newest fully verified point, of those before `before`; where there is none the newest with fallbacks."""
+        good = [point for point in self.readable(before)[0] if point.status in GOOD]
+        whole = [point for point in good if point.status == "verified"]
+        return next(reversed(whole or good), None)
+
+    def readable(
+        self, before: str | None = None, *, as_made: bool = False
+    ) -> tuple[list[Point], list[DamagedRecord]]:
+        """The points whose records can be read, oldest first, and why the others cannot."""
+        points, damaged = list[Point](), list[DamagedRecord]()
+        for day in self.days():
             if before is None or day < before:
-                point = self.get(day)
-                if point.status in GOOD:
-                    return point
-        return None
+                try:
+                    points.append(self.get(day, as_made=as_made))
+                except DamagedRecord as error:
+                    damaged.append(error)
+        return points, damaged
 
     def latest(self, before: str) -> Point | None:
-        """The newest point of before `before`, whatever was proved of it: its copies are told one by one."""
-        earlier = [day for day in self.days() if day < before]
-        return self.get(earlier[-1]) if earlier else None
+        """The newest point of before `before` that can be built on, whatever was proved of it.
+
+        Its copies are judged one by one; a point whose record, or whose rows of what it holds, are damaged is passed
+        over.
+        """
+        for day in reversed([day for day in self.days() if day < before]):
+            try:
+                point = self.get(day)
+                for _ in self._held_files(point):
+                    pass
+            except DamagedRecord:
+                continue
+            return point
+        return None
 
     def write(self, point: Point, held: Path) -> None:
         """Write a finished point: what it holds first, its record last.
@@ -75,22 +106,112 @@ class Points:
             BackupError: the day has a point already; a point is never replaced.
         """
         folder = self.folder(point.day)
+        digests = {}
         for path in sorted(held.glob("*.parquet")):
-            self.store.put(f"{folder}held/{path.name}", path.read_bytes())
-        if not self.store.put(
-            f"{folder}point.json", point.model_dump_json(indent=1).encode(), if_absent=True
-        ):
+            content = path.read_bytes()
+            digests[path.name] = hashlib.sha256(content).hexdigest()
+            self.store.put(f"{folder}held/{path.name}", content)
+        record = json.loads(
+            point.model_copy(update={"held_digests": digests}).model_dump_json(exclude=set(_BESIDE))
+        )
+        record["digest"] = _digest(record)
+        content = json.dumps(record, indent=1).encode()
+        if not self.store.put(f"{folder}point.json", content, if_absent=True):
             raise BackupError(
                 f"backup {self.backup.name}, point {point.day}",
-                "somebody else finished it first",
+                "another run already completed this backup point",
                 f"Look at it with `lakeshare backup show {self.backup.name} {point.day}`.",
             )
 
     def held(self, point: Point, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """What a point holds: rows of schema HELD."""
-        for one in self.store.list(f"{self.folder(point.day)}held/"):
-            with pq.ParquetFile(io.BytesIO(self.store.read(one.key))) as file:
-                yield from file.iter_batches(columns=columns)
+        """What a point holds: rows of schema HELD, with copies that were made again elsewhere in their new place.
+
+        Raises:
+            DamagedRecord: a file of the rows is missing, cut or changed.
+        """
+        repaired = self.repaired(point)
+        read = columns if columns is None or "stored_key" in columns else [*columns, "stored_key"]
+        for name, content in self._held_files(point):
+            try:
+                with pq.ParquetFile(io.BytesIO(content)) as file:
+                    for batch in file.iter_batches(columns=read):
+                        if repaired.num_rows:
+                            batch = batch.filter(
+                                pc.invert(
+                                    pc.is_in(batch["stored_key"], repaired["stored_key"].combine_chunks())
+                                )
+                            )
+                        yield batch if columns is None else batch.select(columns)
+            # What pyarrow raises of a cut or changed file depends on where it is cut.
+            except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+                raise self._damaged(point.day, f"held/{name} cannot be read: {error}") from error
+        yield from repaired.select(columns or HELD.names).to_batches()
+
+    def repaired(self, point: Point) -> pa.Table:
+        """Rows of schema HELD of the copies that were made again under another version or ETag."""
+        try:
+            content = self.store.read(f"{self.folder(point.day)}held-repaired.parquet")
+            return pq.read_table(io.BytesIO(content)).cast(HELD)
+        except ObjectMissing:
+            return HELD.empty_table()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._damaged(point.day, f"held-repaired.parquet cannot be read: {error}") from error
+
+    def record_repaired(self, point: Point, rows: pa.Table) -> None:
+        """Remember rows of schema HELD that stand for those of the same stored key from now on."""
+        before = self.repaired(point)
+        stays = pc.invert(pc.is_in(before["stored_key"], rows["stored_key"].combine_chunks()))
+        file = io.BytesIO()
+        pq.write_table(pa.concat_tables([before.filter(stays), rows.cast(HELD)]), file)
+        self.store.put(f"{self.folder(point.day)}held-repaired.parquet", file.getvalue())
+
+    def record_damage(self, day: str, damage: Damage | None) -> None:
+        """Downgrade a point by what was found damaged of its copies; None takes an earlier finding back."""
+        key = f"{self.folder(day)}damage.json"
+        if damage is not None:
+            self.store.put(key, damage.model_dump_json(indent=1).encode())
+        elif self.store.head(key) is not None:
+            self.store.delete(key)
+
+    def _parsed(self, day: str, content: bytes) -> Point:
+        try:
+            said = json.loads(content)
+            point = Point.model_validate({name: said[name] for name in said if name not in _BESIDE})
+        # A ValidationError is a ValueError, as are errors of decoding.
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._damaged(day, f"point.json cannot be read: {str(error).splitlines()[0]}") from error
+        if (point.backup, point.day) != (self.backup.name, day):
+            raise self._damaged(day, f"point.json is that of backup {point.backup}, point {point.day}")
+        if point.digest is not None and point.digest != _digest(said):
+            raise self._damaged(day, "point.json is not what was written: its digest differs")
+        return point
+
+    def _damage(self, day: str) -> Damage | None:
+        try:
+            return Damage.model_validate_json(self.store.read(f"{self.folder(day)}damage.json"))
+        except ObjectMissing:
+            return None
+        except ValueError as error:
+            raise self._damaged(
+                day, "damage.json cannot be read; `lakeshare backup scrub` writes it anew"
+            ) from error
+
+    def _held_files(self, point: Point) -> Iterator[tuple[str, bytes]]:
+        """Name and content of each file of what a point holds."""
+        folder = f"{self.folder(point.day)}held/"
+        listed = [one.key.removeprefix(folder) for one in self.store.list(folder)]
+        for name in sorted({*listed, *point.held_digests}):
+            try:
+                content = self.store.read(f"{folder}{name}")
+            except ObjectMissing as error:
+                raise self._damaged(point.day, f"held/{name} is missing") from error
+            expected = point.held_digests.get(name)
+            if expected is not None and hashlib.sha256(content).hexdigest() != expected:
+                raise self._damaged(point.day, f"held/{name} is not what was written: its digest differs")
+            yield name, content
+
+    def _damaged(self, day: str, reason: str) -> DamagedRecord:
+        return DamagedRecord(f"backup {self.backup.name}, point {day}", reason)
 
     def claim(self, day: str, owner: str) -> None:
         """Take a day's making for `owner` (a run id); taking it again as the same owner is nothing.
@@ -137,3 +258,13 @@ class Points:
                 "old copies are being swept, which could take new ones for old",
                 f"Run it again when that is done, or after {until:%H:%M} UTC if the sweep broke off.",
             )
+
+
+_BESIDE: Sequence[str] = ("damage", "status_when_made")
+"""Fields of a point that are no part of its record."""
+
+
+def _digest(record: dict[str, object]) -> str:
+    """SHA-256 of a record without its own digest, however its JSON is laid out."""
+    said = {name: record[name] for name in record if name != "digest"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

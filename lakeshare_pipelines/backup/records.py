@@ -105,7 +105,10 @@ class TableProof(_Record):
     rows: int | None = None
     """Of the table at `version`, as its independent reader counted."""
     level: int = 0
-    """The highest level (0-5) that everything the table needs has reached."""
+    """The highest level that everything the table needs has reached: 4 where a reader read all of its data files and
+    every copy was compared with its digest within `scrub.within_days`, else the lowest level of its copies."""
+    compared_at: dt.datetime | None = None
+    """The copy that was compared longest ago was compared then, when it was made or since."""
     opened_by: str | None = None
     """Name and version of the independent reader."""
     mount: str | None = None
@@ -144,6 +147,26 @@ class CatalogRecord(_Record):
     grants: int
 
 
+class DamagedCopy(_Record):
+    """A copy that a point holds and that is not what was backed up."""
+
+    key: str
+    stored_key: str
+    table_root: str | None
+    problem: str
+
+
+class Damage(_Record):
+    """What was found damaged of a point's copies after the point was written, and could not be repaired."""
+
+    found_at: dt.datetime
+    count: int
+    copies: tuple[DamagedCopy, ...]
+    """The first hundred."""
+    tables: tuple[str, ...]
+    """Roots of all tables that hold damaged copies."""
+
+
 class Point(_Record):
     """One backup point: what is backed up of one moment, and what was proved of it."""
 
@@ -162,3 +185,43 @@ class Point(_Record):
     catalog: CatalogRecord | None = None
     retention_class: Literal["daily", "weekly", "monthly", "yearly"] = "daily"
     locked_until: dt.datetime | None = None
+    held_digests: dict[str, str] = {}
+    """SHA-256 of each file of the rows that the point holds; points of earlier releases have none."""
+    digest: str | None = None
+    """SHA-256 of this record without this field; points of earlier releases have none."""
+    damage: Damage | None = None
+    """Not in the record itself: what was found since it was written."""
+    status_when_made: Status | None = None
+    """Not in the record itself: `status` before damage was found."""
+
+    def downgraded(self, damage: Damage | None) -> "Point":
+        """The point as it is after this damage: tables with damaged copies, and the point, are degraded."""
+        if damage is None or not damage.count:
+            return self
+        tables = tuple(_downgraded(proof, damage) for proof in self.verification.tables)
+        lost = [one for one in damage.copies if one.table_root is None]
+        reasons = tuple(f"{one.key}: {one.problem}." for one in lost)
+        verification = self.verification.model_copy(
+            update={
+                "status": "degraded",
+                "tables": tables,
+                "reasons": (*self.verification.reasons, *reasons),
+            }
+        )
+        return self.model_copy(
+            update={
+                "status": "degraded",
+                "status_when_made": self.status,
+                "verification": verification,
+                "damage": damage,
+            }
+        )
+
+
+def _downgraded(proof: TableProof, damage: Damage) -> TableProof:
+    if proof.table.root not in damage.tables:
+        return proof
+    mine = [one for one in damage.copies if one.table_root == proof.table.root]
+    named = f", the first is {mine[0].key}: {mine[0].problem}" if mine else ""
+    reason = f"{len(mine) or 'Some'} of its copies were found damaged on {damage.found_at:%Y-%m-%d %H:%M} UTC{named}."
+    return proof.model_copy(update={"status": "degraded", "level": 0, "reasons": (*proof.reasons, reason)})

@@ -17,6 +17,7 @@ from lakeshare_pipelines.backup.declared import (
     Lock,
     Prices,
     Retention,
+    Scrub,
 )
 from lakeshare_pipelines.backup.stores import StoreAddress
 
@@ -27,6 +28,7 @@ PARTS: dict[type[BaseModel], str] = {
     StoreAddress: "A store",
     ListingSource: "listing",
     Retention: "retention",
+    Scrub: "scrub",
     Lock: "lock",
     Batch: "batch",
     Bounds: "bounds",

@@ -15,6 +15,7 @@ from lakeshare_pipelines.backup_commands import (
     restore_catalog,
     restores,
     retention,
+    scrubs,
 )
 from lakeshare_pipelines.backup_commands.apps import backup_app, inventory_app, restore_app
 
@@ -33,4 +34,5 @@ __all__ = [
     "restore_catalog",
     "restores",
     "retention",
+    "scrubs",
 ]

@@ -47,14 +47,19 @@ def run(
 
 @backup_app.command("list")
 def list_points(name: Name = None) -> None:
-    """List the points of a backup, oldest first: when, how good, how much."""
+    """List the points of a backup, oldest first: when, how good, how much. Damaged records are listed as damaged."""
     from lakeshare_pipelines.backup.points import Points
+    from lakeshare_pipelines.errors import DamagedRecord
 
     _, backup = _backup(name)
     points = Points(backup)
     days = points.days()
     for day in days:
-        point = points.get(day)
+        try:
+            point = points.get(day)
+        except DamagedRecord as error:
+            typer.echo(f"{day:20} damaged: {error.reason}")
+            continue
         proof = point.verification
         typer.echo(
             f"{day:20} {point.status:22} {point.retention_class:8} {len(proof.tables):>5} tables "

@@ -1,4 +1,4 @@
-"""What keeps backups good once they are made: drills and sweeps, each on its schedule."""
+"""What keeps backups good once they are made: drills, scrubs and sweeps, each on its schedule."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -11,8 +11,10 @@ from lakeshare_pipelines.defs.backup import backup_key, refusals
 from lakeshare_pipelines.defs.resources import LakeResource
 from lakeshare_server.errors import LakeshareError
 
+SHOWN = 20
+"""Damaged copies that an alert names."""
 MAKING_TAKES = timedelta(hours=12)
-EVERY_MORNING, EVERY_NIGHT = "0 5 * * *", "30 4 * * *"
+EVERY_MORNING, EVERY_NIGHT, BEFORE_IT = "0 5 * * *", "30 4 * * *", "30 1 * * *"
 
 
 class SweepConfig(dg.Config):
@@ -22,8 +24,13 @@ class SweepConfig(dg.Config):
 
 
 def backup_upkeep(backup: Backup, *, is_declared: bool) -> dg.Definitions:
-    """The drill as a check of the points, the sweep as a job; their schedules run where the backup is declared."""
-    drilled, recent, swept = _drill(backup), _recent(backup), _sweep(backup)
+    """Drill and scrub as checks of the points, the sweep as a job; schedules run where the backup is declared."""
+    drilled, recent, scrubbed, swept = _drill(backup), _recent(backup), _scrub(backup), _sweep(backup)
+    scrub = dg.define_asset_job(
+        f"scrub_{backup.name}",
+        selection=dg.AssetSelection.checks(scrubbed),
+        description="Read copies again and compare them with what was backed up; repair what has rotted.",
+    )
     drill = dg.define_asset_job(
         f"drill_{backup.name}",
         selection=dg.AssetSelection.checks(drilled, recent),
@@ -31,13 +38,19 @@ def backup_upkeep(backup: Backup, *, is_declared: bool) -> dg.Definitions:
     )
     status = dg.DefaultScheduleStatus.RUNNING if is_declared else dg.DefaultScheduleStatus.STOPPED
     return dg.Definitions(
-        asset_checks=[drilled, recent],
-        jobs=[drill, swept],
+        asset_checks=[drilled, recent, scrubbed],
+        jobs=[drill, scrub, swept],
         schedules=[
             dg.ScheduleDefinition(
                 name=f"drill_{backup.name}_every_morning",
                 job=drill,
                 cron_schedule=EVERY_MORNING,
+                default_status=status,
+            ),
+            dg.ScheduleDefinition(
+                name=f"scrub_{backup.name}_every_night",
+                job=scrub,
+                cron_schedule=BEFORE_IT,
                 default_status=status,
             ),
             dg.ScheduleDefinition(
@@ -86,6 +99,47 @@ def _drill(backup: Backup) -> dg.AssetChecksDefinition:
         )
 
     return drill
+
+
+def _scrub(backup: Backup) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=backup_key(backup, "point"),
+        name="scrub",
+        description="Copies of all points are read again and compared; what has rotted is copied again, or reported.",
+    )
+    def scrub(context: dg.AssetCheckExecutionContext, lake: LakeResource) -> dg.AssetCheckResult:
+        from lakeshare_pipelines.backup import scrub as scrubs
+
+        settings = lake.settings()
+        try:
+            ran = scrubs.scrub(backup, Points(backup), settings, datetime.now(UTC), say=context.log.info)
+        except LakeshareError as error:
+            where = run_url(settings, context.run.run_id)
+            tell(context, settings, f"Scrub of backup {backup.name}: {error}\n{where}")
+            return dg.AssetCheckResult(passed=False, description=str(error))
+        found = [*ran.damaged, *ran.repaired]
+        if found:
+            where = run_url(settings, context.run.run_id)
+            text = f"Scrub of backup {backup.name} found damaged copies: {' '.join(found[:SHOWN])}"
+            degraded = f" Degraded by that: {', '.join(ran.downgraded)}." if ran.downgraded else ""
+            tell(context, settings, f"{text}{degraded}\n{where}")
+        since = "never" if ran.compared_since is None else ran.compared_since.isoformat()
+        return dg.AssetCheckResult(
+            passed=ran.passed,
+            description=" ".join([*found[:SHOWN], *ran.warnings])
+            or f"{ran.read} of {ran.copies} copies are what was backed up",
+            metadata={
+                "lakeshare/read": ran.read,
+                "lakeshare/read_bytes": ran.read_bytes,
+                "lakeshare/size_bytes": ran.size_bytes,
+                "lakeshare/compared_since": since,
+                "lakeshare/repaired": len(ran.repaired),
+                "lakeshare/damaged": len(ran.damaged),
+                "lakeshare/degraded": ", ".join(ran.downgraded) or "none",
+            },
+        )
+
+    return scrub
 
 
 def _recent(backup: Backup) -> dg.AssetChecksDefinition:

@@ -54,6 +54,7 @@ def test_every_check_of_every_contract_is_a_blocking_asset_check(definitions):
         ("backup/lake/tables", "tables_open"),
         ("backup/lake/point", "drill"),
         ("backup/lake/point", "recent"),
+        ("backup/lake/point", "scrub"),
     }
     assert declared == expected | of_usage | of_backups
     blocking = {
@@ -119,6 +120,7 @@ def test_sensors_and_schedules_are_on_as_documented(definitions):
         "janitor_nightly": "RUNNING",
         "usage_every_morning": "RUNNING",
         "drill_lake_every_morning": "STOPPED",
+        "scrub_lake_every_night": "STOPPED",
         "sweep_lake_every_night": "STOPPED",
     }
 

@@ -4,6 +4,7 @@ Which tables must move to a new prefix, as their files are not what the target h
 """
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -13,8 +14,11 @@ from lakeshare_pipelines.backup.declared import Backup
 from lakeshare_pipelines.backup.plan.tables import Format, Roots
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.records import FoundTable, Point
+from lakeshare_pipelines.backup.stores import StoreAddress, open_store
+from lakeshare_pipelines.errors import DamagedRecord
 
 ROWS_AT_ONCE = 1_000_000
+ASKED_AT_ONCE = 64
 STORED = ["stored_key", "etag", "size_bytes"]
 
 
@@ -92,7 +96,12 @@ def taken(points: Points, days: Sequence[str], wanted: pa.Table) -> pa.Array:
     found = [pa.array([], pa.string())]
     stored = wanted["stored_key"].combine_chunks()
     for day in days if wanted.num_rows else ():
-        for held in _at_once(points.held(points.get(day), STORED)):
+        try:
+            holds = list(_at_once(points.held(points.get(day), STORED)))
+        except DamagedRecord:
+            # What it holds is not known: whatever is at these places may be its own.
+            holds = [_there(points.backup.target_of(day), stored)]
+        for held in holds:
             at = pc.index_in(held["stored_key"], stored)
             is_there = pc.is_valid(at)
             there, ours = held.filter(is_there), wanted.take(at.filter(is_there))
@@ -101,6 +110,17 @@ def taken(points: Points, days: Sequence[str], wanted: pa.Table) -> pa.Array:
             )
             found.append(ours["key"].filter(pc.invert(pc.fill_null(is_same, False))))
     return pc.unique(pa.chunked_array([chunk for one in found for chunk in _chunks(one)]))
+
+
+def _there(target: StoreAddress, stored_keys: pa.Array) -> pa.Table:
+    """What the target has at these keys: columns STORED."""
+    store = open_store(target)
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        heads = [head for head in pool.map(store.head, stored_keys.to_pylist()) if head is not None]
+    columns = ([one.key for one in heads], [one.etag for one in heads], [one.size_bytes for one in heads])
+    types = (pa.string(), pa.string(), pa.int64())
+    arrays = [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)]
+    return pa.table(dict(zip(STORED, arrays, strict=True))).combine_chunks()
 
 
 def _at_once(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:

@@ -27,11 +27,14 @@ class Kept:
     as_of: dt.datetime
     status: Status
     retention_class: RetentionClass
+    is_damaged: bool = False
+    """Copies of it rotted after it was made. It keeps its place, for the tables that are whole."""
 
     @classmethod
     def of(cls, point: Point) -> "Kept":
         """What of a point matters here."""
-        return cls(point.day, point.as_of, point.status, point.retention_class)
+        status = point.status_when_made or point.status
+        return cls(point.day, point.as_of, status, point.retention_class, point.damage is not None)
 
     @property
     def is_good(self) -> bool:
@@ -68,7 +71,8 @@ def kept_days(points: Sequence[Kept], retention: Retention) -> set[str]:
     Points that are not good take no place of others. They stay as long as days do, and while nothing good is newer.
     """
     good = sorted((one for one in points if one.is_good), key=lambda one: one.as_of, reverse=True)
-    kept = {one.day for one in good[:1]}
+    # The newest one of all, and the newest one that is whole.
+    kept = {one.day for one in (*good[:1], *[one for one in good if not one.is_damaged][:1])}
     for name in CLASSES:
         serving = [one for one in good if _serves(one, name)]
         periods = _first(getattr(retention, name), (period_of(name, one.as_of) for one in serving))

@@ -30,7 +30,7 @@ def retained(
     Raises:
         BackupError: a lock was refused, or did not stick.
     """
-    others = [Kept.of(points.get(other)) for other in points.days() if other != day]
+    others = [Kept.of(other) for other in points.readable()[0] if other.day != day]
     found = class_of(end_of(day), status, others, points.backup.retention)
     if points.backup.lock is None:
         return found, None

@@ -18,8 +18,12 @@ SWEPT = "swept.json"
 
 
 @contextmanager
-def reading(points: Points, day: str, reader: str, length: dt.timedelta = LEASE) -> Iterator[None]:
-    """Hold a point for the length of a `with` block; `reader` says who, for people.
+def reading(
+    points: Points, day: str, reader: str, length: dt.timedelta = LEASE, *, as_made: bool = False
+) -> Iterator[None]:
+    """Hold a point for the length of a `with` block; `reader` names the holder for people.
+
+    With `as_made` it does not matter what was found damaged since the point was made.
 
     Raises:
         BackupError: the point is being swept, or is not there.
@@ -34,7 +38,7 @@ def reading(points: Points, day: str, reader: str, length: dt.timedelta = LEASE)
                 "retention is removing it",
                 "Take a newer one: `lakeshare backup list` tells which there are.",
             )
-        points.get(day)
+        points.get(day, as_made=as_made)
         yield
     finally:
         points.store.delete(key)

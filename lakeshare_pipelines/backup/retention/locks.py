@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.records import Point
 from lakeshare_pipelines.backup.rows import HELD
 from lakeshare_pipelines.backup.stores.s3 import s3_client
-from lakeshare_pipelines.errors import BackupError, ObjectMissing
+from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 
 _log = logging.getLogger(__name__)
 
@@ -104,13 +105,14 @@ def lock_point(points: Points, point: Point, until: dt.datetime, say: Say = _log
 
 def _unlocked(copies: pa.Table, points: Points, day: str, until: dt.datetime) -> pa.Table:
     """Those that no other point holds that is locked as long."""
-    for other in points.days() if points.backup.layout == "incremental" else ():
-        point = points.get(other)
+    for point in points.readable()[0] if points.backup.layout == "incremental" else ():
         ends = locked_until(points, point)
-        if other == day or ends is None or ends < until:
+        if point.day == day or ends is None or ends < until:
             continue
-        for batch in points.held(point, COPY):
-            copies = copies.filter(pc.invert(pc.is_in(_names(copies), _names(batch))))
+        # Of a point that does not tell what it holds nothing is known to be locked: it is locked once more.
+        with suppress(DamagedRecord):
+            for batch in points.held(point, COPY):
+                copies = copies.filter(pc.invert(pc.is_in(_names(copies), _names(batch))))
     return copies
 
 

@@ -21,7 +21,7 @@ from lakeshare_pipelines.backup.retention.leases import SWEPT, readers
 from lakeshare_pipelines.backup.retention.locks import locked_until
 from lakeshare_pipelines.backup.retention.made import alone, days_being_made, needed_by_making
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.errors import BackupError
+from lakeshare_pipelines.errors import BackupError, DamagedRecord
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +87,23 @@ class _Found:
 
 
 def _found(backup: Backup, points: Points, now: dt.datetime) -> _Found:
-    finished = [points.get(day) for day in points.days()]
+    finished, damaged = points.readable()
+    unknown = [str(error) for error in damaged]
     chosen, spared = _chosen(backup, points, finished, now)
-    going = [*_begun(points), *chosen]
+    begun = _begun(points, unknown)
+    gone = {point.day for point in (*begun, *chosen)}
+    if backup.layout == "incremental":
+        unknown += _unreadable(points, [point for point in finished if point.day not in gone])
+        if unknown:
+            # What such a point holds nobody can tell, so no copy is known to be needed by none.
+            return _Found((), (*spared, *(f"Nothing is removed: {said}" for said in unknown)))
+    spared += unknown
+    # A point that does not tell which copies are its own keeps them, and its record.
+    held_back = _unreadable(points, [*begun, *chosen])
+    spared += held_back
+    going = [
+        point for point in (*begun, *chosen) if not any(f"point {point.day}:" in said for said in held_back)
+    ]
     gone = {point.day for point in going}
     kept = [point for point in finished if point.day not in gone]
     copies = [_copies(points, point, kept, backup.layout) for point in going]
@@ -140,12 +154,38 @@ def _mark(points: Points, going: Sequence[Point], now: dt.datetime) -> list[str]
     return spared
 
 
-def _begun(points: Points) -> list[Point]:
-    """Points whose sweep began and was not finished."""
+def _unreadable(points: Points, of: Sequence[Point]) -> list[str]:
+    """Sentences about points whose rows of what they hold cannot be read."""
+    said = []
+    for point in of:
+        try:
+            for _ in points.held(point, COPY):
+                pass
+        except DamagedRecord as error:
+            said.append(str(error))
+    return said
+
+
+def _begun(points: Points, unknown: list[str]) -> list[Point]:
+    """Points whose sweep began and was not finished; `unknown` gets sentences about those that cannot be read."""
     start = points.folder("x").removesuffix("x/")
     found = [one.key for one in points.store.list(start) if one.key.endswith(f"/{SWEPT}")]
     marks = [key for key in found if points.store.head(f"{key.removesuffix(SWEPT)}point.json") is None]
-    return [Point.model_validate_json(points.store.read(key)) for key in marks]
+    begun = []
+    for key in marks:
+        try:
+            point = Point.model_validate_json(points.store.read(key))
+            folder = f"{points.folder(point.day)}held/"
+            # What it held is removed after its copies: files of it that are gone are missed by nobody.
+            left = {one.key.removeprefix(folder) for one in points.store.list(folder)}
+            digests = {name: digest for name, digest in point.held_digests.items() if name in left}
+            begun.append(point.model_copy(update={"held_digests": digests}))
+        except ValueError:
+            day = key.removesuffix(f"/{SWEPT}").rpartition("/")[2]
+            unknown.append(
+                str(DamagedRecord(f"backup {points.backup.name}, point {day}", f"{SWEPT} cannot be read"))
+            )
+    return begun
 
 
 def _copies(points: Points, point: Point, kept: Sequence[Point], layout: str) -> pa.Table:

@@ -61,13 +61,20 @@ class Healer:
     _stores: dict[str, BackupStore] = field(default_factory=dict)
 
     def heal(self, wanted: Sequence[Wanted]) -> pa.Table:
-        """Rows of schema OBJECTS of all that was found; those that are whole now are healed."""
+        """Rows of schema OBJECTS of all that was found, each object once; those that are whole now are healed.
+
+        An object may be wanted twice, as it was listed and as a table describes it: the first description that is found
+        counts.
+        """
         with ThreadPoolExecutor(ASKING) as pool:
             found = [row for row in pool.map(self._row, wanted) if row is not None]
         if not found:
             return OBJECTS.empty_table()
-        by_bucket: dict[str, list[dict[str, Any]]] = {}
+        once: dict[tuple[str, str], dict[str, Any]] = {}
         for row in found:
+            once.setdefault((row["bucket"], row["key"]), row)
+        by_bucket: dict[str, list[dict[str, Any]]] = {}
+        for row in once.values():
             by_bucket.setdefault(row["bucket"], []).append(row)
         healed = [self._copied(bucket, rows) for bucket, rows in by_bucket.items()]
         return pa.concat_tables(healed)

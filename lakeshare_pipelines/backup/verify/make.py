@@ -3,10 +3,11 @@
 Nothing is called verified that no independent reader opened at the newest version before as_of.
 """
 
+import datetime as dt
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +26,14 @@ from lakeshare_pipelines.backup.rows import HELD, read_rows, write_rows
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
 from lakeshare_pipelines.backup.verify.healing import Healer
 from lakeshare_pipelines.backup.verify.objects import judged, listed_copies, prefixes_of, reported_objects
+from lakeshare_pipelines.backup.verify.readings import (
+    Reading,
+    Readings,
+    Rereading,
+    read_row,
+    repair_points,
+    report_damage,
+)
 from lakeshare_pipelines.backup.verify.tables import Tables
 from lakeshare_pipelines.backup.workspace import Workspace
 
@@ -64,13 +73,40 @@ def verify_copies(
     tell(f"{reported.num_rows:,} objects: what the target lists is compared.")
     listed = listed_copies(target, prefixes_of(reported))
     objects = judged(reported, listed, backup.source, target)
+    now = dt.datetime.now(dt.UTC)
+    place, budget = backup.target_of(day).url, backup.scrub.bytes_per_run
+    objects, readings = Rereading(points, place, target, budget, now).again(objects, day)
     healer = _healer(backup, workspace, plan, day, target, tell)
     tables = Tables(backup, plan, target, points, objects, pointers, spark, tell)
     tables.heal(healer)
     proofs = tables.proofs()
     held = tables.objects.filter(tables.objects["is_whole"])
     write_rows(workspace.clear("held"), HELD, [held.select(HELD.names)])
+    _remember(points, place, target, tables.objects, readings, now)
     return _verification(tables.objects, proofs, held, healer.refusals, accounted_for=accounted_for)
+
+
+def _remember(
+    points: Points,
+    place: str,
+    target: BackupStore,
+    objects: pa.Table,
+    readings: list[dict[str, Any]],
+    now: dt.datetime,
+) -> None:
+    """Keep what was read again; of held copies that were damaged tell the points that share them."""
+    was = {row["stored_key"]: row for row in readings if row["problem"] is not None}
+    is_rotten = pc.is_in(objects["stored_key"], pa.array(list(was), pa.string()))
+    healed = objects.filter(pc.and_(objects["is_whole"], is_rotten))
+    for row in healed.to_pylist():
+        head = target.head(row["stored_key"])
+        if head is not None:
+            repair_points(points, place, row["stored_key"], head, was[row["stored_key"]])
+            told = row | {"stored_etag": head.etag, "stored_version_id": head.version_id}
+            readings.append(read_row(place, told, Reading(None), now + dt.timedelta(microseconds=1)))
+    Readings(points).add(readings)
+    if was:
+        report_damage(points, now)
 
 
 def _reported(workspace: Workspace, plan: PlanRecord, points: Points) -> tuple[pa.Table, bool]:

@@ -4,6 +4,7 @@ Which of them a table needs is none of this module's.
 """
 
 import base64
+import datetime as dt
 import hashlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,12 @@ READERS = 16
 CHUNK_BYTES = 1 << 20
 REPORTED, PRESENT, SAME_ETAG, SAME_CHECKSUM = 0, 1, 2, 3
 SHA256 = "sha256:"
+MISSING = "it is not in the target"
+RESIZED = "it has another size in the target"
+CHANGED = "it was changed in the target since it was copied"
+DIFFERS = "it has other content in the target"
+DAMAGE = (MISSING, RESIZED, CHANGED, DIFFERS)
+"""What can be wrong with a copy that was whole once."""
 
 OBJECTS = pa.schema(
     [
@@ -30,6 +37,8 @@ OBJECTS = pa.schema(
         pa.field("is_whole", pa.bool_(), nullable=False),
         # Why it is not, for people; null where it is.
         pa.field("problem", pa.string()),
+        # When its content was last compared with what was backed up.
+        pa.field("compared_at", pa.timestamp("us", tz="UTC")),
     ]
 )
 """Rows of a plan with what is known of their copies."""
@@ -146,9 +155,9 @@ def _by_listing(rows: pa.Table) -> tuple[pa.Array, pa.Array]:
         ),
         "nothing is reported of it",
         said,
-        "it is not in the target",
-        "it has another size in the target",
-        "it was changed in the target since it was copied",
+        MISSING,
+        RESIZED,
+        CHANGED,
         nothing,
     )
     same_etag = pc.fill_null(pc.equal(rows["listed_etag"], rows["etag"]), False)
@@ -163,9 +172,7 @@ def _unclear(rows: pa.Table, source: StoreAddress, target: StoreAddress) -> pa.A
     """Which copies' content has to be looked at: it can be compared, and was not yet."""
     has_sum = pc.fill_null(pc.starts_with(rows["checksum"], SHA256), False)
     fine, succeeded = pc.is_null(rows["problem"]), pc.fill_null(pc.equal(rows["status"], "succeeded"), False)
-    changed = pc.fill_null(
-        pc.equal(rows["problem"], "it was changed in the target since it was copied"), False
-    )
+    changed = pc.fill_null(pc.equal(rows["problem"], CHANGED), False)
     unclear = pc.and_(has_sum, pc.or_(changed, pc.and_(fine, succeeded)))
     if source.kind == "s3" and target.kind == "s3":
         # An ETag of one part without a KMS key is the content's MD5: two of them must not differ.
@@ -189,15 +196,15 @@ def _content(store: BackupStore, row: Row) -> tuple[int, str | None]:
         try:
             found = _sha256(store, row["stored_key"])
         except ObjectMissing:
-            return REPORTED, "it is not in the target"
-        return (SAME_CHECKSUM, None) if found == wanted else (REPORTED, "it has other content in the target")
+            return REPORTED, MISSING
+        return (SAME_CHECKSUM, None) if found == wanted else (REPORTED, DIFFERS)
     head = store.head(row["stored_key"], row["stored_version_id"])
     if head is None:
-        return REPORTED, "it is not in the target"
+        return REPORTED, MISSING
     told = head.checksums.get("sha256")
     if wanted is not None and told is not None:
         same = base64.b64decode(told).hex() == wanted
-        return (SAME_CHECKSUM, None) if same else (REPORTED, "it has other content in the target")
+        return (SAME_CHECKSUM, None) if same else (REPORTED, DIFFERS)
     if row["status"] == "held":
         return REPORTED, row["problem"]
     if wanted is not None or "KMS" in (head.encryption or "").upper():
@@ -220,6 +227,8 @@ def _objects(rows: pa.Table, level: pa.Array, problem: pa.Array, source: StoreAd
         "problem": problem,
         "is_whole": is_whole,
         "is_healed": pc.fill_null(rows["is_healed"], False),
+        # Those held from earlier points are looked at by verify/readings.py.
+        "compared_at": pa.array([dt.datetime.now(dt.UTC)] * rows.num_rows, OBJECTS.field("compared_at").type),
         "location": pc.binary_join_element_wise(
             rows["bucket"]
             if source.kind == "folder"

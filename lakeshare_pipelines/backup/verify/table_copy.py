@@ -3,6 +3,7 @@
 For both formats; what a table's own metadata says is read in `delta/` and `iceberg/`.
 """
 
+import datetime as dt
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,9 @@ import pyarrow.compute as pc
 from lakeshare_pipelines.backup.declared import Backup
 from lakeshare_pipelines.backup.records import FoundTable, TableProof
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
+
+PRESENT, OPENED = 1, 4
+"""Levels: every copy is there with its size; and an independent reader read every data file."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,34 @@ class TableCopy:
             return own
         found = self.elsewhere(others.to_pylist())
         return pa.concat_tables([own, found.filter(found["is_whole"])])
+
+    def proved(self, within_days: int, *, was_read: bool) -> "Proved":
+        """What is proved of the copies of an opened table; `was_read`: its reader read every data file."""
+        whole = self.whole
+        compared_at = pc.min(whole["compared_at"]).as_py()
+        lowest = int(pc.min(whole["level"]).as_py() or 0)
+        stale = compared_at is not None and compared_at < dt.datetime.now(dt.UTC) - dt.timedelta(
+            days=within_days
+        )
+        if stale:
+            reason = (
+                f"Some of its copies were compared last on {compared_at:%Y-%m-%d}, more than {within_days} days ago: "
+                "`lakeshare backup scrub` reads them again."
+            )
+            return Proved(min(lowest, PRESENT), compared_at, (reason,))
+        if not was_read:
+            reason = "It has too many files for all of them to be read: opened was its log, or its manifests."
+            return Proved(lowest, compared_at, (reason,))
+        return Proved(OPENED, compared_at, ())
+
+
+@dataclass(frozen=True)
+class Proved:
+    """The level that the copies of an opened table have reached, since when, and why it is not the highest."""
+
+    level: int
+    compared_at: dt.datetime | None
+    reasons: tuple[str, ...]
 
 
 class AssessedTable(Protocol):

@@ -34,8 +34,6 @@ LARGE_LOG_BYTES = 1 << 30
 TRIED = 5
 """So many versions are opened, newest first, before a table is given up."""
 SHOWN = 100
-OPENED = 4
-"""The level of a table whose files are all there, and that an independent reader opened."""
 
 
 def assessed_delta(
@@ -114,6 +112,7 @@ class DeltaTable:
         if self.backup.layout == "dated":
             self.removed.extend(cut(copy, assessed, version))
         rows, reader = self._rows(count)
+        proved = copy.proved(self.backup.scrub.within_days, was_read=rows is not None)
         if None not in (rows, count.rows) and rows != count.rows:
             raise BackupError(where, f"{reader} reads {rows} rows, the log says {count.rows}", "")
         is_wanted = version == assessed.wanted
@@ -134,13 +133,14 @@ class DeltaTable:
             files=count.files,
             size_bytes=count.size_bytes,
             rows=count.rows if rows is None else rows,
-            level=OPENED,
+            level=proved.level,
+            compared_at=proved.compared_at,
             opened_by=reader,
             mount=copy.store.address.location(copy.table.stored_root),
             missing=tuple(missing[:SHOWN]),
             missing_count=len(missing),
             healed=_healed(copy),
-            reasons=tuple(reasons),
+            reasons=(*reasons, *proved.reasons),
         )
 
     def _status(self, version: int) -> Status:

@@ -17,7 +17,6 @@ from lakeshare_pipelines.errors import BackupError, ObjectMissing
 TRIED = 5
 """So many states are opened, newest first, before a table is given up."""
 SHOWN = 100
-OPENED = 4
 
 
 def assessed_iceberg(
@@ -85,6 +84,7 @@ class IcebergTable:
         metadata, closure = state.metadata, state.closure
         mount = self._mounted(state)
         rows, reader = self._rows(mount.metadata_location, closure.files)
+        proved = self.copy.proved(self.points.backup.scrub.within_days, was_read=rows is not None)
         if None not in (rows, closure.rows) and rows != closure.rows:
             said = f"{reader} reads {rows} rows, the manifests say {closure.rows}"
             raise BackupError(metadata.key, said, "Look at the table at its source.")
@@ -122,13 +122,14 @@ class IcebergTable:
             files=closure.files,
             size_bytes=closure.size_bytes,
             rows=closure.rows if rows is None else rows,
-            level=OPENED,
+            level=proved.level,
+            compared_at=proved.compared_at,
             opened_by=reader,
             mount=mount.metadata_location,
             missing=tuple(missing[:SHOWN]),
             missing_count=len(missing),
             healed=self._healed(),
-            reasons=tuple(reasons),
+            reasons=(*reasons, *proved.reasons),
         )
 
     def _rows(self, mount: str, files: int) -> tuple[int | None, str]:
