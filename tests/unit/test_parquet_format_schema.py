@@ -57,7 +57,10 @@ def test_what_changes_none_is_not_told(name: str) -> None:
 def test_recipients_get_the_length_of_a_char_column_in_both_formats(tmp_path: Path) -> None:
     provider = a_provider(tmp_path)
     log = WrittenLog(tmp_path / "table")
-    schema = {"type": "struct", "fields": [a_column(KEPT["char"]), {**a_column(KEPT["varchar"]), "name": "v"}]}
+    schema = {
+        "type": "struct",
+        "fields": [a_column(KEPT["char"]), {**a_column(KEPT["varchar"]), "name": "v"}],
+    }
     log.commit(protocol(), metadata(partitions=(), schema=schema))
     provider.follow("lake.flights", log.location)
     provider.share("lake.flights")
