@@ -4,6 +4,7 @@ The tables are what is on main and in the ledger; what is staged is never an ass
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -33,6 +34,7 @@ from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.staged import Staged
 from lakeshare_pipelines.wap.verdicts import Verdict, Verdicts
 from lakeshare_server.catalog import Publication
+from lakeshare_server.errors import Unavailable
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 JUDGED = "judged"
 UNCHANGED = "unchanged"
 """Key of the record of a run whose deliveries are in force already: nothing is written, judged or published."""
+RETRIES, RETRY_S = 3, 10.0
+"""How often a step is tried again when the database or a store does not answer, and after how many seconds."""
 SEVERITY = {"error": dg.AssetCheckSeverity.ERROR, "warning": dg.AssetCheckSeverity.WARN}
 
 
@@ -101,7 +105,8 @@ def _write(contract: SetContract) -> dg.OpDefinition:
     )
     def write(context: dg.OpExecutionContext, lake: LakeResource) -> dict[str, Any]:
         partitions = partitions_of_run(context)
-        unchanged = unchanged_run(lake.lake(), lake.catalog(), contract, partitions)
+        with _retried():
+            unchanged = unchanged_run(lake.lake(), lake.catalog(), contract, partitions)
         if unchanged is not None:
             context.log.info(
                 f"{contract.name} {', '.join(partitions)}: these deliveries are in force already"
@@ -153,16 +158,27 @@ def _publish(contract: SetContract) -> dg.OpDefinition:
     def publish(
         context: dg.OpExecutionContext, judgement: dict[str, Any], lake: LakeResource
     ) -> Iterator[dg.Output[None]]:
-        if UNCHANGED in judgement:
-            publications = latest_publications(lake.catalog(), contract)
-        else:
-            publications = _published(context, lake, contract, *_read(judgement))
-        by_table = {publication.table: publication for publication in publications}
+        with _retried():
+            if UNCHANGED in judgement:
+                publications = latest_publications(lake.catalog(), contract)
+            else:
+                publications = _published(context, lake, contract, *_read(judgement))
+            shown = {
+                one.table: publication_metadata(lake.catalog(), one, context.run_id) for one in publications
+            }
         for table in contract.tables:
-            metadata = publication_metadata(lake.catalog(), by_table[table.name], context.run_id)
-            yield dg.Output(None, _output(table), metadata=metadata)
+            yield dg.Output(None, _output(table), metadata=shown[table.name])
 
     return publish
+
+
+@contextmanager
+def _retried() -> Iterator[None]:
+    """Have the step tried again, from its start, when the database or a store does not answer."""
+    try:
+        yield
+    except Unavailable as error:
+        raise dg.RetryRequested(max_retries=RETRIES, seconds_to_wait=RETRY_S) from error
 
 
 def _published(

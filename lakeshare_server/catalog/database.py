@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import (
     ArgumentError,
     DatabaseError,
@@ -38,6 +38,8 @@ NOTICE_LOSS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
 }
+# Classes of SQLSTATE: a failed connection, and a server that is shut down.
+ENDS_CONNECTION = ("08", "57P")
 # SQLite gives every reader a snapshot of its own; PostgreSQL does when asked.
 LOOKS = {"postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}}
 # Any number, as long as no other program takes the same advisory lock in this database.
@@ -126,6 +128,10 @@ class Catalog:
         except DataError as error:
             hint = "The database cannot hold it; shorten or correct it."
             raise BadRequest("a value for the catalog", str(error.orig).splitlines()[0], hint) from error
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            raise self._unavailable(error) from error
 
     def _unavailable(self, error: Exception) -> Unavailable:
         # Whoever asks is told nothing of the database: some do without a token.
@@ -248,7 +254,22 @@ def _postgresql_engine(url: URL) -> Engine:
     given = {name: value for name, value in NOTICE_LOSS.items() if name not in url.query}
     engine = create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=given)
     event.listen(engine, "connect", _prepare_postgresql)
+    event.listen(engine, "handle_error", _recognise_cut)
     return engine
+
+
+def _recognise_cut(context: ExceptionContext) -> None:
+    """Have a connection replaced that was cut, though libpq still takes it for a busy one.
+
+    SQLAlchemy recognises a cut by libpq's state only. Its ping then fails to reset `autocommit`, which hides the cause
+    ("can't change 'autocommit' now"): whatever a ping fails of, its connection is of no use.
+    """
+    error = context.original_exception
+    state = getattr(error, "sqlstate", None)
+    # Without a state it is not the database that refused: the driver lost it.
+    is_lost = type(error).__name__ == "OperationalError" and state is None
+    if context.is_pre_ping or is_lost or str(state).startswith(ENDS_CONNECTION):
+        context.is_disconnect = True
 
 
 def _prepare_postgresql(connection: Any, _record: object) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, TextClause, UpdateBase, event, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from lakeshare_server.catalog.models import (
     AdminKeyRow,
@@ -131,7 +131,6 @@ class QueriedGeneration:
                 return self._ask()
             except DBAPIError:
                 # The database may have dropped an idle connection: a fresh one decides.
-                self._drop()
                 return self._ask()
 
     def close(self) -> None:
@@ -142,7 +141,12 @@ class QueriedGeneration:
     def _ask(self) -> int:
         if self._connection is None:
             self._connection = self._engine.connect()
-        return int(self._connection.exec_driver_sql(CURRENT).scalar_one())
+        try:
+            return int(self._connection.exec_driver_sql(CURRENT).scalar_one())
+        except SQLAlchemyError:
+            # Kept, a connection that was cut would refuse every later read.
+            self._drop()
+            raise
 
     def _drop(self) -> None:
         if self._connection is not None:

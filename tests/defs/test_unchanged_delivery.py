@@ -1,18 +1,22 @@
 """A run of a delivery that is in force already ends without Spark, with the verdicts it was published with."""
 
+from pathlib import Path
 from uuid import uuid4
 
 import dagster as dg
 import pytest
 
 from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.defs import wap
 from lakeshare_pipelines.defs.ingest import landing_asset
 from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
 from lakeshare_pipelines.defs.wap import table_key, wap_set
 from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.checks import checks_of
-from lakeshare_server.catalog import Ledger, open_catalog
+from lakeshare_server.catalog import Catalog, Ledger, open_catalog
+from lakeshare_server.catalog.database import database_file
+from lakeshare_server.errors import Unavailable
 from tests.builders.publications import a_publication
 from tests.builders.sets import a_contract, a_delivery, orders
 
@@ -70,8 +74,8 @@ def publish(
     )
 
 
-def run(contract: SetContract, day: str) -> dg.ExecuteInProcessResult:
-    resources = {"lake": LakeResource(spark=NoSpark())}
+def run(contract: SetContract, day: str, lake: LakeResource | None = None) -> dg.ExecuteInProcessResult:
+    resources = {"lake": lake or LakeResource(spark=NoSpark())}
     assets = [wap_set(contract), landing_asset(contract)]
     return dg.materialize(
         assets, selection=[assets[0]], partition_key=day, resources=resources, raise_on_error=False
@@ -132,3 +136,30 @@ def test_anything_else_is_read(settings, contract, tmp_path, change):
 
     assert not ended.success
     assert has_asked_for_spark(ended)
+
+
+class RecoveringLake(LakeResource):
+    """A lake whose database comes back after it was missed once, from `<file>.away`."""
+
+    def catalog(self) -> Catalog:
+        try:
+            return super().catalog()
+        except Unavailable:
+            file = Path(database_file(self.settings().catalog_url) or "")
+            file.rmdir()
+            file.with_suffix(".away").rename(file)
+            raise
+
+
+def test_a_run_outlives_a_database_that_is_away_for_a_while(settings, contract, monkeypatch):
+    a_delivery(settings, contract, MONDAY, orders(MONDAY))
+    publish(settings, contract, MONDAY)
+    monkeypatch.setattr(wap, "RETRY_S", 0.0)
+    file = Path(database_file(settings.catalog_url) or "")
+    file.rename(file.with_suffix(".away"))
+    file.mkdir()  # nothing can be opened there
+
+    ended = run(contract, MONDAY, RecoveringLake(spark=NoSpark()))
+
+    assert ended.success
+    assert any(event.is_step_up_for_retry for event in ended.all_events)

@@ -1,15 +1,20 @@
 """A database that is held, gone or too small for a value is said so in a sentence without any secret."""
 
+import os
 import socket
 import threading
 import time
 import traceback
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, select, text
+from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, database, open_catalog
 from lakeshare_server.errors import BadRequest, Unavailable
@@ -143,3 +148,75 @@ def test_a_server_that_comes_back_is_used_again(catalog: Catalog, catalog_url: s
         other.close()
     assert Ledger(catalog).tables() == ["lake.flights"]
     assert Ledger(catalog).append([a_publication()])[0].version == 1
+
+
+class CutConnections:
+    """A catalog whose connections are ended so that the driver notices before libpq does.
+
+    The driver raises "connection socket closed" while libpq still takes the connection for a busy one.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.catalog = open_catalog(url)
+        self.cuts_new = False
+        self._made: list[Any] = []
+        event.listen(self.catalog.engine, "connect", self._connected)
+        self.catalog.engine.dispose()  # what was connected before is not known here
+
+    def cut(self) -> None:
+        """End every connection."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        for connection in self._made:
+            if not connection.closed:
+                os.dup2(writer, connection.pgconn.socket)
+        os.close(writer)
+
+    def _connected(self, connection: Any, _record: object) -> None:
+        self._made.append(connection)
+        if self.cuts_new:
+            self.cut()
+
+
+@pytest.fixture
+def cutting(postgres_url: str) -> Iterator[CutConnections]:
+    cutting = CutConnections(postgres_url)
+    yield cutting
+    cutting.catalog.close()
+
+
+def test_pooled_connections_are_replaced_however_their_end_is_noticed(cutting: CutConnections) -> None:
+    ledger = Ledger(cutting.catalog)
+    ledger.append([a_publication()])
+    for version in (1, 2):
+        cutting.cut()
+        assert ledger.tables() == ["lake.flights"]
+        cutting.cut()
+        assert ledger.append([a_publication()])[0].version == version
+
+
+def test_the_generation_is_read_again_after_its_connection_was_cut_twice(cutting: CutConnections) -> None:
+    before = cutting.catalog.generation()
+    cutting.cut()
+    assert cutting.catalog.generation() == before
+    cutting.cut()
+    cutting.cuts_new = True
+    with pytest.raises(Unavailable):
+        cutting.catalog.generation()
+    cutting.cuts_new = False
+    assert cutting.catalog.generation() == before
+
+
+def test_a_connection_cut_within_a_transaction_is_unavailable_and_the_next_transaction_works(
+    cutting: CutConnections,
+) -> None:
+    def is_cut_within(begin: Callable[[], AbstractContextManager[Session]]) -> None:
+        with begin() as session:
+            session.execute(select(1))
+            cutting.cut()
+            session.execute(select(1))
+
+    for begin in (cutting.catalog.reading, partial(cutting.catalog.writing, seen=False)):
+        with pytest.raises(Unavailable):
+            is_cut_within(begin)
+        assert Ledger(cutting.catalog).tables() == []
