@@ -4,7 +4,8 @@ LakeshareError (lakeshare_server.errors)
 └── PipelineError
     ├── ContractError      path, field, hint, also   the contract file is wrong
     ├── DeliveryError      delivery, reason, fix     the delivery cannot be read or is not whole
-    │   └── StoreError     delivery, reason, fix     the store it lands in refused, or did not answer
+    │   ├── StoreError     delivery, reason, fix     the store it lands in refused, or did not answer
+    │   └── DeliveriesRefused  refused               some deliveries of a set are refused, the others were taken
     ├── NotAudited         staged, reason            publish refused: no green verdict for this very state
     ├── Conflict           tables, base, head        main moved under a staged set: replay answers it
     ├── BranchMoved        branch, expected, found   the branch is not what was audited
@@ -56,6 +57,18 @@ class DeliveryError(PipelineError):
 
 class StoreError(DeliveryError):
     """The store deliveries land in refused or did not answer: it holds for all of them."""
+
+
+class DeliveriesRefused(DeliveryError):
+    """Some deliveries of a set cannot be taken; all others were."""
+
+    def __init__(self, refused: "Sequence[DeliveryError]") -> None:
+        super().__init__(
+            ", ".join(error.delivery for error in refused),
+            "; ".join(dict.fromkeys(error.reason for error in refused)),
+            " ".join(dict.fromkeys(error.fix for error in refused)),
+        )
+        self.refused = tuple(refused)
 
 
 class NotAudited(PipelineError):

@@ -7,6 +7,7 @@ import dagster as dg
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.defs.partitions import deliveries_of, delivery_key, partitions_of
 from lakeshare_pipelines.defs.wap import landing_key, table_key
+from lakeshare_pipelines.errors import DeliveriesRefused
 from lakeshare_pipelines.ingest import Delivery, find_deliveries
 from lakeshare_pipelines.ingest.s3_landing import fetch_deliveries
 from lakeshare_pipelines.settings import LakeSettings
@@ -45,13 +46,12 @@ def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.Sensor
     )
     def landing(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         settings = LakeSettings()
-        if from_s3:
-            _fetch(context, settings, contract)
+        refused = _fetch(context, settings, contract) if from_s3 else ""
         known = set(context.instance.get_dynamic_partitions(deliveries_of(contract).name or ""))
         complete = [found for found in find_deliveries(settings, contract) if found.complete]
         fresh = [found for found in complete if delivery_key(found.partition, found.digest) not in known]
         if not fresh:
-            return dg.SkipReason(f"{len(complete)} complete deliveries, none of them new.")
+            return dg.SkipReason(f"{len(complete)} complete deliveries, none of them new. {refused}".rstrip())
         shown = deliveries_in_force(Ledger(open_catalog(settings.catalog_url)), contract)
         wanted = [found for found in fresh if shown.get(found.partition, ("",))[0] != found.digest]
         return dg.SensorResult(
@@ -67,11 +67,17 @@ def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.Sensor
     return landing
 
 
-def _fetch(context: dg.SensorEvaluationContext, settings: LakeSettings, contract: SetContract) -> None:
-    # Dagster hands out an S3Resource as its client.
-    fetched = fetch_deliveries(context.resources.s3, settings, contract)
+def _fetch(context: dg.SensorEvaluationContext, settings: LakeSettings, contract: SetContract) -> str:
+    """Fetch what has landed; returns why some of it is refused, which must not keep the rest from its runs."""
+    try:
+        # Dagster hands out an S3Resource as its client.
+        fetched = fetch_deliveries(context.resources.s3, settings, contract)
+    except DeliveriesRefused as refused:
+        context.log.warning(str(refused))
+        return str(refused)
     if fetched:
         context.log.info(f"fetched from {settings.landing_s3}: {', '.join(fetched)}")
+    return ""
 
 
 def _requests(

@@ -68,6 +68,9 @@ def find_deliveries(settings: LakeSettings, contract: SetContract) -> list[Deliv
             delivery = _look(settings, contract, path)
         except FileNotFoundError:
             continue  # replaced or taken away this very moment: the next look finds what is there then
+        except OSError as error:
+            log.warning("%s cannot be read and is ignored: %s", path, error.strerror)
+            continue
         if delivery.files:
             found.append(delivery)
     return found
@@ -96,6 +99,10 @@ def find_delivery(settings: LakeSettings, contract: SetContract, partition: str)
             "has not arrived",
             f"Put its files into {path}, or make some with `lakeshare deliver {contract.name}`.",
         ) from None
+    except OSError as error:
+        raise DeliveryError(
+            title, f"cannot be read: {error.strerror}", f"Check {path} and the permissions of its files."
+        ) from error
     for marker in _markers_outside(settings, path):
         raise DeliveryError(title, f"{marker} is a link to a place outside the landing folder", NO_LINKS)
     if not any(file.lstat().st_size for file in delivery.files):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.errors import DeliveryError, StoreError
+from lakeshare_pipelines.errors import DeliveriesRefused, DeliveryError, StoreError
 from lakeshare_pipelines.file_lock import locked
 from lakeshare_pipelines.ingest.delivery import MANIFEST, SUCCESS, set_folder
 from lakeshare_pipelines.ingest.landing_files import is_data
@@ -68,7 +68,8 @@ def fetch_deliveries(client: Any, settings: LakeSettings, contract: SetContract)
 
     Raises:
         StoreError: S3 cannot be asked.
-        DeliveryError: a delivery changed while it was read, has names that no folder may hold, or cannot be written.
+        DeliveriesRefused: a delivery changed while it was read, or has names that no folder may hold.
+        DeliveryError: the landing folder cannot be written.
     """
     if settings.landing_s3 is None:
         return []
@@ -111,7 +112,7 @@ def _fetch_all(
             continue
         fetched.append(partition)
     if refused:
-        raise _all_of(refused)
+        raise DeliveriesRefused(refused)
     return fetched
 
 
@@ -212,13 +213,3 @@ def _put_back(old: Path, path: Path) -> None:
 
 def _old(path: Path) -> Path:
     return path.with_name(f".s3-{path.name}-old")
-
-
-def _all_of(errors: Sequence[DeliveryError]) -> DeliveryError:
-    if len(errors) == 1:
-        return errors[0]
-    return DeliveryError(
-        ", ".join(error.delivery for error in errors),
-        "; ".join(dict.fromkeys(error.reason for error in errors)),
-        " ".join(dict.fromkeys(error.fix for error in errors)),
-    )

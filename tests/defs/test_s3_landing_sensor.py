@@ -90,6 +90,22 @@ def test_what_lands_in_s3_starts_a_run_once(server: S3Server, tmp_path: Path, ti
     assert corrected.run_requests[0].run_key != first.run_requests[0].run_key
 
 
+def test_a_delivery_that_is_refused_keeps_no_other_from_its_run(
+    server: S3Server, tmp_path: Path, tick: Tick
+) -> None:
+    bad = f"{tmp_path.name}/flights/2013-01-03"
+    for name in ("a/departures.csv", "_SUCCESS"):
+        server.client().put_object(Bucket=BUCKET, Key=f"{bad}/{name}", Body=b"x")
+    upload(server, tmp_path, "2013-01-04", rows=5)
+
+    assert [request.partition_key for request in tick().run_requests] == ["2013-01-04"]
+    for _ in range(2):
+        skipped = tick().skip_message
+        assert "none of them new" in skipped
+        assert f"s3://{BUCKET}/'{bad}/a/departures.csv'" in skipped
+        assert "Deliver plain files" in skipped
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [

@@ -1,5 +1,6 @@
 """A delivery is found when it is whole, in stable order, and refused with a remedy when it is not."""
 
+import errno
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest import find_deliveries, find_delivery
+from lakeshare_pipelines.ingest import content_digest, delivery, find_deliveries, find_delivery
 from lakeshare_pipelines.settings import LakeSettings
 
 FLIGHTS, REFERENCE = load_contracts()
@@ -200,6 +201,25 @@ def test_the_list_has_incomplete_and_broken_deliveries_but_no_strangers(
     found = {delivery.partition: delivery.complete for delivery in find_deliveries(settings, FLIGHTS)}
     assert found == {"2013-01-01": False, "2013-01-02": True, "2013-01-03": True}
     assert "january is no partition of set flights" in caplog.text
+
+
+def test_a_delivery_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_of(tmp_path)
+    unreadable = put(settings, ONE, "2013-01-01")
+    put(settings, ONE, "2013-01-02")
+
+    def digest_of(root: Path, files: list[Path]) -> str:
+        if root == unreadable:  # tests may run as root, whom no permission stops
+            raise PermissionError(errno.EACCES, "Permission denied", str(root / "departures.csv"))
+        return content_digest.digest_of(root, files)
+
+    monkeypatch.setattr(delivery, "digest_of", digest_of)
+    assert [found.partition for found in find_deliveries(settings, FLIGHTS)] == ["2013-01-02"]
+    assert f"{unreadable} cannot be read" in caplog.text
+    with pytest.raises(DeliveryError, match=r"cannot be read: Permission denied.*permissions"):
+        find_delivery(settings, FLIGHTS, "2013-01-01")
 
 
 def test_nothing_in_landing_is_no_error(tmp_path: Path) -> None:
