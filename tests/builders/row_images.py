@@ -128,8 +128,8 @@ def _struct_reader(
 
 
 def partition_value(text: str | None, kind: Kind) -> Any:
-    """What a partition value's text says; empty is null, of every type."""
-    if text is None or text == "":
+    """What a partition value's text means to delta-spark: empty is null, except for strings and bytes."""
+    if text is None or (text == "" and kind not in ("string", "binary")):
         return None
     assert isinstance(kind, str), f"no partition can be of type {kind}"
     if kind.startswith("decimal("):

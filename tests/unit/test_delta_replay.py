@@ -166,7 +166,7 @@ def test_all_that_is_said_of_a_file_comes_through_a_checkpoint(log: WrittenLog, 
     (log.folder / f"{0:020}.json").unlink()
     assert contents(read_delta(str(log.root))) == by_commit
     assert by_commit[0]["base_row_id"] == 10
-    assert [file["partition"]["p"] for file in by_commit] == ["x y", None, None]
+    assert [file["partition"]["p"] for file in by_commit] == ["x y", None, ""]
 
 
 PARSED = pa.struct(

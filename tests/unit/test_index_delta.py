@@ -172,8 +172,11 @@ def test_a_reader_version_nobody_here_knows_is_refused(tmp_path: Path) -> None:
         read_delta(str(location))
 
 
-def test_an_empty_partition_text_is_null_as_it_is_to_clients(tmp_path: Path) -> None:
-    rows = pa.table({"s": ["x"], "n": [1]})
-    location = a_delta_table(tmp_path / "table", rows, partitioned_by=("s",))
-    rewrite_log(location, "add", partitionValues={"s": ""})
-    assert read_delta(str(location)).files.column("partition").to_pylist() == [{"s": None}]
+@pytest.mark.parametrize(("value", "wanted"), [("x", ""), (1, None)])
+def test_an_empty_partition_text_is_what_delta_spark_reads(
+    tmp_path: Path, value: object, wanted: str | None
+) -> None:
+    rows = pa.table({"p": [value], "n": [1]})
+    location = a_delta_table(tmp_path / "table", rows, partitioned_by=("p",))
+    rewrite_log(location, "add", partitionValues={"p": ""})
+    assert read_delta(str(location)).files.column("partition").to_pylist() == [{"p": wanted}]

@@ -5,7 +5,7 @@ recipients never hear of it.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from lakeshare_server.tables.delta.adds import vector_id
 from lakeshare_server.tables.delta.commits import Commit
+from lakeshare_server.tables.delta.partitions import WITH_EMPTY_VALUES
 from lakeshare_server.tables.delta.vectors import vector_paths
 from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids
 from lakeshare_server.tables.locations import resolve_names
@@ -59,8 +60,8 @@ def changes_data(action: Action) -> bool:
     return action.get("dataChange") is not False
 
 
-def change_table(root: str, changes: Sequence[FileChange], partition_columns: Sequence[str]) -> pa.Table:
-    """The rows of the changes; `partition_columns` are the names the log uses for them.
+def change_table(root: str, changes: Sequence[FileChange], partition_types: Mapping[str, str]) -> pa.Table:
+    """The rows of the changes; `partition_types` are by the names the log uses for partition columns.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError, TableFilesMissing: an action is not what the specification
@@ -78,7 +79,7 @@ def change_table(root: str, changes: Sequence[FileChange], partition_columns: Se
         pa.array([change.action["size"] for change in changes], pa.int64()),
         file_ids(names, hashlib.md5),
         file_ids(names, hashlib.sha256),
-        pa.array([_common(change, partition_columns) for change in changes], pa.string()),
+        pa.array([_common(change, partition_types) for change in changes], pa.string()),
         pa.array([_rest(change) for change in changes], pa.string()),
         _vector_paths(root, vectors),
         pa.array([_vector_id(vector) for vector in vectors], pa.string()),
@@ -93,13 +94,15 @@ def _is_merge_of_nothing(commit: Commit) -> bool:
     return commit.info.get("operation") == "MERGE" and all(metrics.get(name) == "0" for name in MERGE_COUNTS)
 
 
-def _common(change: FileChange, partition_columns: Sequence[str]) -> str:
+def _common(change: FileChange, partition_types: Mapping[str, str]) -> str:
     """`partitionValues`, `size` and `stats`: what both formats say in the same words."""
     action = change.action
-    # The empty text and null are the same by the specification, and Spark leaves nulls out of some actions: clients
-    # take a null that is there for sure.
+    # Spark leaves nulls out of some actions: clients take a null that is there for sure.
     logged = action.get("partitionValues") or {}
-    values = {column: logged.get(column) or None for column in partition_columns}
+    values = {
+        column: None if logged.get(column) == "" and kind not in WITH_EMPTY_VALUES else logged.get(column)
+        for column, kind in partition_types.items()
+    }
     fields: Action = {"partitionValues": values, "size": action["size"]}
     stats = action.get("stats")
     if change.kind == ADD and stats and _counts_rows(stats):

@@ -15,7 +15,7 @@ from lakeshare_server.tables.delta.change_segment import SegmentFile, SegmentNot
 from lakeshare_server.tables.delta.commits import Commit, read_commits
 from lakeshare_server.tables.delta.heads import head_actions
 from lakeshare_server.tables.delta.log import LogListing
-from lakeshare_server.tables.delta.mapping import physical_partition_columns
+from lakeshare_server.tables.delta.mapping import partition_types
 from lakeshare_server.tables.delta.removed import RemovedFiles
 from lakeshare_server.tables.delta.replay import NOT_AS_SPECIFIED
 from lakeshare_server.tables.locations import elsewhere, roots_of
@@ -34,9 +34,9 @@ class HeadTexts:
     metadata: str
 
     @cached_property
-    def partition_columns(self) -> list[str]:
-        """The names the log uses for the partition columns."""
-        return physical_partition_columns(orjson.loads(self.metadata))
+    def partition_types(self) -> dict[str, str]:
+        """The types of the partition columns by the names the log uses for them."""
+        return partition_types(orjson.loads(self.metadata))
 
     def after(self, commit: Commit) -> "HeadTexts":
         """What is in force when a commit was made."""
@@ -140,13 +140,13 @@ class SegmentWriter:
             fault, changes = error.what, []
         self._versions[commit.last] = _described(commit, heads, changes, self._rows, fault)
         if changes:
-            table = change_table(self._root, changes, heads.partition_columns)
+            table = change_table(self._root, changes, heads.partition_types)
             self._rows += table.num_rows
             self._roots |= roots_of(self._root, elsewhere(self._root, table))
             file.add(table)
 
     def _changes(self, commit: Commit, heads: HeadTexts) -> list[FileChange]:
-        return list(file_changes(commit, self._removed.of(commit, bool(heads.partition_columns))))
+        return list(file_changes(commit, self._removed.of(commit, bool(heads.partition_types))))
 
 
 def _missing_commit(listing: LogListing, version: int) -> TableFilesMissing:

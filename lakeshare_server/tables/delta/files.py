@@ -37,7 +37,8 @@ def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa
     schema_string = metadata["schemaString"]
     partition_columns = list(metadata.get("partitionColumns") or ())
     kinds = {field.name: field.type for field in parse_schema(schema_string)}
-    texts = without_empty(column_of(adds, "partition_values"))
+    types = [str(kinds[column]) for column in partition_columns]
+    texts = without_empty(column_of(adds, "partition_values"), types)
     said = parse_stats(column_of(adds, "stats"), leaves_of(schema_string, partition_columns))
     storage = column_of(adds, "dv_storage")
     require_whole(root, adds)
@@ -50,7 +51,7 @@ def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa
             "modification_time": column_of(adds, "modification_time"),
             "rows": said.rows,
             "dv_cardinality": pc.fill_null(column_of(adds, "dv_cardinality"), 0),
-            "partition": typed(texts, [(column, str(kinds[column])) for column in partition_columns]),
+            "partition": typed(texts, list(zip(partition_columns, types, strict=True))),
             "min": said.min,
             "max": said.max,
             "null_count": said.null_count,

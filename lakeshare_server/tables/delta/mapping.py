@@ -20,10 +20,14 @@ def physical_name(member: Mapping[str, Any]) -> str:
 
 def physical_partition_columns(metadata: Mapping[str, Any]) -> list[str]:
     """The partition columns as `partitionValues` names them, in the table's order."""
-    columns = [str(column) for column in metadata.get("partitionColumns") or ()]
-    if mapping_mode(metadata.get("configuration") or {}) == "none":
-        return columns
-    by_name = {
-        member["name"]: physical_name(member) for member in json.loads(metadata["schemaString"])["fields"]
+    return list(partition_types(metadata))
+
+
+def partition_types(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The types of the partition columns, by their names in `partitionValues`, in the table's order."""
+    is_mapped = mapping_mode(metadata.get("configuration") or {}) != "none"
+    members = {member["name"]: member for member in json.loads(metadata["schemaString"])["fields"]}
+    columns = [(column, members[column]) for column in metadata.get("partitionColumns") or ()]
+    return {
+        physical_name(member) if is_mapped else str(column): str(member["type"]) for column, member in columns
     }
-    return [by_name[column] for column in columns]

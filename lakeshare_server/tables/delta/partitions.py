@@ -1,19 +1,26 @@
 """Partition values: from the texts of a log to typed columns (Delta's PROTOCOL.md, "Partition Value Serialization")."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.tables.delta_schema import arrow_type
 
+# An empty text is null by the specification ("Partition Value Serialization"), but delta-spark, the reference
+# implementation, reads it as a value of these types (seen with 4.4.0), and other writers than Spark write it for that.
+WITH_EMPTY_VALUES = ("string", "binary")
 
-def without_empty(texts: pa.StructArray) -> pa.StructArray:
-    """The texts with null for the empty one: the two are the same by the specification, clients take null for sure."""
+
+def without_empty(texts: pa.StructArray, types: Sequence[str]) -> pa.StructArray:
+    """The texts with null for the empty ones that are no values; `types` are those of the columns, in their order."""
     if not texts.type.num_fields:
         return texts
     arrays = []
-    for place in range(texts.type.num_fields):
+    for place, type_name in enumerate(types):
         values = pc.struct_field(texts, [place])
-        arrays.append(pc.if_else(pc.equal(values, ""), None, values))
+        is_value = type_name in WITH_EMPTY_VALUES
+        arrays.append(values if is_value else pc.if_else(pc.equal(values, ""), None, values))
     return pa.StructArray.from_arrays(arrays, [member.name for member in texts.type])
 
 
