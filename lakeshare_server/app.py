@@ -1,5 +1,6 @@
 """The sharing server: its parts put together, and started."""
 
+import logging
 import os
 import socket
 import sys
@@ -77,6 +78,10 @@ from lakeshare_server.versions import Versions
 SHUTDOWN_S = 10
 START_S = 60
 SWITCH_S = 0.0005
+# The Spark connector (1.4.1) refreshes URLs that end within 15 minutes, and takes a life up to that for an hour.
+SPARK_REFRESHES_AHEAD_S = 900
+
+_log = logging.getLogger(__name__)
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
@@ -208,6 +213,7 @@ def make_server(
         BadRequest: the signing key that is given is too short, or the catalog's URL is none.
         Unavailable: the address is taken, or the catalog or the signing key cannot be used.
     """
+    _warn_of_short_urls(settings)
     listening = _bind(settings)
     settings = settings.model_copy(update={"port": listening.getsockname()[1]})
     try:
@@ -234,6 +240,7 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None] | None = Non
 def _serve_with_workers(
     settings: ServerSettings, on_ready: Callable[[str], None] | None, workers: int
 ) -> None:
+    _warn_of_short_urls(settings)
     listening = _bind(settings)
     settings = settings.model_copy(update={"port": listening.getsockname()[1]})
     # What cannot be used is told here, once, and not by each worker.
@@ -248,6 +255,17 @@ def _serve_with_workers(
             announce = threading.Thread(target=_announce, args=(settings, on_ready, url), daemon=True)
             announce.start()
         Multiprocess(config, [listening]).run()
+
+
+def _warn_of_short_urls(settings: ServerSettings) -> None:
+    if settings.url_life_s <= SPARK_REFRESHES_AHEAD_S:
+        _log.warning(
+            "LAKESHARE_URL_LIFE_S is %s: Spark jobs that read for longer fail, because the connector takes a life of "
+            "%s seconds or less for an hour and does not refresh the URLs in time. Set it to more than %s.",
+            settings.url_life_s,
+            SPARK_REFRESHES_AHEAD_S,
+            SPARK_REFRESHES_AHEAD_S,
+        )
 
 
 def _announce(settings: ServerSettings, on_ready: Callable[[str], None], url: str) -> None:

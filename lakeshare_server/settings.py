@@ -149,7 +149,12 @@ class ServerSettings(StateSettings):
         None,
         description="Whom recipients ask, as pages for them say it, like data@example.com; nobody by default.",
     )
-    url_life_s: int = Field(3600, ge=60, le=604800, description="Life of a signed file URL, in seconds.")
+    url_life_s: int = Field(
+        3600,
+        ge=60,
+        le=604800,
+        description="Life of a signed file URL, in seconds; Spark jobs that read for longer need more than 900.",
+    )
     signing_key: SecretStr | None = Field(
         None,
         description="Key that signs local file URLs, 32 bytes or more; made and kept in the state folder by default.",

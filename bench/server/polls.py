@@ -35,9 +35,10 @@ def measure_polls(stage: Stage, report: Report) -> None:
             f"{clients_said(count)}: {number(median(rates['ours']))}/s, empty route "
             f"{number(median(rates['empty']))}/s (x {of_empty:.2f})"
         )
-        goals.append(
-            Goal(text=f"≥ 0.5 x an empty route ({clients_said(count)})", measured=of_empty, at_least=0.5)
-        )
+        # Medians of some runs met the goal and those of others did not: it is met when every turn meets it.
+        lowest = min(ours / empty for ours, empty in zip(rates["ours"], rates["empty"], strict=True))
+        text = f"≥ 0.5 x an empty route in every turn ({clients_said(count)})"
+        goals.append(Goal(text=text, measured=lowest, at_least=0.5))
     report.rows.append(Row("version poll, requests/s", "; ".join(says), tuple(goals)))
 
 

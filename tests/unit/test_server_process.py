@@ -25,6 +25,7 @@ from tests.builders.sharing import (
     LONG,
     LONG_FILES,
     Provider,
+    a_provider,
     a_provider_of_flights,
     a_server,
     files,
@@ -283,3 +284,14 @@ def test_the_first_files_leave_before_the_last_are_signed(
         rest = list(arrived)
     assert '"protocol"' in first[0]
     assert len(rest) == LONG_FILES - PIECE_ROWS
+
+
+@pytest.mark.parametrize(("life_s", "warns"), [(60, True), (900, True), (901, False), (3600, False)])
+def test_a_life_of_urls_that_breaks_long_spark_jobs_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, life_s: int, warns: bool
+) -> None:
+    provider = a_provider(tmp_path, url_life_s=life_s)
+    server, listening = make_server(provider.settings)
+    listening.close()
+    server.config.app.state.parts.catalog.close()  # type: ignore[union-attr]
+    assert (f"LAKESHARE_URL_LIFE_S is {life_s}" in caplog.text) == warns
