@@ -69,7 +69,7 @@ def run_drill(
         BackupError: there is no good point, or it has no good table.
     """
     random, started = Random(seed), dt.datetime.now(dt.UTC)  # noqa: S311  a lot, no secret
-    point = point_of(points, None)
+    point = point_of(points, None, say)
     proof = drawn(backup, point, random)
     say(f"drill of point {point.day}: table {proof.table.root}")
     began = time.monotonic()

@@ -65,10 +65,8 @@ class Points:
         return point if as_made else point.downgraded(self._damage(day))
 
     def latest_good(self, before: str | None = None) -> Point | None:
-        """The newest fully verified point, of those before `before`; where there is none the newest with fallbacks."""
-        good = [point for point in self.readable(before)[0] if point.status in GOOD]
-        whole = [point for point in good if point.status == "verified"]
-        return next(reversed(whole or good), None)
+        """The newest verified point, with fallbacks or without, of those before `before`."""
+        return next((point for point in reversed(self.readable(before)[0]) if point.status in GOOD), None)
 
     def readable(
         self, before: str | None = None, *, as_made: bool = False
@@ -146,6 +144,19 @@ class Points:
             except (pa.ArrowException, OSError, ValueError, KeyError) as error:
                 raise self._damaged(point.day, f"held/{name} cannot be read: {error}") from error
         yield from repaired.select(columns or HELD.names).to_batches()
+
+    def mount_digest(self, location: str) -> str | None:
+        """SHA-256 of all files of an Iceberg mount, by the location of its metadata file; None if there are none."""
+        folder = location.rpartition("/")[0].removeprefix(self.store.address.location("")).lstrip("/")
+        digest, files = hashlib.sha256(), 0
+        for one in self.store.list(f"{folder}/"):
+            try:
+                content = self.store.read(one.key)
+            except ObjectMissing:
+                continue  # The digest tells that it is missing.
+            digest.update(f"{one.key.removeprefix(folder)}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+            files += 1
+        return digest.hexdigest() if files else None
 
     def repaired(self, point: Point) -> pa.Table:
         """Rows of schema HELD of the copies that were made again under another version or ETag."""

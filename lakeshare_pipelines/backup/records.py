@@ -113,6 +113,8 @@ class TableProof(_Record):
     """Name and version of the independent reader."""
     mount: str | None = None
     """Location at which the copy opens as it is; for Iceberg that of a metadata.json."""
+    mount_digest: str | None = None
+    """Of the metadata that was written for an Iceberg mount (Points.mount_digest)."""
     missing: tuple[str, ...] = ()
     """Keys (the first hundred) that the table needs and that are nowhere."""
     missing_count: int = 0
@@ -165,6 +167,8 @@ class Damage(_Record):
     """The first hundred."""
     tables: tuple[str, ...]
     """Roots of all tables that hold damaged copies."""
+    record: str | None = None
+    """Why the point cannot tell which copies it holds, where that is so: then all tables are lost with it."""
 
 
 class Point(_Record):
@@ -201,6 +205,8 @@ class Point(_Record):
         tables = tuple(_downgraded(proof, damage) for proof in self.verification.tables)
         lost = [one for one in damage.copies if one.table_root is None]
         reasons = tuple(f"{one.key}: {one.problem}." for one in lost)
+        if damage.record is not None:
+            reasons = (*reasons, f"{damage.record}.")
         verification = self.verification.model_copy(
             update={
                 "status": "degraded",
@@ -221,6 +227,11 @@ class Point(_Record):
 def _downgraded(proof: TableProof, damage: Damage) -> TableProof:
     if proof.table.root not in damage.tables:
         return proof
+    if damage.record is not None:
+        reason = f"The point cannot tell which copies it holds: {damage.record}."
+        return proof.model_copy(
+            update={"status": "degraded", "level": 0, "reasons": (*proof.reasons, reason)}
+        )
     mine = [one for one in damage.copies if one.table_root == proof.table.root]
     named = f", the first is {mine[0].key}: {mine[0].problem}" if mine else ""
     reason = f"{len(mine) or 'Some'} of its copies were found damaged on {damage.found_at:%Y-%m-%d %H:%M} UTC{named}."

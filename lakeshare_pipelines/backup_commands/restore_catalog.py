@@ -35,7 +35,7 @@ def catalog(
     settings = LakeSettings()
     points = Points(backup_named(settings, backup_name))
     # A dump is whole by itself: one that is named comes back even where its point was never finished.
-    day = day or point_of(points, None).day
+    day = day or point_of(points, None, lambda line: typer.echo(f"  {line}", err=True)).day
     manifest = read_manifest(points, day)
     typer.echo(
         f"point {day}: catalog of {manifest.dumped_at:%Y-%m-%d %H:%M:%S} UTC, revision {manifest.revision}"

@@ -25,7 +25,9 @@ Name = Annotated[
 BackupName = Annotated[
     str | None, typer.Option("--backup", help="A declared backup; the only one by default.")
 ]
-Day = Annotated[str | None, typer.Option("--point", help="The point's day; the newest good one by default.")]
+Day = Annotated[
+    str | None, typer.Option("--point", help="The point's day; the newest fully verified one by default.")
+]
 Version = Annotated[
     int | None,
     typer.Option(help="A Delta version or an Iceberg snapshot inside the point; the proved one by default."),
@@ -59,7 +61,7 @@ class Asked:
     def point(self) -> "Point":
         from lakeshare_pipelines.backup.restore.chosen import point_of
 
-        return point_of(self.points, self.day)
+        return point_of(self.points, self.day, _say)
 
     def below(self, name: str) -> "StoreAddress | None":
         """A place of its own for one of several tables."""

@@ -48,7 +48,9 @@ def chosen(points: Points, wish: Wish) -> Chosen:
     point = point_of(points, wish.day)
     proof = proof_of(point, wish.table)
     subject = f"point {point.day}, table {proof.table.root}"
-    if proof.status not in GOOD:
+    # An older state, or a small one, is restored where it is asked for by its version; a damaged one never.
+    is_asked_for = wish.version is not None and proof.version is not None
+    if proof.status not in GOOD and not (is_asked_for and not _is_damaged(point, proof)):
         why = "; ".join(proof.reasons) or "it was not proved to open"
         raise BackupError(subject, f"it is {proof.status}: {why}", "Restore it from another point.")
     version = _version(subject, proof, wish.version)
@@ -58,15 +60,30 @@ def chosen(points: Points, wish: Wish) -> Chosen:
     return Chosen(point, proof, version, rows.filter(kept), points.backup.target_of(point.day))
 
 
-def point_of(points: Points, day: str | None) -> Point:
-    """The point of a day; the newest good one, when none is told.
+def point_of(points: Points, day: str | None, say: Callable[[str], None] = lambda sentence: None) -> Point:
+    """The point of a day; by default the newest that is fully verified, else the newest with fallbacks.
+
+    `say` gets a sentence about why it was chosen.
 
     Raises:
         BackupError: there is none.
     """
     if day is not None:
         return points.get(day)
-    point = points.latest_good()
+    readable, damaged = points.readable()
+    fully = [point for point in readable if point.status == "verified"]
+    point = next(reversed(fully or [point for point in readable if point.status in GOOD]), None)
+    if point is not None:
+        newer = [f"{other.day} is {other.status}" for other in readable if other.day > point.day]
+        unreadable = [error.subject.rpartition("point ")[2] for error in damaged]
+        newer += [f"{other} is damaged" for other in unreadable if other > point.day]
+        why = (
+            "the newest that is fully verified"
+            if fully
+            else "none is fully verified, the newest with fallbacks"
+        )
+        passed_over = f" Passed over: {'; '.join(sorted(newer))}." if newer else ""
+        say(f"Point {point.day} is taken: {why}.{passed_over}")
     if point is None:
         raise BackupError(
             f"backup {points.backup.name}",
@@ -74,6 +91,10 @@ def point_of(points: Points, day: str | None) -> Point:
             "Make one with `lakeshare backup run`.",
         )
     return point
+
+
+def _is_damaged(point: Point, proof: TableProof) -> bool:
+    return point.damage is not None and proof.table.root in point.damage.tables
 
 
 def proof_of(point: Point, name: str) -> TableProof:

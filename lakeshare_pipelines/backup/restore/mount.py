@@ -27,7 +27,8 @@ def mounted(
     """Where a table of a point opens in the store of its copies.
 
     A Delta table is at its copies; readers must ask for `version`, the log may go on behind it. For an Iceberg table
-    metadata is written into the point's folder, which names the copies; it is that of the point where there is one.
+    metadata is written into the point's folder, which names the copies. That of the point is taken where it is still
+    what was written.
 
     Raises:
         BackupError: the point does not hold the table whole.
@@ -35,8 +36,12 @@ def mounted(
     choice = chosen(points, Wish(table, point.day, version))
     if choice.table.format == "delta":
         return Mounted(choice.copies.location(choice.table.stored_root), choice.version)
-    if choice.proof.mount is not None and version in (None, choice.proof.snapshot_id):
-        return Mounted(choice.proof.mount, choice.version)
+    mount, digest = choice.proof.mount, choice.proof.mount_digest
+    if mount is not None and version in (None, choice.proof.snapshot_id):
+        # Points of earlier releases have no digest of it.
+        if digest is None or points.mount_digest(mount) == digest:
+            return Mounted(mount, choice.version)
+        say(f"The metadata at {mount} is not what was written; it is written anew.")
     return Mounted(_written(points, choice, say), choice.version)
 
 

@@ -293,8 +293,9 @@ def report_damage(points: Points, now: dt.datetime) -> list[str]:
         mine = rotten.filter(pc.equal(rotten["place"], place))
         try:
             damage = _damage_of(points, point, mine, now)
-        except DamagedRecord:
-            continue  # A point that cannot tell what it holds is listed as damaged anyway.
+        except DamagedRecord as error:
+            roots = tuple(proof.table.root for proof in point.verification.tables)
+            damage = Damage(found_at=now, count=1, copies=(), tables=roots, record=error.reason)
         points.record_damage(point.day, damage)
         if damage is not None:
             downgraded.append(point.day)
@@ -302,8 +303,6 @@ def report_damage(points: Points, now: dt.datetime) -> list[str]:
 
 
 def _damage_of(points: Points, point: Point, rotten: pa.Table, now: dt.datetime) -> Damage | None:
-    if not rotten.num_rows:
-        return None
     problems = {(row["stored_key"], row["stored_version_id"]): row["problem"] for row in rotten.to_pylist()}
     keys = rotten["stored_key"].combine_chunks()
     copies: list[DamagedCopy] = []

@@ -15,6 +15,8 @@ from lakeshare_pipelines.backup.declared import Backup
 from lakeshare_pipelines.backup.records import FoundTable, TableProof
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
 
+ENOUGH = 0.5
+"""An older state with a smaller share of the newest state's rows is another table to its readers."""
 PRESENT, OPENED = 1, 4
 """Levels: every copy is there with its size; and an independent reader read every data file."""
 
@@ -135,6 +137,23 @@ class AssessedTable(Protocol):
     def proof(self) -> TableProof:
         """Open it, at the newest version at which that goes well."""
         ...
+
+
+def too_small(rows: int | None, newest_rows: int | None) -> str | None:
+    """Why an older state is no fallback: it is empty, or has less than half of the newest state's rows."""
+    if rows is None or (newest_rows is not None and rows >= newest_rows * ENOUGH):
+        return None
+    if newest_rows is None and rows > 0:
+        return None
+    newest = (
+        "how many the newest one has is not known"
+        if newest_rows is None
+        else f"the newest one has {newest_rows}"
+    )
+    return (
+        f"The older state has {rows} rows, {newest}: it is no fallback. Restore the table from another point, or name "
+        "this state with --point and --version."
+    )
 
 
 def outside_reasons(copy: TableCopy, needs: Sequence[Need], backup: Backup) -> list[str]:

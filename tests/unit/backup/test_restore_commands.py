@@ -70,7 +70,7 @@ def test_one_that_fails_keeps_none_of_the_others(lake: Path, tmp_path: Path) -> 
 def test_copies_open_where_they_are(lake: Path, tmp_path: Path) -> None:
     told = said("table", "sales/orders", "--mount")
     location = tmp_path / "state" / "backups" / "objects" / "sales" / "orders"
-    assert told.output == f"{location} at version 0\n"
+    assert told.stdout == f"{location} at version 0\n"
 
 
 @pytest.mark.parametrize(
@@ -99,5 +99,5 @@ def test_a_drill_tells_how_long_it_took_and_fails_as_a_command(lake: Path, tmp_p
         copy.unlink()
     failed = said("drill", "--seed", "1", app=backup_app)
     assert failed.exit_code == 1
-    assert failed.output.startswith("  drill of point")
+    assert failed.output.startswith("  Point 2026-11-20 is taken")
     assert "FAILED" in failed.output

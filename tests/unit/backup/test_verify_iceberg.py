@@ -11,7 +11,11 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table import StaticTable
 
+from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.records import TableProof, Verification
+from lakeshare_pipelines.backup.restore.chosen import chosen
+from lakeshare_pipelines.backup.restore.records import Wish
+from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_lakes import Lake, listed_as
 from tests.builders.lake_tables import IcebergTable, some_rows
 
@@ -115,10 +119,32 @@ def test_what_vanished_means_the_newest_state_without_it(lake: Lake, table: Iceb
     assert mounted(lake, proof).num_rows == 8
 
 
-def test_a_file_of_the_first_snapshot_spoils_all_of_them(lake: Lake, table: IcebergTable) -> None:
+def test_an_empty_older_state_is_no_fallback(lake: Lake, table: IcebergTable) -> None:
     """Appended files stay in every later snapshot; what is left is the table before there were any."""
-    proof = only(verified(lake, vanished=[data_files(lake, table)[-1]]))
-    assert (proof.status, proof.snapshot_id, proof.rows) == ("verified_with_fallback", None, 0)
+    proved = verified(lake, vanished=[data_files(lake, table)[-1]])
+    proof = only(proved)
+    assert (proved.status, proof.status, proof.snapshot_id, proof.rows) == ("degraded", "degraded", None, 0)
+    assert "has 0 rows, the newest one has 12" in proof.reasons[-1]
+    with pytest.raises(BackupError, match="0 rows, the newest one has 12"):
+        chosen(Points(lake.backup), Wish("lake/flights", DAY))
+
+
+def test_an_older_state_with_far_fewer_rows_is_no_fallback(lake: Lake, table: IcebergTable) -> None:
+    (_, second, _) = data_files(lake, table)
+    proof = only(verified(lake, vanished=[second]))
+    assert (proof.status, proof.rows, proof.wanted_version) == ("degraded", 4, 3)
+    assert "has 4 rows, the newest one has 12" in proof.reasons[-1]
+    # Who names point and version knows what it is.
+    version = proof.snapshot_id
+    assert chosen(Points(lake.backup), Wish("lake/flights", DAY, version)).version == version
+
+
+def test_an_older_state_does_not_stand_for_metadata_that_cannot_be_read(
+    lake: Lake, table: IcebergTable
+) -> None:
+    newest = key_of(lake, table.table.metadata_location)
+    proof = only(verified(lake, vanished=[newest]))
+    assert (proof.status, proof.rows, proof.missing) == ("verified_with_fallback", 8, (newest,))
 
 
 def test_a_snapshot_that_is_not_whole_is_not_on_the_mount(lake: Lake, table: IcebergTable) -> None:

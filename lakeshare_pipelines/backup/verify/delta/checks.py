@@ -23,7 +23,7 @@ from lakeshare_pipelines.backup.verify.delta.table import (
     replay_in,
 )
 from lakeshare_pipelines.backup.verify.spark_opening import is_beyond, spark_rows
-from lakeshare_pipelines.backup.verify.table_copy import Need, TableCopy, outside_reasons
+from lakeshare_pipelines.backup.verify.table_copy import Need, TableCopy, outside_reasons, too_small
 from lakeshare_pipelines.errors import BackupError
 
 if TYPE_CHECKING:
@@ -123,9 +123,17 @@ class DeltaTable:
                 f"of its files are nowhere; version {version} is whole."
             )
             reasons += outside_reasons(copy, self.needs, self.backup)
+        status, newest = (
+            self._status(version),
+            assessed.counts.get(-1 if assessed.wanted is None else assessed.wanted),
+        )
+        shrunk = too_small(count.rows if rows is None else rows, None if newest is None else newest.rows)
+        if not is_wanted and shrunk is not None:
+            status = "degraded"
+            reasons.append(shrunk)
         return TableProof(
             table=copy.table,
-            status=self._status(version),
+            status=status,
             version=version,
             wanted_version=assessed.wanted,
             oldest_version=min(one.version for one in assessed.complete),

@@ -11,7 +11,7 @@ from lakeshare_pipelines.backup.verify.iceberg.closure import CopiedFiles
 from lakeshare_pipelines.backup.verify.iceberg.opening import opened_rows
 from lakeshare_pipelines.backup.verify.iceberg.table import IcebergAssessment, State, assess
 from lakeshare_pipelines.backup.verify.spark_opening import OpenSpark, is_beyond, spark_rows
-from lakeshare_pipelines.backup.verify.table_copy import Need, TableCopy, outside_reasons
+from lakeshare_pipelines.backup.verify.table_copy import Need, TableCopy, outside_reasons, too_small
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 
 TRIED = 5
@@ -73,7 +73,7 @@ class IcebergTable:
         return TableProof(
             table=self.copy.table,
             status=status,
-            wanted_version=None if found.wanted is None else found.wanted.sequence_number,
+            wanted_version=self._wanted_version(),
             missing=tuple(missing[:SHOWN]),
             missing_count=len(missing),
             healed=self._healed(),
@@ -88,7 +88,7 @@ class IcebergTable:
         if None not in (rows, closure.rows) and rows != closure.rows:
             said = f"{reader} reads {rows} rows, the manifests say {closure.rows}"
             raise BackupError(metadata.key, said, "Look at the table at its source.")
-        is_wanted = self.found.wanted is metadata
+        is_wanted = self.found.wanted is metadata and self.found.is_newest_read
         missing = [] if is_wanted else self._missing()
         if not is_wanted:
             reasons.append(
@@ -104,6 +104,12 @@ class IcebergTable:
         status: Status = (
             "verified" if is_wanted and not state.without_statistics else "verified_with_fallback"
         )
+        shrunk = (
+            None if is_wanted else too_small(closure.rows if rows is None else rows, self.found.wanted_rows)
+        )
+        if shrunk is not None:
+            status = "degraded"
+            reasons.append(shrunk)
         if outside:
             # An older state is no fallback from files that will never be in a copy: the next day lacks them as well.
             status = "degraded"
@@ -111,7 +117,7 @@ class IcebergTable:
             table=self.copy.table,
             status=status,
             version=metadata.sequence_number,
-            wanted_version=None if self.found.wanted is None else self.found.wanted.sequence_number,
+            wanted_version=self._wanted_version(),
             snapshot_id=metadata.current,
             metadata_key=metadata.key,
             oldest_version=min(
@@ -126,11 +132,16 @@ class IcebergTable:
             compared_at=proved.compared_at,
             opened_by=reader,
             mount=mount.metadata_location,
+            mount_digest=self.points.mount_digest(mount.metadata_location),
             missing=tuple(missing[:SHOWN]),
             missing_count=len(missing),
             healed=self._healed(),
             reasons=(*reasons, *proved.reasons),
         )
+
+    def _wanted_version(self) -> int | None:
+        wanted = self.found.wanted if self.found.is_newest_read else None
+        return None if wanted is None else wanted.sequence_number
 
     def _rows(self, mount: str, files: int) -> tuple[int | None, str]:
         try:

@@ -25,6 +25,8 @@ class Snapshot:
     sequence_number: int
     manifest_list: str | None
     manifests: tuple[str, ...]
+    rows: int | None = None
+    """As its summary says."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def _metadata(key: str, said: Mapping[str, Any]) -> TableMetadata:
             int(one.get("sequence-number") or 0),
             one.get("manifest-list"),
             tuple(one.get("manifests") or ()),
+            _rows(one.get("summary") or {}),
         )
         for one in said.get("snapshots") or ()
     ]
@@ -79,3 +82,15 @@ def _metadata(key: str, said: Mapping[str, Any]) -> TableMetadata:
         statistics=tuple(one["statistics-path"] for one in statistics),
         earlier=tuple(one["metadata-file"] for one in reversed(said.get("metadata-log") or ())),
     )
+
+
+def _rows(summary: Mapping[str, Any]) -> int | None:
+    """A summary's values are texts (Iceberg spec, "Snapshot Summary"); deletes by row are counted by themselves."""
+    told = [summary.get(name, "0") for name in ("total-position-deletes", "total-equality-deletes")]
+    total = summary.get("total-records")
+    numbers = [str(one) for one in (total, *told)]
+    if total is None or not all(number.isdecimal() for number in numbers):
+        return None
+    records, positions, values = map(int, numbers)
+    # Rows that are deleted by value are not counted by anybody.
+    return None if values else max(records - positions, 0)

@@ -31,6 +31,18 @@ class IcebergAssessment:
     states: list[State] = field(default_factory=list)
     needs: list[Need] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    is_newest_read: bool = True
+    """No metadata file that is newer than `wanted` was left out because it cannot be read."""
+
+    @property
+    def wanted_rows(self) -> int | None:
+        """How many rows the newest state has; None where that is not known."""
+        if self.wanted is None or not self.is_newest_read:
+            return None
+        if self.wanted.current is None:
+            return 0
+        snapshot = self.wanted.snapshots.get(self.wanted.current)
+        return None if snapshot is None else snapshot.rows
 
 
 def assess(copy: TableCopy, as_of: dt.datetime, pointer: str | None, tried: int) -> IcebergAssessment:
@@ -78,7 +90,10 @@ def _newest(
     read: list[TableMetadata] = []
     for row in named[:NEWEST]:
         metadata = _read(files, row["location"], row["key"], found)
-        if metadata is not None and metadata.updated_at < as_of:
+        if metadata is None:
+            # Those before it were written later: only what comes before all that can be read hides a newer state.
+            found.is_newest_read = found.is_newest_read and bool(read)
+        elif metadata.updated_at < as_of:
             read.append(metadata)
     read.sort(key=lambda one: (one.updated_at, one.sequence_number, one.key), reverse=True)
     # A table that was made anew at the same place has another identity.
