@@ -10,7 +10,7 @@ from lakeshare_pipelines.backup.declared import Backup
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.records import FoundTable, Point, TableProof
 from lakeshare_pipelines.backup.restore.chosen import Chosen
-from lakeshare_pipelines.backup.restore.placed import placed
+from lakeshare_pipelines.backup.restore.placed import placed, require_outside_target
 from lakeshare_pipelines.backup.restore.records import RestoreRecord
 from lakeshare_pipelines.backup.restore.work import Say, Work, silent, unsaid
 from lakeshare_pipelines.backup.retention.leases import reading
@@ -72,6 +72,8 @@ def restore_other_files(
     Raises:
         BackupError: a copy is missing or damaged, or something else is at an object's key below `to`.
     """
+    if to is not None:
+        require_outside_target(backup, to)
     points = Points(backup)
     rows = [batch.filter(pc.is_null(batch.column("table_root"))) for batch in points.held(point)]
     table = FoundTable(bucket=backup.source.bucket, root="", format="delta", stored_root="")
@@ -86,7 +88,7 @@ def restore_other_files(
             return bucket, key
         return to.bucket, f"{to.prefix}{key.removeprefix(backup.source.prefix)}"
 
-    with reading(points, point.day, work.title):
+    with reading(points, point.day, work.title, unwritable=say):
         at = placed(choice, address, work.root, goes)
         if at.differing and to is None:
             say(f"{len(at.differing):,} objects of no table are others now and stay, as {at.differing[0]}")

@@ -1,5 +1,7 @@
 """Copies of a table beside what is at the place they are to go to: there, missing, or taken by something else."""
 
+import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -7,10 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakeshare_pipelines.backup.declared import Backup
 from lakeshare_pipelines.backup.restore.chosen import Chosen
 from lakeshare_pipelines.backup.stores import BackupStore, Listed, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
 
+DAY = r"\d{4}-\d\d-\d\d(T\d{6}Z)?"
 ROW = pa.schema([pa.field("to_bucket", pa.string()), pa.field("to_key", pa.string())])
 BLOCK_BYTES = 1 << 20
 
@@ -59,6 +63,26 @@ def placed(
     others = tuple(key for key in found if key not in wanted)
     table = pa.Table.from_pylist(missing, schema)
     return Placed(table, len(rows) - len(missing) - len(differing), tuple(differing), others)
+
+
+def require_outside_target(backup: Backup, to: StoreAddress) -> None:
+    """Refuse a place inside the target of a backup: a sweep, a scrub and the next listing would take it for copies.
+
+    Raises:
+        BackupError: it is there.
+    """
+    for target in (backup.target, backup.records):
+        if to.kind != target.kind or to.endpoint != target.endpoint:
+            continue
+        above, place = target.url.rstrip("/"), to.url.rstrip("/")
+        if to.kind == "folder":
+            above, place = os.path.realpath(above), os.path.realpath(place)
+        if re.match(rf"{re.escape(above).replace(re.escape('{day}'), DAY)}(/|$)", place):
+            raise BackupError(
+                f"--to {to.url}",
+                f"it is inside {target.url}, the target of backup {backup.name}",
+                "Name an empty place outside of it.",
+            )
 
 
 def _head(store: BackupStore, key: str) -> Listed | None:

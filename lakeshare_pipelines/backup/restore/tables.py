@@ -16,6 +16,7 @@ from lakeshare_pipelines.backup.restore.estimate import plan_of
 from lakeshare_pipelines.backup.restore.in_place import delta_in_place, iceberg_in_place, locked
 from lakeshare_pipelines.backup.restore.lake_table import lake_table, root_of_name
 from lakeshare_pipelines.backup.restore.partition import Wanted, plan_of_partition, restore_partition
+from lakeshare_pipelines.backup.restore.placed import require_outside_target
 from lakeshare_pipelines.backup.restore.records import RestorePlan, RestoreRecord, Wish
 from lakeshare_pipelines.backup.restore.work import Say, Work, silent, unsaid
 from lakeshare_pipelines.backup.retention.leases import reading
@@ -125,6 +126,7 @@ class Restores:
         return work
 
     def _beside(self, table: str, to: StoreAddress, version: int | None) -> Work:
+        require_outside_target(self.backup, to)
         choice = self._chosen(table, version)
         if to.kind == "folder":
             # The folder above is the store: what an engine keeps for itself does not belong into a table.
@@ -139,7 +141,7 @@ class Restores:
         return Work(self.settings, self.backup, choice, to, root, self.say, self.tell)
 
     def _reading(self, work: Work) -> AbstractContextManager[None]:
-        return reading(Points(self.backup), self.point.day, work.title)
+        return reading(Points(self.backup), self.point.day, work.title, unwritable=self.say)
 
 
 def _root(catalog: Catalog, backup: Backup, point: Point, table: str) -> str:

@@ -20,6 +20,7 @@ from lakeshare_pipelines.backup.restore.opening import Opened
 from lakeshare_pipelines.backup.restore.placed import Placed
 from lakeshare_pipelines.backup.restore.records import RestoreRecord
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
+from lakeshare_pipelines.backup.stores.folder import remove_unfinished
 from lakeshare_pipelines.backup.workspace import Workspace
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
@@ -96,6 +97,8 @@ class Work:
         if not at.missing.num_rows:
             return
         self._forget()
+        if self.to.kind == "folder" and self.root:
+            remove_unfinished(Path(self.to.url) / self.root)
         # A ledger of an earlier attempt tells of what may be gone again: what is missing now is copied now.
         prefix = f"{self._prefix}{uuid4().hex}/"
         copying = Copying(self.backup, self.choice, self._workspace, prefix, self.engine, self.tell)

@@ -5,7 +5,7 @@ A lease is a file in the point's folder that ends by itself; whoever reads longe
 
 import datetime as dt
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
@@ -19,18 +19,33 @@ SWEPT = "swept.json"
 
 @contextmanager
 def reading(
-    points: Points, day: str, reader: str, length: dt.timedelta = LEASE, *, as_made: bool = False
+    points: Points,
+    day: str,
+    reader: str,
+    length: dt.timedelta = LEASE,
+    *,
+    as_made: bool = False,
+    unwritable: Callable[[str], None] | None = None,
 ) -> Iterator[None]:
     """Hold a point for the length of a `with` block; `reader` names the holder for people.
 
-    With `as_made` it does not matter what was found damaged since the point was made.
+    With `as_made` it does not matter what was found damaged since the point was made. Where `unwritable` is given, a
+    target that cannot be written is read all the same: it gets a sentence about what that means.
 
     Raises:
         BackupError: the point is being swept, or is not there.
     """
     key = f"{points.folder(day)}leases/{uuid4().hex}.json"
     until = dt.datetime.now(dt.UTC) + length
-    points.store.put(key, json.dumps({"reader": reader, "until": until.isoformat()}).encode())
+    lease = json.dumps({"reader": reader, "until": until.isoformat()}).encode()
+    try:
+        points.store.put(key, lease)
+        is_held = True
+    except BackupError as error:
+        if unwritable is None:
+            raise
+        is_held = False
+        unwritable(f"No sweep is kept away from point {day} meanwhile, its place cannot be written: {error}")
     try:
         if points.store.head(f"{points.folder(day)}{SWEPT}") is not None:
             raise BackupError(
@@ -41,7 +56,8 @@ def reading(
         points.get(day, as_made=as_made)
         yield
     finally:
-        points.store.delete(key)
+        if is_held:
+            points.store.delete(key)
 
 
 def readers(points: Points, day: str, now: dt.datetime) -> list[str]:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +22,7 @@ from lakeshare_pipelines.backup.retention.leases import SWEPT, readers
 from lakeshare_pipelines.backup.retention.locks import locked_until
 from lakeshare_pipelines.backup.retention.made import alone, days_being_made, needed_by_making
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
+from lakeshare_pipelines.backup.stores.folder import remove_unfinished
 from lakeshare_pipelines.errors import BackupError, DamagedRecord
 
 _log = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ _log = logging.getLogger(__name__)
 COPY = ["stored_key", "stored_version_id", "size_bytes"]
 AT_ONCE = 16
 PORTION = 2_000
+WRITTEN_FOR = dt.timedelta(days=1)
+"""A file that nobody wrote to for so long has no writer any more."""
 
 Say = Callable[[str], None]
 
@@ -63,6 +67,7 @@ def sweep_points(
         spared = _mark(points, [point for point, _ in found.copies], now)
         if spared:
             found = _found(backup, points, now)
+        _remove_unfinished(backup, points, now, say)
         for point, copies in found.copies:
             _remove(points, point, open_store(backup.target_of(point.day)), copies, still, say)
     return replace(found.swept, spared=tuple(dict.fromkeys((*found.swept.spared, *spared))))
@@ -244,6 +249,15 @@ def _remove(
     own = [one.key for one in points.store.list(folder) if one.key != last]
     for key in [*own, last]:
         points.store.delete(key)
+
+
+def _remove_unfinished(backup: Backup, points: Points, now: dt.datetime, say: Say) -> None:
+    """Remove what killed copies into folders left behind."""
+    places = {points.store.address.url, *(backup.target_of(day).url for day in points.days())}
+    for place in sorted(place for place in places if place.startswith("/")):
+        removed = remove_unfinished(Path(place), now - WRITTEN_FOR)
+        if removed:
+            say(f"{place}: removed {removed:,} unfinished files of copies that were killed")
 
 
 def _names(rows: pa.Table | pa.RecordBatch) -> pa.Array:

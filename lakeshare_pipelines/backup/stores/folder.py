@@ -36,6 +36,8 @@ class FolderStore:
         return self.list(prefix)
 
     def head(self, key: str, version_id: str | None = None) -> Head | None:
+        if not _can_be_held(key):
+            return None
         try:
             with explained(str(self.path(key))):
                 found = self.path(key).stat()
@@ -78,13 +80,38 @@ class FolderStore:
         Raises:
             BackupError: no file can have such a name.
         """
-        if not key or key.startswith("/") or any(part in {"", ".", ".."} for part in key.split("/")):
+        if not _can_be_held(key):
             raise BackupError(
                 f"{self._root}: key {key!r}",
                 "a folder cannot hold such a key",
                 "Back up to a bucket instead.",
             )
         return self._root / key
+
+
+def _can_be_held(key: str) -> bool:
+    """Whether a file below a folder can have this key as its path."""
+    return bool(key) and not any(part in {"", ".", ".."} for part in key.split("/"))
+
+
+def remove_unfinished(folder: Path, before: dt.datetime | None = None) -> int:
+    """Remove files that were being written below a folder when their writer was killed; returns how many.
+
+    With `before` only those that nobody has written since then.
+    """
+    removed = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            path = Path(above) / name
+            # Of a file that another writer finishes or removes now nothing is to be done.
+            with suppress(FileNotFoundError):
+                # Not the time of modification: that of what is copied is given to it before it gets its name.
+                if name.startswith(UNFINISHED) and (
+                    before is None or path.stat().st_ctime < before.timestamp()
+                ):
+                    path.unlink()
+                    removed += 1
+    return removed
 
 
 def etag_of(found: os.stat_result) -> str:

@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 WORST: tuple[Status, ...] = ("failed", "degraded", "verified_with_fallback", "verified")
 TOLD = 5
 VANISHED = ("NoSuchKey", "NoSuchVersion", "PreconditionFailed", "404", "412")
+UNSTORABLE = ("InvalidKey", "KeyTooLongError")
+"""No copy can have such a key in the target; what is of a table is judged with the table."""
 Tell = Callable[[str], None]
 
 
@@ -147,6 +149,7 @@ def _verification(
     if not accounted_for:
         statuses.append("failed")
         reasons.insert(0, "The engine's report does not tell of every planned object; run the copy again.")
+    problems = [problem for problem in problems if problem.split(":")[0] not in UNSTORABLE]
     if problems:
         vanished = all(problem.split(":")[0] in VANISHED for problem in problems)
         # What is gone from the source, or was overwritten, since it was listed is no fault of the copy.
