@@ -117,6 +117,15 @@ def catalogs(number: int, which: int = 0, ending: str = ".metadata.json") -> str
         ),
         ((catalogs(99_999), catalogs(100_000)), None, catalogs(100_000)),
         ((catalogs(3), "snap-17.avro", "a-m0.avro", "00009-other.json"), None, catalogs(3)),
+        # Hints that name the file, with and without its ending.
+        ((catalogs(1), "final.metadata.json"), "final.metadata.json", "final.metadata.json"),
+        ((catalogs(1), "final.metadata.json"), "final", "final.metadata.json"),
+        ((catalogs(1), catalogs(2, 0), catalogs(2, 1)), catalogs(2, 1), catalogs(2, 1)),
+        (("v1.metadata.json", catalogs(0)), f"{catalogs(0, ending='')}\n", catalogs(0)),
+        (("v2.metadata.json", "v3.metadata.json.gz"), "2", "v3.metadata.json.gz"),
+        (("v1712345678901000000.metadata.json",), None, "v1712345678901000000.metadata.json"),
+        (("v2.metadata.json", "old.metadata.json"), "2", "v2.metadata.json"),
+        ((catalogs(3), f".{catalogs(4)}"), None, catalogs(3)),
     ],
 )
 def test_the_newest_metadata_file_is_found(
@@ -129,16 +138,28 @@ def test_the_newest_metadata_file_is_found(
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "hint", "said"),
     [
-        ((catalogs(1), catalogs(2, 0), catalogs(2, 1)), "2 metadata files of number 2"),
-        (("v1.metadata.json", catalogs(0)), "of a Hadoop catalog and of another one"),
+        ((catalogs(1), catalogs(2, 0), catalogs(2, 1)), None, "2 metadata files of number 2"),
+        (("v1.metadata.json", catalogs(0)), None, "of a Hadoop catalog and of another one"),
+        (
+            (catalogs(1), "b.metadata.json", "a.gz.metadata.json"),
+            None,
+            r"no order \(a.gz.metadata.json, b.meta",
+        ),
+        (("v1.metadata.json", "v2-copy.metadata.json"), None, r"no order \(v2-copy.metadata.json\)"),
+        (("v1.metadata.json", "V2.metadata.json"), "junk", r"no order \(V2.metadata.json\)"),
+        (("metadata.json", "only.metadata.json"), None, r"no order \(only.metadata.json\)"),
+        ((catalogs(1),), catalogs(2), f"a hint that names {catalogs(2)}, which is not there"),
+        (("v1.metadata.json", "v3.metadata.json"), "4", "up to number 3 and a hint that says 4"),
     ],
 )
 def test_a_folder_that_does_not_tell_which_file_is_current_is_refused(
-    folder: Folder, names: tuple[str, ...], said: str
+    folder: Folder, names: tuple[str, ...], hint: str | None, said: str
 ) -> None:
     folder.write(*names)
+    if hint is not None:
+        (folder.root / "metadata" / "version-hint.text").write_text(hint)
     with pytest.raises(Unserveable, match=rf"{said}.*iceberg:CATALOG"):
         folder.newest()
 
@@ -171,6 +192,20 @@ def test_later_looks_find_the_files_that_came_since(
     (folder.root / "metadata" / begun).unlink()
     with pytest.raises(TableFilesMissing):
         folder.source.current(again)
+
+
+def test_later_looks_follow_a_hint_that_names_a_file(folder: Folder) -> None:
+    hint = folder.root / "metadata" / "version-hint.text"
+    folder.write(catalogs(5), "b.metadata.json", "a.metadata.json")
+    hint.write_text("b")
+    before = folder.source.current(None)
+    assert before.metadata_location.endswith("b.metadata.json")
+    hint.write_text("a.metadata.json")
+    after = folder.source.current(before)
+    assert after.metadata_location.endswith("a.metadata.json")
+    hint.unlink()
+    with pytest.raises(Unserveable, match="have no order"):
+        folder.source.current(after)
 
 
 def test_a_packed_file_is_read_and_one_file_stays_what_it_is(tmp_path: Path) -> None:
