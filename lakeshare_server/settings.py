@@ -96,6 +96,17 @@ class StoreSettings(BaseSettings):
         description="How long one call of a store, catalog, token service or issuer may take, in seconds.",
     )
 
+    equality_delete_bytes: int = Field(
+        4_294_967_296,
+        ge=1,
+        description="Most bytes of key columns read to apply a table's equality deletes, in each attempt.",
+    )
+    equality_delete_s: float = Field(
+        60,
+        gt=0,
+        description="Most seconds spent on applying a table's equality deletes, in each attempt.",
+    )
+
 
 class StateSettings(StoreSettings):
     """The state folder and the database: what pipelines and server must agree on."""

@@ -171,21 +171,32 @@ def _told(view: TableView, table: LoadedTable, batch: pa.RecordBatch) -> pa.Bool
 
 
 def _require_own_deletes(view: TableView, table: LoadedTable, files: ScanFiles) -> None:
-    """See that no file of deletes, which one puffin file may have for many, names a file that is not told of."""
+    """See that no file of deletes, which one puffin file may have for many, names a file that is not told of.
+
+    Equality deletes of no partition may have keys of any row.
+    """
     if not view.is_restricted or not files.delete_files:
         return
     own: set[str] = set()
     foreign: set[str] = set()
+    has_any_keys = False
     for batch in files.batches():
         told = _told(view, table, batch)
         for paths, of_files in ((own, told), (foreign, pc.invert(told))):
             places = pc.unique(pc.list_flatten(batch.column("deletes").filter(of_files))).to_pylist()
             paths.update(files.delete_files[place]["file-path"] for place in places)
-    if own & foreign:
+            has_any_keys |= of_files is told and any(
+                _may_have_any_keys(files.delete_files[at]) for at in places
+            )
+    if has_any_keys or own & foreign:
         raise Unserveable(
             f"{view.entry.path} has files of deletes that tell of rows which are not shared with you, too.",
             "Query it by Delta Sharing. Provider: rewrite its data files, so that no deletes are left.",
         )
+
+
+def _may_have_any_keys(delete: Mapping[str, Any]) -> bool:
+    return delete["content"] == "equality-deletes" and not delete["partition"]
 
 
 class _Page:

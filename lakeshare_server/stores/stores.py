@@ -22,6 +22,7 @@ class Stores:
     """
 
     def __init__(self, settings: StoreSettings, services: Services | None = None) -> None:
+        self.settings = settings
         self.services = services or Services(settings.outside_answer_s)
         self.s3 = S3Access(settings, self.services)
         self.gcs = GcsAccess(settings, self.services)

@@ -36,6 +36,12 @@ class Vector:
     content: bytes
     cardinality: int
 
+    def rows(self) -> "BitMap64":
+        """The numbers of the deleted rows."""
+        from pyroaring import BitMap64
+
+        return BitMap64.deserialize(self.content[len(MAGIC) :])
+
 
 def vector_of(rows: "BitMap64") -> Vector:
     """The vector of a set of row numbers, as small as it can be."""

@@ -29,7 +29,8 @@ class ReasonCode(StrEnum):
     )
     EQUALITY_DELETES = (
         "EQUALITY_DELETES",
-        "Rows of live files are deleted by equality deletes: which ones is known only to who reads all rows.",
+        "The rows that equality deletes delete were not found within the server's limits, or the deletes are in Avro "
+        "or ORC, or not as Iceberg's specification says.",
         "Run CALL system.rewrite_data_files with delete-file-threshold 1 and remove-dangling-deletes true, and publish "
         "the table again.",
     )

@@ -11,6 +11,7 @@ from lakeshare_server.errors import (
     Unavailable,
     Unserveable,
 )
+from lakeshare_server.tables.reason_codes import ReasonCode
 
 A_PLACE = re.compile(r"\S*[/\\]\S*")
 # Where a sentence begins with one, a subject is left in its place.
@@ -24,6 +25,9 @@ def for_recipients(error: LakeshareError, places: Iterable[str]) -> LakeshareErr
         return Unavailable(
             "the table's store or catalog does not answer", "Try again in a moment.", error.retry_s
         )
+    if isinstance(error, Unserveable) and error.code == ReasonCode.EQUALITY_DELETES:
+        # Its own words name settings, which are the provider's to know.
+        return Unserveable(ReasonCode.EQUALITY_DELETES.sentence, ReasonCode.EQUALITY_DELETES.fix, error.code)
     if isinstance(error, Unserveable):
         return Unserveable(_told(error.reason, places), _fix(error, places), error.code)
     if isinstance(error, TableFilesMissing):

@@ -89,8 +89,8 @@ def a_manifest(
         def new_writer(self) -> Any:
             return AvroOutputFile[ManifestEntry](
                 output_file=self._output_file,
-                file_schema=self._with_partition(version),
-                record_schema=self._with_partition(3),
+                file_schema=with_int_ids(self._with_partition(version)),
+                record_schema=with_int_ids(self._with_partition(3)),
                 schema_name="manifest_entry",
                 metadata=self._meta,
             )
@@ -103,6 +103,22 @@ def a_manifest(
         for entry in entries:
             writer.add_entry(entry)
     return writer.to_manifest_file()
+
+
+def with_int_ids(schema: Any) -> Any:
+    """A schema of manifests with equality ids as the specification has them: PyIceberg says they are longs."""
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import IntegerType, ListType, StructType
+
+    def changed(kind: Any) -> Any:
+        if isinstance(kind, ListType) and kind.element_id == 136:
+            return ListType(136, IntegerType(), element_required=True)
+        if not isinstance(kind, StructType):
+            return kind
+        fields = [field.model_copy(update={"field_type": changed(field.field_type)}) for field in kind.fields]
+        return StructType(*fields)
+
+    return Schema(*changed(schema.as_struct()).fields, schema_id=schema.schema_id)
 
 
 def a_snapshot(folder: Path, manifests: Sequence[Any], *, version: int = 2, **said: Any) -> ToldSnapshot:

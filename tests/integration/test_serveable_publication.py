@@ -71,7 +71,7 @@ CASES: Mapping[str, Case] = {
         [created(f"{MERGE_ON_READ}, 'write.delete.format.default' = 'avro'"), NAMES, DELETE],
         ("DELETE_FORMAT",),
     ),
-    "deleted_by_value": Case([created(), NAMES, EQUALITY_DELETE], ("EQUALITY_DELETES",)),
+    "deleted_by_value": Case([created(), NAMES, EQUALITY_DELETE], ("ROW_LEVEL_DELETES",)),
     "renamed": Case(
         [created(columns="id INT, label STRING"), NAMES, "ALTER TABLE {t} RENAME COLUMN label TO name"],
         ("RENAMED_COLUMNS",),
@@ -284,7 +284,7 @@ def test_what_cannot_be_published_at_all_is_stopped_before_main_whatever_is_prom
     lake: Lake, catalog: Catalog, tmp_path: Path
 ) -> None:
     name = next(SETS)
-    by_hand(lake, name, {"t": CASES["deleted_by_value"].story})
+    by_hand(lake, name, {"t": CASES["deleted_in_avro"].story})
     contract = a_promising_contract(tmp_path, name, {"t": {"name": "string"}}, None)
     before = main_state(lake, contract)
 
@@ -293,7 +293,7 @@ def test_what_cannot_be_published_at_all_is_stopped_before_main_whatever_is_prom
     verdict = of(verdicts, "serveable", "_t")
     assert verdict.blocks
     assert verdict.reason.startswith("it cannot be published: ")
-    assert {row["code"] for row in verdict.observed["clients"]} == {"EQUALITY_DELETES"}
+    assert {row["code"] for row in verdict.observed["clients"]} == {"DELETE_FORMAT"}
     with pytest.raises(NotAudited, match="serveable"):
         publish(lake, catalog, contract, staged, verdicts)
     assert main_state(lake, contract) == before

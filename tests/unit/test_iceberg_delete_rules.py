@@ -58,6 +58,12 @@ def test_partitions_of_nan_are_the_same(tmp_path: Path) -> None:
     assert deleted([a_target("a", partition=nans[1])], delete) == {"a": [1]}
 
 
+def test_partitions_of_the_two_zeros_differ(tmp_path: Path) -> None:
+    minus, plus = ((1000, -0.0),), ((1000, 0.0),)
+    delete = position_deletes(tmp_path, [("a", 1), ("b", 1)], partition=minus)
+    assert deleted([a_target("a", partition=minus), a_target("b", partition=plus)], delete) == {"a": [1]}
+
+
 @pytest.mark.parametrize("told", [{"referenced_data_file": "a"}, {"lowest_path": "a", "highest_path": "a"}])
 def test_deletes_for_one_data_file_speak_of_no_other(tmp_path: Path, told: dict[str, str]) -> None:
     delete = position_deletes(tmp_path, [("a", 1), ("b", 2)], **told)

@@ -13,6 +13,9 @@ from lakeshare_server.tables.iceberg.manifests import DeleteFile, PartitionRecor
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
+EVERYWHERE = ""
+"""The scope of equality deletes of an unpartitioned spec."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
@@ -45,6 +48,13 @@ class Targets:
             found[_partition(file)].append(file)
         return {partition: _group(files) for partition, files in found.items()}
 
+    @cached_property
+    def _numbers(self) -> Mapping[str, Sequence[int]]:
+        found: dict[str, list[int]] = defaultdict(list)
+        for number in range(len(self.files)):
+            found[self.own_scope(number)].append(number)
+        return found
+
     def near(self, delete: DeleteFile) -> Sequence[str]:
         """The paths, in order, of all data files that a file of position deletes can speak of: maybe of no more."""
         path = _only_path(delete)
@@ -74,10 +84,35 @@ class Targets:
         group = self._partitions.get(_partition(delete))
         return group is not None and group.oldest < delete.sequence_number
 
+    def scope(self, delete: DeleteFile) -> str:
+        """A name of the data files that a file of equality deletes applies to if they are older: empty for all."""
+        return EVERYWHERE if delete.spec_id in self.unpartitioned else repr(_partition(delete))
+
+    def own_scope(self, number: int) -> str:
+        """The scope of equality deletes in the partition of a data file."""
+        return repr(_partition(self.files[number]))
+
+    def in_scope(self, delete: DeleteFile) -> Sequence[int]:
+        """The numbers of the data files, of any age, in the scope of a file of equality deletes."""
+        scope = self.scope(delete)
+        return range(len(self.files)) if scope == EVERYWHERE else self._numbers.get(scope, ())
+
+    def older_in_scope(self, delete: DeleteFile) -> list[int]:
+        """The numbers of the data files that a file of equality deletes applies to."""
+        numbers, newest = self.in_scope(delete), delete.sequence_number
+        return [number for number in numbers if self.files[number].sequence_number < newest]
+
 
 def targets_of(table: "TableMetadata", files: DataFiles) -> Targets:
     """The data files of a snapshot, in their order."""
-    unpartitioned = frozenset(spec_id for spec_id, spec in table.specs().items() if spec.is_unpartitioned())
+    from pyiceberg.transforms import VoidTransform
+
+    # Fields that were dropped from a spec of format version 1 stay in it as `void`, which partitions nothing.
+    unpartitioned = frozenset(
+        spec_id
+        for spec_id, spec in table.specs().items()
+        if all(isinstance(field.transform, VoidTransform) for field in spec.fields)
+    )
     columns = [files.column(name).to_pylist() for name in ("path", "spec_id", "sequence_number", "rows")]
     records = _records(files)
     return Targets(
@@ -120,9 +155,11 @@ def _group(files: Sequence[Target]) -> _Group:
 
 def _partition(file: Target | DeleteFile) -> _Partition:
     values = file.partition
-    # NaNs of a partition are equal to each other, as Iceberg has it.
-    if any(value != value for _, value in values):
-        values = tuple((field_id, "NaN" if value != value else value) for field_id, value in values)
+    # NaNs of a partition are equal to each other, and the two zeros are not, as Iceberg has it.
+    if any(isinstance(value, float) for _, value in values):
+        values = tuple(
+            (field_id, repr(value) if isinstance(value, float) else value) for field_id, value in values
+        )
     return file.spec_id, values
 
 

@@ -4,16 +4,20 @@ What cannot be said as a vector is refused, never left out. What applies to what
 read in position_deletes.py and puffin.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.stores import Stores
-from lakeshare_server.tables.deletion_vectors import Vector
+from lakeshare_server.tables.deletion_vectors import Vector, vector_of
 from lakeshare_server.tables.iceberg.delete_targets import Targets
 from lakeshare_server.tables.iceberg.manifests import DeleteFile
 from lakeshare_server.tables.iceberg.position_deletes import PositionFile, deleted_positions
 from lakeshare_server.tables.iceberg.puffin import VectorBlob, read_vectors
 from lakeshare_server.tables.reason_codes import ReasonCode
+
+if TYPE_CHECKING:
+    from pyroaring import BitMap64
 
 COMPACTION = (
     "CALL system.rewrite_data_files(table => '…', options => map('delete-file-threshold', '1', "
@@ -22,25 +26,34 @@ COMPACTION = (
 
 
 def deletion_vectors(
-    stores: Stores, targets: Targets, deletes: Sequence[DeleteFile], root: str
+    stores: Stores,
+    targets: Targets,
+    deletes: Sequence[DeleteFile],
+    root: str,
+    by_equality: "Mapping[int, BitMap64] | None" = None,
 ) -> dict[int, Vector]:
     """The vectors of the data files with deleted rows, by number.
 
-    Deletes whose data file is gone, or whose position is behind its end, delete nothing.
+    `by_equality` has the rows that equality deletes delete. Deletes whose data file is gone, or whose position is
+    behind its end, delete nothing.
 
     Raises:
-        Unserveable: there are equality deletes, or a file of deletes cannot be read.
+        Unserveable: there are equality deletes, and no `by_equality`, or a file of deletes cannot be read.
     """
-    require_no_equality_deletes(targets, deletes, root)
+    if by_equality is None:
+        require_no_equality_deletes(targets, deletes, root)
     blobs = _vector_blobs(targets, deletes, root)
     positions = deleted_positions(stores, targets, _position_files(targets, deletes, root), root)
     # A vector has taken over all that there was before it.
     vectors = positions | read_vectors(stores, list(blobs.values()), root)
+    for number, rows in (by_equality or {}).items():
+        own = vectors.get(number)
+        vectors[number] = vector_of(rows if own is None else rows | own.rows())
     return {number: vector for number, vector in vectors.items() if vector.cardinality}
 
 
 def require_no_equality_deletes(targets: Targets, deletes: Sequence[DeleteFile], root: str) -> None:
-    """Refuse deletes that only who reads all rows can apply.
+    """Refuse deletes whose rows were not looked for.
 
     Raises:
         Unserveable: there are some that apply to a data file.
@@ -48,8 +61,8 @@ def require_no_equality_deletes(targets: Targets, deletes: Sequence[DeleteFile],
     found = [one for one in deletes if one.content == "equality" and targets.has_equal_rows(one)]
     if found:
         raise Unserveable(
-            f"{root} has {len(found)} files of equality deletes, the first is {found[0].path}: which rows they mean is "
-            "known only to who reads all rows.",
+            f"{root} has {len(found)} files of equality deletes, the first is {found[0].path}, which are not applied "
+            "to this kind of table.",
             f"Run {COMPACTION}, and publish the table again.",
             ReasonCode.EQUALITY_DELETES,
         )

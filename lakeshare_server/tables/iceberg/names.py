@@ -112,7 +112,7 @@ class _Compared:
         self._root = root
         self._constants = {field_id: files.to_pylist() for field_id, files in constants.items()}
         self._files_lacking = {field_id: [False] * len(files) for field_id, files in constants.items()}
-        self._mapped = _mapped_ids(table)
+        self._mapped = mapped_ids(table)
         self._now = columns_of_table(schema)
         self._names = {column.field_id: column.name for column in self._now.values()}
         self._ids = {column.name.lower(): column.field_id for column in self._now.values()}
@@ -221,7 +221,7 @@ def _must_be_looked_at(table: "TableMetadata", schema: "Schema") -> bool:
         any(column.initial_default is not None or str(column.field_type) == "variant" for column in columns)
         or not _is_spelt_alike(schema)
         or _has_ambiguous_history(table)
-        or bool(_mapped_ids(table))
+        or bool(mapped_ids(table))
         or _lacks_schemas(table)
     )
 
@@ -265,7 +265,7 @@ def _has_default(schema: "Schema", field_id: int | None) -> bool:
     return field_id is not None and schema.find_field(field_id).initial_default is not None
 
 
-def _mapped_ids(table: "TableMetadata") -> dict[str, int]:
+def mapped_ids(table: "TableMetadata") -> dict[str, int]:
     """Ids of files that carry none, by name, as the table's name mapping gives them."""
     mapping = table.name_mapping()
     return {} if mapping is None else dict(_mapped("", mapping.root))

@@ -14,12 +14,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_server.errors import Unserveable
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.exact_files import OWN_PARTITION
 from lakeshare_server.tables.iceberg.bounds import bounded_type, maxima, minima, null_counts
 from lakeshare_server.tables.iceberg.data_files import DataFiles
 from lakeshare_server.tables.iceberg.delete_targets import Targets, targets_of
-from lakeshare_server.tables.iceberg.deletes import require_no_equality_deletes
 from lakeshare_server.tables.iceberg.manifests import DeleteFile, live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
 from lakeshare_server.tables.iceberg.partition_texts import PartitionTexts
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
 # Grows whenever columns or rendering change.
-LAYOUT = 1
+LAYOUT = 2
 BATCH_ROWS = 16_000
+# An equality delete of an unpartitioned table applies to all older data files: only so many pairs are kept.
+MOST_REFERENCES = 5_000_000
 DELETE_FILES = b"delete files"
 # Raw statistics, for those who ask for them; the column's id stands behind the name.
 STATISTICS = ("lower", "upper", "null_counts", "nan_counts")
@@ -67,8 +69,7 @@ def write_scan_files(
     root = local_path(table.location)
     live = live_files(stores, snapshot, root)
     targets = targets_of(table, live.data) if live.deletes else Targets(())
-    require_no_equality_deletes(targets, live.deletes, root)
-    by_file, used = _deletes_of(targets, live.deletes, len(live.data))
+    by_file, used = _deletes_of(targets, live.deletes, len(live.data), root)
     columns = _by_id(told, schema_at(table, snapshot))
     partitions = PartitionTexts(table, told, root)
     rows = pa.table(
@@ -165,7 +166,7 @@ def _data_files(files: DataFiles, partitions: PartitionTexts) -> Iterator[str]:
 def _delete_file(delete: DeleteFile, partitions: PartitionTexts) -> dict[str, Any]:
     described: dict[str, Any] = {
         "spec-id": delete.spec_id,
-        "content": "position-deletes",
+        "content": f"{delete.content}-deletes",
         "file-path": delete.path,
         "file-format": delete.format.lower(),
         "partition": partitions.values(delete.spec_id, dict(delete.partition)),
@@ -174,32 +175,45 @@ def _delete_file(delete: DeleteFile, partitions: PartitionTexts) -> dict[str, An
         "referenced-data-file": delete.referenced_data_file,
         "content-offset": delete.content_offset,
         "content-size-in-bytes": delete.content_size_in_bytes,
+        "equality-ids": list(delete.equality_ids) or None,
     }
     return {name: value for name, value in described.items() if value is not None}
 
 
 def _deletes_of(
-    targets: Targets, deletes: Sequence[DeleteFile], files: int
+    targets: Targets, deletes: Sequence[DeleteFile], files: int, root: str
 ) -> tuple[list[list[int]], list[DeleteFile]]:
     """For each data file the places of the deletes that apply to it, among those that apply to any."""
     by_file: list[list[int]] = [[] for _ in range(files)]
     vectors: dict[int, int] = {}
     used: list[DeleteFile] = []
+    by_equality: set[int] = set()
+    references = 0
     for delete in deletes:
-        numbers = [] if delete.content == "equality" else _numbers(targets, delete)
+        numbers = _numbers(targets, delete)
+        references += len(numbers)
+        if references > MOST_REFERENCES:
+            raise Unserveable(
+                f"{root} has more than {MOST_REFERENCES} pairs of data files and files of deletes.",
+                "Plan scans in the client, or compact the table.",
+            )
         if not numbers:
             continue
+        if delete.content == "equality":
+            by_equality.add(len(used))
         for number in numbers:
             if delete.format == "PUFFIN":
                 vectors[number] = len(used)
             by_file[number].append(len(used))
         used.append(delete)
-    # A vector has taken over all that there was before it.
+    # A vector has taken over all positions that were deleted before it, but no keys.
     for number, place in vectors.items():
-        by_file[number] = [place]
+        by_file[number] = [one for one in by_file[number] if one == place or one in by_equality]
     return by_file, used
 
 
 def _numbers(targets: Targets, delete: DeleteFile) -> list[int]:
+    if delete.content == "equality":
+        return targets.older_in_scope(delete)
     found = (targets.number_of(path, delete) for path in targets.near(delete))
     return [number for number in found if number is not None]

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.settings import StoreSettings
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.iceberg.bounds import bounded_type, maxima, minima, null_counts, told_maxima
 from lakeshare_server.tables.iceberg.data_files import DataFiles
 from lakeshare_server.tables.iceberg.delete_targets import Targets, targets_of
+from lakeshare_server.tables.iceberg.equality_deletes import rows_deleted_by_equality
 from lakeshare_server.tables.iceberg.head import iceberg_head
 from lakeshare_server.tables.iceberg.manifests import LiveFiles, live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
@@ -50,7 +51,7 @@ def read_iceberg(
         Unserveable: the metadata cannot be read, or no client could read the table.
         Unavailable: the store does not answer.
     """
-    stores = stores or Stores(ServerSettings())
+    stores = stores or Stores(StoreSettings())
     table, snapshot = open_metadata(stores, metadata_location, snapshot_id)
     root = local_path(table.location)
     schema = schema_at(table, snapshot)
@@ -64,8 +65,9 @@ def read_iceberg(
     _require_each_file_once(files, root)
     # Nobody has to know of data files one by one where no row of them is deleted.
     targets = targets_of(table, files) if live.deletes else Targets(())
-    vectors = vectors_of(stores, targets, live.deletes, root, vectors_dir)
     _require_plain_parquet(files, root)
+    by_equality = rows_deleted_by_equality(stores, table, snapshot, files, targets, live.deletes, root)
+    vectors = vectors_of(stores, targets, live.deletes, by_equality, root, vectors_dir)
     known = partition_columns(table, schema, files)
     ids = {schema.find_field(name).field_id for name in known}
     in_files = columns_in_files(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,18 +17,26 @@ from lakeshare_server.tables.iceberg.deletes import COMPACTION, deletion_vectors
 from lakeshare_server.tables.iceberg.manifests import DeleteFile
 from lakeshare_server.tables.reason_codes import ReasonCode
 
+if TYPE_CHECKING:
+    from pyroaring import BitMap64
+
 FEATURE = "deletionVectors"
 
 
 def vectors_of(
-    stores: Stores, targets: Targets, deletes: Sequence[DeleteFile], root: str, vectors_dir: Path | None
+    stores: Stores,
+    targets: Targets,
+    deletes: Sequence[DeleteFile],
+    by_equality: "Mapping[int, BitMap64]",
+    root: str,
+    vectors_dir: Path | None,
 ) -> dict[str, pa.Array]:
     """The columns of the deletion vectors, one row for each live data file; none when no row is deleted.
 
     Raises:
         Unserveable: the deletes cannot be read, or cannot be said as vectors.
     """
-    vectors = deletion_vectors(stores, targets, deletes, root) if deletes else {}
+    vectors = deletion_vectors(stores, targets, deletes, root, by_equality) if deletes else {}
     try:
         return vector_columns(vectors, len(targets.files), vectors_dir)
     except TooLargeForALine as error:

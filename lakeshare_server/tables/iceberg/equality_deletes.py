@@ -1,0 +1,396 @@
+"""Equality deletes turned into the row numbers they delete (Iceberg spec, "Equality Delete Files", "Scan Planning").
+
+Only key columns are read, and only of data files that older rows with a deleted key may be in. Results are kept for
+later versions of the table in equality_results.py; how keys are compared is in equality_keys.py.
+"""
+
+import logging
+import time
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeshare_server.errors import Unserveable
+from lakeshare_server.settings import StoreSettings
+from lakeshare_server.stores import LASTING, Stores
+from lakeshare_server.tables.iceberg.data_files import DataFiles
+from lakeshare_server.tables.iceberg.delete_targets import Targets
+from lakeshare_server.tables.iceberg.equality_files import KeyReading
+from lakeshare_server.tables.iceberg.equality_keys import (
+    KeyColumn,
+    KeySet,
+    key_columns,
+    partition_value,
+    value_places,
+)
+from lakeshare_server.tables.iceberg.equality_results import Results, ResultsCache
+from lakeshare_server.tables.iceberg.manifests import DeleteFile
+from lakeshare_server.tables.iceberg.names import mapped_ids
+from lakeshare_server.tables.locations import local_path
+from lakeshare_server.tables.reason_codes import ReasonCode
+
+if TYPE_CHECKING:
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+    from pyroaring import BitMap64
+
+# Files come from object stores: waiting for one, others are read.
+READERS = 16
+# Partitions that are worked on at once, each with its own keys in memory.
+GROUPS = 4
+# Deleted keys that are searched for at once; with more, the data files are read several times.
+KEYS_BYTES = 32 << 20
+# Small files of deletes, of which a table may have thousands, are read ahead; larger ones piece by piece.
+SMALL_BYTES, AHEAD = 1 << 20, 32
+BYTES_SETTING, SECONDS_SETTING = "LAKESHARE_EQUALITY_DELETE_BYTES", "LAKESHARE_EQUALITY_DELETE_S"
+
+_log = logging.getLogger(__name__)
+
+
+def rows_deleted_by_equality(
+    stores: Stores,
+    table: "TableMetadata",
+    snapshot: "Snapshot",
+    files: DataFiles,
+    targets: Targets,
+    deletes: Sequence[DeleteFile],
+    root: str,
+) -> "dict[int, BitMap64]":
+    """The row numbers that a snapshot's equality deletes delete, by the numbers of their data files.
+
+    Raises:
+        Unserveable: a file cannot be read or is not what the specification says, or more has to be read than the
+            settings allow.
+        Unavailable: the store does not answer.
+    """
+    applied = [
+        delete for delete in deletes if delete.content == "equality" and targets.has_equal_rows(delete)
+    ]
+    if not applied:
+        return {}
+    _require_parquet(applied, root)
+    cache = ResultsCache.of(stores.settings, table)
+    known = cache.find(targets, applied)
+    work = _Work(stores, table, files, targets, root)
+    try:
+        return work.run(applied, known)
+    finally:
+        # Also what was found before a limit was reached: the next attempt goes on from there.
+        if work.has_read:
+            cache.keep(snapshot.sequence_number or 0, targets, applied, work.finished)
+
+
+@dataclass
+class _Budget:
+    """How much may still be read, by all threads together."""
+
+    settings: StoreSettings
+    root: str
+    files: int
+    began: float
+    read_bytes: int = 0
+    is_stopped: bool = False
+    lock: Lock = field(default_factory=Lock)
+
+    def take(self, size_bytes: int) -> None:
+        """Count bytes that are about to be read.
+
+        Raises:
+            Unserveable: they are too many, or time is up.
+            CancelledError: another thread has failed.
+        """
+        if self.is_stopped:
+            raise CancelledError
+        with self.lock:
+            self.read_bytes += size_bytes
+        most_bytes, most_s = self.settings.equality_delete_bytes, self.settings.equality_delete_s
+        if self.read_bytes > most_bytes:
+            raise self._exceeded(f"{BYTES_SETTING} is {most_bytes} bytes", BYTES_SETTING)
+        if time.monotonic() - self.began > most_s:
+            raise self._exceeded(f"{SECONDS_SETTING} is {most_s:g} seconds", SECONDS_SETTING)
+
+    def _exceeded(self, limit: str, setting: str) -> Unserveable:
+        return Unserveable(
+            f"{self.root} has {self.files} files of equality deletes, and finding the rows they delete takes more "
+            f"than is allowed: {limit}.",
+            f"Raise {setting}; what was read so far is kept for the next attempt. Without it: "
+            f"{ReasonCode.EQUALITY_DELETES.fix}",
+            ReasonCode.EQUALITY_DELETES,
+        )
+
+
+_Keys: TypeAlias = tuple[DeleteFile, list[pa.Array]]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Equality deletes by the same columns that may apply to the same data files, given by number."""
+
+    keys: Sequence[KeyColumn]
+    deletes: Sequence[DeleteFile]
+    numbers: Sequence[int]
+
+
+class _Work:
+    """Finds the deleted rows of one snapshot; `finished` has the data files that nothing is left to read of."""
+
+    def __init__(
+        self, stores: Stores, table: "TableMetadata", files: DataFiles, targets: Targets, root: str
+    ) -> None:
+        self._stores, self._table, self._files = stores, table, files
+        self._targets, self._root = targets, root
+        self._bounds: dict[int, tuple[pa.Array | None, pa.Array | None]] = {}
+        self._lock = Lock()
+        self._found: dict[int, BitMap64] = {}
+        self._waiting: dict[int, int] = defaultdict(int)
+        self.finished: dict[int, BitMap64 | None] = {}
+        self.has_read = False
+
+    @cached_property
+    def _mapped(self) -> Mapping[str, int]:
+        return mapped_ids(self._table)
+
+    def run(self, deletes: Sequence[DeleteFile], known: Results) -> "dict[int, BitMap64]":
+        """The deleted rows of all data files that have some."""
+        self._found = {number: rows for number, rows in known.rows.items() if rows is not None}
+        groups = list(self._groups(deletes, known))
+        for group in groups:
+            for number in group.numbers:
+                self._waiting[number] += 1
+        self.finished = {number: rows for number, rows in known.rows.items() if number not in self._waiting}
+        self._budget = _Budget(self._stores.settings, self._root, len(deletes), time.monotonic())
+        self.has_read = bool(groups)
+        with ThreadPoolExecutor(READERS) as files, ThreadPoolExecutor(GROUPS) as pool:
+            running = [pool.submit(self._run_group, files, group) for group in groups]
+            try:
+                for group_done in as_completed(running):
+                    group_done.result()
+            except BaseException:
+                self._budget.is_stopped = True
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return {number: rows for number, rows in self._found.items() if rows}
+
+    def _groups(self, deletes: Sequence[DeleteFile], known: Results) -> Iterator[_Group]:
+        """What is to be read: all deletes for data files of which nothing is known, else those that came since."""
+        by_scope: dict[tuple[str, tuple[int, ...]], list[DeleteFile]] = defaultdict(list)
+        for delete in deletes:
+            by_scope[self._targets.scope(delete), tuple(sorted(set(delete.equality_ids)))].append(delete)
+        for (_, ids), own in by_scope.items():
+            keys = self._keys(ids, own[0])
+            numbers = self._targets.in_scope(own[0])
+            new = [delete for delete in own if delete.path not in known.deletes]
+            for some, which in (
+                (own, [number for number in numbers if number not in known.rows]),
+                (new, [number for number in numbers if number in known.rows]),
+            ):
+                group = self._applying(keys, some, which)
+                if group.deletes:
+                    yield group
+
+    def _applying(
+        self, keys: Sequence[KeyColumn], deletes: Sequence[DeleteFile], numbers: Sequence[int]
+    ) -> _Group:
+        """Only the deletes that are newer than one of the data files, and the data files older than one of them."""
+        sequence = [self._targets.files[number].sequence_number for number in numbers]
+        deletes = [one for one in deletes if numbers and one.sequence_number > min(sequence)]
+        newest = max((one.sequence_number for one in deletes), default=0)
+        older = [number for number, own in zip(numbers, sequence, strict=True) if own < newest]
+        return _Group(keys, deletes, older)
+
+    def _keys(self, ids: Sequence[int], delete: DeleteFile) -> list[KeyColumn]:
+        try:
+            return key_columns(self._table, ids)
+        except ValueError as error:
+            raise Unserveable(
+                f"{self._root} has equality deletes in {local_path(delete.path)} that cannot be applied: {error}.",
+                ReasonCode.EQUALITY_DELETES.fix,
+                ReasonCode.EQUALITY_DELETES,
+            ) from error
+
+    def _run_group(self, files: ThreadPoolExecutor, group: _Group) -> None:
+        passes = self._key_sets(files, group)
+        current, wanted = next(passes, None), list[int]()
+        if current is None:
+            self._finish(group.numbers)
+        while current is not None:
+            following = next(passes, None)
+            keys, newest = current
+            wanted = [
+                number
+                for number in group.numbers
+                if self._targets.files[number].sequence_number < newest
+                and self._may_match(number, group.keys, keys)
+            ]
+            if following is None:
+                self._finish(set(group.numbers) - set(wanted))
+            found = files.map(lambda number, keys=keys: self._deleted(number, group.keys, keys), wanted)
+            for number, rows in zip(wanted, found, strict=True):
+                self._add(number, rows)
+                if following is None:
+                    self._finish((number,))
+            current = following
+
+    def _add(self, number: int, rows: "BitMap64") -> None:
+        with self._lock:
+            # A new bitmap: the one that is there may be that of a finished data file.
+            self._found[number] = self._found[number] | rows if number in self._found else rows
+
+    def _finish(self, numbers: Collection[int]) -> None:
+        """Count one group less that has rows to find in these data files."""
+        with self._lock:
+            for number in numbers:
+                self._waiting[number] -= 1
+                if not self._waiting[number]:
+                    self.finished[number] = self._found.get(number)
+
+    def _key_sets(self, files: ThreadPoolExecutor, group: _Group) -> Iterator[tuple[KeySet, int]]:
+        """The deleted keys, as many at once as memory allows, and the highest sequence number among them."""
+        chunks: list[list[pa.Array]] = []
+        numbers: list[pa.Array] = []
+        size, newest = 0, 0
+        for delete, columns in self._deleted_keys(files, group):
+            rows = len(columns[0])
+            chunks.append(columns)
+            numbers.append(pa.repeat(pa.scalar(delete.sequence_number, pa.int64()), rows))
+            newest = max(newest, delete.sequence_number)
+            size += sum(column.nbytes for column in columns) + 8 * rows
+            if size >= KEYS_BYTES:
+                yield _key_set(chunks, numbers), newest
+                chunks, numbers, size, newest = [], [], 0, 0
+        if chunks:
+            yield _key_set(chunks, numbers), newest
+
+    def _deleted_keys(self, files: ThreadPoolExecutor, group: _Group) -> Iterator[_Keys]:
+        ahead: deque[tuple[DeleteFile, Future[list[list[pa.Array]]] | None]] = deque()
+        for delete in group.deletes:
+            is_small = delete.size_bytes <= SMALL_BYTES
+            ahead.append((delete, files.submit(self._all_keys, delete, group.keys) if is_small else None))
+            if len(ahead) > AHEAD:
+                yield from self._in_turn(*ahead.popleft(), group.keys)
+        for delete, reading in ahead:
+            yield from self._in_turn(delete, reading, group.keys)
+
+    def _in_turn(
+        self, delete: DeleteFile, reading: "Future[list[list[pa.Array]]] | None", keys: Sequence[KeyColumn]
+    ) -> Iterator[_Keys]:
+        for columns in self._read_keys(delete, keys) if reading is None else reading.result():
+            yield delete, columns
+
+    def _all_keys(self, delete: DeleteFile, keys: Sequence[KeyColumn]) -> list[list[pa.Array]]:
+        return list(self._read_keys(delete, keys))
+
+    def _read_keys(self, delete: DeleteFile, keys: Sequence[KeyColumn]) -> Iterator[list[pa.Array]]:
+        self._budget.take(0)
+        try:
+            with self._stores.open(delete.path) as stream:
+                reading = KeyReading(stream, keys, {}, {})
+                reading.require_all()
+                self._budget.take(reading.size_bytes)
+                yield from reading.batches()
+        except (*LASTING, OSError, ValueError, KeyError, pa.ArrowException) as error:
+            _log.warning("the deletes %s of %s cannot be read: %s", delete.path, self._root, error)
+            raise Unserveable(
+                f"The equality deletes {delete.path} of {self._root} cannot be read.",
+                "Check that the file is there and whole; publish the table again.",
+            ) from error
+
+    def _deleted(self, number: int, keys: Sequence[KeyColumn], deleted: KeySet) -> "BitMap64":
+        target = self._targets.files[number]
+        self._budget.take(0)
+        try:
+            with self._stores.open(target.path) as stream:
+                return self._deleted_in(stream, number, keys, deleted)
+        except (*LASTING, OSError, ValueError, KeyError, pa.ArrowException) as error:
+            _log.warning("the keys of %s of %s cannot be read: %s", target.path, self._root, error)
+            raise Unserveable(
+                f"The columns of {target.path} by which equality deletes of {self._root} apply cannot be read.",
+                "Check that the file is there and whole; publish the table again.",
+            ) from error
+
+    def _deleted_in(
+        self, stream: object, number: int, keys: Sequence[KeyColumn], deleted: KeySet
+    ) -> "BitMap64":
+        from pyroaring import BitMap64
+
+        target, rows, start = self._targets.files[number], BitMap64(), 0
+        reading = KeyReading(stream, keys, self._mapped, self._constants(number, keys))
+        if not reading.has_ids:
+            raise Unserveable(
+                f"{self._root}: {local_path(target.path)} has no field ids, by which equality deletes apply to it.",
+                ReasonCode.FILES_WITHOUT_IDS.fix,
+                ReasonCode.FILES_WITHOUT_IDS,
+            )
+        if reading.rows != target.rows:
+            raise ValueError(f"it has {reading.rows} rows, its manifest says {target.rows}")
+        self._budget.take(reading.size_bytes)
+        for columns in reading.batches():
+            is_deleted = pc.greater(deleted.deleted_with(columns), target.sequence_number)
+            places = pc.indices_nonzero(pc.fill_null(is_deleted, False))
+            if len(places):
+                rows |= BitMap64(array("Q", _bytes(pc.add(places, pa.scalar(start, pa.uint64())))))
+            start += len(columns[0])
+            self._budget.take(0)
+        return rows
+
+    def _constants(self, number: int, keys: Sequence[KeyColumn]) -> dict[int, pa.Array]:
+        """The key columns, by id, that a data file's partition has one value of."""
+        target = self._targets.files[number]
+        values = ((key.field_id, partition_value(self._table, target, key)) for key in keys)
+        return {field_id: value for field_id, value in values if value is not None}
+
+    def _may_match(self, number: int, keys: Sequence[KeyColumn], deleted: KeySet) -> bool:
+        """Whether the partition and the statistics of a data file leave it possible that it has a deleted key."""
+        constants = self._constants(number, keys)
+        for place, key in zip(value_places(keys), keys, strict=True):
+            value = constants.get(key.field_id)
+            if value is not None:
+                if not deleted.has_value(place, value):
+                    return False
+                continue
+            low, high = self._bounds_of(key)
+            counts = self._files.null_counts.get(key.field_id)
+            has_nulls = counts is None or counts[number].as_py() != 0
+            if low is None or high is None:
+                continue
+            if not deleted.may_match(place, low[number], high[number], has_nulls=has_nulls):
+                return False
+        return True
+
+    def _bounds_of(self, key: KeyColumn) -> tuple[pa.Array | None, pa.Array | None]:
+        if key.field_id not in self._bounds:
+            low, high = self._files.lower.get(key.field_id), self._files.upper.get(key.field_id)
+            self._bounds[key.field_id] = (
+                None if low is None else key.bounds(low, is_upper=False),
+                None if high is None else key.bounds(high, is_upper=True),
+            )
+        return self._bounds[key.field_id]
+
+
+def _key_set(chunks: Sequence[Sequence[pa.Array]], numbers: Sequence[pa.Array]) -> KeySet:
+    return KeySet(
+        [pa.concat_arrays(column) for column in zip(*chunks, strict=True)], pa.concat_arrays(numbers)
+    )
+
+
+def _bytes(numbers: pa.Array) -> bytes:
+    buffer, start = numbers.buffers()[1], numbers.offset * 8
+    return bytes(buffer.slice(start, len(numbers) * 8))
+
+
+def _require_parquet(deletes: Sequence[DeleteFile], root: str) -> None:
+    for delete in deletes:
+        if delete.format != "PARQUET":
+            raise Unserveable(
+                f"{root} has equality deletes in {delete.format}, which this server does not read: {delete.path}.",
+                ReasonCode.EQUALITY_DELETES.fix,
+                ReasonCode.EQUALITY_DELETES,
+            )

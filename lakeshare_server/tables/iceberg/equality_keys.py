@@ -1,0 +1,296 @@
+"""Key columns of equality deletes: which they are, the form they are compared in, and keys as a searchable set.
+
+Equality follows Iceberg's own readers: null equals null, NaN equals NaN, -0.0 and 0.0 differ, values are compared in
+the type that the table has for the column, and a struct that is null differs from one that has only nulls.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeshare_server.tables.iceberg.bounds import bounded_type
+from lakeshare_server.tables.iceberg.delete_targets import Target
+from lakeshare_server.tables.iceberg.single_values import decoded
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.types import IcebergType, NestedField, PrimitiveType
+
+OF_BYTES = ("string", "uuid", "binary", "fixed")
+ANY_BYTES = pa.large_binary()
+
+
+@dataclass(frozen=True)
+class KeyColumn:
+    """A column that rows are deleted by; `structs` are the ids of the structs around it, the outermost first."""
+
+    field_id: int
+    name: str
+    type: "PrimitiveType"
+    structs: tuple[int, ...] = ()
+    initial_default: Any = None
+
+    @property
+    def kind(self) -> str:
+        """The type's name without its parameters."""
+        return _kind(self.type)
+
+    def comparable(self, values: pa.Array) -> pa.Array:
+        """Values in the form that they are compared in: integers, decimals or bytes.
+
+        Raises:
+            ValueError: they are of a type that no reader turns into the column's.
+        """
+        if isinstance(values, pa.ExtensionArray):
+            values = values.storage
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if pa.types.is_null(values.type):
+            return pa.nulls(len(values), self.comparable_type())
+        is_fit, convert = FORMS[self.kind]
+        if not is_fit(values.type) or (self.kind == "decimal" and values.type.scale != _scale(self.type)):
+            raise ValueError(f"column {self.name} is {values.type} in it, {self.type} in the table")
+        return convert(values).cast(self.comparable_type())
+
+    def comparable_type(self) -> pa.DataType:
+        """The Arrow type of comparable values."""
+        if self.kind == "decimal":
+            return pa.decimal128(38, _scale(self.type))
+        return ANY_BYTES if self.kind in OF_BYTES else pa.int64()
+
+    def bounds(self, values: pa.BinaryArray, *, is_upper: bool) -> pa.Array | None:
+        """Bounds of data files in comparable form; None of a type whose bounds are in another order."""
+        kind = None if self.kind in ("float", "double", "boolean") else bounded_type(self.type)
+        return None if kind is None else self.comparable(decoded(values, kind, is_upper=is_upper))
+
+
+def key_columns(table: "TableMetadata", ids: Sequence[int]) -> list[KeyColumn]:
+    """The columns with these ids, each from the newest schema that has it: a dropped column still deletes rows.
+
+    Raises:
+        ValueError: no schema has one of them, it is none that rows can be deleted by, or there are no ids.
+    """
+    if not ids:
+        raise ValueError("their manifest names no columns")
+    return [_newest(table, field_id) for field_id in ids]
+
+
+def _newest(table: "TableMetadata", field_id: int) -> KeyColumn:
+    newest_first = sorted(
+        table.schemas, key=lambda schema: (schema.schema_id == table.current_schema_id, schema.schema_id)
+    )
+    for schema in reversed(newest_first):
+        if field_id in schema.field_ids:
+            return _key_column(schema, field_id)
+    raise ValueError(f"no schema has a column with the id {field_id}")
+
+
+def _key_column(schema: "Schema", field_id: int) -> KeyColumn:
+    path = _path_to(schema.fields, field_id)
+    name = schema.find_column_name(field_id) or str(field_id)
+    if not path:
+        raise ValueError(f"column {name} is inside a list or a map")
+    field = path[-1]
+    if _kind(field.field_type) not in FORMS:
+        raise ValueError(f"column {name} is of the type {field.field_type}")
+    structs = tuple(one.field_id for one in path[:-1])
+    return KeyColumn(field_id, name, field.field_type, structs, field.initial_default)  # type: ignore[arg-type]  # a primitive
+
+
+def _path_to(fields: "Sequence[NestedField]", field_id: int) -> "list[NestedField]":
+    """The fields that lead to one through structs only; none when it is not there."""
+    from pyiceberg.types import StructType
+
+    for field in fields:
+        if field.field_id == field_id:
+            return [field]
+        if isinstance(field.field_type, StructType):
+            inner = _path_to(field.field_type.fields, field_id)
+            if inner:
+                return [field, *inner]
+    return []
+
+
+def partition_value(table: "TableMetadata", target: Target, key: KeyColumn) -> pa.Array | None:
+    """The one value that a file's partition says all its rows have, comparable; None unless by identity.
+
+    Iceberg's own readers take it also where the file has the column.
+    """
+    from pyiceberg.transforms import IdentityTransform
+
+    partition = dict(target.partition)
+    for field in table.specs()[target.spec_id].fields:
+        is_identity = isinstance(field.transform, IdentityTransform) and field.source_id == key.field_id
+        if is_identity and field.field_id in partition:
+            return _comparable_partition(partition[field.field_id], key)
+    return None
+
+
+def value_of_lacking(key: KeyColumn) -> pa.Array:
+    """The one value that all rows of a file have which lacks the column (Iceberg spec, "Column Projection")."""
+    if key.initial_default is None:
+        return pa.nulls(1, key.comparable_type())
+    return key.comparable(_default_value(key))
+
+
+def _comparable_partition(value: Any, key: KeyColumn) -> pa.Array:
+    """As manifests have it: dates and times are integers, decimals and UUIDs bytes."""
+    kind = key.comparable_type()
+    if value is None:
+        return pa.nulls(1, kind)
+    if pa.types.is_decimal(kind):
+        return decoded(pa.array([value], pa.binary()), kind, is_upper=True)
+    if isinstance(value, float):
+        return key.comparable(pa.array([value], pa.float64()))
+    return pa.array([value.encode() if isinstance(value, str) else value]).cast(kind)
+
+
+def _default_value(key: KeyColumn) -> pa.Array:
+    from uuid import UUID
+
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    value = key.initial_default
+    if isinstance(value, UUID):
+        return pa.array([value.bytes], pa.binary())
+    return pa.array([value], schema_to_pyarrow(key.type))
+
+
+def value_places(keys: Sequence[KeyColumn]) -> list[int]:
+    """Where among the parts of keys, which are the nulls of structs too, the values of the columns are."""
+    sizes = [len(key.structs) + 1 for key in keys]
+    return [sum(sizes[: place + 1]) - 1 for place in range(len(sizes))]
+
+
+class KeySet:
+    """Keys that delete rows, each with the highest sequence number it was deleted with."""
+
+    def __init__(self, keys: Sequence[pa.Array], sequence_numbers: pa.Array) -> None:
+        self._values, self._pairs = [], list[pa.Array]()
+        codes: pa.Array | None = None
+        for column in keys:
+            values = pc.unique(column)
+            self._values.append(values)
+            own = pc.index_in(column, value_set=values).cast(pa.int64())
+            if codes is None:
+                codes = own
+                continue
+            codes = pc.add(pc.multiply(codes, len(values)), own)
+            # Numbered anew after each column, so that codes stay below the square of the number of rows.
+            pairs = pc.unique(codes)
+            self._pairs.append(pairs)
+            codes = pc.index_in(codes, value_set=pairs).cast(pa.int64())
+        highest = (
+            pa.table({"code": codes, "sequence_number": sequence_numbers})
+            .group_by("code")
+            .aggregate([("sequence_number", "max")])
+            .sort_by("code")
+        )
+        self._sequence_numbers = highest.column("sequence_number_max").combine_chunks()
+        self._sorted: dict[int, pa.Array] = {}
+
+    def deleted_with(self, rows: Sequence[pa.Array]) -> pa.Array:
+        """For each row of key columns the highest sequence number it was deleted with; null for all others."""
+        codes: pa.Array | None = None
+        pairs = iter(self._pairs)
+        for column, values in zip(rows, self._values, strict=True):
+            own = pc.index_in(column, value_set=values).cast(pa.int64())
+            if codes is None:
+                codes = own
+                continue
+            codes = pc.add(pc.multiply(codes, len(values)), own)
+            codes = pc.index_in(codes, value_set=next(pairs)).cast(pa.int64())
+        return pc.take(self._sequence_numbers, codes)
+
+    def has_value(self, column: int, value: pa.Array) -> bool:
+        """Whether some key has this value, or null, in a column."""
+        return bool(pc.index_in(value, value_set=self._values[column]).is_valid()[0].as_py())
+
+    def may_match(self, column: int, low: pa.Scalar, high: pa.Scalar, *, has_nulls: bool) -> bool:
+        """Whether a data file with these bounds of a key column may have one of the keys."""
+        if has_nulls and self._values[column].null_count:
+            return True
+        values = self._in_order(column)
+        first = 0
+        if low.is_valid:
+            first = bisect_left(range(len(values)), low.as_py(), key=lambda place: values[place].as_py())
+        if first == len(values):
+            return False
+        return not high.is_valid or bool(values[first].as_py() <= high.as_py())
+
+    def _in_order(self, column: int) -> pa.Array:
+        if column not in self._sorted:
+            values = self._values[column].drop_null()
+            self._sorted[column] = values.take(pc.sort_indices(values))
+        return self._sorted[column]
+
+
+def _kind(kind: "IcebergType") -> str:
+    return str(kind).split("(")[0].split("[")[0]
+
+
+def _scale(kind: "PrimitiveType") -> int:
+    from pyiceberg.types import DecimalType
+
+    return kind.scale if isinstance(kind, DecimalType) else 0
+
+
+def _float_bits(values: pa.Array) -> pa.Array:
+    """Floating point by its bits, all NaNs the same."""
+    same = pc.if_else(pc.is_nan(values), pa.scalar(float("nan"), values.type), values)
+    return same.view(pa.int64() if pa.types.is_float64(same.type) else pa.int32())
+
+
+def _micros(values: pa.Array) -> pa.Array:
+    return _ticks(values, "us")
+
+
+def _nanos(values: pa.Array) -> pa.Array:
+    return _ticks(values, "ns")
+
+
+def _ticks(values: pa.Array, unit: str) -> pa.Array:
+    """Timestamps, or the dates that became some, as numbers; a zone changes nothing of what is stored."""
+    zone = values.type.tz if pa.types.is_timestamp(values.type) else None
+    return values.cast(pa.timestamp(unit, zone)).cast(pa.int64())
+
+
+def _is_time_of_day(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_time32(kind) or pa.types.is_time64(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string()) or bool(
+        pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _as_they_are(values: pa.Array) -> pa.Array:
+    return values
+
+
+# For each type of key columns: the Arrow types that files may have it as, and how it is made comparable.
+FORMS: Mapping[str, tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]]] = {
+    "boolean": (pa.types.is_boolean, lambda values: values.cast(pa.int8())),
+    "int": (pa.types.is_integer, _as_they_are),
+    "long": (pa.types.is_integer, _as_they_are),
+    "float": (pa.types.is_floating, lambda values: _float_bits(values.cast(pa.float32()))),
+    "double": (pa.types.is_floating, lambda values: _float_bits(values.cast(pa.float64()))),
+    "decimal": (pa.types.is_decimal, _as_they_are),
+    "date": (pa.types.is_date, lambda values: values.cast(pa.date32()).cast(pa.int32())),
+    "time": (_is_time_of_day, lambda values: values.cast(pa.time64("us")).cast(pa.int64())),
+    "timestamp": (_is_time, _micros),
+    "timestamptz": (_is_time, _micros),
+    "timestamp_ns": (_is_time, _nanos),
+    "timestamptz_ns": (_is_time, _nanos),
+    **dict.fromkeys(OF_BYTES, (_is_bytes, _as_they_are)),
+}
