@@ -149,11 +149,13 @@ def _parts(settings: ServerSettings, stores: Stores, counts: metrics.Metrics) ->
     return Parts(
         settings=settings,
         catalog=catalog,
-        readers=_readers(catalog, settings, access_tokens, guesses, uses),
+        readers=_readers(catalog, settings, access_tokens, guesses, uses, stores.services),
         access_tokens=access_tokens,
         limits=limits,
         bookkeeping=Bookkeeping(uses, limits.meters),
-        administrators=Administrators(catalog, admin_issuer(settings), Issuers(settings), guesses),
+        administrators=Administrators(
+            catalog, admin_issuer(settings), Issuers(settings, stores.services), guesses
+        ),
         versions=versions,
         views=views,
         pager=Pager(key, settings.page_size),
@@ -181,8 +183,9 @@ def _readers(
     access_tokens: AccessTokens,
     guesses: Guesses,
     uses: TokenUses,
+    services: Services,
 ) -> Readers:
-    federation = Federation(catalog, Credentials(catalog), settings)
+    federation = Federation(catalog, Credentials(catalog), settings, services)
     return Readers(catalog, federation, access_tokens, guesses, uses)
 
 

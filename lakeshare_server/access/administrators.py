@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from lakeshare_server.access.federation import IssuerUnavailable, no_details
 from lakeshare_server.access.guesses import Guesses
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.admin_keys import PREFIX, Role, admin_key_of
@@ -146,14 +147,11 @@ class Administrators:
         if scheme.lower() != "bearer" or not key:
             raise Unauthenticated(MISSING)
         digest = hashlib.sha256(key.encode("utf-8", "replace")).digest()
-        self._guesses.require(address, digest)
         try:
-            found = self._found(key)
-        except Unauthenticated:
-            self._guesses.was_wrong(address, digest)
+            return self._found(key)
+        except (Unauthenticated, IssuerUnavailable):
+            self._guesses.count(address, digest)
             raise
-        self._guesses.was_right(digest)
-        return found
 
     def _found(self, key: str) -> Administrator:
         if len(key) > MAX_KEY_CHARS:
@@ -170,9 +168,9 @@ class Administrators:
         issuer = self._issuer
         if issuer is None or token.count(".") != 2:
             raise Unauthenticated(REFUSED)
-        return issuer.administrator(
-            self._verifier.verified_claims(token, issuer.issuer, list(issuer.audiences))
-        )
+        with no_details():
+            claims = self._verifier.verified_claims(token, issuer.issuer, list(issuer.audiences))
+        return issuer.administrator(claims)
 
 
 def _values(claims: Mapping[str, Any], name: str) -> set[str]:

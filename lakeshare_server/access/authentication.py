@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lakeshare_server.access.access_tokens import PREFIX, AccessTokens
 from lakeshare_server.access.addresses import is_within, parsed
-from lakeshare_server.access.federation import Federation
+from lakeshare_server.access.federation import Federation, IssuerUnavailable
 from lakeshare_server.access.guesses import Guesses
 from lakeshare_server.access.oidc import KEEP_S, claimed_issuer
 from lakeshare_server.catalog import Catalog, GenerationCache
@@ -38,8 +38,13 @@ class Asking:
     def key(self) -> bytes:
         """What its answer is kept under; the text itself is a secret."""
         # Tokens of issuers are verified anew now and then: a key may have been withdrawn.
-        time_slot = b"%d" % (time.time() // KEEP_S) if self.header[7:9] == "ey" else b""
+        time_slot = b"%d" % (time.time() // KEEP_S) if self.claims_issuer else b""
         return hashlib.sha256(self.header.encode("utf-8", "replace")).digest() + time_slot
+
+    @property
+    def claims_issuer(self) -> bool:
+        """Whether it may be a token of an OIDC issuer, which begins as every JSON object in base64 does."""
+        return self.header[7:9] == "ey"
 
     @property
     def scheme(self) -> str:
@@ -83,16 +88,23 @@ class Readers:
         if asking.scheme not in ("bearer", "basic") or not asking.secret:
             raise Unauthenticated(MISSING)
         key = asking.key
-        if not self._is_of_ours(asking):
-            self._guesses.require(asking.address, key)
         found = None
         if not self._refused.peek(key, generation):
-            found = self._known.get(key, lambda: self._looked_up(asking, generation), generation)
+            try:
+                found = self._known.get(key, lambda: self._looked_up(asking, generation), generation)
+            except IssuerUnavailable:
+                # Anybody can name the issuer: what it is asked for is counted as if it were wrong.
+                self._guesses.count(asking.address, key)
+                raise
         if found is None or not found.is_valid():
-            self._guesses.was_wrong(asking.address, key)
+            if not self._is_of_ours(asking):
+                self._guesses.count(asking.address, key)
             raise Unauthenticated(WRONG if asking.scheme == "bearer" else WRONG_PAIR)
-        self._guesses.was_right(key)
         return found
+
+    def are_guesses_used_up(self, asking: Asking) -> bool:
+        """Whether its address has tried too many wrong tokens: its next ones are looked up apart from all others."""
+        return self._guesses.are_used_up(asking.address)
 
     def let_in(self, access: Access, address: str | None) -> None:
         """Whether the recipient may ask from this address; its credential was used now.
@@ -116,12 +128,10 @@ class Readers:
             Unauthenticated, TooManyRequests, Unavailable: as `authenticated`.
         """
         key = hashlib.sha256(f"{client_id}\0{secret}".encode("utf-8", "replace")).digest()
-        self._guesses.require(address, key)
         found = self._credentials.by_client_secret(client_id, secret)
         if found is None:
-            self._guesses.was_wrong(address, key)
+            self._guesses.count(address, key)
             raise Unauthenticated(WRONG_PAIR)
-        self._guesses.was_right(key)
         return found
 
     def _is_of_ours(self, asking: Asking) -> bool:

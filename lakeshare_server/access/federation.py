@@ -1,25 +1,49 @@
 """Tokens of other issuers: whose policy they fit, once their signature is right."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from lakeshare_server.access.oidc import Issuers
+from lakeshare_server.access.oidc import PAUSE_S, Issuers
 from lakeshare_server.catalog import Catalog, GenerationCache
 from lakeshare_server.catalog.credentials import Access, Credentials, Policy
-from lakeshare_server.errors import Unauthenticated, shown
+from lakeshare_server.errors import Unauthenticated, Unavailable, shown
+from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)
 
 
+class IssuerUnavailable(Unavailable):
+    """The keys of a token's issuer cannot be had now; says nothing of the issuer, since anybody can ask for it."""
+
+    def __init__(self, retry_s: int) -> None:
+        super().__init__("the issuer of the token does not answer", "Try again in a moment.", retry_s)
+
+
+@contextmanager
+def no_details() -> Iterator[None]:
+    """Refuse without the issuer's addresses, which are in the server's log.
+
+    Raises:
+        IssuerUnavailable: inside, an issuer's keys could not be had.
+    """
+    try:
+        yield
+    except Unavailable as error:
+        raise IssuerUnavailable(error.retry_s or round(PAUSE_S)) from error
+
+
 class Federation:
     """The policies of all recipients, and the issuers they name."""
 
-    def __init__(self, catalog: Catalog, credentials: Credentials, settings: ServerSettings) -> None:
+    def __init__(
+        self, catalog: Catalog, credentials: Credentials, settings: ServerSettings, services: Services
+    ) -> None:
         self._credentials = credentials
-        self._issuers = Issuers(settings)
+        self._issuers = Issuers(settings, services)
         self._leeway = timedelta(seconds=settings.oidc_leeway_s)
         self._policies = GenerationCache[Sequence[Policy] | None](catalog)
 
@@ -27,14 +51,15 @@ class Federation:
         """The recipient whose token this is; only issuers that a policy names are asked for their keys.
 
         Raises:
-            Unavailable: the issuer's keys cannot be had now.
+            IssuerUnavailable: the issuer's keys cannot be had now.
         """
         policies = self._policies.get(issuer, lambda: self._credentials.policies(issuer) or None, generation)
         if not policies:
             return None
         audiences = sorted({audience for policy in policies for audience in policy.audiences})
         try:
-            claims = self._issuers.verified_claims(token, issuer, audiences)
+            with no_details():
+                claims = self._issuers.verified_claims(token, issuer, audiences)
         except Unauthenticated as error:
             _log.info("%s", error)
             return None

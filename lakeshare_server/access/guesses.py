@@ -1,7 +1,7 @@
-"""Wrong tokens are counted by the address that tries them: after so many in a minute it has to wait.
+"""Rate-limits failed authentication per address, for all workers together.
 
-A token that was wrong before is no new guess, however often a client sends it. Where one is known to be good, nobody
-is kept waiting because of others behind the same address.
+A token that failed before is no new guess, however often a client sends it. A good token passes even where others
+behind the same address have used its guesses up: tokens are random, so looking one up helps nobody to guess another.
 """
 
 import logging
@@ -25,45 +25,36 @@ class Guesses:
     def __init__(self, allowances: Allowances, most: int) -> None:
         self._meter = Meter(allowances, "guesses", MINUTE_S, LEASES)
         self._most = most
-        self._wrong: dict[bytes, None] = {}
-        self._right: dict[bytes, None] = {}
+        self._counted: dict[bytes, None] = {}
         self._turn = threading.Lock()
 
-    def require(self, address: str | None, digest: bytes) -> None:
-        """Whether this address may try a secret, told by its digest.
+    def are_used_up(self, address: str | None) -> bool:
+        """Whether the address has tried too many wrong tokens in this minute."""
+        return self._meter.is_exhausted(neighbourhood(address), self._most)
+
+    def count(self, address: str | None, digest: bytes) -> None:
+        """Count a secret, known by its digest, that let nobody in: it is wrong, or could not be verified.
 
         Raises:
-            TooManyRequests: it has tried too many wrong ones in this minute, and this one is not known to be right.
+            TooManyRequests: the address has tried too many in this minute.
         """
         origin = neighbourhood(address)
-        if self._meter.is_exhausted(origin, self._most) and digest not in self._right:
+        if self._meter.is_exhausted(origin, self._most):
             raise self._meter.refusal(_told(origin))
-
-    def was_right(self, digest: bytes) -> None:
-        """The secret let somebody in."""
-        self._remember(self._right, digest)
-
-    def was_wrong(self, address: str | None, digest: bytes) -> None:
-        """The secret let nobody in.
-
-        Raises:
-            TooManyRequests: that was one too many in this minute.
-        """
-        if digest in self._wrong:
+        if digest in self._counted:
             return
-        self._remember(self._wrong, digest)
-        origin = neighbourhood(address)
+        self._remember(digest)
         try:
             self._meter.use(origin, self._most, _told(origin))
         except TooManyRequests:
             _log.warning("%s has tried more than %d wrong tokens in a minute", origin, self._most)
             raise
 
-    def _remember(self, digests: dict[bytes, None], digest: bytes) -> None:
+    def _remember(self, digest: bytes) -> None:
         with self._turn:
-            if len(digests) >= REMEMBERED:
-                del digests[next(iter(digests))]
-            digests[digest] = None
+            if len(self._counted) >= REMEMBERED:
+                del self._counted[next(iter(self._counted))]
+            self._counted[digest] = None
 
 
 def _told(origin: str) -> str:

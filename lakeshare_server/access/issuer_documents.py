@@ -9,7 +9,10 @@ import ipaddress
 import json
 import socket
 import ssl
-from contextlib import closing
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from threading import Timer
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -26,14 +29,14 @@ class IssuerDocuments:
     def __init__(self, private_hosts: str) -> None:
         self._private = frozenset(private_hosts.lower().split())
 
-    def fetch(self, url: str) -> dict[str, Any]:
-        """The JSON object at a URL.
+    def fetch(self, url: str, within_s: float = TIMEOUT_S) -> dict[str, Any]:
+        """The JSON object at a URL, if all of it is here in time, however many bytes came until then.
 
         Raises:
             Unavailable: it cannot be had, or may not be asked for.
         """
         try:
-            body = self._body(urlsplit(url))
+            body = self._body(urlsplit(url), time.monotonic() + within_s)
             document = json.loads(body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unavailable(
@@ -44,12 +47,12 @@ class IssuerDocuments:
             raise Unavailable(f"the issuer's {url} is not a JSON object", "Check the issuer of the policy.")
         return document
 
-    def _body(self, url: SplitResult) -> bytes:
+    def _body(self, url: SplitResult, ends_at: float) -> bytes:
         host, port = url.hostname or "", url.port or PORTS.get(url.scheme, 0)
         is_private = host in self._private or f"{host}:{port}" in self._private
         if url.scheme != "https" and not (url.scheme == "http" and is_private):
             raise ValueError("only https is asked")
-        with closing(_connected(host, port, is_private)) as plain:
+        with closing(_connected(host, port, is_private)) as plain, _ended_at(plain, ends_at):
             connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
             if url.scheme == "https":
                 context = ssl.create_default_context()
@@ -64,6 +67,27 @@ class IssuerDocuments:
         if answer.status != 200 or len(body) > MOST_BYTES:
             raise ValueError(f"it answers {answer.status} with {len(body)} bytes")
         return body
+
+
+@contextmanager
+def _ended_at(connection: socket.socket, ends_at: float) -> Iterator[None]:
+    """Cut the connection at that time: a peer that sends a byte now and then never reaches a timeout of reading."""
+    # Another handle of it: TLS takes the first one over.
+    handle = connection.dup()
+
+    def cut() -> None:
+        with suppress(OSError):
+            handle.shutdown(socket.SHUT_RDWR)
+
+    timer = Timer(max(0.0, ends_at - time.monotonic()), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        handle.close()
 
 
 def _connected(host: str, port: int, is_private: bool) -> socket.socket:

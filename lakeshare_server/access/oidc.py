@@ -4,6 +4,7 @@ Keys are kept for minutes; one that is not known yet is looked for at once, so t
 whenever it likes. Whose token it is, and what that allows, is decided by who asks.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import jwt
 
 from lakeshare_server.access.issuer_documents import IssuerDocuments
 from lakeshare_server.errors import Unauthenticated, Unavailable
+from lakeshare_server.outbound import Service, Services
 from lakeshare_server.settings import ServerSettings
 
 KEEP_S = 300.0
@@ -21,6 +23,11 @@ KEEP_S = 300.0
 STALE_S = 3600.0
 # Any token can name a key that nobody has: the issuer is not asked again for each.
 PAUSE_S = 5.0
+# All that is fetched of an issuer has to be here by then.
+TOTAL_S = 10.0
+# So long after a refresh has begun requests wait for it, and no more than so many: a healthy issuer needs less.
+WAIT_S = 1.0
+WAITERS = 16
 ALGORITHMS = {
     "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     "EC": ("ES256", "ES384", "ES512"),
@@ -28,14 +35,18 @@ ALGORITHMS = {
 }
 # The library lets through what JSON of a thousand brackets leads to.
 UNREADABLE = (jwt.PyJWTError, RecursionError)
+RETRY_S = 2
 DISCOVERY = "/.well-known/openid-configuration"
+
+_log = logging.getLogger(__name__)
 
 
 class Issuers:
     """Verifies tokens of any issuer that somebody who administers has named; safe from any thread."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, services: Services | None = None) -> None:
         self._leeway_s = settings.oidc_leeway_s
+        self._services = services or Services(settings.outside_answer_s)
         self._documents = IssuerDocuments(settings.oidc_private_hosts)
         self._keys: dict[str, PublishedKeys] = {}
         self._turn = threading.Lock()
@@ -50,7 +61,10 @@ class Issuers:
             Unavailable: the issuer's keys cannot be had now.
         """
         with self._turn:
-            keys = self._keys.setdefault(issuer, PublishedKeys(issuer, self._documents))
+            keys = self._keys.get(issuer)
+            if keys is None:
+                service = self._services.of(issuer, TOTAL_S)
+                keys = self._keys[issuer] = PublishedKeys(issuer, self._documents, service)
         try:
             key = keys.named(jwt.get_unverified_header(token).get("kid"))
             return dict(
@@ -89,14 +103,28 @@ class PublishedKey:
     algorithms: Sequence[str]
 
 
-class PublishedKeys:
-    """The keys of one issuer, as it published them last."""
+class _Refresh:
+    """A refresh that is under way."""
 
-    def __init__(self, issuer: str, documents: IssuerDocuments) -> None:
-        self._issuer, self._documents = issuer, documents
+    def __init__(self) -> None:
+        self.began_at = time.monotonic()
+        self.is_over = threading.Event()
+        self.waiters = 0
+
+
+class PublishedKeys:
+    """The keys of one issuer, as it published them last.
+
+    A refresh runs in a thread of its own, one at a time. Who needs keys that are not here waits a moment for it; who
+    comes later is refused at once.
+    """
+
+    def __init__(self, issuer: str, documents: IssuerDocuments, service: Service) -> None:
+        self._issuer, self._documents, self._service = issuer, documents, service
         self._keys: dict[str | None, PublishedKey] = {}
         self._fetched_at = self._searched_at = self._failed_at = float("-inf")
         self._failure: Unavailable | None = None
+        self._under_way: _Refresh | None = None
         self._turn = threading.Lock()
 
     def named(self, key_id: object) -> PublishedKey:
@@ -106,10 +134,14 @@ class PublishedKeys:
             PyJWTError: the issuer has none.
             Unavailable: it cannot be asked now.
         """
-        self._refresh(since=KEEP_S)
+        age_s = time.monotonic() - self._fetched_at
+        if age_s >= KEEP_S:
+            refresh = self._refresh()
+            if age_s >= STALE_S:
+                self._await(refresh)
         found = self._find(key_id)
         if found is None and self._may_search():
-            self._refresh(since=0)
+            self._await(self._refresh())
             found = self._find(key_id)
         if found is None:
             raise jwt.InvalidKeyError("its issuer has no such key")
@@ -129,39 +161,70 @@ class PublishedKeys:
             self._searched_at = now
             return True
 
-    def _refresh(self, since: float) -> None:
-        """Fetch the keys unless that was done within `since` seconds; one thread does, the others take what it got."""
-        asked_at = time.monotonic()
-        if asked_at - self._fetched_at < since:
-            return
-        has_usable = asked_at - self._fetched_at < STALE_S
-        if not self._turn.acquire(blocking=not has_usable or since == 0):
-            return
-        try:
-            if self._fetched_at < asked_at:
-                self._fetch(has_usable)
-        finally:
-            self._turn.release()
+    def _refresh(self) -> _Refresh | None:
+        """The refresh that is under way, begun if there is none; None where the last one failed a moment ago."""
+        with self._turn:
+            if self._under_way is None:
+                if self._failure is not None and time.monotonic() - self._failed_at < PAUSE_S:
+                    return None
+                self._under_way = _Refresh()
+                thread = threading.Thread(
+                    target=self._fetch, args=(self._under_way,), name=f"keys of {self._issuer}", daemon=True
+                )
+                thread.start()
+            return self._under_way
 
-    def _fetch(self, has_usable: bool) -> None:
-        if time.monotonic() - self._failed_at >= PAUSE_S:
-            try:
-                self._keys = self._published()
-                self._fetched_at, self._failure = time.monotonic(), None
-            except Unavailable as error:
-                self._failed_at, self._failure = time.monotonic(), error
-        if self._failure is not None and not has_usable:
-            raise self._failure
+    def _await(self, refresh: _Refresh | None) -> None:
+        """Wait a moment for a refresh without which there are no keys.
+
+        Raises:
+            Unavailable: it failed, or is not over in time.
+        """
+        if refresh is not None:
+            with self._turn:
+                may_wait = refresh.waiters < WAITERS
+                refresh.waiters += 1
+            left_s = refresh.began_at + WAIT_S - time.monotonic()
+            is_over = refresh.is_over.wait(max(0.0, left_s) if may_wait else 0.0)
+            if not is_over:
+                raise self._failure or Unavailable(
+                    f"the keys of the issuer {self._issuer} are not here yet", "Try again.", RETRY_S
+                )
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+
+    def _fetch(self, refresh: _Refresh) -> None:
+        failure: Unavailable | None = None
+        try:
+            keys = self._service.call(self._published)
+        except Unavailable as error:
+            failure = error
+        # Nobody waits for this thread: whatever it is, those who need the keys are told that there are none.
+        except Exception as error:
+            _log.exception("the keys of %s", self._issuer)
+            failure = Unavailable(
+                f"the keys of {self._issuer} cannot be used ({type(error).__name__})", "Check the issuer."
+            )
+        with self._turn:
+            now = time.monotonic()
+            if failure is None:
+                self._keys, self._fetched_at = keys, now
+            else:
+                self._failed_at = now
+                _log.warning("%s", failure)
+            self._failure, self._under_way = failure, None
+        refresh.is_over.set()
 
     def _published(self) -> dict[str | None, PublishedKey]:
-        about = self._documents.fetch(self._issuer.rstrip("/") + DISCOVERY)
+        ends_at = time.monotonic() + TOTAL_S
+        about = self._documents.fetch(self._issuer.rstrip("/") + DISCOVERY, TOTAL_S)
         said, place = about.get("issuer"), about.get("jwks_uri")
         if said != self._issuer or not isinstance(place, str):
             raise Unavailable(
                 f"the issuer {self._issuer} calls itself {said!r} and its keys {place!r}",
                 "Name it in the policy as it names itself.",
             )
-        published = self._documents.fetch(place).get("keys")
+        published = self._documents.fetch(place, ends_at - time.monotonic()).get("keys")
         keys = {
             jwk.get("kid"): key
             for jwk in (published if isinstance(published, list) else [])

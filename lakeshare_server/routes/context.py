@@ -1,7 +1,7 @@
 """What routes are given: the app's parts, the recipient behind the token, and the note for the audit log."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -28,7 +28,7 @@ from lakeshare_server.protocol.iceberg_scans import PlanTasks
 from lakeshare_server.protocol.negotiation import ResponseFormat
 from lakeshare_server.protocol.paging import Pager, PageRequest
 from lakeshare_server.protocol.table_tokens import Asker, TableTokens
-from lakeshare_server.routes.pools import Pools
+from lakeshare_server.routes.pools import GUESSING, ISSUERS, Pools
 from lakeshare_server.routes.seen_as import SEEN_AS, SeenAs
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import LocalSigner, Signers
@@ -202,12 +202,21 @@ async def asked(request: Request) -> Asked:
     # What is known is answered on the event loop; only what has to be looked up goes through a thread.
     access = parts.readers.peek(asking, generation)
     if access is None:
-        access = await run_in_threadpool(parts.readers.authenticated, asking, generation)
+        access = await parts.pools.run(
+            _pool_of(asking, parts), parts.readers.authenticated, asking, generation
+        )
     note.recipient, note.access = access.reader.name, access
     parts.readers.let_in(access, asking.address)
     if not parts.limits.let_in_at_once(access):
         await run_in_threadpool(parts.limits.let_in, access)
     return Asked(request, parts, note, access.reader, generation)
+
+
+def _pool_of(asking: Asking, parts: Parts) -> Sequence[str]:
+    """Where a credential is looked up, so that neither a slow issuer nor guesses keep threads from the others."""
+    if asking.claims_issuer:
+        return ISSUERS
+    return GUESSING if parts.readers.are_guesses_used_up(asking) else ()
 
 
 async def _looked_at(seen: SeenAs, request: Request, parts: Parts, note: Note) -> Asked:

@@ -96,7 +96,8 @@ def told_of(name: str | None) -> tuple[int, str]:
 
 
 def _ours(request: Request, error: Exception) -> Response:
-    status, code = RESPONSES.get(type(error), (500, "INTERNAL_ERROR"))  # type: ignore[arg-type]  # keyed by our own
+    kinds = (kind for kind in type(error).__mro__ if kind in RESPONSES)
+    status, code = RESPONSES.get(next(kinds, LakeshareError), (500, "INTERNAL_ERROR"))
     # An outage is logged when it begins and when it ends, not with each request that is refused meanwhile.
     if status >= 500 and not (isinstance(error, Unavailable) and error.retry_s is not None):
         _log.error("%s %s: %s", request.method, request.url.path, error)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 THREADS = 16
 # What may look at tables of several stores, or wait for the database to write, in one request.
 LISTINGS, READINESS = ("listings",), ("readiness",)
+# Tokens of OIDC issuers, and those from addresses that have tried too many wrong ones.
+ISSUERS, GUESSING = ("issuers",), ("guessing",)
 
 Result = TypeVar("Result")
 

@@ -1,9 +1,10 @@
 """An OIDC issuer in a thread of the test, that can change its keys, lie and fall silent."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -19,14 +20,32 @@ class AnIssuer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Documents)
+        # A dripping answer ends with its client, not with the test.
+        self.daemon_threads = True
         self.host = f"127.0.0.1:{self.server_address[1]}"
         self.url = f"http://{self.host}/realm"
         self.asked: list[str] = []
         self.is_silent = False
+        # Seconds between two bytes of an answer.
+        self.drip_s = 0.0
+        self.most_at_once = self._at_once = 0
+        self._counting = threading.Lock()
         self.about: dict[str, Any] = {"issuer": self.url, "jwks_uri": f"{self.url}/keys"}
         self.keys: dict[str, rsa.RSAPrivateKey] = {}
         self.published: list[dict[str, Any]] = []
         self.change_key("first")
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """A request that is being answered."""
+        with self._counting:
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._at_once -= 1
 
     def change_key(self, key_id: str) -> None:
         """A new key instead of the old ones."""
@@ -57,6 +76,10 @@ class _Documents(BaseHTTPRequestHandler):
     server: AnIssuer
 
     def do_GET(self) -> None:
+        with self.server.counted():
+            self._answer()
+
+    def _answer(self) -> None:
         self.server.asked.append(self.path)
         documents: dict[str, Any] = {
             "/realm/.well-known/openid-configuration": self.server.about,
@@ -72,7 +95,13 @@ class _Documents(BaseHTTPRequestHandler):
             body = json.dumps(document).encode()
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if not self.server.drip_s:
+            self.wfile.write(body)
+            return
+        with suppress(OSError):
+            for byte in body:
+                self.wfile.write(bytes([byte]))
+                time.sleep(self.server.drip_s)
 
     def log_message(self, *_: object) -> None:
         """Silence: the tests say what was asked."""

@@ -59,9 +59,10 @@ def test_wrong_tokens_are_answered_a_few_times_a_minute(
         assert refused.json()["errorCode"] == "REQUEST_LIMIT_EXCEEDED"
         # It is seen, with the address.
         assert "192.0.2.66 has tried more than 20 wrong tokens" in caplog.text
-        # A right token that was never seen here could be the one that is sought.
-        assert ask(client, a_recipient(provider, "new").secret).status_code == 429
-        # What was right before is not guessed, even where the catalog has changed since; nor is anybody else slowed.
+        # Others behind the same address are let in, those too that were never seen here.
+        assert ask(client, a_recipient(provider, "new").secret).status_code == 200
+        assert ask(client, "wrong once more").status_code == 429
+        # Also where the catalog has changed since; nor is anybody else slowed.
         assert ask(client, customer.secret).status_code == 200
         assert ask(client, customer.secret, "192.0.2.67").status_code == 200
         assert ask(client, "wrong there", "192.0.2.67").status_code == 401
@@ -96,7 +97,7 @@ def test_secrets_of_clients_are_guessed_no_faster(provider: Provider, server: Ru
             for number in range(2 * MOST)
         ]
         assert answers == [401] * MOST + [429] * MOST
-        assert ask_token(server, known).status_code == 429
+        assert ask_token(server, known).status_code == 200
         # One that was given a token goes on with it, though it was never sent before: nobody can guess these.
         assert ask(client, token, "127.0.0.1").status_code == 200
         assert ask(client, token + "x", "127.0.0.1").status_code == 429

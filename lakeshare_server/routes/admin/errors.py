@@ -15,6 +15,7 @@ from lakeshare_server.errors import (
     NameTaken,
     NotFound,
     TooManyRequests,
+    Unavailable,
     shown,
 )
 from lakeshare_server.routes.audit import BROKEN_OFF, NO_RESPONSE
@@ -52,7 +53,8 @@ def _respond(
 
 
 def _ours(request: Request, error: Exception) -> Response:
-    status, code = OURS.get(type(error), (500, "INTERNAL_ERROR"))  # type: ignore[arg-type]  # keyed by our own
+    kinds = (kind for kind in type(error).__mro__ if kind in OURS)
+    status, code = OURS.get(next(kinds, LakeshareError), (500, "INTERNAL_ERROR"))
     if status >= 500:
         _log.error("%s %s: %s", request.method, request.url.path, error)
     # Recipients are sent to their provider; this is the provider.
@@ -60,7 +62,7 @@ def _ours(request: Request, error: Exception) -> Response:
         f"{error.kind} '{shown(error.name)}' does not exist." if isinstance(error, NotFound) else str(error)
     )
     headers = HEADERS.get(status)
-    if isinstance(error, TooManyRequests):
+    if isinstance(error, TooManyRequests | Unavailable) and error.retry_s is not None:
         headers = {"Retry-After": str(error.retry_s)}
     return _respond(request, status, code, message, headers)
 

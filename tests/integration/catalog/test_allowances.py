@@ -165,21 +165,21 @@ def test_guesses_of_an_address_are_counted_by_all_workers_and_a_repeated_one_is_
 ) -> None:
     one, other = (Guesses(Allowances(catalog), 10) for _ in range(2))
     for _ in range(50):
-        one.was_wrong("192.0.2.1", b"the same")
+        one.count("192.0.2.1", b"the same")
     for number in range(9):
-        (one if number % 2 else other).was_wrong("192.0.2.1", b"%d" % number)
+        (one if number % 2 else other).count("192.0.2.1", b"%d" % number)
     with pytest.raises(TooManyRequests, match=r"192\.0\.2\.1"):
-        one.was_wrong("192.0.2.1", b"one more")
+        one.count("192.0.2.1", b"one more")
     with pytest.raises(TooManyRequests):
-        other.was_wrong("192.0.2.1", b"another")
+        other.count("192.0.2.1", b"another")
     for guesses in (one, other):
         with pytest.raises(TooManyRequests):
-            guesses.require("192.0.2.1", b"never seen")
-        guesses.require("192.0.2.2", b"never seen")
-    one.was_right(b"a customer behind the same address")
-    one.require("192.0.2.1", b"a customer behind the same address")
+            guesses.count("192.0.2.1", b"never seen")
+        assert guesses.are_used_up("192.0.2.1")
+        assert not guesses.are_used_up("192.0.2.2")
     clock[0] += 60
-    one.require("192.0.2.1", b"never seen")
+    assert not one.are_used_up("192.0.2.1")
+    one.count("192.0.2.1", b"never seen")
 
 
 def test_counts_of_long_ago_are_removed(catalog: Catalog) -> None:

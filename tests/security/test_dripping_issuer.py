@@ -1,0 +1,133 @@
+"""An OIDC issuer that sends a byte now and then delays nobody but its own tokens, and those not for long."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lakeshare_server.access import meters, oidc
+from tests.builders.credentials import OIDC, a_policy, a_recipient
+from tests.builders.held_requests import held_requests
+from tests.builders.oidc_issuer import AnIssuer, an_issuer
+from tests.builders.sharing import FLIGHTS, Provider, a_provider_of_flights, a_server
+from tests.builders.waiting import wait_until
+
+TOTAL_S = 2.0
+HELD = 60
+DRIP_S = 0.2
+MOST = 20
+
+
+@pytest.fixture
+def issuer() -> Iterator[AnIssuer]:
+    with an_issuer() as issuer:
+        yield issuer
+
+
+@pytest.fixture
+def provider(tmp_path: Path, issuer: AnIssuer, monkeypatch: pytest.MonkeyPatch) -> Provider:
+    monkeypatch.setattr(oidc, "TOTAL_S", TOTAL_S)
+    provider = a_provider_of_flights(
+        tmp_path, oidc_private_hosts=issuer.host, guesses_per_minute=10_000, trusted_proxies="127.0.0.1"
+    )
+    a_recipient(provider, "acme", OIDC)
+    a_policy(provider, "acme", issuer.url)
+    return provider
+
+
+def test_a_dripping_issuer_delays_no_other_recipient_and_its_own_tokens_not_for_long(
+    provider: Provider, issuer: AnIssuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = provider.recipient("known")
+    issuer.drip_s = DRIP_S
+    with a_server(provider) as server, server.client(known) as client:
+        with held_requests(server.url, [("GET", "/shares")], issuer.token(), HELD) as held:
+            wait_until(lambda: bool(held.statuses))
+            for _ in range(20):
+                began = time.monotonic()
+                assert client.get(f"{FLIGHTS}/version").status_code == 200
+                # A recipient that this server sees for the first time needs a thread, too.
+                fresh = provider.recipient(f"fresh-{time.monotonic_ns()}")
+                assert client.get("/shares", headers={"Authorization": f"Bearer {fresh}"}).status_code == 200
+                assert time.monotonic() - began < TOTAL_S
+            wait_until(lambda: held.statuses[503] >= HELD)
+        assert set(held.statuses) == {503}
+        # All but the few who wait a moment for the keys are answered at once.
+        assert held.longest_s < TOTAL_S
+        # One refresh at a time, and none while the last one failed a moment ago.
+        assert issuer.most_at_once == 1
+        assert not any(issuer.host in body or "realm" in body for body in held.bodies)
+        wait_until(lambda: issuer.url in caplog.text)
+
+
+def test_tokens_pass_as_soon_as_the_issuer_answers_again(
+    provider: Provider, issuer: AnIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc, "PAUSE_S", 0.1)
+    issuer.drip_s = DRIP_S
+    with a_server(provider) as server, server.client(issuer.token()) as client:
+        assert client.get("/shares").status_code == 503
+        issuer.drip_s = 0.0
+
+        def is_let_in() -> bool:
+            return client.get("/shares").status_code == 200
+
+        wait_until(is_let_in)
+        # What is known goes on through the next outage: the keys are kept.
+        issuer.drip_s = DRIP_S
+        monkeypatch.setattr(oidc, "KEEP_S", 0.0)
+        began = time.monotonic()
+        assert (
+            client.get("/shares", headers={"Authorization": f"Bearer {issuer.token(jti='new')}"}).status_code
+            == 200
+        )
+        assert time.monotonic() - began < TOTAL_S
+
+
+def test_tokens_that_could_not_be_verified_count_as_guesses(
+    tmp_path: Path, issuer: AnIssuer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    moment = time.time() // 60 * 60 + 40
+    monkeypatch.setattr(meters, "now", lambda: moment)
+    provider = a_provider_of_flights(
+        tmp_path, oidc_private_hosts=issuer.host, guesses_per_minute=MOST, trusted_proxies="127.0.0.1"
+    )
+    a_recipient(provider, "acme", OIDC)
+    a_policy(provider, "acme", issuer.url)
+    issuer.is_silent = True
+
+    def ask(client: httpx.Client, token: str) -> int:
+        headers = {"Authorization": f"Bearer {token}", "X-Forwarded-For": "192.0.2.66"}
+        return client.get("/shares", headers=headers).status_code
+
+    good = issuer.token()
+    with a_server(provider) as server, server.client(None) as client, caplog.at_level(logging.WARNING):
+        # A client that repeats its own token through an outage is no guesser.
+        assert [ask(client, good) for _ in range(2 * MOST)] == [503] * 2 * MOST
+        answers = [ask(client, issuer.token(jti=str(number))) for number in range(2 * MOST)]
+        assert answers == [503] * (MOST - 1) + [429] * (MOST + 1)
+        assert "192.0.2.66 has tried more than 20 wrong tokens" in caplog.text
+        # Good tokens pass all the same, those of other kinds at once, this one when its issuer is back.
+        assert ask(client, provider.recipient("new")) == 200
+        issuer.is_silent = False
+        monkeypatch.setattr(oidc, "PAUSE_S", 0.0)
+        assert ask(client, good) == 200
+
+
+def test_requests_at_once_for_a_healthy_issuer_are_all_let_in(provider: Provider, issuer: AnIssuer) -> None:
+    tokens = [issuer.token(jti=str(number)) for number in range(12)]
+    ready = threading.Barrier(len(tokens))
+    with a_server(provider) as server, ThreadPoolExecutor(len(tokens)) as pool:
+
+        def ask(token: str) -> int:
+            with server.client(token) as client:
+                ready.wait()
+                return client.get("/shares").status_code
+
+        assert list(pool.map(ask, tokens)) == [200] * len(tokens)
+    assert issuer.most_at_once == 1
