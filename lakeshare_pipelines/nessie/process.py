@@ -28,6 +28,8 @@ STOP_S = 20
 PROBE_S = 10
 POLL_S = 0.05
 LOG_TAIL_LINES = 12
+# What its store and its log need to start with.
+ROOM_BYTES = 32 << 20
 LOG_LIMIT_BYTES = 10_000_000
 CLOCK_GRAIN_S = 2.0  # psutil derives a start time from the boot time, which moves when the clock is set
 ADVICE = "See {log}; `lakeshare doctor` checks Java, the jars and the state folder"
@@ -79,6 +81,23 @@ def answers(server: Server) -> bool:
         return False
 
 
+def require_room(settings: LakeSettings) -> None:
+    """Refuse to start on a disk that is full: the process would end with words of its own about something else.
+
+    Raises:
+        NessieError: names the folder.
+    """
+    folder = nessie_dir(settings)
+    free = shutil.disk_usage(folder).free
+    if free < ROOM_BYTES:
+        raise NessieError(
+            0,
+            "DISK_FULL",
+            f"the disk of {folder} has {free} bytes left and Nessie needs {ROOM_BYTES} to start. Make room there, or "
+            "set LAKESHARE_STATE_DIR to another disk",
+        )
+
+
 def start(settings: LakeSettings) -> Server:
     """Start the process, detached from this one, and wait until it answers. Its address is not on record yet.
 
@@ -98,7 +117,7 @@ def start(settings: LakeSettings) -> Server:
     seen = log.stat().st_size if log.exists() else 0
     server = _spawn(settings, [str(java.binary), *_options(settings), "-jar", str(jar)], log)
     record(settings, server)
-    return _await_listening(server, log, seen)
+    return _await_listening(settings, server, log, seen)
 
 
 def end(settings: LakeSettings, server: Server) -> None:
@@ -164,7 +183,7 @@ def _spawn(settings: LakeSettings, command: list[str], log: Path) -> Server:
         raise _not_started(log, 0) from error
 
 
-def _await_listening(server: Server, log: Path, seen: int) -> Server:
+def _await_listening(settings: LakeSettings, server: Server, log: Path, seen: int) -> Server:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         found = LISTENING.search(_text_after(log, seen))
@@ -173,6 +192,7 @@ def _await_listening(server: Server, log: Path, seen: int) -> Server:
             if answers(listening):
                 return listening
         if _process(server) is None:
+            require_room(settings)
             raise _not_started(log, seen)
         time.sleep(POLL_S)
     process = _process(server)

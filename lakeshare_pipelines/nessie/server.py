@@ -134,6 +134,7 @@ def _start_once(settings: LakeSettings) -> tuple[process.Server, bool]:
         server = _usable(settings)
         if server is not None:
             return server, False
+        process.require_room(settings)
         key = signing_key(process.key_path(settings))
         server = process.start(settings)
         begin_history(server.uri, signed_token(key, "publisher"))

@@ -1,9 +1,6 @@
 """The server is ready as long as it can write what it has to, and says what it cannot and which services are gone."""
 
-import os
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +10,9 @@ import pytest
 from lakeshare_server.routes import health
 from tests.builders.held_requests import silent_service
 from tests.builders.sharing import FLIGHTS, Provider, a_provider, a_provider_of_flights, a_server
+from tests.builders.small_disk import fill, small_disk
 
 DISK_BYTES = 24 << 20
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of a few megabytes; skips where nobody may mount one."""
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a file system takes root: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder: Path) -> None:
-    """Write until the disk has no room left."""
-    with (folder / "filler").open("wb", buffering=0) as filler, suppress(OSError):
-        while True:
-            filler.write(os.urandom(4096))
 
 
 def readiness(url: str, **headers: str) -> tuple[int, dict[str, Any]]:
@@ -53,7 +26,7 @@ def _each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_full_disk_is_named_and_what_needs_no_write_is_served(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as disk:
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
         provider = a_provider_of_flights(disk, min_free_bytes=0)
         token = provider.recipient()
         with a_server(provider) as server, server.client(token) as client:
