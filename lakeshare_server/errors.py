@@ -20,7 +20,8 @@ LakeshareError
 └── DocumentError       path, line, field, problem, hint, also    a file of `lakeshare apply` cannot be used
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -33,8 +34,41 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
+# An absolute path, a URI, a place in a catalog, or a setting: what a message for recipients does not have.
+_PLACE = re.compile(
+    r"""(?<![\w.])(?:
+        (?:iceberg|nessie):[^\s'",;()]+
+        | [A-Za-z][A-Za-z0-9+.-]*:/[^\s'",;()]*
+        | LAKESHARE_\w+(?:=[^\s'",;()]*)?
+        | (?<=['"])/[^'"]*
+        | (?<![^\s'"(=,:])/[^\s'",;()]*
+    )""",
+    re.VERBOSE,
+)
+ASK_PROVIDER = "Provider: the server's log says more"
+
+
+def without_places(text: str, places: Iterable[str] = ()) -> str:
+    """A text without places and settings of the provider; `places` are those that are known to be in it."""
+    for place in sorted(filter(None, places), key=len, reverse=True):
+        text = re.sub(rf"{re.escape(place)}[^\s'\",;()]*", _left_out, text)
+    return _PLACE.sub(_left_out, text)
+
+
+def _left_out(found: re.Match[str]) -> str:
+    # What ends the sentence stays.
+    return "…" + found[0][len(found[0].rstrip(".:")) :]
+
+
 class LakeshareError(Exception):
-    """Base of every error lakeshare raises on purpose; its text is fit for a person to read."""
+    """Base of every error lakeshare raises on purpose; its text is fit for a person to read.
+
+    Its text may name places and settings, for the provider; `for_recipient` does not.
+    """
+
+    def for_recipient(self) -> str:
+        """The text for a recipient. Errors that are about its own request have nothing to hide."""
+        return str(self)
 
 
 class NotFound(LakeshareError):
@@ -64,11 +98,19 @@ class MalformedRequest(LakeshareError):
 
 
 class Unserveable(LakeshareError):
-    """The table is there, but cannot be served correctly to this client; `code` is the reason for programs."""
+    """The table is there, but cannot be served correctly to this client; `code` is the reason for programs.
 
-    def __init__(self, reason: str, fix: str, code: str | None = None) -> None:
+    `places` are those that the texts name, where they are no plain paths or URIs.
+    """
+
+    def __init__(self, reason: str, fix: str, code: str | None = None, places: Iterable[str] = ()) -> None:
         super().__init__(f"{reason} {fix}" if code is None else f"{reason} {fix} [{code}]")
-        self.reason, self.fix, self.code = reason, fix, code
+        self.reason, self.fix, self.code, self.places = reason, fix, code, tuple(places)
+
+    def for_recipient(self) -> str:
+        reason, fix = (without_places(text, self.places) for text in (self.reason, self.fix))
+        told = f"{reason} {fix if fix == self.fix else f'{ASK_PROVIDER}.'}"
+        return told if self.code is None else f"{told} [{self.code}]"
 
 
 class Unauthenticated(LakeshareError):
@@ -113,6 +155,10 @@ class Unavailable(LakeshareError):
         super().__init__(f"{what}. {fix}")
         self.what, self.fix, self.retry_s = what, fix, retry_s
 
+    def for_recipient(self) -> str:
+        what, fix = without_places(self.what), without_places(self.fix)
+        return f"{what}. {fix if fix == self.fix else 'Try again in a moment.'}"
+
 
 class StoreError(LakeshareError):
     """A store's lasting answer about one object. Its text names the object, never the store's own words."""
@@ -121,6 +167,9 @@ class StoreError(LakeshareError):
         super().__init__(what)
         self.location = location
 
+    def for_recipient(self) -> str:
+        return without_places(str(self), [self.location])
+
 
 class StoreMissing(StoreError):
     """There is no such object."""
@@ -128,12 +177,18 @@ class StoreMissing(StoreError):
     def __init__(self, location: str) -> None:
         super().__init__(location, f"{location} is not in its store.")
 
+    def for_recipient(self) -> str:
+        return f"A file of the table is not in its store. {ASK_PROVIDER}."
+
 
 class StoreDenied(StoreError):
     """The store does not let us read the object."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location, f"The store refuses to hand out {location}.")
+
+    def for_recipient(self) -> str:
+        return f"The store refuses to hand out a file of the table. {ASK_PROVIDER}."
 
 
 class TableFilesMissing(StoreError):

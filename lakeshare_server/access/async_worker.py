@@ -122,9 +122,10 @@ class AsyncWorker:
             _log.warning("async query %s, attempt %s: %s", claim.query.id, claim.attempt, error)
             # It passes: the query is taken up again once this claim is silent, and may come out well then.
             if claim.is_last:
-                self._queries.fail(claim, type(error).__name__, str(error))
+                self._queries.fail(claim, type(error).__name__, error.for_recipient())
         except LakeshareError as error:
-            self._queries.fail(claim, type(error).__name__, str(error))
+            _log.info("async query %s is refused: %s", claim.query.id, error)
+            self._queries.fail(claim, type(error).__name__, error.for_recipient())
         except Exception:
             _log.exception("async query %s failed", claim.query.id)
             message = f"The query failed; its id {claim.query.id} is in the server's log."

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from lakeshare_server.catalog.database import database_file
-from lakeshare_server.errors import Unserveable
+from lakeshare_server.errors import BadRequest, Unserveable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.stores import Place, place_of
 from lakeshare_server.stores.locations import LOCAL
@@ -38,7 +38,11 @@ def require_own_stores(table: str, location: str, roots: Collection[str], settin
     also = (place_of(place, settings.azure_account) for place in settings.files_also_in.split())
     allowed = [_store_of(own), *also]
     for root in sorted(set(roots) - {str(settings.vectors_dir)}):
-        place = place_of(root or (location if own.kind == LOCAL else "/"))
+        try:
+            place = place_of(root or (location if own.kind == LOCAL else "/"))
+        except BadRequest as error:
+            reason = f"{table} names files in {root}: {error}"
+            raise Unserveable(reason, "Provider: copy them.", places=[root]) from error
         on_our_disk = place.kind == LOCAL and own.kind != LOCAL
         if on_our_disk or not any(_holds(one, place) for one in allowed):
             raise _refusal(table, place, may_be_allowed=not on_our_disk)
@@ -100,6 +104,7 @@ def _refusal(table: str, place: Place, *, may_be_allowed: bool) -> Unserveable:
     return Unserveable(
         f"{table} names files in {where}, which is not the store it is in itself.",
         f"Provider: copy them{remedy if may_be_allowed else ''}.",
+        places=[place.location],
     )
 
 

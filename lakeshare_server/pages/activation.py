@@ -132,7 +132,7 @@ def _first_code(parts: Parts, offer: Offer) -> tuple[str | None, list[ToldSnippe
 def _refused(error: LakeshareError, parts: Parts, note: Note, wants_json: bool) -> Response:
     status, note.error_code = RESPONSES.get(type(error), (500, "INTERNAL_ERROR"))
     if wants_json:
-        return error_response(status, note.error_code, str(error))
+        return error_response(status, note.error_code, error.for_recipient())
     return page("no_link.html", parts.settings, status, **_reason(error))
 
 
@@ -154,10 +154,10 @@ def _reason(error: LakeshareError) -> dict[str, Any]:
             return {"title": UNKNOWN, "reason": reason, "remedy": again, "used_from": None}
         case Denied():
             remedy = "Open the link from an address that is allowed, or ask your provider to allow this one."
-            return {"title": ELSEWHERE, "reason": str(error), "remedy": remedy, "used_from": None}
+            return {"title": ELSEWHERE, "reason": error.for_recipient(), "remedy": remedy, "used_from": None}
         case _:
             # It may be open still: what failed is something else.
-            return {"title": FAILED, "reason": str(error), "remedy": LATER, "used_from": None}
+            return {"title": FAILED, "reason": error.for_recipient(), "remedy": LATER, "used_from": None}
 
 
 def _accepts(body: bytes, request: Request) -> bool:

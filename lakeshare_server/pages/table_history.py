@@ -91,7 +91,7 @@ class _Counting:
                     rows += sign * (of_file or 0)
             more = rows if is_counted else self._more_rows(version, earlier)
         except LakeshareError as error:
-            return {"refusal": str(error)}
+            return {"refusal": error.for_recipient()}
         return {"filesAdded": files["add"], "filesRemoved": files["remove"], "rows": more}
 
     def _more_rows(self, version: Version, earlier: Version | None) -> int | None:

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from lakeshare_server.errors import (
+    ASK_PROVIDER,
     BadRequest,
     Denied,
     LakeshareError,
@@ -98,14 +99,25 @@ def told_of(name: str | None) -> tuple[int, str]:
 def _ours(request: Request, error: Exception) -> Response:
     kinds = (kind for kind in type(error).__mro__ if kind in RESPONSES)
     status, code = RESPONSES.get(next(kinds, LakeshareError), (500, "INTERNAL_ERROR"))
-    # An outage is logged when it begins and when it ends, not with each request that is refused meanwhile.
-    if status >= 500 and not (isinstance(error, Unavailable) and error.retry_s is not None):
-        _log.error("%s %s: %s", request.method, request.url.path, error)
+    if status == 500:
+        return _unforeseen(request, error)
+    message = told_recipient(request, error) if isinstance(error, LakeshareError) else str(error)
     missing = error.kind if isinstance(error, NotFound) else None
     headers = HEADERS.get(status)
     if isinstance(error, TooManyRequests | Unavailable) and error.retry_s is not None:
         headers = {"Retry-After": str(error.retry_s)}
-    return _respond(request, status, code, str(error), headers, missing)
+    return _respond(request, status, code, message, headers, missing)
+
+
+def told_recipient(request: Request, error: LakeshareError) -> str:
+    """The text of an error for the recipient; what it leaves out goes to the log under the request's id."""
+    note: Note | None = getattr(request.state, "note", None)
+    message, request_id = error.for_recipient(), note.request_id if note else "unknown"
+    # An outage is logged when it begins and when it ends, not with each request that is refused meanwhile.
+    is_outage = isinstance(error, Unavailable) and error.retry_s is not None
+    if not is_outage and (message != str(error) or isinstance(error, Unavailable)):
+        _log.warning("request %s: %s %s: %s", request_id, request.method, request.url.path, error)
+    return message.replace(f"{ASK_PROVIDER}.", f"{ASK_PROVIDER} at request id {request_id}.")
 
 
 def _invalid(request: Request, error: Exception) -> Response:

@@ -78,9 +78,11 @@ class SigningSession:
             at.setdefault(place.root, []).append(number)
         for root, numbers in at.items():
             if root not in self._signers:
+                location = places[numbers[0]].location
                 raise Unserveable(
-                    f"{places[numbers[0]].location} lies in a store that this table is not known to use.",
-                    "Follow the table anew.",
+                    f"{location} lies in a store that this table is not known to use.",
+                    "Provider: follow the table anew.",
+                    places=[location],
                 )
             keys = [places[number].key.encode() for number in numbers]
             for number, url in zip(numbers, self._signers[root].sign(keys), strict=True):
@@ -148,7 +150,9 @@ class Signers:
         refusal = self.can_vend(location)
         if refusal:
             raise Unserveable(
-                f"No temporary credentials for {location}: {refusal}.", "Read the files by their URLs."
+                f"No temporary credentials for {location}: {refusal}.",
+                "Read the files by their URLs.",
+                places=[location],
             )
         place = self._stores.place(location)
         return self._vendors[place.kind].vend(place, life_s, now_s())

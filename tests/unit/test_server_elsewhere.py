@@ -89,7 +89,9 @@ def test_a_table_beside_the_table_lends_its_files(tmp_path: Path) -> None:
         assert got.content == file.read_bytes()
 
 
-def test_files_of_the_disk_that_are_not_beside_the_table_are_refused_by_folder(tmp_path: Path) -> None:
+def test_files_of_the_disk_that_are_not_beside_the_table_are_refused_by_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "lake").mkdir()
     (tmp_path / "day=1").mkdir()
     (tmp_path / "day=1" / "private").write_bytes(b"hush")
@@ -97,8 +99,14 @@ def test_files_of_the_disk_that_are_not_beside_the_table_are_refused_by_folder(t
         shutil.rmtree(tmp_path / "lake")
         for answer in answer_of(tmp_path / "lake", named):
             assert answer.status_code == 400
-            assert f"names files in {tmp_path} on the server's own disk" in answer.json()["message"]
-            assert f"LAKESHARE_FILES_ALSO_IN={tmp_path}" in answer.json()["message"]
+            message, request_id = answer.json()["message"], answer.headers["x-request-id"]
+            assert "names files in … on the server's own disk" in message
+            assert f"the server's log says more at request id {request_id}." in message
+            assert str(tmp_path) not in message
+            assert "LAKESHARE_" not in message
+            [told] = [text for text in caplog.messages if request_id in text]
+            assert f"names files in {tmp_path} on the server's own disk" in told
+            assert f"LAKESHARE_FILES_ALSO_IN={tmp_path}" in told
     shutil.rmtree(tmp_path / "lake")
     for answer in answer_of(tmp_path / "lake", tmp_path / "day=1" / "private", files_also_in=str(tmp_path)):
         [got] = answer.extensions["bytes"]
