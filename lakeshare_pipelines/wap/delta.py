@@ -6,6 +6,7 @@ its commit info. It is never retried blindly: a commit in between is a conflict.
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -34,9 +35,13 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction, CommitProperties
     from pyspark.sql import DataFrame
 
+log = logging.getLogger(__name__)
+
 STAGED_FOLDER = "_staged"
 PUBLISHED = "_PUBLISHED"
 """Marks a staging place whose files are a table's by now, for when the log has forgotten which commit it was."""
+TAKEN_BACK = PROPERTY + "taken-back"
+"""What a commit says that undoes the one of a staging place, by the place's name."""
 ABSENT = -1
 FIRST_COMMITS = 20
 # Commits are timed by whoever wrote them.
@@ -121,9 +126,8 @@ class DeltaStaging:
     def definition(self, staged: Staged, table: Table) -> str | None:
         base = json.loads(staged.base)[table.name]
         # Not in the table's own properties: recipients are told those.
-        said = (
-            said_by(info)[0] for version, info in self.commits(table.name) if _is_run(version, info, base)
-        )
+        commits = self._standing_commits(table.name)
+        said = (said_by(info)[0] for version, info in commits if _is_run(version, info, base))
         made = staged if base == ABSENT else next(said, None)
         record = None if made is None else made.record_of(table.name)
         return None if record is None else record.view
@@ -145,7 +149,7 @@ class DeltaStaging:
     def owed(self, is_known: LedgerKnows) -> list[Landed]:
         found: dict[str, Mapping[str, Any]] = {}
         for name in self.tables:
-            for _, info in self.commits(name):
+            for _, info in self._standing_commits(name):
                 run = owed_run(info, self.contract.name)
                 if run is None:
                     continue
@@ -153,10 +157,53 @@ class DeltaStaging:
                     break
                 found.setdefault(run, info)
         oldest_first = sorted(found.values(), key=lambda info: info["timestamp"])
-        return [self.land(*said_by(info)) for info in oldest_first]
+        landed = (self._completed(*said_by(info)) for info in oldest_first)
+        return [one for one in landed if one is not None]
+
+    def _completed(self, staged: Staged, evidence: Mapping[str, object]) -> Landed | None:
+        """A set that a crash let land in part, landed whole; None when that is impossible and it was taken back."""
+        try:
+            return self.land(staged, evidence)
+        except (Conflict, BranchMoved) as obstacle:
+            base = json.loads(staged.base)
+            mine = {name: self._landed_at(name, staged.ref, base[name]) for name in self.tables}
+            if None not in mine.values():
+                raise
+            log.warning(
+                "%s landed in part and cannot be completed: %s It is taken back; run the partition again, or "
+                "`lakeshare wap retry`.",
+                staged.title,
+                obstacle,
+            )
+        for name, version in mine.items():
+            if version is not None:
+                self._take_back(name, staged.ref, version, base[name])
+        return None
+
+    def _take_back(self, name: str, ref: str, version: int, base: int) -> None:
+        """Undo the commit of a staging place. What somebody wrote on top of it stays, and so do its rows then."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import CommitProperties
+
+        table = DeltaTable(self.location(name))
+        note = CommitProperties(custom_metadata={TAKEN_BACK: ref}, max_commit_retries=0)
+        try:
+            if table.version() != version:
+                columns = [column for column, _ in self.tables[name].partition_by]
+                table.create_write_transaction([], "append", table.schema(), columns, commit_properties=note)
+            elif base == ABSENT:
+                table.delete(commit_properties=note)
+            else:
+                table.restore(base, commit_properties=note)
+        except CommitFailedError as error:
+            raise Conflict([name], str(version), str(self._version(name))) from error
+        # The history of the table names these files.
+        (self._staged(name, ref) / PUBLISHED).touch()
 
     def waiting(self) -> list[tuple[str, datetime]]:
-        landed = {info.get(PROPERTY + "ref") for name in self.tables for _, info in self.commits(name)}
+        commits = (info for name in self.tables for _, info in self._standing_commits(name))
+        landed = {info.get(PROPERTY + "ref") for info in commits}
         since: dict[str, float] = {}
         for name in self.tables:
             folder = self.location(name) / STAGED_FOLDER
@@ -166,10 +213,11 @@ class DeltaStaging:
         return [(ref, datetime.fromtimestamp(at, UTC)) for ref, at in since.items()]
 
     def discard(self, ref: str) -> None:
-        places = [place for name in self.tables if (place := self._staged(name, ref)).exists()]
-        if all((place / PUBLISHED).exists() for place in places):
+        kept = [name for name in self.tables if not (self._staged(name, ref) / PUBLISHED).exists()]
+        places = [place for name in kept if (place := self._staged(name, ref)).exists()]
+        if not places:
             return
-        landed = [self._has_landed(name, ref) for name in self.tables]
+        landed = [self._has_landed(name, ref) for name in kept]
         if all(landed):
             for place in places:
                 (place / PUBLISHED).touch()
@@ -193,6 +241,15 @@ class DeltaStaging:
             if len(infos) < wanted:
                 return
             wanted, told = wanted * 10, len(infos)
+
+    def _standing_commits(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """`commits` without those of staging places that were taken back."""
+        taken_back: set[str] = set()
+        for version, info in self.commits(name):
+            if TAKEN_BACK in info:
+                taken_back.add(info[TAKEN_BACK])
+            if info.get(PROPERTY + "ref") not in taken_back:
+                yield version, info
 
     def _commit(self, table: Table, staged: Staged, evidence: Mapping[str, object], base: int) -> int:
         from deltalake import DeltaTable
@@ -291,8 +348,8 @@ class DeltaStaging:
         return ABSENT if table is None else table.version()
 
     def _landed_at(self, name: str, ref: str, after: int) -> int | None:
-        """The version above `after` that a staging place landed with; None when it has not."""
-        for version, info in self.commits(name):
+        """The version above `after` that a staging place landed with; None when it has not, or was taken back."""
+        for version, info in self._standing_commits(name):
             if version <= after:
                 return None
             if info.get(PROPERTY + "ref") == ref:
