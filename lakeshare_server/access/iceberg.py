@@ -20,7 +20,7 @@ from lakeshare_server.errors import LakeshareError, NotFound, StoreError, Unserv
 from lakeshare_server.protocol.iceberg_metadata import Fields, published_metadata, without_counts
 from lakeshare_server.protocol.iceberg_trimming import trimmed
 from lakeshare_server.stores import Stores
-from lakeshare_server.tables.iceberg.metadata import metadata_text
+from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, metadata_text
 from lakeshare_server.tables.iceberg.partition_texts import always_has_text
 from lakeshare_server.versions import PinnedSnapshot
 
@@ -147,7 +147,7 @@ class IcebergTables:
         return LoadedTable(
             version=newest.version.number,
             location=location,
-            metadata_location=lists[newest.snapshot_id] or f"{location}/metadata/{newest.snapshot_id}",
+            metadata_location=lists.get(newest.snapshot_id) or _other_location(location, newest),
             metadata=body,
             pins=pins,
             snapshots=told["snapshots"],
@@ -168,6 +168,12 @@ class IcebergTables:
     def _specs(self, snapshot: Fields) -> set[int]:
         manifests = manifests_of(snapshot, self._stores)
         return {manifest.spec_id for manifest in manifests if manifest.spec_id is not None}
+
+
+def _other_location(location: str, newest: PinnedSnapshot) -> str:
+    """What stands for a manifest list; without a snapshot the number tells when the columns became others."""
+    is_empty = newest.snapshot_id == NO_SNAPSHOT
+    return f"{location}/metadata/{f'empty-{newest.version.number}' if is_empty else newest.snapshot_id}"
 
 
 def _decided(view: TableView, pins: Sequence[PinnedSnapshot]) -> list[PinnedSnapshot]:

@@ -27,6 +27,7 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.stores import Stores
 from lakeshare_server.tables.cache_folder import CacheFolder
 from lakeshare_server.tables.exact_files import only_within
+from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT
 from lakeshare_server.tables.iceberg.scan_files import LAYOUT, ScanFiles, write_scan_files
 from lakeshare_server.tables.predicate import ColumnName, affordable, with_columns
 from lakeshare_server.tables.pruning import evaluate
@@ -68,6 +69,8 @@ class IcebergScans:
             Unavailable: its store does not answer.
         """
         names = _names(table, asked, task.snapshot_id)
+        if task.snapshot_id == NO_SNAPSHOT:
+            return ScanPage()
         wanted = parse_filter(asked.filter, names, is_of_snapshot=asked.is_of_snapshot)
         files = self._scan_files(table, _pin_of(table, task.snapshot_id))
         statistics = Statistics.of([names.column(name) for name in asked.stats_fields])
@@ -124,6 +127,8 @@ def asked_task(table: LoadedTable, asked: ScanRequest) -> PlanTask:
     """
     newest = table.pins[-1].snapshot_id
     snapshot_id = newest if asked.snapshot_id is None else asked.snapshot_id
+    if snapshot_id == newest == NO_SNAPSHOT:
+        return PlanTask(NO_SNAPSHOT, 0)
     return PlanTask(_pin_of(table, snapshot_id).snapshot_id, 0)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables.iceberg.metadata import readers_schema_id
+from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, readers_schema_id
 from lakeshare_server.versions import PinnedSnapshot
 
 Fields = dict[str, Any]
@@ -55,13 +55,16 @@ def published_metadata(
     newest = pins[-1]
     own = read(newest.metadata_location)
     snapshots = _kept_snapshots(pins, own, read)
-    if own is None or newest.snapshot_id not in snapshots:
+    is_empty = newest.snapshot_id == NO_SNAPSHOT
+    if own is None or (newest.snapshot_id not in snapshots and not is_empty):
         raise Unserveable(
             "The metadata file of the newest publication, or its snapshot, is not there any more.",
             "Provider: publish the table again.",
         )
     kept = list(snapshots.values())
-    current = _current_schema_id(own, snapshots[newest.snapshot_id])
+    current = int(own.get("current-schema-id", 0))
+    if not is_empty:
+        current = _current_schema_id(own, snapshots[newest.snapshot_id])
     schemas = _schemas(own, {current, *(one["schema-id"] for one in kept if "schema-id" in one)})
     specs, default_spec = _specs(own, kept, specs_of)
     told = _told(own, TABLE_FIELDS)
@@ -74,8 +77,9 @@ def published_metadata(
             "default-spec-id": default_spec,
             **_sort_orders(own, schemas),
             "properties": _properties(own.get("properties") or {}, schemas),
+            # Without a snapshot, readers of all versions take -1, and no branch.
             "current-snapshot-id": newest.snapshot_id,
-            "refs": {"main": {"snapshot-id": newest.snapshot_id, "type": "branch"}},
+            "refs": {} if is_empty else {"main": {"snapshot-id": newest.snapshot_id, "type": "branch"}},
             "snapshots": [_snapshot(one, snapshots) for one in kept],
             # By the times of publication, so that a time means the same here as in a query of the shared table.
             "snapshot-log": [
@@ -98,6 +102,8 @@ def _kept_snapshots(
     listed = {one["snapshot-id"]: one for one in own.get("snapshots") or ()}
     found: dict[int, Fields] = {}
     for pin in pins:
+        if pin.snapshot_id == NO_SNAPSHOT:
+            continue
         snapshot = listed.get(pin.snapshot_id) or _from_older(pin, own, read)
         if snapshot is not None:
             found[pin.snapshot_id] = snapshot
@@ -252,10 +258,12 @@ def _of_format(own: Fields, told: Fields, kept: list[Fields]) -> Fields:
         schema = next(one for one in told["schemas"] if one.get("schema-id", 0) == told["current-schema-id"])
         spec = next(one for one in told["partition-specs"] if one["spec-id"] == told["default-spec-id"])
         return {"schema": schema, "partition-spec": spec["fields"]}
-    fields: Fields = {"last-sequence-number": max(int(one.get("sequence-number", 0)) for one in kept)}
+    fields: Fields = {
+        "last-sequence-number": max((int(one.get("sequence-number", 0)) for one in kept), default=0)
+    }
     if version >= 3:
         ends = (int(one.get("first-row-id") or 0) + int(one.get("added-rows") or 0) for one in kept)
-        fields["next-row-id"] = max(ends)
+        fields["next-row-id"] = max(ends, default=0)
     return fields
 
 

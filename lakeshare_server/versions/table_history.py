@@ -11,13 +11,14 @@ import orjson
 
 from lakeshare_server.errors import BadRequest, TableFilesMissing, Unserveable
 from lakeshare_server.stores import Stores
-from lakeshare_server.tables.iceberg.metadata import readers_schema_id
+from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, readers_schema_id
 from lakeshare_server.tables.iceberg.metadata_json import TooLong, unpacked
 from lakeshare_server.versions.metadata_source import BranchState, Pointer
 
 # About 60,000 snapshots; reading more keeps all other answers of the process waiting for seconds.
 MOST_BYTES = 32 << 20
 FORMATS = (1, 2, 3)
+MAIN = "main"
 # What a file that is not whole, or not Iceberg's at all, does to whoever takes it apart.
 UNUSABLE = (KeyError, TypeError, ValueError, AttributeError)
 
@@ -25,6 +26,8 @@ UNUSABLE = (KeyError, TypeError, ValueError, AttributeError)
 @dataclass(frozen=True)
 class TableState:
     """A snapshot that was the table's current one, since when, and what readers need to read it as it was.
+
+    Of a table without a snapshot it is `NO_SNAPSHOT`, since the metadata's own time.
 
     `rows`, `files` and `size_bytes` are what its writer counted, 0 where none did.
     """
@@ -85,7 +88,7 @@ def read_history(stores: Stores, pointer: Pointer) -> TableHistory:
 
     Raises:
         TableFilesMissing: it is not whole.
-        Unserveable: it is too large, of an unknown format version, or has no current snapshot.
+        Unserveable: it is too large, of an unknown format version, or has a main branch without a current snapshot.
         StoreError, Unavailable: it cannot be read, or not now.
     """
     location = pointer.metadata_location
@@ -121,21 +124,28 @@ def _taken_apart(pointer: Pointer, metadata: Mapping[str, Any]) -> TableHistory:
             "Upgrade the table to format version 2.",
         )
     snapshots = {int(one["snapshot-id"]): one for one in metadata.get("snapshots") or ()}
-    current_id = metadata.get("current-snapshot-id")
+    current_id, today = metadata.get("current-snapshot-id"), int(metadata.get("current-schema-id", 0))
+    updated_ms = int(metadata["last-updated-ms"])
     # Writers of old versions say -1 where there is none.
-    if current_id is None or current_id == -1:
-        raise Unserveable(f"{place} has no current snapshot.", "Write to the table first.")
+    if current_id is None or current_id == NO_SNAPSHOT:
+        if MAIN in (metadata.get("refs") or {}):
+            raise Unserveable(
+                f"{place} has no current snapshot, but a main branch.",
+                "Restore the table's newest metadata file, or roll the table back to one of its snapshots.",
+            )
+        current_id = NO_SNAPSHOT
+        snapshots[NO_SNAPSHOT] = {"snapshot-id": NO_SNAPSHOT, "timestamp-ms": updated_ms, "schema-id": today}
     log = tuple(
         (int(one["timestamp-ms"]), int(one["snapshot-id"])) for one in metadata.get("snapshot-log") or ()
     )
-    today, current = int(metadata.get("current-schema-id", 0)), snapshots[int(current_id)]
+    current = snapshots[int(current_id)]
     since = log[-1][0] if log and log[-1][1] == int(current_id) else int(current["timestamp-ms"])
     return TableHistory(
         pointer=pointer,
         table_id=str(metadata["table-uuid"]).lower(),
         location=place,
         current=_state_of(current, since, location, today, pointer.commit),
-        updated_ms=int(metadata["last-updated-ms"]),
+        updated_ms=updated_ms,
         log=log,
         _snapshots=snapshots,
         _today=today,
@@ -176,8 +186,11 @@ def told_log(history: TableHistory) -> Sequence[TableState]:
     """The states that the snapshot log tells without a gap, oldest first; the last one is the current one.
 
     A time before an expired snapshot's is nobody's any more (Iceberg spec, "Snapshots": entries before one that has
-    expired should be removed), so what lies before one is left out.
+    expired should be removed), so what lies before one is left out. Of a table without a snapshot no log tells since
+    when.
     """
+    if history.current.snapshot_id == NO_SNAPSHOT:
+        return ()
     states: list[TableState] = []
     for at_ms, snapshot_id in history.log:
         state = history.state(snapshot_id, at_ms)

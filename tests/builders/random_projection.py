@@ -18,7 +18,7 @@ POOLS: Mapping[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "long": ((-(2**63) + 8, -1, 0, 2**53 + 1, 2**63 - 1), ("bucket[3]", "truncate[10]")),
     "float": ((0.5, -0.0, float("inf"), float("nan")), ()),
     "double": ((0.5, -0.0, -1e300, 5e-324, float("-inf"), float("nan")), ()),
-    "decimal(9, 2)": (tuple(map(Decimal, ("0.00", "-9999999.95", "0.01"))), ("bucket[3]", "truncate[10]")),
+    "decimal(9, 2)": (tuple(map(Decimal, ("0.00", "-9999999.85", "0.01"))), ("bucket[3]", "truncate[10]")),
     "decimal(38, 10)": (tuple(map(Decimal, ("1E-10", "-12345678901234567890.5000000000"))), ("bucket[3]",)),
     "date": ((DAY, date(1969, 12, 31), date(1, 1, 1), date(9999, 12, 31)), ("month", "year", "day")),
     "timestamp": (

@@ -149,7 +149,9 @@ REFUSED = [
     pytest.param(edited(location="file:///elsewhere/flights"), "has moved", id="location"),
     pytest.param(edited(location="hdfs://nn/flights"), "no store of ours", id="store"),
     pytest.param(edited(**{"table-uuid": None}), "has no table UUID", id="no uuid"),
-    pytest.param(edited(**{"current-snapshot-id": -1}), "has no current snapshot", id="no snapshot"),
+    pytest.param(
+        edited(**{"current-snapshot-id": -1}), "has no current snapshot, but a main branch", id="no snapshot"
+    ),
     pytest.param(edited(**{"current-snapshot-id": 17}), "is not whole", id="unknown snapshot"),
     pytest.param(edited(snapshots="many"), "is not whole", id="snapshots"),
     pytest.param(edited(**{"snapshot-log": [{"timestamp-ms": None}]}), "is not whole", id="log"),

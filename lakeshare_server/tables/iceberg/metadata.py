@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
+# The id that metadata of old writers has where a table has no snapshot (Iceberg spec, "Table Metadata"). Here it stands
+# for the state of a table that has none: its columns, and no rows.
+NO_SNAPSHOT = -1
+
 _log = logging.getLogger(__name__)
 
 
@@ -31,11 +35,15 @@ def open_metadata(
 ) -> "tuple[TableMetadata, Snapshot]":
     """What a metadata file says of its table, and one of its snapshots.
 
+    Of a table without one, `NO_SNAPSHOT` gives a snapshot without files.
+
     Raises:
         Unserveable: the file cannot be read, or has no such snapshot.
         Unavailable: its store does not answer.
     """
     table = _opened(stores, metadata_location, snapshot_id)
+    if snapshot_id == NO_SNAPSHOT and table.current_snapshot_id is None:
+        return table, _without_files(table)
     snapshot = table.snapshot_by_id(snapshot_id)
     if snapshot is None:
         raise Unserveable(
@@ -69,6 +77,19 @@ def readers_schema_id(
     if is_newest or written_with is None or written_with not in known:
         return today
     return written_with
+
+
+def _without_files(table: "TableMetadata") -> "Snapshot":
+    from lakeshare_server.tables.iceberg.oldest_snapshots import OldestSnapshot
+
+    return OldestSnapshot.model_validate(
+        {
+            "snapshot-id": NO_SNAPSHOT,
+            "timestamp-ms": table.last_updated_ms,
+            "schema-id": table.current_schema_id,
+            "manifests": [],
+        }
+    )
 
 
 def _opened(stores: Stores, location: str, snapshot_id: int) -> "TableMetadata":

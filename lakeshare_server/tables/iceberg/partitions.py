@@ -30,10 +30,13 @@ FROM_FILES = {"timestamp", "timestamptz"}
 
 
 def partition_columns(table: "TableMetadata", schema: "Schema", files: DataFiles) -> tuple[str, ...]:
-    """Columns whose value each file has in its partition, in a text that all clients read: no file is looked at."""
+    """Columns whose value each file has in its partition, in a text that all clients read: no file is looked at.
+
+    Without any file they are those of the table's own spec, so that rules by partitions can be decided.
+    """
     identities = [_identities(table, files, spec) for spec in _specs(files)]
     if not identities:
-        return ()
+        identities = [_identity_fields(table, table.default_spec_id)]
     everywhere = set.intersection(*(set(identity) for identity in identities))
     return tuple(
         field.name
@@ -125,12 +128,20 @@ def _specs(files: DataFiles) -> list[int]:
 
 def _identities(table: "TableMetadata", files: DataFiles, spec_id: int) -> dict[int, int]:
     """`{source column id: partition field id}` of a spec's identity fields that its manifests have values of."""
+    return {
+        source_id: field_id
+        for source_id, field_id in _identity_fields(table, spec_id).items()
+        if (spec_id, field_id) in files.partition
+    }
+
+
+def _identity_fields(table: "TableMetadata", spec_id: int) -> dict[int, int]:
     from pyiceberg.transforms import IdentityTransform
 
     return {
         field.source_id: field.field_id
         for field in table.specs()[spec_id].fields
-        if isinstance(field.transform, IdentityTransform) and (spec_id, field.field_id) in files.partition
+        if isinstance(field.transform, IdentityTransform)
     }
 
 
@@ -148,7 +159,7 @@ def _has_text(table: "TableMetadata", schema: "Schema", files: DataFiles, field_
 
 def _typed_values(table: "TableMetadata", schema: "Schema", files: DataFiles, field_id: int) -> pa.Array:
     kind = column_type(cast("PrimitiveType", schema.find_type(field_id)))
-    return _in_type(_partition_values(table, files, field_id), kind)
+    return _in_type(_partition_values(table, files, field_id), kind) if len(files) else pa.nulls(0, kind)
 
 
 def _partition_values(table: "TableMetadata", files: DataFiles, field_id: int) -> pa.Array:
