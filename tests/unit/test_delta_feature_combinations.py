@@ -283,6 +283,21 @@ def test_every_feature_alone_and_with_column_mapping(files: dict[bool, Path], tm
     assert faults_of_all(SINGLE, files, tmp_path) == []
 
 
+def some_at_random(count: int, seed: int) -> list[Combination]:
+    """Tables with three to eight features each, switched on or not."""
+    chance = random.Random(seed)
+    found: list[Combination] = []
+    while len(found) < count:
+        features = chance.sample((*READER_WRITER, *WRITER), chance.randint(3, 8))
+        found += with_features(*features, are_on=chance.random() < 0.5)
+    return found[:count]
+
+
+@pytest.mark.campaign
+def test_many_features_at_once(files: dict[bool, Path], tmp_path: Path) -> None:
+    assert faults_of_all(some_at_random(campaign_size(in_ci=40, in_campaign=2000), 16), files, tmp_path) == []
+
+
 @pytest.mark.campaign
 def test_features_in_pairs(files: dict[bool, Path], tmp_path: Path) -> None:
     count = campaign_size(in_ci=60, in_campaign=len(PAIRS))

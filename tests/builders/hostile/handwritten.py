@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 from tests.builders.delta_log import Action
 from tests.builders.hostile.place import Place, hostile
 
+EMPTY_IS_NULL = "it takes the empty text for null, as the specification says"
 PROTOCOL: Action = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
 SCHEMA = {
     "type": "struct",
@@ -78,3 +79,16 @@ def metadata_changes(at: Place) -> None:
     at.commit(0, [PROTOCOL, told, add(at, "a.parquet", 1, "x")])
     later = metadata("metadata_changes", **{"delta.appendOnly": "true"})
     at.commit(1, [later, {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}])
+
+
+@hostile(versions=(0,), client_cannot={"parquet": EMPTY_IS_NULL, "delta": EMPTY_IS_NULL})
+def empty_partition_texts(at: Place) -> None:
+    """The empty text beside null as partition values of strings: Spark tells them apart."""
+    files = [add(at, f"{number}.parquet", number, text) for number, text in enumerate(("", None, "x"))]
+    at.commit(0, [PROTOCOL, metadata("empty_partition_texts"), *files])
+
+
+@hostile(refused="a column has the type void")
+def void_column(at: Place) -> None:
+    """A column of a type that the kernels of clients do not parse."""
+    at.sql("CREATE TABLE {t} (id INT, v VOID) USING delta", "INSERT INTO {t} VALUES (1, NULL)")

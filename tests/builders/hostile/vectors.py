@@ -115,3 +115,15 @@ def dv_row_tracking(at: Place) -> None:
         "UPDATE {t} SET s = 'updated' WHERE id = 3",
         "OPTIMIZE {t}",
     )
+
+
+@hostile(versions=(1, 4), cdf=((0, 4), (1, 3)), needs_at={4: DELETION_VECTORS})
+def dv_switched_on(at: Place) -> None:
+    """Vectors are switched on within the range of changes: its first versions have a protocol without them."""
+    at.sql(
+        "CREATE TABLE {t} (id INT, s STRING) USING delta TBLPROPERTIES ('delta.enableChangeDataFeed'='true')",
+        "INSERT INTO {t} SELECT id, concat('row ', id) FROM range(8)",
+        "ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableDeletionVectors'='true')",
+        "DELETE FROM {t} WHERE id < 2",
+        "INSERT INTO {t} VALUES (9, 'nine')",
+    )
