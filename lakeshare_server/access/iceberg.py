@@ -25,7 +25,6 @@ from lakeshare_server.tables.iceberg.partition_texts import always_has_text
 from lakeshare_server.versions import PinnedSnapshot
 
 KEPT = 512  # tables, as one kind of recipient sees them
-LOCKS = 64
 # What a file that is not whole, or not Iceberg's at all, does to whoever takes it apart.
 UNUSABLE = (KeyError, TypeError, ValueError, AttributeError)
 
@@ -66,7 +65,8 @@ class IcebergTables:
         self._folders = GenerationCache[Folder](catalog, KEPT)
         self._made: OrderedDict[tuple[tuple[PinnedSnapshot, ...], bool], LoadedTable] = OrderedDict()
         self._keeping = Lock()
-        self._making = [Lock() for _ in range(LOCKS)]
+        # One for each table: a store that is slow holds up no table of another one.
+        self._making: dict[str, Lock] = {}
 
     def peek(self, view: TableView, generation: int) -> LoadedTable | None:
         """The table, if its newest version was loaded in this generation of the catalog; never waits."""
@@ -119,7 +119,7 @@ class IcebergTables:
         pins = tuple(self._readable_snapshots(view))
         made_of = pins, view.is_restricted
         # One at a time for each table: a file of many megabytes is not read and taken apart twice at once.
-        with self._making[hash(view.entry.lake_table) % LOCKS]:
+        with self._making.setdefault(view.entry.lake_table, Lock()):
             with self._keeping:
                 made = self._made.get(made_of)
             if made is None:

@@ -64,7 +64,8 @@ class AzureUrls:
 
     def __init__(self, access: AzureAccess) -> None:
         self._access = access
-        self._lock = Lock()
+        # One for each account: one that does not answer holds up no other.
+        self._lending: dict[str, Lock] = {}
         self._delegated: dict[str, DelegationKey] = {}
 
     def signer(self, place: Place, life_s: int, now_s: int) -> AzureSigner:
@@ -97,7 +98,7 @@ class AzureUrls:
                 "A shared access signature reads, but signs no URLs.",
                 "Give the server an identity or LAKESHARE_AZURE_ACCOUNT_KEY.",
             )
-        with self._lock:
+        with self._lending.setdefault(account, Lock()):
             known = self._delegated.get(account)
             wanted_s = min(life_s, LONGEST_S - DELEGATION_S // 24)
             if known is None or known.ends_ms // 1000 - now_s < wanted_s:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import obstore
@@ -16,7 +17,7 @@ from lakeshare_server.stores.range_file import RangeFile
 from lakeshare_server.stores.store import StoredObject
 
 if TYPE_CHECKING:  # obstore has these for type checkers only
-    from obstore import ObjectMeta
+    from obstore import BytesStream, ObjectMeta
     from obstore.store import BackoffConfig, ClientConfig, ObjectStore, RetryConfig
 
 CONNECT_S = 5
@@ -25,6 +26,8 @@ ANSWER_S = 600  # a whole answer, however slowly it trickles
 RETRIES_S = 15
 RETRIES = 7
 LIST_PAGE = 1000
+# What one call reads of an object.
+PIECE_BYTES = 8 << 20
 
 # obstore folds or refuses such keys: what it would read is another object.
 NOT_AS_IT_IS = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f]")
@@ -65,11 +68,17 @@ class RemoteStore:
     def read(self, place: Place) -> bytes:
         _require_exact(place)
 
-        def read() -> bytes:
+        def begin() -> "bytes | BytesStream":
             with faults_of(place):
-                return obstore.get(self._store, place.key).bytes().to_bytes()
+                found = obstore.get(self._store, place.key)
+                is_small = found.meta["size"] <= PIECE_BYTES
+                return found.bytes().to_bytes() if is_small else found.stream(min_chunk_size=PIECE_BYTES)
 
-        return self._service.call(read)
+        pieces = self._service.call(begin)
+        if isinstance(pieces, bytes):
+            return pieces
+        # Each piece has the deadline of a call: a large object may take as long as it needs.
+        return b"".join(iter(partial(self._next, place, pieces), b""))
 
     def open(self, place: Place) -> Any:
         _require_exact(place)
@@ -94,6 +103,13 @@ class RemoteStore:
             return self._described(self._head(place))
         except StoreMissing:
             return None
+
+    def _next(self, place: Place, pieces: "BytesStream") -> bytes:
+        def next_piece() -> bytes:
+            with faults_of(place):
+                return bytes(next(pieces, b""))
+
+        return self._service.call(next_piece)
 
     def _head(self, place: Place) -> "ObjectMeta":
         def head() -> "ObjectMeta":

@@ -122,8 +122,10 @@ class S3Access:
         if held is not None and not _may_refresh(held):
             now, ends = _taken(held)
         else:
+            # Loading the library is no part of what the service may take.
+            session = self._session
             try:
-                now, ends = self.services.of(CREDENTIALS).call(self._refreshed)
+                now, ends = self.services.of(CREDENTIALS).call(lambda: self._refreshed(session))
             except Unavailable:
                 # Keys are refreshed minutes before they end: those of before are good until then.
                 if held is None or not _are_valid(held):
@@ -132,8 +134,8 @@ class S3Access:
         ends_ms = int(ends.timestamp() * 1000) if ends else None
         return AwsKeys(now.access_key, now.secret_key, now.token, ends_ms)
 
-    def _refreshed(self) -> tuple[Any, datetime | None]:
-        credentials = self._credentials
+    def _refreshed(self, session: Any) -> tuple[Any, datetime | None]:
+        credentials = self._found(session)
         try:
             found = _taken(credentials)
         except Exception as error:  # each provider of the chain has errors of its own, none for other ears
@@ -200,9 +202,10 @@ class S3Access:
         except BotoCoreError as error:  # a profile that is not there
             raise _no_keys(str(error)) from None
 
-    @cached_property
-    def _credentials(self) -> Any:
-        session = self._session
+    # Credentials of botocore, which come without types.
+    def _found(self, session: Any) -> Any:
+        if self._held is not None:
+            return self._held
         try:
             found = session.get_credentials()
         except Exception as error:  # as above

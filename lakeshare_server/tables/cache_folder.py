@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 OPEN_FILES = 256
 # A file in use is marked as used at most so often.
 MARKED_EVERY_S = 60.0
-LOCKS = 64
+# Whoever builds the file of a table in a slow store is to hold up no other table.
+LOCKS = 1024
 SUFFIX = ".arrow"
 
 Opened = TypeVar("Opened")

@@ -10,8 +10,11 @@ import pytest
 from lakeshare_server import outbound
 from lakeshare_server.errors import StoreMissing, Unavailable
 from lakeshare_server.outbound import Service, SharedRefresh
-from lakeshare_server.settings import StoreSettings
+from lakeshare_server.settings import ServerSettings, StoreSettings
+from lakeshare_server.signing import LocalSigner, Signers
+from lakeshare_server.stores import Stores
 from lakeshare_server.versions.iceberg_catalog import CatalogTable
+from tests.builders.held_requests import silent_service
 from tests.builders.waiting import wait_until
 
 ANSWER_S = 0.2
@@ -185,3 +188,17 @@ def test_nobody_waits_for_a_refresh_that_failed_before(monkeypatch: pytest.Monke
         assert not trying.done()
         go_on.set()
         assert isinstance(trying.exception(), Unavailable)
+
+
+def test_an_sts_that_hangs_is_named_and_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with silent_service() as sts:
+        settings = ServerSettings(_env_file=None, s3_region="eu-north-1", s3_endpoint=sts, outside_answer_s=1)
+        stores = Stores(settings)
+        signers = Signers(settings, LocalSigner(b"k" * 32, "http://127.0.0.1"), stores)
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="STS does not answer"):
+                signers.vend("s3://lake/orders", 900)
+        [state] = [one for one in stores.services.states() if one.name == "STS"]
+    assert (state.calls, state.refused) == (1, 2)

@@ -293,3 +293,10 @@ def test_a_region_that_was_not_told_is_asked_for_again(monkeypatch: pytest.Monke
 def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
     with pytest.raises(ValueError, match="s3_endpoint"):
         ServerSettings(_env_file=None, s3_endpoint=endpoint)
+
+
+def test_a_large_object_may_take_longer_than_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "PIECE_BYTES", 1000)
+    body = bytes(range(256)) * 40
+    with answering_store(lambda head: said_of_object(body, head)) as store:
+        assert stores_at(store.endpoint).read("s3://lake/t/x") == body
