@@ -64,7 +64,7 @@ from lakeshare_server.routes import (
 from lakeshare_server.routes.admin.api import PREFIX as ADMIN_PREFIX
 from lakeshare_server.routes.admin.api import admin_api, well_known
 from lakeshare_server.routes.audit import AuditMiddleware
-from lakeshare_server.routes.connections import SLOW_CLIENT_S, GuardedProtocol
+from lakeshare_server.routes.connections import LIMITS, BodiesBound, ConnectionLimits, GuardedProtocol
 from lakeshare_server.routes.context import Parts
 from lakeshare_server.routes.errors import add_error_responses
 from lakeshare_server.routes.forwarded import ClientAddress, Metering
@@ -96,12 +96,13 @@ def create_app(settings: ServerSettings) -> FastAPI:
     parts = _parts(settings, stores, counts)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, float]]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, ConnectionLimits]]:
         # A thread that makes lines gives way to the event loop sooner than the five milliseconds of the default.
         sys.setswitchinterval(SWITCH_S)
         parts.async_worker.start()
         parts.bookkeeping.start()
-        yield {SLOW_CLIENT_S: settings.slow_client_s}
+        proxies = Proxies(settings.trusted_proxies)
+        yield {LIMITS: ConnectionLimits(settings.slow_client_s, settings.connections_per_address, proxies)}
         parts.async_worker.stop()
         parts.bookkeeping.stop()
         parts.pools.close()
@@ -118,6 +119,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     )
     app.add_middleware(Metering, limits=parts.limits)
     app.add_middleware(ClientAddress, proxies=Proxies(settings.trusted_proxies))
+    app.add_middleware(BodiesBound)
     add_error_responses(app)
     app.include_router(health.router)
     app.include_router(metrics.router)

@@ -224,6 +224,10 @@ class ServerSettings(StateSettings):
         ge=1,
         description="Wrong tokens an address may try in a minute before it has to wait for the next.",
     )
+    compress_lines: bool = Field(
+        True,
+        description="Compress responses with files (zstd, gzip) for clients that accept it and are not on this host.",
+    )
     slow_client_s: float = Field(
         30,
         gt=0,
@@ -242,6 +246,12 @@ class ServerSettings(StateSettings):
         ge=0,
         description="Free bytes on the disk of the state folder below which `/readyz` says that the server is not "
         "ready.",
+    )
+    connections_per_address: int = Field(
+        1000,
+        ge=1,
+        description="Most open connections from one address (IPv6: one /64) to each worker; those of TRUSTED_PROXIES "
+        "are not counted.",
     )
     oidc_private_hosts: str = Field(
         "",

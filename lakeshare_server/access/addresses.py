@@ -18,6 +18,11 @@ class Proxies:
     def __init__(self, named: str) -> None:
         self._networks = [_network(one) for one in named.split()]
 
+    def names(self, peer: str) -> bool:
+        """Whether this is the address of a proxy that is believed."""
+        address = parsed(peer) if self._networks else None
+        return address is not None and self._is_believed(address)
+
     def client(self, peer: str | None, forwarded: Iterable[str]) -> str | None:
         """The address a request comes from, None where a believed proxy says what is no address.
 

@@ -12,6 +12,7 @@ from lakeshare_server.pages.table_code import table_code
 from lakeshare_server.pages.table_facts import table_facts
 from lakeshare_server.pages.table_history import table_history
 from lakeshare_server.pages.token_status import token_status
+from lakeshare_server.protocol.byte_range import matches
 from lakeshare_server.routes.context import AskedDep, NoteDep, PartsDep, TableDep
 from lakeshare_server.routes.pools import in_table_pool
 from lakeshare_server.routes.responses import error_response, json_response
@@ -60,7 +61,7 @@ def page_file(name: str, request: Request, note: NoteDep) -> Response:
     content, media_type, digest = found
     is_named = request.query_params.get("v") == digest
     headers = {"Cache-Control": FOR_EVER if is_named else ASKED_AGAIN, "ETag": f'"{digest}"'}
-    if request.headers.get("if-none-match") == headers["ETag"]:
+    if matches(request.headers.get("if-none-match", ""), headers["ETag"]):
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type=media_type)
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from lakeshare_server.routes.metrics import Metrics
 
 FILE_IDS_HEADER = "fileidhash"
+# The methods of what can be read: HEAD has the headers of GET, and no body.
+READING = ["GET", "HEAD"]
 
 Result = TypeVar("Result")
 

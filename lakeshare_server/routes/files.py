@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from lakeshare_server.access.elsewhere import is_handed_out
 from lakeshare_server.errors import Denied, NotFound
-from lakeshare_server.protocol.byte_range import ByteRange, parse_range
+from lakeshare_server.protocol.byte_range import ByteRange, matches, parse_range
 from lakeshare_server.routes.context import NoteDep, PartsDep
 from lakeshare_server.routes.responses import error_response
 from lakeshare_server.settings import ServerSettings
@@ -25,6 +25,7 @@ from lakeshare_server.signing.local import SIGNATURE, Claim
 PREFIX = "/files"
 PIECE_BYTES = 1 << 20
 DIGITS = 16
+CACHE = "private, no-transform"
 
 router = APIRouter(prefix=PREFIX)
 _log = logging.getLogger(__name__)
@@ -65,6 +66,10 @@ def read_file(ticket: str, name: str, request: Request, parts: PartsDep, note: N
     path = f"{held.folder.rstrip('/')}/{name}"
     note.object_name = path
     file = opened_file(path, held.folder, parts.settings)
+    refusal = _condition_failed(request, file)
+    if refusal is not None:
+        file.stream.close()
+        return refusal
     asked = request.headers.get("range")
     if request.headers.get("if-range", file.etag) != file.etag:
         asked = None
@@ -79,6 +84,17 @@ def read_file(ticket: str, name: str, request: Request, parts: PartsDep, note: N
         )
     note.size_bytes = 0 if request.method == "HEAD" else wanted.length
     return _response(file, wanted, head_only=request.method == "HEAD")
+
+
+def _condition_failed(request: Request, file: OpenFile) -> Response | None:
+    """The response where If-Match or If-None-Match is not fulfilled (RFC 9110 §13.2.2); None where they are."""
+    wanted, known = request.headers.get("if-match"), request.headers.get("if-none-match")
+    if wanted is not None and not matches(wanted, file.etag):
+        message = f"If-Match: the file has the entity tag {file.etag}. Query the table again for fresh URLs."
+        return error_response(412, "INVALID_PARAMETER_VALUE", message, {"ETag": file.etag})
+    if wanted is None and known is not None and matches(known, file.etag):
+        return Response(status_code=304, headers={"ETag": file.etag, "Cache-Control": CACHE})
+    return None
 
 
 def _claim(ticket: str, name: str, request: Request) -> Claim:
@@ -138,7 +154,7 @@ def _response(file: OpenFile, wanted: ByteRange, *, head_only: bool) -> Response
         "Accept-Ranges": "bytes",
         "Content-Length": str(wanted.length),
         "ETag": file.etag,
-        "Cache-Control": "private, no-transform",
+        "Cache-Control": CACHE,
     }
     if wanted.is_partial:
         headers["Content-Range"] = f"bytes {wanted.start}-{wanted.start + wanted.length - 1}/{file.size}"

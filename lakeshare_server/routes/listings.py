@@ -6,26 +6,26 @@ from fastapi import APIRouter, Response
 
 from lakeshare_server.access.directory import access_of
 from lakeshare_server.catalog import Listings, ShareEntry, TableEntry
-from lakeshare_server.routes.context import Asked, AskedDep
+from lakeshare_server.routes.context import READING, Asked, AskedDep
 from lakeshare_server.routes.pools import LISTINGS
 from lakeshare_server.routes.responses import json_response
 
 router = APIRouter()
 
 
-@router.get("/shares", name="list_shares")
+@router.api_route("/shares", methods=READING, name="list_shares")
 def list_shares(by: AskedDep) -> Response:
     listings = Listings(by.parts.catalog, by.reader.id)
     shares, token = by.parts.pager.page(by.reader.id, "shares", by.page, listings.shares)
     return _items([_share(share) for share in shares], token)
 
 
-@router.get("/shares/{share}", name="get_share")
+@router.api_route("/shares/{share}", methods=READING, name="get_share")
 def get_share(by: AskedDep, share: str) -> Response:
     return json_response({"share": _share(Listings(by.parts.catalog, by.reader.id).share(share))})
 
 
-@router.get("/shares/{share}/schemas", name="list_schemas")
+@router.api_route("/shares/{share}/schemas", methods=READING, name="list_schemas")
 def list_schemas(by: AskedDep, share: str) -> Response:
     listings = Listings(by.parts.catalog, by.reader.id)
     schemas, token = by.parts.pager.page(
@@ -37,12 +37,12 @@ def list_schemas(by: AskedDep, share: str) -> Response:
     return _items([{"name": schema.name, "share": schema.share.name} for schema in schemas], token)
 
 
-@router.get("/shares/{share}/schemas/{schema}/tables", name="list_tables")
+@router.api_route("/shares/{share}/schemas/{schema}/tables", methods=READING, name="list_tables")
 async def list_tables(by: AskedDep, share: str, schema: str) -> Response:
     return await by.parts.pools.run(LISTINGS, _tables, by, share, schema)
 
 
-@router.get("/shares/{share}/all-tables", name="list_all_tables")
+@router.api_route("/shares/{share}/all-tables", methods=READING, name="list_all_tables")
 async def list_all_tables(by: AskedDep, share: str) -> Response:
     return await by.parts.pools.run(LISTINGS, _tables, by, share, None)
 

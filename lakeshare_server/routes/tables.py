@@ -15,7 +15,7 @@ from lakeshare_server.protocol.parameters import optional_number
 from lakeshare_server.protocol.requests import TimePoint, query_of
 from lakeshare_server.protocol.timestamps import milliseconds
 from lakeshare_server.routes.async_queries import submit
-from lakeshare_server.routes.context import AskedTable, TableDep, asked_table, body_of
+from lakeshare_server.routes.context import READING, AskedTable, TableDep, asked_table, body_of
 from lakeshare_server.routes.listings import table_item
 from lakeshare_server.routes.pools import in_table_pool
 from lakeshare_server.routes.queries import answer_query
@@ -55,7 +55,7 @@ async def table_version(request: Request) -> Response:
     return Response(headers={VERSION_HEADER: str(version.number)})
 
 
-@router.get("/metadata", name="table_metadata")
+@router.api_route("/metadata", methods=READING, name="table_metadata")
 @in_table_pool
 def table_metadata(by: TableDep) -> Response:
     return answer_metadata(by)
