@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from lakeshare_server.settings import make_private
+
 POLL_S = 0.1
 
 
@@ -20,7 +22,7 @@ def locked(path: Path, *, wait_s: float, waiting: Callable[[], None] | None = No
     Raises:
         TimeoutError: somebody else held it for all of `wait_s`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     with path.open("a") as file:
         if not try_lock(file):
             if waiting is not None:
@@ -32,7 +34,7 @@ def locked(path: Path, *, wait_s: float, waiting: Callable[[], None] | None = No
 @contextmanager
 def shared(path: Path) -> Iterator[None]:
     """Hold a share of the lock at `path`: many may, and `is_held` sees that somebody does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -80,6 +81,8 @@ START_S = 60
 SWITCH_S = 0.0005
 # The Spark connector (1.4.1) refreshes URLs that end within 15 minutes, and takes a life up to that for an hour.
 SPARK_REFRESHES_AHEAD_S = 900
+
+_log = logging.getLogger(__name__)
 
 _log = logging.getLogger(__name__)
 
@@ -234,12 +237,21 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None] | None = Non
 
     Several workers are processes that share one socket; they are restarted when they die.
     """
+    # What the server writes, and its workers, is for its own user.
+    os.umask(0o077)
+    _warn_of_open_state(settings.state_dir)
     if workers > 1:
         _serve_with_workers(settings, on_ready, workers)
         return
     server, listening = make_server(settings, on_ready)
     with listening:
         server.run(sockets=[listening])
+
+
+def _warn_of_open_state(folder: Path) -> None:
+    mode = folder.stat().st_mode & 0o777 if folder.exists() else 0o700
+    if mode & 0o077:
+        _log.warning("other users of this host can read %s (mode %o): run chmod 700 %s", folder, mode, folder)
 
 
 def _serve_with_workers(

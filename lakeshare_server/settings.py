@@ -12,6 +12,14 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().resolve()
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for their owner only; one that is there keeps its mode."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(exist_ok=True)
+
+
 # Fixed, as the `/v1` behind it is: profiles name it, so nobody has to guess it.
 ICEBERG_PATH = "/iceberg"
 # Below the endpoint of the protocol: profiles of OAuth clients name it.

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.declared import Backup
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.settings import make_private
 
 Record = TypeVar("Record", bound=BaseModel)
 
@@ -38,12 +39,12 @@ class Workspace:
         for left in (self.folder / name, self.folder / f".{name}.part"):
             if left.exists():
                 shutil.rmtree(left)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private(self.folder)
         return self.folder / name
 
     def save(self, name: str, record: BaseModel) -> None:
         """Keep a record as `<name>.json`, whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private(self.folder)
         path = self.folder / f"{name}.json"
         part = path.with_suffix(".part")
         part.write_text(record.model_dump_json(indent=1))

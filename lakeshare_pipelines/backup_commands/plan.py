@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lakeshare_pipelines.backup_commands.apps import backup_app
+from lakeshare_server.settings import make_private
 
 if TYPE_CHECKING:
     from lakeshare_pipelines.backup.declared import Backup
@@ -44,7 +45,7 @@ def plan(
         end_of(wanted)
     except ValueError as error:
         raise typer.BadParameter(f"{wanted!r} is no day; give YYYY-MM-DD", param_hint="--day") from error
-    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    make_private(settings.state_dir)
     with TemporaryDirectory(dir=settings.state_dir, prefix="plan-") as scratch:
         workspace = Workspace(settings.state_dir / scratch / wanted)
         listing = _listing(settings, backup, workspace, wanted)

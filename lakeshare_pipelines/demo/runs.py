@@ -12,6 +12,7 @@ import dagster as dg
 
 from lakeshare_pipelines.definitions import defs
 from lakeshare_pipelines.demo.voice import Say, Voice
+from lakeshare_server.settings import make_private
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 PARTITION = "dagster/partition"
@@ -34,7 +35,7 @@ def use_dagster_home(state_dir: Path) -> Path:
     """Set `DAGSTER_HOME` to the demo's own, unless it is set."""
     if "DAGSTER_HOME" not in os.environ:
         home = own_dagster_home(state_dir)
-        home.mkdir(parents=True, exist_ok=True)
+        make_private(home)
         os.environ["DAGSTER_HOME"] = str(home)
     return Path(os.environ["DAGSTER_HOME"]).resolve()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.settings import make_private
 
 READY_S = 120
 STOP_S = 20
@@ -58,7 +59,7 @@ def dagster_ui(port: int, log: Path) -> Iterator[str]:
 
 @contextmanager
 def _process(command: list[str], log: Path, probe: str) -> Iterator[None]:
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_private(log.parent)
     with log.open("ab") as out:
         # Its own process group: Ctrl-C reaches this process alone, which then stops the other in order.
         child = subprocess.Popen(

@@ -35,6 +35,7 @@ from lakeshare_pipelines.wap.staged import WHOLE
 from lakeshare_server.access.profile import write_profile
 from lakeshare_server.catalog import Catalog, Ledger, Recipients, SharedTable, open_catalog
 from lakeshare_server.catalog.listings import all_shared_tables
+from lakeshare_server.settings import make_private
 
 GOOD_DAYS = ("2013-01-01", "2013-01-02", "2013-01-03")
 LAST_DAY = "2013-01-04"
@@ -137,13 +138,13 @@ def _claim(settings: LakeSettings) -> None:
     marker = settings.state_dir / MARKER
     if settings.state_dir.is_dir() and any(settings.state_dir.iterdir()) and not marker.exists():
         raise DemoRefused(settings.state_dir)
-    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    make_private(settings.state_dir)
     marker.write_text(json.dumps({"made_by": "lakeshare demo"}))
 
 
 def _log_to_file(settings: LakeSettings) -> None:
     """What the steps log goes beside Spark's and Nessie's logs; the terminal is for the story."""
-    settings.logs_dir.mkdir(parents=True, exist_ok=True)
+    make_private(settings.logs_dir)
     handler = logging.FileHandler(settings.logs_dir / "demo.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     ours = logging.getLogger("lakeshare_pipelines")

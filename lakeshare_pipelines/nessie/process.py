@@ -21,6 +21,7 @@ from lakeshare_pipelines.nessie.identity import RULES, public_key_text, signing_
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import NESSIE_JAR, ensure_jars
 from lakeshare_pipelines.spark.java import find_java
+from lakeshare_server.settings import make_private
 
 LISTENING = re.compile(r"Listening on: (http://127\.0\.0\.1:\d+)\.")
 START_S = 180
@@ -273,6 +274,6 @@ def _text_after(log: Path, offset: int) -> str:
 
 
 def _roll(log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_private(log.parent)
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         log.replace(log.with_name(log.name + ".1"))

@@ -17,6 +17,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars
 from lakeshare_pipelines.spark.java import find_java
 from lakeshare_pipelines.spark.shim import spark_home_for
+from lakeshare_server.settings import make_private
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,6 +76,12 @@ def session_conf(settings: LakeSettings) -> dict[str, str]:
     return conf
 
 
+def prepare_folders(settings: LakeSettings) -> None:
+    """Make the folders of state and tables for their owner: Spark would make them for everybody to read."""
+    for folder in (settings.state_dir, settings.warehouse):
+        make_private(folder)
+
+
 def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
     """Start the driver's JVM with the chosen Java and its output in `logs/spark.log`; again if it died.
 
@@ -84,6 +91,7 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
     """
     if settings.spark_mode == "connect":
         return
+    prepare_folders(settings)
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -221,7 +229,7 @@ def _java_home(home: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _spark_log(path: Path) -> Iterator[IO[bytes]]:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     with path.open("ab") as out:
         yield out
 
@@ -240,6 +248,6 @@ appender.out.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 def _log4j_file(settings: LakeSettings) -> Path:
     path = settings.logs_dir / "log4j2.properties"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         path.write_text(LOG4J)
     return path

@@ -14,6 +14,7 @@ from pathlib import Path
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.staged import Staged
 from lakeshare_pipelines.wap.verdicts import Verdicts
+from lakeshare_server.settings import make_private
 
 BEGUN, STAGED, VERDICTS = "begun", "staged.json", "verdicts.json"
 
@@ -94,7 +95,7 @@ def forget(settings: LakeSettings, ref: str) -> None:
 def _folder(settings: LakeSettings, ref: str) -> Path:
     """The folder of a staging place's record, for its owner only: verdicts hold sample rows."""
     folder = settings.runs_dir / ref
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     return folder
 
 

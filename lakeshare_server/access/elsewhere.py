@@ -18,7 +18,18 @@ from lakeshare_server.stores import Place, place_of
 from lakeshare_server.stores.locations import LOCAL
 
 # What of the state folder is nobody's business; tables may lie there, too.
-OUR_OWN = ("signing.key", "lakeshare.db", "index", "logs", "nessie", "runs", "dagster_home", "demo.share")
+OUR_OWN = (
+    "signing.key",
+    "first-admin.key",
+    "lakeshare.db",
+    "audit",
+    "index",
+    "logs",
+    "nessie",
+    "runs",
+    "dagster_home",
+    "demo.share",
+)
 # SQLite keeps files beside its database.
 BESIDE_DATABASE = ("", "-wal", "-shm", "-journal")
 SECRETS = ".env"

@@ -4,11 +4,12 @@ Several processes may open the same catalog at once; one of them migrates, the o
 """
 
 import logging
+import os
 import sqlite3
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.generation import NEXT_GENERATION, UNSEEN, generation_reader, guard
 from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
+from lakeshare_server.settings import make_private
 
 HEAD = "0007"
 BUSY_TIMEOUT_S = 30
@@ -241,12 +243,22 @@ def _engine(url: URL) -> Engine:
     if url.get_backend_name() != "sqlite":
         return create_engine(url, pool_pre_ping=True)
     if url.database:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        _make_for_owner(database_file(str(url)))
     # One connection for each thread of the server's pool, so that none waits for another's.
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, pool_size=20, max_overflow=60)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _make_for_owner(database: Path | None) -> None:
+    """Make the file of a new database: SQLite would let everybody read it. Files beside it get the same mode."""
+    if database is None or str(database) == ":memory:":
+        return
+    make_private(database.parent)
+    if not database.exists():
+        with suppress(OSError):  # where it cannot be made, SQLite says so
+            os.close(os.open(database, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def _postgresql_engine(url: URL) -> Engine:

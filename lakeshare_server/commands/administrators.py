@@ -1,11 +1,18 @@
 """`lakeshare admin`: who administers over the API. Whoever may run this may open the catalog itself."""
 
+import os
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lakeshare_server.commands.console import open_state_catalog, operator
+from lakeshare_server.settings import make_private
+
+# Where the first key is kept when nobody is at a terminal to read it.
+KEY_FILE = "first-admin.key"
 
 admin_app = typer.Typer(help="Administrators of the API.", no_args_is_help=True)
 key_app = typer.Typer(
@@ -61,16 +68,30 @@ def revoke_key(name: str) -> None:
     typer.echo(f"{revoked.name} administers no more")
 
 
-def tell_first_key(catalog_url: str) -> None:
-    """Print the first key of a catalog that never had one."""
+def tell_first_key(catalog_url: str, state_dir: Path) -> None:
+    """Make the first key of a catalog that never had one; it is printed on a terminal, and kept in a file elsewhere.
+
+    What a service prints goes into a log, which others read and which is kept.
+    """
     from lakeshare_server.catalog import open_catalog
     from lakeshare_server.catalog.admin_keys import FIRST, first_admin_key
 
     catalog = open_catalog(catalog_url)
     key = first_admin_key(catalog)
     catalog.close()
-    if key is not None:
+    if key is None:
+        return
+    if sys.stdout.isatty():
         typer.echo(f"The first key of the admin API, an owner's, is shown only now ({FIRST}):\n{key}")
+        return
+    path = state_dir / KEY_FILE
+    make_private(state_dir)
+    with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(f"{key}\n")
+    typer.echo(
+        f"The first key of the admin API, an owner's ({FIRST}), is in {path}: keep it somewhere safe and remove the "
+        "file."
+    )
 
 
 def _until(moment: datetime | None) -> str:

@@ -81,7 +81,7 @@ def serve(
     def tell(url: str) -> None:
         typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)")
         if first_key:
-            tell_first_key(settings.catalog_url)
+            tell_first_key(settings.catalog_url, settings.state_dir)
 
     serve_app(settings, tell, workers)
 

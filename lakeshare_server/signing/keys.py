@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from lakeshare_server.errors import BadRequest, Unavailable
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.settings import ServerSettings, make_private
 
 KEY_BYTES = 32
 KEY_FILE = "signing.key"
@@ -53,7 +53,7 @@ def _given(key: bytes) -> bytes:
 
 def _make(path: Path) -> None:
     """Whichever process links its key first has made the key; the others take it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{KEY_FILE}-")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -9,6 +9,7 @@ from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 
+from lakeshare_server.settings import make_private
 from lakeshare_server.sql.completion import SqlCompleter, names_of
 from lakeshare_server.sql.errors import SqlError
 from lakeshare_server.sql.grammar import is_unfinished
@@ -31,7 +32,7 @@ def prompt_with_history(
     session: SqlSession, history: Path, *, keys: Input | None = None, screen: Output | None = None
 ) -> PromptSession[str]:
     """A prompt that completes by the session's catalog and remembers in a file; on this terminal by default."""
-    history.parent.mkdir(parents=True, exist_ok=True)
+    make_private(history.parent)
     # What administrators do is nobody else's business.
     history.touch(mode=0o600)
     return PromptSession(

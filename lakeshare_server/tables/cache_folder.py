@@ -18,6 +18,7 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.settings import make_private
 from lakeshare_server.tables.scratch import remove_abandoned, scratch_file
 
 logger = logging.getLogger(__name__)
@@ -147,7 +148,7 @@ class CacheFolder(Generic[Opened]):
     def _alone(self, key: str) -> Iterator[None]:
         """Keep other processes from building the same file meanwhile."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             file = (self.folder / f".building-{self.kind}-{int(key[:8], 16) % LOCKS}").open("a")
         except OSError as error:
             raise self._unwritable(error) from error

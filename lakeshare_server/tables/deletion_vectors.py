@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from lakeshare_server.settings import make_private
 from lakeshare_server.tables.scratch import remove_abandoned, scratch_file, sync_folder
 from lakeshare_server.tables.z85 import z85_text
 
@@ -66,7 +67,7 @@ def vector_columns(vectors: Mapping[int, Vector], files: int, folder: Path | Non
         return {}
     most = min(INLINE_BYTES, ALL_INLINE_BYTES // len(vectors))
     if folder is not None and any(len(vector.content) > most for vector in vectors.values()):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         remove_abandoned(folder)
     places = {row: _placed(vector, most, folder) for row, vector in vectors.items()}
 
@@ -112,6 +113,7 @@ def _stored(content: bytes, folder: Path) -> Path:
             target.write(file)
             target.flush()
             os.fsync(target.fileno())
+        scratch.chmod(0o600)
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_server.settings import make_private
 from lakeshare_server.tables.arrays import column_of
 from lakeshare_server.tables.delta_schema import parquet_format_schema
 from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, IndexHeader, index_path
@@ -46,7 +47,7 @@ class StoredIndex:
 
 def write_index(snapshot: TableSnapshot, index_dir: Path) -> StoredIndex:
     """Write the index of a publication; writing it again, in any process, gives the same file."""
-    index_dir.mkdir(parents=True, exist_ok=True)
+    make_private(index_dir)
     remove_abandoned(index_dir)
     scratch = scratch_file(index_dir)
     try:
@@ -57,6 +58,7 @@ def write_index(snapshot: TableSnapshot, index_dir: Path) -> StoredIndex:
             os.fsync(file.fileno())
         digest = sink.hexdigest()
         path = index_path(index_dir, digest)
+        scratch.chmod(0o600)
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lakeshare_server.catalog.admin_keys import PREFIX, admin_key_of, admin_keys
-from lakeshare_server.commands.administrators import tell_first_key
+from lakeshare_server.commands.administrators import KEY_FILE, tell_first_key
 from lakeshare_server.commands.console import operator
 from lakeshare_server.commands.root import commands
 from lakeshare_server.errors import BadRequest, NameTaken, NotFound
@@ -67,15 +67,28 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(
         assert [key.name for key in admin_keys(session)] == ["known"]
 
 
-def test_the_server_tells_its_first_key_once(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_server_makes_its_first_key_once(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:
+    state_dir = provider.settings.state_dir
     said = _said_by_a_server(provider)
-    [key] = [word for word in said.split() if word.startswith(PREFIX)]
+    assert PREFIX not in said
+    key = (state_dir / KEY_FILE).read_text().strip()
     with provider.catalog.reading() as session:
         found = admin_key_of(session, key)
     assert found is not None
     assert (found.role, found.created_by) == ("owner", "lakeshare serve")
-    tell_first_key(provider.settings.catalog_url)
+    tell_first_key(provider.settings.catalog_url, state_dir)
     assert capsys.readouterr().out == ""
+
+
+def test_the_first_key_is_shown_on_a_terminal(
+    provider: Provider, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    tell_first_key(provider.settings.catalog_url, provider.settings.state_dir)
+    [key] = [word for word in capsys.readouterr().out.split() if word.startswith(PREFIX)]
+    with provider.catalog.reading() as session:
+        assert admin_key_of(session, key) is not None
+    assert not (provider.settings.state_dir / KEY_FILE).exists()
 
 
 def _said_by_a_server(provider: Provider) -> str:

@@ -24,6 +24,7 @@ from lakeshare_pipelines.nessie.records import TableContent
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
 from lakeshare_server.catalog.database import WRITES, new_catalog
+from lakeshare_server.settings import make_private
 from lakeshare_server.tables.index import index_path
 from lakeshare_server.tables.scratch import scratch_file, sync_folder
 
@@ -135,7 +136,7 @@ def _bring_contracts(points: Points, day: str, manifest: Manifest, folder: Path)
 def _write(path: Path, content: bytes) -> None:
     scratch = scratch_file(path.parent)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         scratch.write_bytes(content)
         scratch.replace(path)
     except OSError as error:

@@ -13,6 +13,7 @@ from uuid import uuid4
 from lakeshare_pipelines.backup.stores.address import StoreAddress
 from lakeshare_pipelines.backup.stores.store import Head, Listed
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
+from lakeshare_server.settings import make_private
 
 UNFINISHED = ".lakeshare-unfinished-"
 """How files begin that are being written; listings leave them out."""
@@ -59,7 +60,7 @@ class FolderStore:
         path = self.path(key)
         unfinished = path.with_name(f"{UNFINISHED}{uuid4().hex}")
         with explained(str(path)):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent)
             try:
                 with unfinished.open("xb") as file:
                     file.write(content)

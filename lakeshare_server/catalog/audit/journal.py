@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog.audit.events import Written, read_back
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import AuditJournalRow
+from lakeshare_server.settings import make_private
 
 SUFFIX = ".journal"
 # A journal that has become this large goes on in a new file once the database has it all.
@@ -36,7 +37,7 @@ class Journal:
     """The journal of this process; safe from any thread."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         self.name = uuid.uuid4().hex
         self.path = folder / f"{self.name}{SUFFIX}"
         self.size = 0

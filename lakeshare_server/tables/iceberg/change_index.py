@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_server.settings import make_private
 from lakeshare_server.tables.delta.change_rows import CDC
 from lakeshare_server.tables.delta.change_segment import (
     Segment,
@@ -104,7 +105,7 @@ def write_change_index(change: StateChange, made_of: tuple[str, str], index_dir:
 
     `made_of` are the digests of both file indexes, the first one empty before the first publication.
     """
-    index_dir.mkdir(parents=True, exist_ok=True)
+    make_private(index_dir)
     remove_abandoned(index_dir)
     scratch = scratch_file(index_dir)
     try:
@@ -112,6 +113,7 @@ def write_change_index(change: StateChange, made_of: tuple[str, str], index_dir:
         with scratch.open("rb+") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
+        scratch.chmod(0o600)
         scratch.replace(index_path(index_dir, digest))
     finally:
         scratch.unlink(missing_ok=True)
