@@ -27,6 +27,7 @@ Piece = bytes | memoryview
 TURN_S = 0.005
 # A signer that has to ask its store, or to compute for long, holds up nobody but those who need the same store.
 QUICK = ThreadPoolExecutor(1, "lines")
+COMPRESSING = ThreadPoolExecutor(8, "compressed-lines")
 SLOW_THREADS = 8
 SLOW: dict[str, ThreadPoolExecutor] = {}
 
@@ -163,7 +164,7 @@ class LinesResponse(Response):
         if encoder is not None:
             self.headers["Content-Encoding"] = encoder.name
             # Compressing takes the processor for longer than making lines: others do not wait for it.
-            first, maker = encoder.packed(first), MAKERS[False]
+            first, maker = encoder.packed(first), COMPRESSING if maker is QUICK else maker
             self._pieces = _packed(self._pieces, encoder)
         watch = loop.create_task(self._watch(receive))
         try:
