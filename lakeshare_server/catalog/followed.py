@@ -82,8 +82,7 @@ class FollowedTables:
     def list(self) -> list[FollowedTable]:
         """All followed tables by name."""
         with self.catalog.reading() as session:
-            rows = session.scalars(select(FollowedTableRow).order_by(FollowedTableRow.table_name))
-            return [_followed(row) for row in rows]
+            return followed_tables(session)
 
     def remove(self, table: str) -> FollowedTable:
         """Follow a table no more; what shares it stays and answers like a table that was never published.
@@ -101,6 +100,12 @@ class FollowedTables:
             shared = update(SharedTableRow).where(SharedTableRow.lake_table == table)
             session.execute(shared.values(directory_access=False))
             return _followed(row)
+
+
+def followed_tables(session: Session) -> list[FollowedTable]:
+    """All followed tables by name."""
+    rows = session.scalars(select(FollowedTableRow).order_by(FollowedTableRow.table_name))
+    return [_followed(row) for row in rows]
 
 
 def require_not_followed(session: Session, table: str) -> None:

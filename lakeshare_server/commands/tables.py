@@ -1,7 +1,8 @@
 """Commands about tables: follow one in storage, end that, show what recipients get of one."""
 
 import json
-from contextlib import contextmanager
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,9 +10,10 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lakeshare_server.access.following import FollowOutcome
     from lakeshare_server.access.serveability import ServedTable
     from lakeshare_server.access.view import TableView
-    from lakeshare_server.catalog import Catalog, FollowedTables, SharedTable, TableEntry
+    from lakeshare_server.catalog import Catalog, TableEntry
     from lakeshare_server.settings import ServerSettings
     from lakeshare_server.tables.index import IndexHeader
     from lakeshare_server.tables.serveability import Verdict
@@ -25,15 +27,32 @@ table_app = typer.Typer(
 
 @table_app.command("follow")
 def follow(
-    location: Annotated[
-        str,
+    locations: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="Where the Delta or Iceberg table is: a folder, a URL like s3://bucket/path (gs://, abfss://), an "
-            "Iceberg metadata file, iceberg:CATALOG/NAMESPACE.TABLE or nessie:CATALOG/NAMESPACE.TABLE@BRANCH."
+            metavar="LOCATION...",
+            help="Where a Delta or Iceberg table is: a folder, a URL like s3://bucket/path (gs://, abfss://), an "
+            "Iceberg metadata file, iceberg:CATALOG/NAMESPACE.TABLE or nessie:CATALOG/NAMESPACE.TABLE@BRANCH. With * "
+            "for the table, all tables of a folder or a namespace.",
         ),
-    ],
-    name: Annotated[str, typer.Option("--as", help="What recipients call it: schema.table.")],
-    share: Annotated[str, typer.Option(help="The share it goes into; made when it is not there.")] = "lake",
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="What recipients call a single table: schema.table; by default as its location has it.",
+        ),
+    ] = None,
+    schema: Annotated[
+        str | None, typer.Option(help="The schema of all tables; by default that of each location.")
+    ] = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with one location per line, optionally with a tab and schema.table behind it."
+        ),
+    ] = None,
+    share: Annotated[str, typer.Option(help="The share they go into; made when it is not there.")] = "lake",
     check_every: Annotated[
         float, typer.Option(min=0, help="Look for new versions at most this often, in seconds.")
     ] = 10.0,
@@ -41,49 +60,75 @@ def follow(
         int, typer.Option(min=0, help="The first version recipients may read, when history is shared.")
     ] = 0,
     history: Annotated[bool, typer.Option(help="Recipients may read earlier versions and changes.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON, for programs.")] = False,
 ) -> None:
-    """Share a Delta or Iceberg table as it is; every version found there becomes an unaudited publication.
+    """Share Delta or Iceberg tables as they are; every version found there becomes an unaudited publication.
 
     LOCATION is a folder or a URL like s3://bucket/path (gs://, abfss://), of a Delta table if it has a Delta log, else
     of an Iceberg table; or one Iceberg metadata file; or iceberg:CATALOG/NAMESPACE.TABLE, a table of a catalog; or
-    nessie:CATALOG/NAMESPACE.TABLE@BRANCH, of a Nessie, on branch main unless told.
+    nessie:CATALOG/NAMESPACE.TABLE@BRANCH, of a Nessie, on branch main by default. With a star for the table it is all
+    tables of a folder or a namespace: 's3://lake/sales/*', 'iceberg:prod/sales.*', 'nessie:git/sales.*@main'.
 
     CATALOG is a name of pyiceberg's configuration, .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__URI, __TYPE, __TOKEN …
     in the environment, which the server needs, too. Nessie's URI is that of its API, like http://host:19120/api/v2.
 
+    Several tables are followed at the same time, and a table that is refused does not stop the others: the report has a
+    line for each, and the exit code is 1 when one was refused.
+
     Example: lakeshare table follow s3://lake/sales/orders --as sales.orders --share partners
 
-    Example: lakeshare table follow iceberg:prod/sales.orders --as sales.orders --share partners
+    Example: lakeshare table follow 'iceberg:prod/sales.*' --share partners
     """
-    from lakeshare_server.catalog import FollowedTables
-    from lakeshare_server.catalog.hand_shares import share_table
-    from lakeshare_server.stores import Stores
-    from lakeshare_server.versions import found_at, spelt
+    from lakeshare_server.access.following import Following, FollowRequest
+    from lakeshare_server.errors import BadRequest
+    from lakeshare_server.versions import is_many
 
-    shared = _shared_as(name, history)
     settings, catalog = _state()
-    place = spelt(location, settings)
-    typer.echo(f"reading {place} …", err=True)
-    # Before anything is written to the catalog: nobody is to follow what cannot be served.
-    identity = found_at(place, Stores(settings), settings)
-    followed, open_before = FollowedTables(catalog), _open_folders(catalog)
-    is_new = followed.get(name) is None
-    followed.add(name, place, check_every, start_version, identity)
-    with _ended_on_refusal(followed, name, is_new):
-        latest = _versions(settings, catalog, name).latest()
-        entry = share_table(catalog, share, shared, start_version=start_version or None)
-    typer.echo(f"{entry.path} follows {place}, now at version {latest.number} (unaudited)")
-    _show_clients(settings, catalog, entry)
+    open_before = _open_folders(catalog)
+    given: list[tuple[str, str | None]] = [(location, name) for location in locations or ()]
+    given += [] if from_file is None else list(_lines_of(from_file))
+    if not given:
+        raise BadRequest("LOCATION", "nothing", "Give one location or more, or a file with --from-file.")
+    is_single = len(given) == 1 and from_file is None and not is_many(given[0][0])
+    if name is not None and not is_single:
+        hint = "It names a single table. Give --schema for many, or --from-file with a name on each line."
+        raise BadRequest("--as", name, hint)
+    following = Following.of(catalog, settings)
+    usual = FollowRequest(
+        share=share, check_every_s=check_every, start_version=start_version, history=history
+    )
+    requests = following.requests(given, usual, schema)
+    if is_single and not as_json:
+        typer.echo(f"reading {requests[0].location} …", err=True)
+        _show_followed(following.follow(requests[0]))
+    else:
+        typer.echo(f"reading {len(requests)} tables …", err=True)
+        _report(following.follow_all(requests), as_json=as_json)
     _tell_closed(catalog, open_before)
-    typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")
+    if is_single and not as_json:
+        typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")
 
 
-def _show_clients(settings: "ServerSettings", catalog: "Catalog", entry: "TableEntry") -> None:
-    """Which clients can read a table that was followed, and why the others cannot."""
-    from lakeshare_server.access.serveability import TableServeability, provider_view
+def _lines_of(path: Path) -> "Iterator[tuple[str, str | None]]":
+    """The locations in a file; empty lines and those that begin with # are left out."""
+    from lakeshare_server.errors import BadRequest
 
-    view = provider_view(entry, _all_versions(settings, catalog))
-    served = TableServeability.of(catalog, settings).judge(view)
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest("--from-file", str(path), f"It cannot be read: {error}.") from error
+    for line in lines:
+        location, _, name = line.partition("\t")
+        if location.strip() and not location.startswith("#"):
+            yield location.strip(), name.strip() or None
+
+
+def _show_followed(outcome: "FollowOutcome") -> None:
+    """The table that was followed, which clients can read it, and why the others cannot."""
+    entry, served = outcome.entry, outcome.served
+    if entry is None or served is None:
+        raise AssertionError("unreachable: a refusal is raised")
+    typer.echo(f"{entry.path} follows {outcome.location}, now at version {served.version.number} (unaudited)")
     if served.clients:
         typer.echo(f"served to {', '.join(served.clients)}")
     else:
@@ -93,27 +138,19 @@ def _show_clients(settings: "ServerSettings", catalog: "Catalog", entry: "TableE
             typer.echo(f"{id_}: {verdict}", err=not served.clients)
 
 
-def _shared_as(name: str, history: bool) -> "SharedTable":
-    from lakeshare_server.catalog import SharedTable
-    from lakeshare_server.errors import BadRequest
-
-    schema, dot, table = name.partition(".")
-    if not dot or "." in table:
-        raise BadRequest("--as", name, "Give schema.table, like sales.orders.")
-    return SharedTable(schema, table, name, history=history)
-
-
-@contextmanager
-def _ended_on_refusal(followed: "FollowedTables", name: str, is_new: bool) -> "Iterator[None]":
-    """Follow a new table no more when it cannot be shared: its name would be taken, and nobody could read it."""
-    from lakeshare_server.errors import LakeshareError
-
-    try:
-        yield
-    except LakeshareError:
-        if is_new:
-            followed.remove(name)
-        raise
+def _report(outcomes: "Iterator[FollowOutcome]", *, as_json: bool) -> None:
+    """A line for each table, and how many there are of each kind; ends with 1 when one was refused."""
+    told, counts = [], Counter[str]()
+    for outcome in outcomes:
+        counts[outcome.result] += 1
+        told.append(outcome.as_json())
+        if not as_json:
+            typer.echo("\t".join(told[-1][column] for column in ("result", "table", "location", "remark")))
+    if as_json:
+        typer.echo(json.dumps(told, ensure_ascii=False, indent=2))
+    typer.echo(", ".join(f"{count} {result}" for result, count in sorted(counts.items())), err=True)
+    if counts["refused"]:
+        raise typer.Exit(1)
 
 
 @table_app.command("unfollow")

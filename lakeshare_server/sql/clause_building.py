@@ -71,6 +71,9 @@ class ClauseBuilder(Transformer_NonRecursive[Token, Any]):
     def alias(self, meta: Meta, parts: Parts) -> Clause:
         return Clause("alias", tuple(parts), place_at(meta), "AS")
 
+    def in_share(self, meta: Meta, parts: Parts) -> Clause:
+        return Clause("share", parts[0], place_at(meta), "IN SHARE")
+
     def columns(self, meta: Meta, parts: Parts) -> Clause:
         return Clause("columns", tuple(parts), place_at(meta), "COLUMNS")
 

@@ -14,7 +14,7 @@ from lakeshare_server.access.rules import require_decidable_rules
 from lakeshare_server.access.versions_ahead import find_versions_ahead
 from lakeshare_server.catalog.sharing import Edit, editing, look
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, NotFound
-from lakeshare_server.sql import information_schema, looks, recipient_changes, share_changes
+from lakeshare_server.sql import following, information_schema, looks, recipient_changes, share_changes
 from lakeshare_server.sql import statements as said
 from lakeshare_server.sql.errors import Place, StatementRefused
 from lakeshare_server.sql.grammar import parse
@@ -108,6 +108,10 @@ class SqlSession:
             with catalog.reading() as session:
                 return self._shown(session, asked)
         self._require_provider()
+        if isinstance(asked, following.Follow):
+            return following.do_follow(asked, self.provider, self.principal)
+        if isinstance(asked, following.Unfollow):
+            return following.do_unfollow(asked, self.provider)
         self._look_ahead([asked])
         with editing(catalog, self.principal) as edit:
             result = _CHANGES[type(asked)](edit, asked, self.provider)
@@ -119,6 +123,9 @@ class SqlSession:
             hint = "Recipients see what is committed: look as one outside of the transaction."
             raise BadRequest("SET RECIPIENT", asked.name or "", hint)
         self._require_provider()
+        if isinstance(asked, following.Follow | following.Unfollow):
+            name = "FOLLOW" if isinstance(asked, following.Follow) else "UNFOLLOW"
+            raise BadRequest(name, name, "It reads stores: run it outside of the transaction.")
         if isinstance(asked, said.Look):
             return self._shown(edit.session, asked)
         return _CHANGES[type(asked)](edit, asked, self.provider)
@@ -190,6 +197,7 @@ _LOOKS: Mapping[type, Callable[[Session, Any], Result]] = {
     said.ShowAllInShare: looks.show_all_in_share,
     said.ShowRecipients: looks.show_recipients,
     said.ShowGroups: looks.show_groups,
+    following.ShowFollowedTables: following.show_followed_tables,
     said.ShowGrantsOnShare: looks.show_grants_on_share,
     said.ShowGrantsTo: looks.show_grants_to,
     said.DescribeShare: looks.describe_share,

@@ -10,6 +10,7 @@ from lark.tree import Meta
 
 from lakeshare_server.sql import statements as said
 from lakeshare_server.sql.clause_building import ClauseBuilder, Parts
+from lakeshare_server.sql.following import Follow, ShowFollowedTables, Unfollow
 from lakeshare_server.sql.reading import Unusable, gathered, place_at, span_in, text_in
 from lakeshare_server.sql.words import plain_text
 
@@ -222,7 +223,23 @@ class StatementBuilder(ClauseBuilder):
         path, branch = parts
         return said.Publish(path, plain_text(branch) if isinstance(branch, Token) else branch)
 
+    # --- tables that are followed where they lie
+
+    def follow(self, meta: Meta, parts: Parts) -> said.Statement:
+        location, *clauses = parts
+        given = gathered(clauses)
+        history, start = given.pop("history", (True, None))
+        if len(given.get("alias", ("", ""))) != 2:
+            raise Unusable("Name the table AS schema.table.", place_at(meta))
+        return Follow(plain_text(location), history=history, start_version=start or 0, **given)
+
+    def unfollow(self, _: Meta, parts: Parts) -> said.Statement:
+        return Unfollow(parts[0])
+
     # --- looking
+
+    def show_followed_tables(self, _: Meta, parts: Parts) -> said.Statement:
+        return ShowFollowedTables(*parts)
 
     def show_shares(self, _: Meta, parts: Parts) -> said.Statement:
         return said.ShowShares(*parts)

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISDIR
@@ -35,6 +35,10 @@ class LocalStore:
         root = os.fsencode(prefix.key.rstrip("/"))
         with _faults_of(prefix.key):
             yield from _listed(root, os.fsencode(after.key) if after else b"", ())
+
+    def folders(self, prefix: Place) -> Sequence[str]:
+        with _faults_of(prefix.key), os.scandir(prefix.key.rstrip("/") or "/") as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
 
     def head(self, place: Place) -> StoredObject | None:
         try:

@@ -95,6 +95,14 @@ class RemoteStore:
             listed = iter(sorted(listed, key=lambda found: found.location.encode()))
         return _without_folder_marks(listed, folder.location + "/")
 
+    def folders(self, prefix: Place) -> Sequence[str]:
+        folder = Place(prefix.kind, prefix.root, prefix.key.rstrip("/"))
+        if folder.key:
+            _require_exact(folder)
+        with faults_of(folder):
+            found = obstore.list_with_delimiter(self._store, folder.key or None)["common_prefixes"]
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
     def head(self, place: Place) -> StoredObject | None:
         if not place.key:
             return None

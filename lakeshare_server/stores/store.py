@@ -1,6 +1,6 @@
 """What every store does: read, open, list and look at objects by their location."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +38,10 @@ class Store(Protocol):
 
     def list(self, prefix: Place, after: Place | None) -> Iterator[StoredObject]:
         """Every object below `prefix`, however deep, in the order of their keys."""
+        ...
+
+    def folders(self, prefix: Place) -> Sequence[str]:
+        """The names of the folders right below `prefix`, in order; none of what is in them is listed."""
         ...
 
     def head(self, place: Place) -> StoredObject | None:

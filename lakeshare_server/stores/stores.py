@@ -1,6 +1,6 @@
 """All stores behind one door: a location says which one it belongs to, and each is opened once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Any
 
@@ -49,6 +49,11 @@ class Stores:
         """
         prefix = self.place(prefix_location)
         return self._store(prefix).list(prefix, self.place(after) if after else None)
+
+    def folders(self, prefix_location: str) -> Sequence[str]:
+        """The names of the folders right below `prefix_location/`, in order."""
+        prefix = self.place(prefix_location)
+        return self._store(prefix).folders(prefix)
 
     def head(self, location: str) -> StoredObject | None:
         """The object's description, None when there is none."""

@@ -4,19 +4,23 @@ s3://lake/sales/orders                         a folder: of a Delta table, else 
 s3://lake/sales/orders/metadata/v7.metadata.json   one Iceberg metadata file
 iceberg:CATALOG/NAMESPACE.TABLE                a table of a catalog in pyiceberg's configuration
 nessie:CATALOG/NAMESPACE.TABLE@BRANCH          a table on a branch of a Nessie, `main` unless said
+
+With a star for the table it is all tables of a folder or a namespace: s3://lake/sales/*, iceberg:CATALOG/NAMESPACE.*.
 """
 
+import posixpath
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.stores import Stores, normalised
 from lakeshare_server.tables.delta.log import LOG
-from lakeshare_server.versions.iceberg_catalog import CatalogTable, catalog_configuration
+from lakeshare_server.versions.iceberg_catalog import CatalogNamespace, CatalogTable, catalog_configuration
 from lakeshare_server.versions.metadata_folder import FixedMetadata, MetadataFolder, is_metadata_file
 from lakeshare_server.versions.metadata_source import MetadataSource
-from lakeshare_server.versions.nessie_branch import NessieTable
+from lakeshare_server.versions.nessie_branch import NessieNamespace, NessieTable
 
 CATALOGS = ("iceberg:", "nessie:")
 IN_CATALOG = re.compile(
@@ -27,6 +31,9 @@ SPELLINGS = (
     "pyiceberg's configuration."
 )
 MAIN = "main"
+METADATA = "metadata"
+# Folders that are looked into at a time.
+READERS = 16
 
 
 def spelt(location: str, settings: StoreSettings) -> str:
@@ -47,6 +54,67 @@ def spelt(location: str, settings: StoreSettings) -> str:
         raise BadRequest("LOCATION", location, f"Only Nessie has branches. {SPELLINGS}")
     catalog_configuration(found["catalog"])
     return location
+
+
+def tables_at(location: str, stores: Stores, settings: StoreSettings) -> list[str]:
+    """The tables that a location with a star for the table stands for; every other location is one table.
+
+    Folders whose names begin with an underscore or a dot hold no tables of their own, as in Spark.
+
+    Raises:
+        BadRequest: it is of no known form, or names a catalog that is not configured.
+        Unserveable, StoreError: the namespace or the folder is not there, or its store or catalog refuses us.
+        Unavailable: the store or the catalog does not answer.
+    """
+    if not location.startswith(CATALOGS):
+        if not location.endswith("/*"):
+            return [spelt(location, settings)]
+        return _folders(spelt(location[:-2] or "/", settings), stores)
+    before, star, branch = location.partition(".*")
+    if not star or (branch and not branch.startswith("@")):
+        return [spelt(location, settings)]
+    # A table of any name has the form that is judged.
+    spelt(f"{before}.t{branch}", settings)
+    kind, _, path = before.partition(":")
+    catalog, _, namespace = path.partition("/")
+    levels = tuple(namespace.split("."))
+    service = stores.services.of(str(catalog_service(f"{before}.t{branch}")))
+    if kind == "nessie":
+        names = NessieNamespace(catalog, levels, branch[1:] or MAIN, service).tables()
+    else:
+        names = CatalogNamespace(catalog, levels, settings, service).tables()
+    return [f"{before}.{name}{branch}" for name in names]
+
+
+def is_many(location: str) -> bool:
+    """Whether a location has a star for the table."""
+    if location.startswith(CATALOGS):
+        return location.partition("@")[0].endswith(".*")
+    return location.endswith("/*")
+
+
+def table_name_at(location: str) -> str:
+    """The name of a table as its location has it, `schema.table`: the last two folders, or namespace and table."""
+    found = IN_CATALOG.fullmatch(location)
+    if found is not None:
+        *levels, table = found["table"].split(".")
+        return f"{'_'.join(levels)}.{table}"
+    folder = posixpath.dirname(posixpath.dirname(location)) if is_metadata_file(location) else location
+    above, _, name = folder.rstrip("/").rpartition("/")
+    return f"{above.rpartition('/')[2]}.{name}"
+
+
+def _folders(location: str, stores: Stores) -> list[str]:
+    """The folders in a folder that hold a Delta log or Iceberg metadata."""
+    root = location.rstrip("/")
+    folders = [f"{root}/{name}" for name in stores.folders(location) if not name.startswith(("_", "."))]
+    with ThreadPoolExecutor(READERS) as pool:
+        held = list(pool.map(lambda folder: _holds_table(folder, stores), folders))
+    return [folder for folder, is_table in zip(folders, held, strict=True) if is_table]
+
+
+def _holds_table(folder: str, stores: Stores) -> bool:
+    return any(next(iter(stores.list(f"{folder}/{name}")), None) for name in (LOG, METADATA))
 
 
 def is_delta(location: str, stores: Stores) -> bool:

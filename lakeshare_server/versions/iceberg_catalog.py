@@ -124,6 +124,30 @@ class CatalogTable:
         )
 
 
+class CatalogNamespace(CatalogTable):
+    """A namespace of a catalog, for the names of its tables."""
+
+    def __init__(
+        self, name: str, namespace: tuple[str, ...], settings: StoreSettings, service: Service
+    ) -> None:
+        super().__init__(name, (*namespace, "*"), settings, service)
+
+    def tables(self) -> list[str]:
+        """The names of the tables, without those of namespaces inside it.
+
+        Raises:
+            BadRequest, Unserveable, Unavailable: as `CatalogTable.current`.
+        """
+        return sorted(self._service.call(self._list_names))
+
+    def _list_names(self) -> list[str]:
+        try:
+            opened = self._opened = self._opened or self._open()
+            return [identifier[-1] for identifier in opened.list_tables(self._identifier[:-1])]
+        except Exception as error:  # every catalog has errors of its own, of which only the kind is told
+            raise self._told(error) from error
+
+
 def catalog_configuration(name: str) -> dict[str, Any]:
     """What pyiceberg's configuration says of a catalog now.
 

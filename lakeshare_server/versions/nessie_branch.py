@@ -137,3 +137,30 @@ class NessieTable:
             f"the Nessie catalog {self._name} cannot be asked ({why})",
             "Try again; its uri must be that of the API, like http://host:19120/api/v2.",
         )
+
+
+class NessieNamespace(NessieTable):
+    """A namespace of a Nessie catalog on one branch, for the names of its Iceberg tables."""
+
+    def __init__(self, name: str, namespace: tuple[str, ...], branch: str, service: Service) -> None:
+        super().__init__(name, (*namespace, "*"), branch, service)
+
+    def tables(self) -> list[str]:
+        """The names of the tables, without those of namespaces inside it.
+
+        Raises:
+            BadRequest, Unserveable, Unavailable: as `NessieTable.current`.
+        """
+        path = f"/trees/{quote(self._branch, safe='')}/entries"
+        found: list[str] = []
+        asked = {"max-records": str(PAGE)}
+        while True:
+            page = self._get(path, asked)
+            with self._understood():
+                for entry in page["entries"]:
+                    *namespace, table = entry["name"]["elements"]
+                    if entry["type"] == ICEBERG and tuple(namespace) == self._identifier[:-1]:
+                        found.append(table)
+                if not page.get("hasMore"):
+                    return sorted(found)
+                asked = {**asked, "page-token": page["token"]}

@@ -12,7 +12,7 @@ from lakeshare_server.catalog import Ledger
 from lakeshare_server.commands import main
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.stores import Stores
-from lakeshare_server.versions import Versions
+from lakeshare_server.versions import Versions, tables_at
 from tests.builders.followed_iceberg import NAME, a_reader, count_of, numbered, pinned, refused, version_of
 from tests.builders.iceberg_door import rest_catalog
 from tests.builders.lake_tables import some_rows
@@ -190,3 +190,25 @@ def test_a_table_of_a_rest_catalog_is_followed(
     is_served_as_it_grows(provider, table)
     is_followed_in_its_folder(provider, table)
     is_refused_when_dropped(provider, catalog)
+
+
+def test_the_tables_of_a_folder_in_s3_are_found_without_a_listing_of_their_files(
+    environment: pytest.MonkeyPatch, tmp_path: Path, seaweed: S3Server
+) -> None:
+    """`lakeshare table follow 's3://bucket/lake/*'`."""
+    provider = a_provider_in(environment, tmp_path, seaweed.endpoint, seaweed.admin, {})
+    client = seaweed.client()
+    client.create_bucket(Bucket="folders")
+    keys = ["lake/_tmp/_delta_log/0.json", "lake/a-b/_delta_log/0.json", "lake/a/_delta_log/0.json"]
+    keys += [
+        "lake/a.txt",
+        "lake/notes/x",
+        "lake/\u00fc z/metadata/v1.metadata.json",
+        "other/t/_delta_log/0.json",
+    ]
+    for key in keys:
+        client.put_object(Bucket="folders", Key=key, Body=b"{}")
+    stores = Stores(provider.settings)
+    assert stores.folders("s3://folders/lake") == ["_tmp", "a", "a-b", "notes", "\u00fc z"]
+    found = tables_at("s3://folders/lake/*", stores, provider.settings)
+    assert found == [f"s3://folders/lake/{name}" for name in ("a", "a-b", "\u00fc z")]

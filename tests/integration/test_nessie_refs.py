@@ -10,6 +10,9 @@ from nessie_fixtures import RunningNessie, a_running_nessie, a_table
 from lakeshare_pipelines.errors import NessieError
 from lakeshare_pipelines.nessie import calls
 from lakeshare_pipelines.nessie.client import Nessie
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.stores import Stores
+from lakeshare_server.versions import nessie_branch, tables_at
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +133,15 @@ def test_the_environment_of_other_nessie_tools_changes_nothing(nessie, monkeypat
     monkeypatch.setenv("NESSIE_ENDPOINT", "http://elsewhere.invalid/api/v1")
     monkeypatch.setenv("NESSIE_AUTH_TYPE", "none")
     assert nessie.writer.reference("main").hash == nessie.main()
+
+
+def test_the_tables_of_a_namespace_on_a_branch_are_found_page_by_page(nessie, monkeypatch, tmp_path):
+    """`lakeshare table follow 'nessie:CATALOG/NAMESPACE.*@BRANCH'`."""
+    monkeypatch.setattr(nessie_branch, "PAGE", 2)
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    monkeypatch.setenv("PYICEBERG_CATALOG__GIT__URI", nessie.endpoint.uri)
+    monkeypatch.setenv("PYICEBERG_CATALOG__GIT__TOKEN", nessie.endpoint.writer_token)
+    branch, settings = nessie.a_branch(), ServerSettings(_env_file=None)
+    nessie.commit(branch, {f"many.t{number}": 1 for number in range(5)} | {"other.t": 1})
+    found = tables_at(f"nessie:git/many.*@{branch}", Stores(settings), settings)
+    assert found == [f"nessie:git/many.t{number}@{branch}" for number in range(5)]

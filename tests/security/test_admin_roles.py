@@ -66,6 +66,9 @@ CALLS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("POST", "/admin-keys"): ("owner", {"name": "made", "role": "owner"}),
     ("GET", "/admin-keys"): ("owner", {}),
     ("DELETE", "/admin-keys/{key}"): ("owner", {}),
+    ("POST", "/followed-tables"): ("owner", {"tables": [{"location": "/nowhere", "name": "a.b"}]}),
+    ("GET", "/followed-tables"): ("auditor", {}),
+    ("DELETE", "/followed-tables/{table}"): ("owner", {}),
     ("GET", "/Me"): ("auditor", {}),
 }
 RANK = {role: rank for rank, role in enumerate(reversed(ROLES))}

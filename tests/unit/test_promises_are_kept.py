@@ -85,6 +85,27 @@ def places_on_earth(folder: Path) -> Path:
     return with_log(plain_delta(folder), change)
 
 
+def needing(*features: str, column: str | None = None, **properties: str) -> Callable[[Path], Path]:
+    """A Delta table that announces reader features, with one more column of a type, or with properties."""
+
+    def change(action: dict[str, Any]) -> None:
+        if "protocol" in action and features:
+            both = {"readerFeatures": list(features), "writerFeatures": list(features)}
+            action["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7, **both}
+        if "metaData" in action:
+            schema = json.loads(action["metaData"]["schemaString"])
+            if column is not None:
+                schema["fields"].append({"name": "odd", "type": column, "nullable": True, "metadata": {}})
+            if "typeWidening" in features:
+                steps = [{"fromType": "short", "toType": "integer"}]
+                schema["fields"][2]["metadata"] = {"delta.typeChanges": steps}
+            action["metaData"]["schemaString"] = json.dumps(schema)
+            named = {f"delta.{name.replace('_', '.')}": value for name, value in properties.items()}
+            action["metaData"]["configuration"] = named
+
+    return lambda folder: with_log(plain_delta(folder), change)
+
+
 def without_a_zone(folder: Path) -> Path:
     rows = some_rows(days=1).append_column("at", pa.nulls(4, pa.timestamp("us")))
     return Path(an_iceberg_table(folder / "warehouse", rows).table.location().removeprefix("file://"))
@@ -94,6 +115,13 @@ MADE: dict[str, Callable[[Path], Path]] = {
     "delta": plain_delta,
     "delta, files outside": files_outside,
     "delta, geospatial": places_on_earth,
+    "delta, deletion vectors": needing("deletionVectors", enableDeletionVectors="true"),
+    "delta, widened types": needing("typeWidening"),
+    "delta, variants": needing("variantType", column="variant"),
+    "delta, timestamps without a zone": needing("timestampNtz", column="timestamp_ntz"),
+    "delta, a type that nobody knows": needing(column="interval"),
+    "delta, void": needing(column="void"),
+    "delta, UniForm that nobody converted": needing(universalFormat_enabledFormats="iceberg"),
     "iceberg, timestamps without a zone": without_a_zone,
     **{case: lambda folder, make=make: make(folder / "warehouse")[0] for case, make in TABLES.items()},  # type: ignore[misc]
 }

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakeshare_server.sql import following
 from lakeshare_server.sql import statements as said
 from lakeshare_server.sql.errors import SqlError
 from lakeshare_server.sql.grammar import is_unfinished, parse, parser
@@ -149,6 +150,14 @@ STATEMENTS = [
     ("SHOW SHARES IN PROVIDER p", said.ShowSharesInProvider("p")),
     ("SHOW ALL IN SHARE s", said.ShowAllInShare("s")),
     ("SHOW RECIPIENTS LIKE 'b*'", said.ShowRecipients("b*")),
+    ("FOLLOW 's3://lake/sales/*'", following.Follow("s3://lake/sales/*")),
+    (
+        "FOLLOW '/lake/orders' AS sales.orders IN SHARE partners WITH HISTORY START VERSION 3",
+        following.Follow("/lake/orders", ("sales", "orders"), "partners", True, 3),
+    ),
+    ("FOLLOW '/lake/orders' WITHOUT HISTORY", following.Follow("/lake/orders", history=False)),
+    ("UNFOLLOW sales.orders", following.Unfollow(("sales", "orders"))),
+    ("SHOW FOLLOWED TABLES LIKE 'sales.*'", following.ShowFollowedTables("sales.*")),
     ("SHOW GROUPS", said.ShowGroups()),
     ("SHOW GRANT ON SHARE s", said.ShowGrantsOnShare("s")),
     ("SHOW GRANTS ON SHARE s", said.ShowGrantsOnShare("s")),
@@ -200,7 +209,7 @@ def test_a_script_has_many_statements_and_tells_where_each_is():
 WRONG = [
     ("CREATE SHAR s", 1, 8, "Did you mean SHARE?"),
     ("CREATE SHARE s\nCREATE SHARE t", 2, 1, "expected COMMENT, `;` or the end"),
-    ("CREATE SHARE s;\n\n   SHOW TABLES", 3, 9, "expected ALL, GRANT, GRANTS, GROUPS, RECIPIENTS, SHARES or USAGE"),
+    ("CREATE SHARE s;\n\n   SHOW TABLES", 3, 9, "expected ALL, FOLLOWED, GRANT, GRANTS, GROUPS, RECIPIENTS, SHARES"),
     ("CREATE SHARE", 1, 13, "ends too early; expected IF or a name"),
     ("CREATE SHARE s COMMENT 'x", 1, 24, "does not end"),
     ("CREATE SHARE /* s", 1, 14, "comment that begins here does not end"),

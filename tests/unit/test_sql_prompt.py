@@ -86,8 +86,8 @@ def test_tab_completes_a_name_of_the_catalog(session, tmp_path):
 @pytest.mark.parametrize(
     ("text", "word", "candidates"),
     [
-        ("", "", ["ALTER", "COMMENT", "CREATE", "DESC", "DESCRIBE", "DROP", "GRANT", "PUBLISH", "RESET", "REVOKE",
-                  "SELECT", "SET", "SHOW"]),
+        ("", "", ["ALTER", "COMMENT", "CREATE", "DESC", "DESCRIBE", "DROP", "FOLLOW", "GRANT", "PUBLISH",
+                  "RESET", "REVOKE", "SELECT", "SET", "SHOW", "UNFOLLOW"]),
         ("sho", "sho", ["SHOW"]),
         ("SHOW ALL IN SHARE ", "", ["sales", "`a-b`"]),
         ("ALTER SHARE sales ADD TABLE lake.o", "lake.o", ["lake.orders"]),

@@ -243,3 +243,37 @@ class Myself(Reply):
     displayName: str
     active: bool = True
     role: str
+
+
+class FollowedTableInfo(Reply):
+    """A table that is followed where it lies."""
+
+    table: str
+    location: str
+    format: str
+    check_every_s: float
+    start_version: int
+    created_at: int | None = None
+
+
+class FollowedTablesReply(Reply):
+    """All followed tables."""
+
+    tables: list[FollowedTableInfo]
+
+
+class FollowResult(Reply):
+    """What came of following a table; `clients` are the ids of those that can read it."""
+
+    result: str = Field(description="followed, unreadable (no known client can read it), or refused.")
+    table: str
+    location: str
+    version: int | None = None
+    clients: list[str] = Field(default_factory=list)
+    remark: str
+
+
+class FollowReport(Reply):
+    """A result for each table."""
+
+    results: list[FollowResult]

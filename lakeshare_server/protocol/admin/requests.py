@@ -183,3 +183,30 @@ class CreateAdminKey(RequestBody):
     name: str
     role: Annotated[Literal["owner", "steward", "auditor"], Field(description="What the key is for.")]
     expiration_time: Milliseconds | None = None
+
+
+class TableLocation(RequestBody):
+    """Where a table is."""
+
+    location: str = Field(
+        description="A folder, a URL, an Iceberg metadata file, or a table of a catalog; with a star for the table, "
+        "all tables of a folder or a namespace."
+    )
+    name: str | None = Field(
+        None, description="`schema.table` as recipients see it; as the location has it by default."
+    )
+
+
+class FollowTables(RequestBody):
+    """Tables to follow and to share in one share."""
+
+    tables: list[TableLocation] = Field(min_length=1, max_length=MOST_CHANGES)
+    share: str = Field("lake", description="Made when it is not there.")
+    table_schema: str | None = Field(
+        None,
+        alias="schema",
+        description="The schema of the tables without a name; by default that of each location.",
+    )
+    check_every_s: float = Field(10.0, ge=0, description="New versions are looked for at most this often.")
+    start_version: int = Field(0, ge=0, description="The oldest version that recipients may read.")
+    history: bool = Field(True, description="Whether recipients may read earlier versions and changes.")

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from lakeshare_server.catalog.admin_keys import AdminKey
+from lakeshare_server.catalog.followed import FollowedTable
 from lakeshare_server.catalog.sharing.states import (
     FederationPolicy,
     Grant,
@@ -19,6 +20,7 @@ from lakeshare_server.protocol.admin.partitions import partitions_of
 from lakeshare_server.protocol.admin.replies import (
     AdminKeyInfo,
     FederationPolicyInfo,
+    FollowedTableInfo,
     GroupInfo,
     IpAccessListInfo,
     OidcPolicyInfo,
@@ -207,4 +209,16 @@ def told_key(key: AdminKey, secret: str | None = None) -> AdminKeyInfo:
         expiration_time=in_ms(key.expires_at),
         revoked_at=in_ms(key.revoked_at),
         key=secret,
+    )
+
+
+def told_followed_table(followed: FollowedTable) -> FollowedTableInfo:
+    """A followed table as the API tells it."""
+    return FollowedTableInfo(
+        table=followed.table,
+        location=followed.location,
+        format="delta" if followed.iceberg is None else "iceberg",
+        check_every_s=followed.check_every_s,
+        start_version=followed.start_version,
+        created_at=in_ms(followed.created_at),
     )

@@ -10,6 +10,7 @@ from lakeshare_server.protocol.admin.fields import RequestBody
 from lakeshare_server.protocol.admin.replies import ErrorReply
 from lakeshare_server.routes.admin import (
     activation,
+    followed,
     groups,
     keys,
     permissions,
@@ -61,6 +62,7 @@ def admin_api(parts: Parts, server: FastAPI) -> FastAPI:
     for module in (shares, permissions, recipients, policies, groups, keys):
         provider.include_router(module.router)
     provider.include_router(recipients.own)
+    provider.include_router(followed.router)
     provider.include_router(see_as.router)
     app.include_router(provider)
     app.include_router(activation.router, prefix=f"{OPENSHARING}/public")

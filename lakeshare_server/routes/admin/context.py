@@ -22,7 +22,7 @@ from lakeshare_server.routes.responses import json_response
 
 # Proxies that compress weaken entity tags: the number counts.
 TAG = re.compile(r'(?:W/)?"([0-9]{1,18})"')
-NAMES = ("share", "recipient", "group", "policy", "key")
+NAMES = ("share", "recipient", "group", "policy", "key", "table")
 # What is told of people, and links that are told once, are nobody's to keep.
 NOT_KEPT = {"Cache-Control": "no-store"}
 
