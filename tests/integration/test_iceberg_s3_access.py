@@ -1,5 +1,6 @@
 """Iceberg tables in S3 through the REST door: with credentials where the folder is granted, else request by request."""
 
+import datetime as dt
 import itertools
 import shutil
 import warnings
@@ -38,6 +39,7 @@ from tests.builders.iceberg_door import (
     SECRET_BRANCH,
     TABLE,
     door,
+    door_url,
     leave_secrets,
     rest_catalog,
     state_of,
@@ -45,6 +47,7 @@ from tests.builders.iceberg_door import (
 from tests.builders.lake_tables import IcebergTable, some_rows
 from tests.builders.row_deletes import a_target, a_vector, position_deletes
 from tests.builders.sharing import Provider, Running, a_provider, a_server
+from tests.builders.spark_apart import process_apart, read_without_keys
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 BUCKETS = (f"iceberg-{number}" for number in itertools.count(1))
@@ -315,6 +318,31 @@ def test_a_restricted_recipient_has_its_own_files_signed_only(
         table = rest_catalog(server, token, **io).load_table("lake.flights")
         days = table.scan().to_arrow().column("day").unique().to_pylist()
         assert [str(day) for day in days] == ["2013-01-02"]
+
+
+def test_spark_reads_whole_and_restricted_tables_by_signed_requests_alone(
+    provider: Provider, made: IcebergTable, tmp_path: Path
+) -> None:
+    """Iceberg's own client of S3, without keys to the store, in a Spark apart: it needs jars that others do not."""
+    granted(provider, made)
+    tokens = {name: provider.recipient(name) for name in ("whole", "part")}
+    grant_to(provider, "part", rule="day = DATE '2013-01-02'")
+    rows = made.table.scan(selected_fields=("day", "distance")).to_arrow().to_pylist()
+    every = sorted((row["day"], row["distance"]) for row in rows)
+    with a_server(provider) as server:
+        catalog = {
+            "": "org.apache.iceberg.spark.SparkCatalog",
+            ".type": "rest",
+            ".uri": door_url(server),
+            ".warehouse": "flights",
+            ".client.region": REGION,
+        }
+        catalogs = {name: {**catalog, ".token": token} for name, token in tokens.items()}
+        with process_apart({"AWS_EC2_METADATA_DISABLED": "true"}) as apart:
+            found = apart(read_without_keys, tmp_path / "spark", catalogs, "lake.flights", "day, distance")
+    assert found["whole"] == every
+    assert found["part"] == [row for row in every if row[0] == dt.date(2013, 1, 2)]
+    assert 0 < len(found["part"]) < len(found["whole"])
 
 
 def test_a_revoked_recipient_has_nothing_signed(provider: Provider, made: IcebergTable) -> None:
