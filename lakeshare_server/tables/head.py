@@ -1,7 +1,8 @@
 """What a table says of itself at one version: what the lines before the files are made of."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 
@@ -34,6 +35,8 @@ class TableHead:
 
     `commit_times_since` is the first version whose time stands in its commit, None when files' times count.
     `is_catalog_managed`: commits of the Delta table can be valid before they are in its log.
+    `left_to_files` are columns that were partition columns at one of several states, and are read from the files in an
+    answer about all of them.
     """
 
     table_id: str
@@ -47,6 +50,12 @@ class TableHead:
     hindrances: tuple[Hindrance, ...] = ()
     commit_times_since: int | None = None
     is_catalog_managed: bool = False
+    left_to_files: tuple[str, ...] = ()
+
+    def without_partitions(self, *others: Sequence[str]) -> "TableHead":
+        """The same for files that are all read without partition values; `others` are those of other states."""
+        left = dict.fromkeys(chain(self.left_to_files, self.partition_columns, *others))
+        return replace(self, partition_columns=(), left_to_files=tuple(left))
 
     @property
     def has_change_data_feed(self) -> bool:

@@ -15,9 +15,12 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
+import pyarrow.compute as pc
+
 from lakeshare_server.catalog import Publication
 from lakeshare_server.errors import StoreError, TableFilesMissing, Unserveable
 from lakeshare_server.stores import Stores
+from lakeshare_server.tables.delta.change_rows import CDC
 from lakeshare_server.tables.delta.change_segment import ChangedWords, Segment
 from lakeshare_server.tables.delta.changes import SegmentCache, VersionChanges, with_all_hindrances
 from lakeshare_server.tables.delta.mapping import mapping_mode
@@ -37,8 +40,10 @@ from lakeshare_server.tables.iceberg.lineage import (
     columns_by_id,
     keeps_rows,
 )
+from lakeshare_server.tables.iceberg.names import lacking_column
 from lakeshare_server.tables.iceberg.vectors import vector_hindrance
 from lakeshare_server.tables.index import FileIndex, index_path
+from lakeshare_server.tables.reason_codes import ReasonCode
 
 # Grows whenever comparing files gives other rows; what was compared under another layout is not found.
 LAYOUT = 2
@@ -115,7 +120,7 @@ class PublishedChanges:
             TableFilesMissing: the files of one of them are not known any more; tells from which number on they are.
             Unavailable: a store does not answer.
         """
-        return _together(self._all(publications, before, feed=False), [])
+        return self._whole(_together(self._all(publications, before, feed=False), []), feed=False)
 
     def feed(
         self, publications: Sequence[Publication], before: Publication | None, told_at: Publication | None
@@ -127,10 +132,30 @@ class PublishedChanges:
         """
         told = self._all(publications, before, feed=True)
         if told_at is None:
-            return _together([_as_rows(one) for one in told], [])
-        if [one.version for one in publications] == [told_at.version]:
-            return [_as_rows(one) for one in told]
-        return _together(told, [self._index(told_at).header.head])
+            told = _together([_as_rows(one) for one in told], [])
+        elif [one.version for one in publications] == [told_at.version]:
+            told = [_as_rows(one) for one in told]
+        else:
+            told = _together(told, [self._index(told_at).header.head])
+        return self._whole(told, feed=True)
+
+    def _whole(self, told: list[VersionChanges], *, feed: bool) -> list[VersionChanges]:
+        """The changes, if recipients read all columns of their files.
+
+        Raises:
+            Unserveable: a file lacks a column whose values were partition values at one of the versions only.
+            Unavailable: a store does not answer.
+        """
+        for one in told:
+            if one.head.left_to_files:
+                column = _lacking(self._stores, _data_paths(one, feed=feed), one.head.left_to_files)
+                if column is not None:
+                    code = ReasonCode.PARTITION_VALUES_NOT_IN_FILES
+                    what = f"Files of version {one.version} lack column {column}, which is a partition column only of "
+                    raise Unserveable(
+                        f"{what}some of the versions whose changes were asked for.", code.fix, code
+                    )
+        return told
 
     def _all(
         self, publications: Sequence[Publication], before: Publication | None, *, feed: bool
@@ -298,7 +323,23 @@ def _without_partitions(one: VersionChanges) -> VersionChanges:
     if not one.head.partition_columns:
         return one
     segment = ChangedWords(one.segment, without_partition_values)
-    return replace(one, head=replace(one.head, partition_columns=()), segment=segment)
+    return replace(one, head=one.head.without_partitions(), segment=segment)
+
+
+def _data_paths(one: VersionChanges, *, feed: bool) -> tuple[str, ...]:
+    """The data files of a version's answer; change files have all columns."""
+    paths: list[str] = []
+    for batch in one.segment.rows(one.first_row, one.first_row + one.window_rows + one.cdc_rows):
+        is_told = pc.not_equal(batch.column("kind"), CDC)
+        if feed:
+            is_told = pc.and_(is_told, batch.column("in_feed"))
+        paths += batch.filter(is_told).column("path").to_pylist()
+    return tuple(paths)
+
+
+@lru_cache(OPEN_CHANGES)
+def _lacking(stores: Stores, paths: tuple[str, ...], names: tuple[str, ...]) -> str | None:
+    return lacking_column(stores, paths, names)
 
 
 def _time_ms(publication: Publication) -> int:

@@ -143,6 +143,41 @@ def test_a_table_that_is_read_by_field_ids_is_refused_when_a_file_lacks_a_partit
     require_refusal(table, "columns are read by field ids")
 
 
+@pytest.mark.parametrize("lacking", [(), ("c",)])
+def test_changes_are_refused_when_values_of_files_that_lack_a_column_cannot_be_in_all_lines(
+    tmp_path: Path, lacking: tuple[str, ...]
+) -> None:
+    """Versions with different partition columns are told together without partition values."""
+    provider, table = a_provider(tmp_path), a_table(tmp_path / "table", "string")
+    table.add_file([{"n": 1, "c": "x"}], lacking)
+    provider.follow_iceberg("lake.t", table.table.location().removeprefix("file://"))
+    provider.share("lake.t", history=True)
+    with (
+        a_server(provider) as server,
+        server.client(provider.recipient()) as client,
+        httpx.Client(timeout=30) as data,
+    ):
+        reader = ProtocolReader(client, "flights.lake.t", "delta", data)
+        assert reader.snapshot().head.metadata["partitionColumns"] == ["c"]
+        table.table.delete()
+        table.add_file([{"n": 2, "c": ""}])
+        assert reader.snapshot().head.metadata["partitionColumns"] == []
+        last = reader.window(2)
+        assert reader.file_rows(last.head.shape, last.files[0]) == [[2, ""]]
+        path = "shares/flights/schemas/lake/tables/t"
+        asked = [
+            client.post(f"{path}/query", json={"startingVersion": 0}, headers=reader.headers()),
+            client.get(f"{path}/changes", params={"startingVersion": 0}, headers=reader.headers()),
+        ]
+        for answer in asked:
+            assert answer.status_code == (400 if lacking else 200), answer.text
+            assert ("[PARTITION_VALUES_NOT_IN_FILES]" in answer.text) == bool(lacking)
+        if not lacking:
+            added = [file for file in reader.window(0).files if file.kind == "add"]
+            rows = [row for file in added for row in reader.file_rows(last.head.shape, file)]
+            assert sorted(rows) == [[1, "x"], [2, ""]]
+
+
 def require_refusal(table: ProjectedTable, reason: str) -> None:
     with pytest.raises(Unserveable, match=reason) as refused:
         read(table)

@@ -73,7 +73,9 @@ class StateChange:
         partition columns.
         """
         head = change_head(self.after.header.head)
-        return head if self.is_partitioned_alike else replace(head, partition_columns=())
+        if self.before is None or self.is_partitioned_alike:
+            return head
+        return head.without_partitions(self.before.header.head.partition_columns)
 
     @property
     def is_partitioned_alike(self) -> bool:
@@ -187,7 +189,7 @@ def _described(change: StateChange, rows: pa.Table, fault: str | None) -> Segmen
     return SegmentVersion(
         version=change.version,
         protocol=_text(head.as_json()["protocol"]),
-        metadata=_text(replace(head, hindrances=()).as_json() | {"protocol": None}),
+        metadata=_text(_metadata(head)),
         modified_ms=change.changed_at_ms,
         own_time_ms=None,
         first_row=0,
@@ -202,6 +204,11 @@ def _described(change: StateChange, rows: pa.Table, fault: str | None) -> Segmen
         feed_vectors=_vectors(feed),
         feed_fault=fault,
     )
+
+
+def _metadata(head: TableHead) -> dict[str, object]:
+    told = replace(head, hindrances=()).as_json() | {"protocol": None}
+    return {name: value for name, value in told.items() if name != "left_to_files"}
 
 
 def _columns(head: TableHead) -> tuple[object, ...]:

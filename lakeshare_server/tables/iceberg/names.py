@@ -99,6 +99,23 @@ def _compare_files(
                 compared.add(number, local_path(paths[number]), footer)
 
 
+def lacking_column(stores: Stores, paths: Sequence[str], names: Collection[str]) -> str | None:
+    """One of these columns that some file does not have by its name; None when all files have all of them.
+
+    Raises:
+        Unserveable: a file cannot be read.
+        Unavailable: its store does not answer.
+    """
+    with ThreadPoolExecutor(READERS) as pool:
+        for start in range(0, len(paths), AHEAD):
+            for footer in pool.map(lambda path: _footer(stores, path), paths[start : start + AHEAD]):
+                there = {name.lower() for name in footer.names}
+                found = next((name for name in names if name.lower() not in there), None)
+                if found is not None:
+                    return found
+    return None
+
+
 class _Compared:
     """The columns of one live file after the other, beside those of the table."""
 
