@@ -18,6 +18,7 @@ import httpx
 import pyarrow as pa
 import pytest
 import requests
+from pyiceberg.exceptions import ResolveError
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
 from pyiceberg.types import DateType, IntegerType, NestedField, StringType, StructType
@@ -213,6 +214,7 @@ def test_random_tables_are_served_as_they_are_or_refused(tmp_path: Path) -> None
                         differences.append(f"seed {seed}, {api}: {error}")
                         outcomes[f"{api}: DIFFERENT"] += 1
     print(json.dumps(outcomes, indent=1, sort_keys=True))
+    assert not [outcome for outcome in outcomes if "refused 5" in outcome]
     assert not differences, f"{len(differences)} silent differences: {differences[:5]}"
 
 
@@ -261,9 +263,7 @@ def by_python(reading: Reading, name: str, drawn: Drawn, *, use_delta_format: bo
     try:
         frame = quietly(delta_sharing.load_as_pandas, url, use_delta_format=use_delta_format)
     except requests.HTTPError as error:
-        return "refused" if error.response.status_code == 400 else f"error {error.response.status_code}"
-    except Exception as error:
-        return f"own limit {type(error).__name__} {str(error)[:80]}"
+        return f"refused {error.response.status_code}"
     same_frame(frame[expected.names], expected)
     return "rows"
 
@@ -273,8 +273,9 @@ def by_rest(reading: Reading, name: str, drawn: Drawn) -> str:
     loaded = rest_catalog(reading.server, reading.token).load_table(f"lake.{name}")
     try:
         found = loaded.scan().to_arrow()
-    except Exception as error:
-        return f"own limit {type(error).__name__} {str(error)[:80]}"
+    except ResolveError:
+        # PyIceberg 0.12 looks for required columns in files before it looks at partition values.
+        return "own limit"
     try:
         same_rows(rows_of(found, expected), expected)
     except AssertionError:
