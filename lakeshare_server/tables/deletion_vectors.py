@@ -8,6 +8,7 @@ import hashlib
 import os
 import struct
 import zlib
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,15 @@ def vector_of(rows: "BitMap64") -> Vector:
     """The vector of a set of row numbers, as small as it can be."""
     rows.run_optimize()
     return Vector(MAGIC + rows.serialize(), len(rows))
+
+
+def bitmap_of(rows: pa.Array) -> "BitMap64":
+    """A set of row numbers, none of them negative."""
+    from pyroaring import BitMap64
+
+    # As they lie in memory.
+    numbers = rows.cast(pa.int64())
+    return BitMap64(array("Q", bytes(numbers.buffers()[1].slice(numbers.offset * 8, len(numbers) * 8))))
 
 
 def framed(content: bytes) -> bytes:

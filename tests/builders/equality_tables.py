@@ -331,6 +331,7 @@ def _entry(number: int, file: File) -> Any:
     }
     if file.keys:
         said |= {"content": DataFileContent.EQUALITY_DELETES, "equality_ids": list(file.keys)}
+        said |= file.statistics
     elif file.positions:
         [(path, rows)] = file.positions.items()
         said |= {"content": DataFileContent.POSITION_DELETES, "record_count": len(rows)}

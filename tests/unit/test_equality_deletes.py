@@ -1,12 +1,14 @@
 """Equality deletes delete exactly the rows that Iceberg's specification says, and read no more than they have to."""
 
 import random
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyiceberg.manifest import FileFormat
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings, StoreSettings
@@ -291,13 +293,16 @@ def test_after_its_seconds_an_attempt_is_refused_and_the_next_goes_on(
     table.delete_keys([ID], ids(1), 2)
     location = table.commit()
     slow = ReadFiles(state_dir=tmp_path / "state", equality_delete_s=5)
-    monkeypatch.setattr(equality_deletes, "time", SimpleNamespace(monotonic=lambda: len(slow.opened)))
+    # One file after the other, and a clock that counts them.
+    monkeypatch.setattr(equality_deletes, "SMALL_VALUES", 0)
+    for module in (equality_deletes, equality_files):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: len(slow.opened)))
     with pytest.raises(Unserveable, match=r"LAKESHARE_EQUALITY_DELETE_S is 5 seconds.*EQUALITY_DELETES"):
         deleted_rows(location, slow)
     monkeypatch.undo()
     stores = ReadFiles(state_dir=tmp_path / "state")
     assert deleted_rows(location, stores) == table.deleted()
-    assert len([one for one in stores.opened if one.startswith("data")]) < 12
+    assert len([one for one in stores.opened if one.startswith("data")]) == 12 - 4
 
 
 @pytest.mark.parametrize(
@@ -317,6 +322,18 @@ def test_deletes_that_are_not_as_the_specification_says_are_refused(
     table.delete_keys(wrong["columns"], [key], 2, ids=wrong["ids"])
     with pytest.raises(Unserveable, match=said):
         deleted_rows(table.commit(), ReadFiles(state_dir=tmp_path / "state"))
+
+
+def test_keys_in_other_formats_are_refused_by_name(tmp_path: Path) -> None:
+    table = a_table(tmp_path, ID)
+    table.add_rows(ids(1), 1, statistics={"file_format": FileFormat.ORC})
+    table.delete_keys([ID], ids(1), 2)
+    with pytest.raises(Unserveable, match=r"data files in ORC.*\[FILE_FORMAT\]"):
+        check(table)
+    table.data[0] = replace(table.data[0], statistics={})
+    table.deletes[0] = replace(table.deletes[0], statistics={"file_format": FileFormat.AVRO})
+    with pytest.raises(Unserveable, match=r"equality deletes in AVRO.*\[EQUALITY_DELETES\]"):
+        check(table)
 
 
 def test_a_damaged_file_is_refused_never_passed_over(tmp_path: Path) -> None:
@@ -349,6 +366,8 @@ def test_random_tables_lose_the_rows_that_the_model_deletes(
         dice = random.Random(seed)
         monkeypatch.setattr(equality_deletes, "KEYS_BYTES", dice.choice([1, 200, 1 << 20]))
         monkeypatch.setattr(equality_files, "BATCH_ROWS", dice.choice([3, 1 << 19]))
+        monkeypatch.setattr(equality_deletes, "LOOKED_UP_BYTES", dice.choice([1, 300, 1 << 20]))
+        monkeypatch.setattr(equality_deletes, "SMALL_VALUES", dice.choice([0, 10, 1 << 20]))
         table = a_random_table(dice, tmp_path / str(seed))
         for location in random_versions(dice, table):
             expected = table.deleted()

@@ -6,12 +6,11 @@ later versions of the table in equality_results.py; how keys are compared is in 
 
 import logging
 import time
-from array import array
-from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.settings import StoreSettings
 from lakeshare_server.stores import LASTING, Stores
+from lakeshare_server.tables.deletion_vectors import bitmap_of
 from lakeshare_server.tables.iceberg.data_files import DataFiles
 from lakeshare_server.tables.iceberg.delete_targets import Targets
-from lakeshare_server.tables.iceberg.equality_files import KeyReading
+from lakeshare_server.tables.iceberg.equality_files import Budget, KeyReading, read_ahead
 from lakeshare_server.tables.iceberg.equality_keys import (
     KeyColumn,
     KeySet,
@@ -48,9 +47,10 @@ READERS = 16
 GROUPS = 4
 # Deleted keys that are searched for at once; with more, the data files are read several times.
 KEYS_BYTES = 32 << 20
-# Small files of deletes, of which a table may have thousands, are read ahead; larger ones piece by piece.
-SMALL_BYTES, AHEAD = 1 << 20, 32
-BYTES_SETTING, SECONDS_SETTING = "LAKESHARE_EQUALITY_DELETE_BYTES", "LAKESHARE_EQUALITY_DELETE_S"
+# Small files, of which a table may have thousands, are read ahead; larger ones piece by piece.
+SMALL_BYTES, SMALL_VALUES = 1 << 20, 500_000
+# Keys of data files that are looked up at once.
+LOOKED_UP_BYTES = 32 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def rows_deleted_by_equality(
     ]
     if not applied:
         return {}
-    _require_parquet(applied, root)
+    _require_parquet(applied, files, root)
     cache = ResultsCache.of(stores.settings, table)
     known = cache.find(targets, applied)
     work = _Work(stores, table, files, targets, root)
@@ -88,46 +88,17 @@ def rows_deleted_by_equality(
             cache.keep(snapshot.sequence_number or 0, targets, applied, work.finished)
 
 
-@dataclass
-class _Budget:
-    """How much may still be read, by all threads together."""
-
-    settings: StoreSettings
-    root: str
-    files: int
-    began: float
-    read_bytes: int = 0
-    is_stopped: bool = False
-    lock: Lock = field(default_factory=Lock)
-
-    def take(self, size_bytes: int) -> None:
-        """Count bytes that are about to be read.
-
-        Raises:
-            Unserveable: they are too many, or time is up.
-            CancelledError: another thread has failed.
-        """
-        if self.is_stopped:
-            raise CancelledError
-        with self.lock:
-            self.read_bytes += size_bytes
-        most_bytes, most_s = self.settings.equality_delete_bytes, self.settings.equality_delete_s
-        if self.read_bytes > most_bytes:
-            raise self._exceeded(f"{BYTES_SETTING} is {most_bytes} bytes", BYTES_SETTING)
-        if time.monotonic() - self.began > most_s:
-            raise self._exceeded(f"{SECONDS_SETTING} is {most_s:g} seconds", SECONDS_SETTING)
-
-    def _exceeded(self, limit: str, setting: str) -> Unserveable:
-        return Unserveable(
-            f"{self.root} has {self.files} files of equality deletes, and finding the rows they delete takes more "
-            f"than is allowed: {limit}.",
-            f"Raise {setting}; what was read so far is kept for the next attempt. Without it: "
-            f"{ReasonCode.EQUALITY_DELETES.fix}",
-            ReasonCode.EQUALITY_DELETES,
-        )
-
-
 _Keys: TypeAlias = tuple[DeleteFile, list[pa.Array]]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The key columns of some rows of a data file, from a row number on."""
+
+    number: int
+    first: int
+    columns: Sequence[pa.Array]
+    is_last: bool
 
 
 @dataclass(frozen=True)
@@ -166,7 +137,7 @@ class _Work:
             for number in group.numbers:
                 self._waiting[number] += 1
         self.finished = {number: rows for number, rows in known.rows.items() if number not in self._waiting}
-        self._budget = _Budget(self._stores.settings, self._root, len(deletes), time.monotonic())
+        self._budget = Budget(self._stores.settings, self._root, len(deletes), time.monotonic())
         self.has_read = bool(groups)
         with ThreadPoolExecutor(READERS) as files, ThreadPoolExecutor(GROUPS) as pool:
             running = [pool.submit(self._run_group, files, group) for group in groups]
@@ -218,7 +189,7 @@ class _Work:
 
     def _run_group(self, files: ThreadPoolExecutor, group: _Group) -> None:
         passes = self._key_sets(files, group)
-        current, wanted = next(passes, None), list[int]()
+        current = next(passes, None)
         if current is None:
             self._finish(group.numbers)
         while current is not None:
@@ -228,16 +199,42 @@ class _Work:
                 number
                 for number in group.numbers
                 if self._targets.files[number].sequence_number < newest
+                and self._targets.files[number].rows
                 and self._may_match(number, group.keys, keys)
             ]
             if following is None:
                 self._finish(set(group.numbers) - set(wanted))
-            found = files.map(lambda number, keys=keys: self._deleted(number, group.keys, keys), wanted)
-            for number, rows in zip(wanted, found, strict=True):
-                self._add(number, rows)
+            for rows in _together(self._rows(files, group.keys, wanted)):
+                self._look_up(rows, keys)
                 if following is None:
-                    self._finish((number,))
+                    self._finish([one.number for one in rows if one.is_last])
             current = following
+
+    def _rows(
+        self, files: ThreadPoolExecutor, keys: Sequence[KeyColumn], numbers: Sequence[int]
+    ) -> "Iterator[_Rows]":
+        """The key columns of data files; small files are read ahead, large ones piece by piece."""
+        sizes = [self._targets.files[number].rows * len(keys) for number in numbers]
+        jobs = [
+            (size <= SMALL_VALUES, partial(self._read_rows, number, keys))
+            for number, size in zip(numbers, sizes, strict=True)
+        ]
+        yield from read_ahead(files, jobs)
+
+    def _look_up(self, rows: "Sequence[_Rows]", keys: KeySet) -> None:
+        """Find deleted rows of several data files at once: preparing the set of keys takes longer than a look-up."""
+        if not rows:
+            return
+        columns = [pa.chunked_array(column) for column in zip(*(one.columns for one in rows), strict=True)]
+        deleted_with, begin = keys.deleted_with(columns), 0
+        for one in rows:
+            own = deleted_with.slice(begin, len(one.columns[0]))
+            begin += len(own)
+            is_deleted = pc.greater(own, self._targets.files[one.number].sequence_number)
+            places = pc.indices_nonzero(pc.fill_null(is_deleted, False))
+            if len(places):
+                found = pc.add(places, pa.scalar(one.first, pa.uint64()))
+                self._add(one.number, bitmap_of(found))
 
     def _add(self, number: int, rows: "BitMap64") -> None:
         with self._lock:
@@ -270,32 +267,21 @@ class _Work:
             yield _key_set(chunks, numbers), newest
 
     def _deleted_keys(self, files: ThreadPoolExecutor, group: _Group) -> Iterator[_Keys]:
-        ahead: deque[tuple[DeleteFile, Future[list[list[pa.Array]]] | None]] = deque()
-        for delete in group.deletes:
-            is_small = delete.size_bytes <= SMALL_BYTES
-            ahead.append((delete, files.submit(self._all_keys, delete, group.keys) if is_small else None))
-            if len(ahead) > AHEAD:
-                yield from self._in_turn(*ahead.popleft(), group.keys)
-        for delete, reading in ahead:
-            yield from self._in_turn(delete, reading, group.keys)
+        jobs = [
+            (delete.size_bytes <= SMALL_BYTES, partial(self._read_keys, delete, group.keys))
+            for delete in group.deletes
+        ]
+        yield from read_ahead(files, jobs)
 
-    def _in_turn(
-        self, delete: DeleteFile, reading: "Future[list[list[pa.Array]]] | None", keys: Sequence[KeyColumn]
-    ) -> Iterator[_Keys]:
-        for columns in self._read_keys(delete, keys) if reading is None else reading.result():
-            yield delete, columns
-
-    def _all_keys(self, delete: DeleteFile, keys: Sequence[KeyColumn]) -> list[list[pa.Array]]:
-        return list(self._read_keys(delete, keys))
-
-    def _read_keys(self, delete: DeleteFile, keys: Sequence[KeyColumn]) -> Iterator[list[pa.Array]]:
+    def _read_keys(self, delete: DeleteFile, keys: Sequence[KeyColumn]) -> Iterator[_Keys]:
         self._budget.take(0)
         try:
             with self._stores.open(delete.path) as stream:
                 reading = KeyReading(stream, keys, {}, {})
                 reading.require_all()
                 self._budget.take(reading.size_bytes)
-                yield from reading.batches()
+                for columns in reading.batches():
+                    yield delete, columns
         except (*LASTING, OSError, ValueError, KeyError, pa.ArrowException) as error:
             _log.warning("the deletes %s of %s cannot be read: %s", delete.path, self._root, error)
             raise Unserveable(
@@ -303,12 +289,15 @@ class _Work:
                 "Check that the file is there and whole; publish the table again.",
             ) from error
 
-    def _deleted(self, number: int, keys: Sequence[KeyColumn], deleted: KeySet) -> "BitMap64":
-        target = self._targets.files[number]
+    def _read_rows(self, number: int, keys: Sequence[KeyColumn]) -> "Iterator[_Rows]":
+        target, first = self._targets.files[number], 0
         self._budget.take(0)
         try:
             with self._stores.open(target.path) as stream:
-                return self._deleted_in(stream, number, keys, deleted)
+                for columns in self._rows_in(stream, number, keys):
+                    count = len(columns[0])
+                    yield _Rows(number, first, columns, is_last=first + count == target.rows)
+                    first += count
         except (*LASTING, OSError, ValueError, KeyError, pa.ArrowException) as error:
             _log.warning("the keys of %s of %s cannot be read: %s", target.path, self._root, error)
             raise Unserveable(
@@ -316,12 +305,8 @@ class _Work:
                 "Check that the file is there and whole; publish the table again.",
             ) from error
 
-    def _deleted_in(
-        self, stream: object, number: int, keys: Sequence[KeyColumn], deleted: KeySet
-    ) -> "BitMap64":
-        from pyroaring import BitMap64
-
-        target, rows, start = self._targets.files[number], BitMap64(), 0
+    def _rows_in(self, stream: object, number: int, keys: Sequence[KeyColumn]) -> Iterator[list[pa.Array]]:
+        target = self._targets.files[number]
         reading = KeyReading(stream, keys, self._mapped, self._constants(number, keys))
         if not reading.has_ids:
             raise Unserveable(
@@ -333,13 +318,8 @@ class _Work:
             raise ValueError(f"it has {reading.rows} rows, its manifest says {target.rows}")
         self._budget.take(reading.size_bytes)
         for columns in reading.batches():
-            is_deleted = pc.greater(deleted.deleted_with(columns), target.sequence_number)
-            places = pc.indices_nonzero(pc.fill_null(is_deleted, False))
-            if len(places):
-                rows |= BitMap64(array("Q", _bytes(pc.add(places, pa.scalar(start, pa.uint64())))))
-            start += len(columns[0])
+            yield columns
             self._budget.take(0)
-        return rows
 
     def _constants(self, number: int, keys: Sequence[KeyColumn]) -> dict[int, pa.Array]:
         """The key columns, by id, that a data file's partition has one value of."""
@@ -375,18 +355,38 @@ class _Work:
         return self._bounds[key.field_id]
 
 
+def _together(rows: Iterable[_Rows]) -> Iterator[list[_Rows]]:
+    """Pieces of data files, as many as are looked up at once, and what was read before a limit was reached."""
+    some: list[_Rows] = []
+    size = 0
+    try:
+        for one in rows:
+            some.append(one)
+            size += sum(column.nbytes for column in one.columns)
+            if size >= LOOKED_UP_BYTES:
+                yield some
+                some, size = [], 0
+    except Unserveable:
+        yield some
+        raise
+    if some:
+        yield some
+
+
 def _key_set(chunks: Sequence[Sequence[pa.Array]], numbers: Sequence[pa.Array]) -> KeySet:
     return KeySet(
         [pa.concat_arrays(column) for column in zip(*chunks, strict=True)], pa.concat_arrays(numbers)
     )
 
 
-def _bytes(numbers: pa.Array) -> bytes:
-    buffer, start = numbers.buffers()[1], numbers.offset * 8
-    return bytes(buffer.slice(start, len(numbers) * 8))
-
-
-def _require_parquet(deletes: Sequence[DeleteFile], root: str) -> None:
+def _require_parquet(deletes: Sequence[DeleteFile], files: DataFiles, root: str) -> None:
+    others = sorted(set(pc.unique(files.column("format")).to_pylist()) - {"PARQUET"})
+    if others:
+        raise Unserveable(
+            f"{root} has equality deletes, and data files in {others[0]}, of which this server reads no keys.",
+            ReasonCode.FILE_FORMAT.fix,
+            ReasonCode.FILE_FORMAT,
+        )
     for delete in deletes:
         if delete.format != "PARQUET":
             raise Unserveable(

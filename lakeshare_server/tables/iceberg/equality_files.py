@@ -1,13 +1,21 @@
-"""The key columns of one Parquet file, found by field id and read some rows at a time."""
+"""Reading for equality deletes: the key columns of Parquet files, found by field id; files ahead; within limits."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeshare_server.errors import Unserveable
+from lakeshare_server.settings import StoreSettings
 from lakeshare_server.tables.iceberg.equality_keys import KeyColumn, value_of_lacking
 from lakeshare_server.tables.iceberg.footers import FIELD_ID
+from lakeshare_server.tables.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -15,6 +23,50 @@ if TYPE_CHECKING:
 BATCH_ROWS = 1 << 18
 Place = tuple[int, ...]
 """Indices that lead to a column: of a top-level column, of a field in it, and so on."""
+
+# Files that are read before their turn.
+AHEAD = 16
+BYTES_SETTING, SECONDS_SETTING = "LAKESHARE_EQUALITY_DELETE_BYTES", "LAKESHARE_EQUALITY_DELETE_S"
+Read = TypeVar("Read")
+
+
+@dataclass
+class Budget:
+    """How much may still be read, by all threads together."""
+
+    settings: StoreSettings
+    root: str
+    files: int
+    began: float
+    read_bytes: int = 0
+    is_stopped: bool = False
+    lock: Lock = field(default_factory=Lock)
+
+    def take(self, size_bytes: int) -> None:
+        """Count bytes that are about to be read.
+
+        Raises:
+            Unserveable: they are too many, or time is up.
+            CancelledError: another thread has failed.
+        """
+        if self.is_stopped:
+            raise CancelledError
+        with self.lock:
+            self.read_bytes += size_bytes
+        most_bytes, most_s = self.settings.equality_delete_bytes, self.settings.equality_delete_s
+        if self.read_bytes > most_bytes:
+            raise self._exceeded(f"{BYTES_SETTING} is {most_bytes} bytes", BYTES_SETTING)
+        if time.monotonic() - self.began > most_s:
+            raise self._exceeded(f"{SECONDS_SETTING} is {most_s:g} seconds", SECONDS_SETTING)
+
+    def _exceeded(self, limit: str, setting: str) -> Unserveable:
+        return Unserveable(
+            f"{self.root} has {self.files} files of equality deletes, and finding the rows they delete takes more "
+            f"than is allowed: {limit}.",
+            f"Raise {setting}; what was read so far is kept for the next attempt. Without it: "
+            f"{ReasonCode.EQUALITY_DELETES.fix}",
+            ReasonCode.EQUALITY_DELETES,
+        )
 
 
 class KeyReading:
@@ -100,14 +152,14 @@ def _places(
     fields: Sequence[pa.Field], above: Place, path: str, mapped: Mapping[str, int] | None
 ) -> "list[tuple[int, Place]]":
     found: list[tuple[int, Place]] = []
-    for index, field in enumerate(fields):
-        place, name = (*above, index), path + field.name
-        own = (field.metadata or {}).get(FIELD_ID)
+    for index, column in enumerate(fields):
+        place, name = (*above, index), path + column.name
+        own = (column.metadata or {}).get(FIELD_ID)
         field_id = mapped.get(name) if mapped is not None else None if own is None else int(own)
         if field_id is not None:
             found.append((field_id, place))
-        if pa.types.is_struct(field.type):
-            inner = [field.type.field(number) for number in range(field.type.num_fields)]
+        if pa.types.is_struct(column.type):
+            inner = [column.type.field(number) for number in range(column.type.num_fields)]
             found += _places(inner, place, f"{name}.", mapped)
     return found
 
@@ -135,3 +187,24 @@ def _size_of(footer: "pq.FileMetaData", columns: Collection[str]) -> int:
     leaves = [leaf for leaf, path in enumerate(paths) if path in wanted or path.startswith(inside)]
     groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
     return sum(group.column(leaf).total_compressed_size for group in groups for leaf in leaves)
+
+
+def read_ahead(
+    files: ThreadPoolExecutor, jobs: Iterable[tuple[bool, Callable[[], Iterator[Read]]]]
+) -> Iterator[Read]:
+    """What the jobs read, in their order: some of the small ones are read whole before their turn."""
+    ahead: deque[Future[list[Read]] | Callable[[], Iterator[Read]]] = deque()
+    for is_small, read in jobs:
+        ahead.append(files.submit(_whole, read) if is_small else read)
+        if len(ahead) > AHEAD:
+            yield from _result(ahead.popleft())
+    while ahead:
+        yield from _result(ahead.popleft())
+
+
+def _whole(read: Callable[[], Iterator[Read]]) -> list[Read]:
+    return list(read())
+
+
+def _result(reading: Future[list[Read]] | Callable[[], Iterator[Read]]) -> Iterable[Read]:
+    return reading.result() if isinstance(reading, Future) else reading()

@@ -194,9 +194,9 @@ class KeySet:
         self._sequence_numbers = highest.column("sequence_number_max").combine_chunks()
         self._sorted: dict[int, pa.Array] = {}
 
-    def deleted_with(self, rows: Sequence[pa.Array]) -> pa.Array:
+    def deleted_with(self, rows: Sequence[pa.ChunkedArray]) -> pa.Array:
         """For each row of key columns the highest sequence number it was deleted with; null for all others."""
-        codes: pa.Array | None = None
+        codes: pa.ChunkedArray | None = None
         pairs = iter(self._pairs)
         for column, values in zip(rows, self._values, strict=True):
             own = pc.index_in(column, value_set=values).cast(pa.int64())
@@ -205,7 +205,7 @@ class KeySet:
                 continue
             codes = pc.add(pc.multiply(codes, len(values)), own)
             codes = pc.index_in(codes, value_set=next(pairs)).cast(pa.int64())
-        return pc.take(self._sequence_numbers, codes)
+        return pc.take(self._sequence_numbers, codes).combine_chunks()
 
     def has_value(self, column: int, value: pa.Array) -> bool:
         """Whether some key has this value, or null, in a column."""

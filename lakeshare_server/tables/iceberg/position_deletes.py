@@ -4,7 +4,6 @@ Only the columns of path and position are read, and of these only row groups tha
 """
 
 import logging
-from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.stores import LASTING, Stores
-from lakeshare_server.tables.deletion_vectors import Vector, vector_of
+from lakeshare_server.tables.deletion_vectors import Vector, bitmap_of, vector_of
 from lakeshare_server.tables.iceberg.delete_targets import Targets
 from lakeshare_server.tables.iceberg.manifests import DeleteFile
 
@@ -113,8 +112,6 @@ def _speaks_of(group: "pq.RowGroupMetaData", column: str, live: Sequence[str]) -
 
 
 def _by_path(batch: pa.RecordBatch) -> "Iterator[tuple[str, BitMap64]]":
-    from pyroaring import BitMap64
-
     paths, positions = batch.columns
     if paths.null_count or positions.null_count or pc.min(positions).as_py() < 0:
         raise ValueError("a delete has no path, no position, or one before the file's begin")
@@ -122,7 +119,7 @@ def _by_path(batch: pa.RecordBatch) -> "Iterator[tuple[str, BitMap64]]":
         paths = paths.dictionary_encode()
     names = paths.dictionary.to_pylist()
     for code, start, end in _runs(paths.indices):
-        yield names[code], BitMap64(array("Q", _bytes(positions.slice(start, end - start))))
+        yield names[code], bitmap_of(positions.slice(start, end - start))
 
 
 def _runs(codes: pa.Array) -> Iterator[tuple[int, int, int]]:
@@ -132,9 +129,3 @@ def _runs(codes: pa.Array) -> Iterator[tuple[int, int, int]]:
     for code, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
         yield code, start, end
         start = end
-
-
-def _bytes(positions: pa.Array) -> bytes:
-    """Positions as they lie in memory."""
-    buffer, start = positions.cast(pa.int64()).buffers()[1], positions.offset * 8
-    return bytes(buffer.slice(start, len(positions) * 8))

@@ -65,9 +65,9 @@ def read_iceberg(
     _require_each_file_once(files, root)
     # Nobody has to know of data files one by one where no row of them is deleted.
     targets = targets_of(table, files) if live.deletes else Targets(())
-    _require_plain_parquet(files, root)
     by_equality = rows_deleted_by_equality(stores, table, snapshot, files, targets, live.deletes, root)
     vectors = vectors_of(stores, targets, live.deletes, by_equality, root, vectors_dir)
+    _require_plain_parquet(files, root)
     known = partition_columns(table, schema, files)
     ids = {schema.find_field(name).field_id for name in known}
     in_files = columns_in_files(
