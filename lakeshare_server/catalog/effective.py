@@ -72,7 +72,8 @@ def effective_grant(recipient_id: str, grants: Sequence[Any], now: datetime) -> 
         recipient_id=recipient_id,
         recipient_name=grants[0].recipient_name,
         properties=grants[0].properties or {},
-        rules=None if None in in_force else tuple(dict.fromkeys(in_force)),
+        # In an order of their own: databases give grants in any, and what was issued for these rules stays valid.
+        rules=None if None in in_force else tuple(sorted(set(in_force))),
         valid_until=min((time for time in times if time is not None and time > now), default=None),
     )
 

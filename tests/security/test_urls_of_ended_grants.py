@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from lakeshare_server.catalog import SharedTable
+from lakeshare_server.catalog.effective import effective_grant
 from lakeshare_server.catalog.hand_shares import share_table
 from lakeshare_server.catalog.sharing import (
     alter_recipient,
@@ -97,6 +99,14 @@ def test_a_url_ends_at_the_time_that_was_set_before(provider: Provider, server: 
     assert httpx.get(url).status_code == 200
     wait_until(lambda: httpx.get(url).status_code == 403)
     assert datetime.now(UTC) >= ends_at
+
+
+def test_the_rules_of_several_grants_have_one_order() -> None:
+    def granted(rule: str) -> SimpleNamespace:
+        return SimpleNamespace(rule=rule, starts_at=None, ends_at=None, recipient_name="bob", properties=None)
+
+    now, rows = datetime.now(UTC), [granted("day = 'b'"), granted("day = 'a'")]
+    assert effective_grant("id", rows, now) == effective_grant("id", rows[::-1], now)
 
 
 def test_a_url_lives_on_over_publications_and_changes_of_others(provider: Provider, server: Running) -> None:
