@@ -6,6 +6,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import boto3
 import delta_sharing
 import httpx
 import pandas as pd
+import pyarrow as pa
 import pytest
 from botocore import UNSIGNED
 from botocore.config import Config
@@ -357,3 +359,31 @@ def test_a_revoked_recipient_has_nothing_signed(provider: Provider, made: Iceber
         Recipients(provider.catalog).revoke("bob")
         with pytest.raises((SignError, ClientError), match="401"):
             reader.get_object(**at)
+
+
+@pytest.mark.parametrize("vended", [False, True])
+def test_a_followed_table_that_only_iceberg_clients_read_is_signed_or_vended(
+    s3: S3Server, provider: Provider, vended: bool
+) -> None:
+    """It has no file index: its manifests tell which files are its own."""
+    bucket = next(BUCKETS)
+    s3.client().create_bucket(Bucket=bucket)
+    rows = some_rows().append_column("odd", pa.array([time(1, 2, 3)] * 12, pa.time64("us")))
+    table = IcebergTable(f"s3://{bucket}/warehouse", rows.schema, **pyiceberg_at(s3))
+    table.append(rows)
+    # The catalog in memory is nobody else's: the table is followed by its metadata file.
+    provider.follow_iceberg("lake.flights", table.table.metadata_location)
+    provider.share("lake.flights", history=True)
+    if vended:
+        allow_directory_access(provider.catalog, "flights", "lake", "flights", allowed=True)
+    with a_server(provider) as server:
+        token = provider.recipient()
+        with door(server, token) as client:
+            answer = client.get(TABLE).raise_for_status().json()
+        assert ("storage-credentials" in answer) == vended
+        if not vended:
+            reader = signed_client(answer["config"], server, token)
+            for location in files_of(table, table.table.current_snapshot()):
+                assert reader.head_object(**bucket_and_key(location))["ContentLength"] > 0
+            with pytest.raises(SignError, match="403"):
+                reader.head_object(Bucket=bucket, Key="warehouse/lake/flights/data/other.parquet")
