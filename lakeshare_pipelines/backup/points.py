@@ -25,6 +25,9 @@ from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 OWN_PREFIX = "_lakeshare/"
 """Where everything is that lakeshare writes for itself: never backed up, never swept as an orphan."""
 
+SWEEP = dt.timedelta(minutes=30)
+"""How long a sweep keeps days from being claimed without saying again that it is still there."""
+
 
 class Points:
     """The points of a backup; for many threads and many hosts."""
@@ -235,7 +238,10 @@ class Points:
             # A sweep looks for claims after it wrote its mark: one of the two sees the other.
             self._require_no_sweep(day)
             return
-        found = json.loads(self.store.read(key))["owner"]
+        try:
+            found = json.loads(self.store.read(key))["owner"]
+        except (ValueError, TypeError, KeyError):
+            found = "a run whose claim cannot be read"
         if found != owner:
             raise BackupError(
                 f"backup {self.backup.name}, point {day}",
@@ -255,10 +261,13 @@ class Points:
     def swept_until(self) -> dt.datetime | None:
         """Until when a sweep that runs, or broke off, wants to be alone; None when there is none."""
         try:
-            said = json.loads(self.store.read(self.sweep_key))
+            return dt.datetime.fromisoformat(json.loads(self.store.read(self.sweep_key))["until"])
         except ObjectMissing:
             return None
-        return dt.datetime.fromisoformat(said["until"])
+        except (ValueError, TypeError, KeyError):
+            # It was written then, for no longer than that.
+            head = self.store.head(self.sweep_key)
+            return None if head is None else head.last_modified + SWEEP
 
     def _require_no_sweep(self, day: str) -> None:
         until = self.swept_until()

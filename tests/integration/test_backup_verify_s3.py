@@ -1,5 +1,6 @@
 """On a real S3 server: copies are proved in place, and what vanished is healed from older versions of the source."""
 
+import datetime as dt
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table import StaticTable
 
 from lakeshare_pipelines.backup.declared import Backup
+from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.records import TableProof
+from lakeshare_pipelines.backup.restore.tables import Restores
 from lakeshare_pipelines.backup.rows import HELD, whole_table
-from lakeshare_pipelines.backup.stores import StoreAddress
+from lakeshare_pipelines.backup.scrub import scrub
+from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.readers import file_properties, storage_options
+from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_lakes import Lake, listed_as
 from tests.builders.lake_tables import IcebergTable, some_rows
 from tests.integration.s3_server import REGION, S3Server, running_s3
@@ -161,3 +166,27 @@ def test_what_nobody_may_read_is_told_and_not_verified(
     assert (proved.status, proof.status, proof.version) == ("degraded", "degraded", None)
     assert any(reason.startswith("The source did not answer: ") for reason in proved.reasons)
     assert proved.objects == 0
+
+
+def test_a_scrub_notices_a_copy_that_was_overwritten_and_the_points_learn_of_its_new_version(
+    lake: Lake, client: Any
+) -> None:
+    """The copy was made by the store, so that its ETag is all that is known of its content."""
+    proved = lake.made(DAY, lake.listing())
+    assert proved.status == "verified"
+    points, target = Points(lake.backup), open_store(lake.backup.target)
+    key = f"objects/{newest_data(lake)}"
+    (row,) = [
+        row for batch in points.held(points.get(DAY)) for row in batch.to_pylist() if row["stored_key"] == key
+    ]
+    content = target.read(key)
+    client.delete_object(Bucket=target.address.bucket, Key=key, VersionId=row["stored_version_id"])
+    target.put(key, bytes(len(content)))
+    settings = LakeSettings(_env_file=None, state_dir=lake.base / "state")
+    record = scrub(lake.backup, points, settings, dt.datetime.now(dt.UTC), everything=True)
+    assert (record.passed, len(record.repaired), record.downgraded) == (True, 1, ())
+    assert target.read(key) == content
+    again = scrub(lake.backup, points, settings, dt.datetime.now(dt.UTC), everything=True)
+    assert (again.passed, again.repaired, again.read) == (True, (), record.read)
+    place = StoreAddress(url=str(lake.base / "restored"))
+    assert Restores(settings, lake.backup, points.get(DAY)).elsewhere(ORDERS, place).rows == 6

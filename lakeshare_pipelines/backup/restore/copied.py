@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -82,7 +83,7 @@ class Copying:
     def _commit(self, rows: list[Row], to: StoreAddress) -> None:
         copies, store = open_store(self.choice.copies), open_store(to)
         for row in sorted(rows, key=lambda one: str(one["to_key"])):
-            content = copies.read(row["stored_key"], row["stored_version_id"])
+            content = read_whole(self.choice, copies, row)
             if not store.put(row["to_key"], content, if_absent=True) and store.read(row["to_key"]) != content:
                 raise BackupError(
                     to.location(row["to_key"]),
@@ -106,6 +107,19 @@ class Copying:
             "table_root": row["table_root"],
             "first_point": self.choice.point.day,
         }
+
+
+def read_whole(choice: Chosen, copies: BackupStore, row: Row) -> bytes:
+    """The content of a copy (a row of schema HELD).
+
+    Raises:
+        BackupError: it is not there, or is not what was backed up.
+    """
+    content = copies.read(row["stored_key"], row["stored_version_id"])
+    kind, _, digest = (row["checksum"] or "").partition(":")
+    if kind == "sha256" and sha256(content).hexdigest() != digest:
+        raise _damaged(choice, row, "it was changed since it was backed up")
+    return content
 
 
 def stored_objects(choice: Chosen, rows: pa.Table) -> dict[str, Listed]:

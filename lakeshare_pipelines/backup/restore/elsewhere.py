@@ -6,6 +6,7 @@ from dataclasses import replace
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.restore.chosen import Chosen
+from lakeshare_pipelines.backup.restore.copied import read_whole
 from lakeshare_pipelines.backup.restore.delta import write_pointer
 from lakeshare_pipelines.backup.restore.opening import opened_delta, opened_iceberg
 from lakeshare_pipelines.backup.restore.placed import Placed, placed, refuse_taken
@@ -121,19 +122,16 @@ def copied_iceberg(work: Work) -> Rewritten:
 
 
 def copies_of(choice: Chosen, source: StoreAddress) -> Callable[[str], bytes]:
-    """Reads a table's files by their original locations, from the copies."""
-    rows = choice.rows.select(["bucket", "key", "stored_key", "stored_version_id"]).to_pylist()
-    stored = {
-        location(source, row["bucket"], row["key"]): (row["stored_key"], row["stored_version_id"])
-        for row in rows
-    }
+    """Reads a table's files by their original locations, from the copies; what was changed since is refused."""
+    rows = choice.rows.select(["bucket", "key", "stored_key", "stored_version_id", "checksum"]).to_pylist()
+    stored = {location(source, row["bucket"], row["key"]): row for row in rows}
     copies = open_store(choice.copies)
 
     def read(at: str) -> bytes:
         found = stored.get(normalised(at))
         if found is None:
             raise BackupError(at, f"point {choice.point.day} does not hold it", "Restore from another point.")
-        return copies.read(*found)
+        return read_whole(choice, copies, found)
 
     return read
 

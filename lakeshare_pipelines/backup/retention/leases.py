@@ -7,9 +7,11 @@ import datetime as dt
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from uuid import uuid4
 
 from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.stores import Listed
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 
 LEASE = dt.timedelta(days=2)
@@ -68,6 +70,18 @@ def readers(points: Points, day: str, now: dt.datetime) -> list[str]:
             lease = json.loads(points.store.read(one.key))
         except ObjectMissing:
             continue  # It was given back since it was listed.
-        if dt.datetime.fromisoformat(lease["until"]) > now:
-            found.append(str(lease["reader"]))
+        except ValueError:
+            lease = None
+        found += _reader(one, lease, now)
     return sorted(found)
+
+
+def _reader(listed: Listed, lease: Any, now: dt.datetime) -> list[str]:
+    """Who holds a lease that has not ended."""
+    try:
+        until, reader = dt.datetime.fromisoformat(lease["until"]), str(lease["reader"])
+        is_held = until > now
+    except (ValueError, TypeError, KeyError):
+        # It was written then, for no longer than that.
+        is_held, reader = listed.last_modified + LEASE > now, "a reader whose lease cannot be read"
+    return [reader] if is_held else []

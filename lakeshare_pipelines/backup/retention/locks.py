@@ -82,12 +82,19 @@ def lock_copies(
 
 
 def locked_until(points: Points, point: Point) -> dt.datetime | None:
-    """Until when a point's copies are locked; None when they are not."""
+    """Until when a point's copies are locked; None when they are not.
+
+    Raises:
+        DamagedRecord: they were locked longer, and until when cannot be read.
+    """
     try:
-        said = json.loads(points.store.read(f"{points.folder(point.day)}{LATER}"))
+        content = points.store.read(f"{points.folder(point.day)}{LATER}")
+        later = dt.datetime.fromisoformat(json.loads(content)["until"])
     except ObjectMissing:
         return point.locked_until
-    later = dt.datetime.fromisoformat(said["until"])
+    except (ValueError, TypeError, KeyError) as error:
+        where = f"backup {points.backup.name}, point {point.day}"
+        raise DamagedRecord(where, f"{LATER} cannot be read") from error
     return later if point.locked_until is None else max(later, point.locked_until)
 
 
@@ -98,7 +105,9 @@ def lock_point(points: Points, point: Point, until: dt.datetime, say: Say = _log
         BackupError: a lock was refused, or did not stick.
     """
     locked = lock_copies(points.backup, points.held(point, COPY), points, point.day, until, say)
-    ends = max(until, locked_until(points, point) or until)
+    ends = until
+    with suppress(DamagedRecord):
+        ends = max(until, locked_until(points, point) or until)
     points.store.put(f"{points.folder(point.day)}{LATER}", json.dumps({"until": ends.isoformat()}).encode())
     return locked
 
@@ -106,11 +115,11 @@ def lock_point(points: Points, point: Point, until: dt.datetime, say: Say = _log
 def _unlocked(copies: pa.Table, points: Points, day: str, until: dt.datetime) -> pa.Table:
     """Those that no other point holds that is locked as long."""
     for point in points.readable()[0] if points.backup.layout == "incremental" else ():
-        ends = locked_until(points, point)
-        if point.day == day or ends is None or ends < until:
-            continue
         # Of a point that does not tell what it holds nothing is known to be locked: it is locked once more.
         with suppress(DamagedRecord):
+            ends = locked_until(points, point)
+            if point.day == day or ends is None or ends < until:
+                continue
             for batch in points.held(point, COPY):
                 copies = copies.filter(pc.invert(pc.is_in(_names(copies), _names(batch))))
     return copies

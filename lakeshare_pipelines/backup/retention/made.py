@@ -5,14 +5,12 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.points import SWEEP, Points
 from lakeshare_pipelines.backup.records import Point
 from lakeshare_pipelines.backup.retention.leases import SWEPT
 from lakeshare_pipelines.errors import BackupError
 
 CLAIM = "claim.json"
-ALONE = dt.timedelta(minutes=30)
-"""How long a sweep keeps days from being claimed without saying again that it is still there."""
 
 
 def days_being_made(points: Points) -> list[str]:
@@ -50,7 +48,7 @@ def alone(points: Points) -> Iterator[Callable[[], None]]:
     """
 
     def still() -> None:
-        until = dt.datetime.now(dt.UTC) + ALONE
+        until = dt.datetime.now(dt.UTC) + SWEEP
         points.store.put(points.sweep_key, json.dumps({"until": until.isoformat()}).encode())
 
     until = points.swept_until()

@@ -135,7 +135,10 @@ def _chosen(
 
 
 def _held_back(points: Points, point: Point, building: dict[str, str], now: dt.datetime) -> str | None:
-    locked = locked_until(points, point)
+    try:
+        locked = locked_until(points, point)
+    except DamagedRecord as error:
+        return f"{error.reason}, so that it may be locked."
     if locked is not None and locked > now:
         return f"it is locked until {locked:%Y-%m-%d}."
     if point.day in building:

@@ -113,12 +113,16 @@ class S3Store:
     def open(self, key: str, version_id: str | None = None) -> IO[bytes]:
         # Logs and manifests are small enough to be held; data files of a report may have two gigabytes.
         # Whoever asked for it closes it.
-        file = cast("IO[bytes]", SpooledTemporaryFile(max_size=HELD_BYTES))  # noqa: SIM115
         with self._explained(key):
             answer = self.client.get_object(
                 Bucket=self.address.bucket, Key=key, **_version(version_id), **self._owner()
             )
-            shutil.copyfileobj(answer["Body"], file)
+            file = cast("IO[bytes]", SpooledTemporaryFile(max_size=HELD_BYTES))  # noqa: SIM115
+            try:
+                shutil.copyfileobj(answer["Body"], file)
+            except BaseException:
+                file.close()
+                raise
         file.seek(0)
         return file
 

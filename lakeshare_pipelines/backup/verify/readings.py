@@ -91,7 +91,7 @@ def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> 
         problem = f"it has {size} bytes in the target, {row['size_bytes']} were backed up"
     else:
         for algorithm, expected in _expected(store, row, known_sha256):
-            if digests[algorithm] != expected:
+            if digests.get(algorithm) != expected:
                 problem = f"{DIFFERS}: its {algorithm} is not what was backed up"
                 break
     return Reading(problem, digests["sha256"], size)
@@ -111,16 +111,18 @@ def _expected(store: BackupStore, row: Row, known_sha256: str | None) -> Iterato
     head = store.head(row["stored_key"], row["stored_version_id"])
     if head is None:
         return
-    if _is_md5(head):
-        yield "md5", head.etag
+    if _is_md5(head, row["stored_etag"]):
+        yield "md5", row["stored_etag"]
+    elif row["stored_etag"] not in (None, head.etag):
+        yield "ETag", str(row["stored_etag"])
     for algorithm in ("sha256", "crc32"):
         # A checksum of checksums of parts has their number behind it.
         if (told := head.checksums.get(algorithm)) is not None and "-" not in told:
             yield algorithm, base64.b64decode(told).hex()
 
 
-def _is_md5(head: Head) -> bool:
-    is_hex = len(head.etag) == MD5_HEX and all(digit in "0123456789abcdef" for digit in head.etag)
+def _is_md5(head: Head, etag: str | None) -> bool:
+    is_hex = etag is not None and len(etag) == MD5_HEX and all(digit in "0123456789abcdef" for digit in etag)
     return is_hex and head.storage_class not in NO_MD5 and (head.encryption or "AES256") == "AES256"
 
 

@@ -8,10 +8,11 @@ from random import Random
 import pytest
 from typer.testing import CliRunner
 
+from lakeshare_pipelines.backup.declared import Retention
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.retention.sweep import sweep_points
 from lakeshare_pipelines.cli import app
-from lakeshare_pipelines.errors import DamagedRecord
+from lakeshare_pipelines.errors import BackupError, DamagedRecord
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_damage import delete, flip_bytes, truncate
 from tests.builders.backup_lakes import Lake
@@ -113,3 +114,26 @@ def _embedded(settings: LakeSettings):  # type: ignore[no-untyped-def]
     from lakeshare_pipelines.backup.declared import embedded_backup
 
     return embedded_backup(settings)
+
+
+def test_damaged_marks_of_others_keep_a_sweep_from_nothing_but_their_own_points(lake: Lake) -> None:
+    """A lease, a lock's end, a claim and the mark of a sweep that broke off."""
+    points, now = Points(lake.backup), dt.datetime.now(dt.UTC)
+    for name in (f"{points.folder(ONE)}leases/x.json", f"{points.folder(TWO)}lock.json", points.sweep_key):
+        points.store.put(name, b"{")
+    points.store.put(f"{points.folder(THREE)}claim.json", b"[]")
+    with pytest.raises(BackupError, match="another sweep runs"):
+        sweep_points(lake.backup, points, now, dry_run=False)
+    with pytest.raises(BackupError, match="claim cannot be read is making it"):
+        points.claim(THREE, "me")
+    points.store.delete(points.sweep_key)
+    strict = lake.backup.model_copy(update={"retention": Retention(daily=1, weekly=0, monthly=0, yearly=0)})
+    append_delta(lake.source / "flights", ROWS)
+    lake.made(THREE, lake.listing())
+    assert sweep_points(strict, points, now, dry_run=False).spared == (
+        f"{ONE} stays: a reader whose lease cannot be read reads it.",
+        f"{TWO} stays: lock.json cannot be read, so that it may be locked.",
+    )
+    # A lease that nobody can have any more holds nothing.
+    later = now + dt.timedelta(days=3)
+    assert sweep_points(strict, points, later, dry_run=True).days == (ONE,)

@@ -13,7 +13,9 @@ from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.records import TableProof
 from lakeshare_pipelines.backup.restore.chosen import chosen
 from lakeshare_pipelines.backup.restore.records import Wish
+from lakeshare_pipelines.backup.restore.tables import Restores
 from lakeshare_pipelines.backup.scrub import ScrubRecord, scrub
+from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_damage import damaged, delete, flip_bytes, removed, truncate
@@ -40,7 +42,7 @@ def iceberg(tmp_path: Path) -> Lake:
     lake = Lake(tmp_path)
     table = IcebergTable(lake.source, ROWS.schema, partitioned_by=())
     table.append(ROWS)
-    table.append(ROWS)
+    table.append(OTHERS)
     lake.made(ONE, lake.listing())
     return lake
 
@@ -202,3 +204,13 @@ def test_the_level_says_when_copies_were_not_compared_for_long(tmp_path: Path) -
     assert proof.compared_at == dt.datetime(2020, 1, 3, tzinfo=dt.UTC)
     assert "lakeshare backup scrub" in proof.reasons[-1]
     assert made(lake, "2020-01-04").level == 4
+
+
+def test_a_restore_refuses_changed_metadata_by_name_before_any_run_has_read_it(iceberg: Lake) -> None:
+    """One manifest stands in the place of another: it can be read, and has as many rows."""
+    one, other = copies(iceberg, "*-m0.avro")
+    one.write_bytes(other.read_bytes())
+    settings = LakeSettings(_env_file=None, state_dir=iceberg.base / "state")
+    restores = Restores(settings, iceberg.backup, Points(iceberg.backup).get(ONE))
+    with pytest.raises(BackupError, match=one.name):
+        restores.elsewhere("lake/flights", StoreAddress(url=str(iceberg.base / "restored")))

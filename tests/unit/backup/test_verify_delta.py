@@ -295,3 +295,19 @@ def test_a_copy_that_lacks_commits_of_its_catalog_is_degraded(lake: Lake) -> Non
     proof = only(verified(lake))
     assert (proof.status, proof.version, proof.rows) == ("degraded", 3, 8)
     assert any("version 4" in reason and "catalog" in reason for reason in proof.reasons)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_a_version_with_less_than_half_of_the_rows_is_no_fallback(lake: Lake, kept: int) -> None:
+    """Every version has two more rows; the file of the one behind `kept` is gone."""
+    done = commits(lake, 4)
+    gone = data(done[kept + 1])
+
+    def damage(target: Path) -> None:
+        (lake.source / gone).unlink()
+        (target / "objects" / gone).unlink()
+
+    proof = only(verified(lake, damage=damage))
+    assert (proof.version, proof.rows, proof.wanted_version) == (kept, 2 * kept + 2, 3)
+    assert proof.status == ("degraded" if kept == 0 else "verified_with_fallback")
+    assert any("the newest one has 8: it is no fallback" in reason for reason in proof.reasons) == (kept == 0)
