@@ -195,22 +195,13 @@ def _is_decided(view: TableView, pin: PinnedSnapshot) -> bool:
 
 
 def _is_plannable(metadata: Fields) -> bool:
-    """Whether plans can tell the partition of each file, and all of its deletes.
-
-    Values of a column itself are of the column's type. Plans know no equality deletes: clients find them by themselves.
-    """
-    if any(_has_equality_deletes(one) for one in metadata["snapshots"]):
-        return False
+    """Whether plans can give the partition of each file: values of a column itself are of the column's type."""
     kinds = dict(_kinds(one for schema in metadata["schemas"] for one in schema["fields"]))
     return all(
         field["transform"] != "identity" or always_has_text(str(kinds.get(field["source-id"], "int")))
         for spec in metadata["partition-specs"]
         for field in spec["fields"]
     )
-
-
-def _has_equality_deletes(snapshot: Fields) -> bool:
-    return str((snapshot.get("summary") or {}).get("total-equality-deletes", "0")) != "0"
 
 
 def _kinds(fields: Iterable[Fields]) -> Iterator[tuple[int, object]]:

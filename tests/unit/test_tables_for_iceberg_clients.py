@@ -44,14 +44,16 @@ def test_a_table_that_delta_sharing_cannot_carry_is_served_to_iceberg_clients(
                     refused(answer, f"[{case.partition(' ')[0]}]")
 
 
-def test_a_table_with_equality_deletes_is_followed_and_planned_by_its_clients(tmp_path: Path) -> None:
+def test_a_table_with_equality_deletes_is_followed_and_planned_by_the_server(tmp_path: Path) -> None:
     folder, _ = equality_deletes(tmp_path / "warehouse")
     provider = following(a_provider(tmp_path, iceberg_planning="server"), folder)
     with a_server(provider) as server, door(server, provider.recipient()) as client:
         answer = client.get(TABLE).raise_for_status().json()
         assert answer["metadata"]["current-snapshot-id"] == pinned(provider)[0]
-        # Java's clients obey: one that is sent to the server's plans would read deleted rows, or nothing at all.
-        assert "scan-planning-mode" not in answer["config"]
+        # Java's clients obey: the server's plans name the equality deletes of each file.
+        assert answer["config"]["scan-planning-mode"] == "server"
+        plan = client.post(f"{TABLE}/plan", json={}).raise_for_status().json()
+        assert [one["content"] for one in plan["delete-files"]] == ["equality-deletes"]
 
 
 def test_a_later_state_for_iceberg_clients_only_gets_the_next_number(tmp_path: Path) -> None:
