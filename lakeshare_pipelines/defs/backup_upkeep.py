@@ -23,6 +23,12 @@ class SweepConfig(dg.Config):
     dry_run: bool = False
 
 
+class ScrubConfig(dg.Config):
+    """What a scrub reads: the share of one day, or everything."""
+
+    everything: bool = False
+
+
 def backup_upkeep(backup: Backup, *, is_declared: bool) -> dg.Definitions:
     """Drill and scrub as checks of the points, the sweep as a job; schedules run where the backup is declared."""
     drilled, recent, scrubbed, swept = _drill(backup), _recent(backup), _scrub(backup), _sweep(backup)
@@ -107,12 +113,21 @@ def _scrub(backup: Backup) -> dg.AssetChecksDefinition:
         name="scrub",
         description="Copies of all points are read again and compared; what has rotted is copied again, or reported.",
     )
-    def scrub(context: dg.AssetCheckExecutionContext, lake: LakeResource) -> dg.AssetCheckResult:
+    def scrub(
+        context: dg.AssetCheckExecutionContext, config: ScrubConfig, lake: LakeResource
+    ) -> dg.AssetCheckResult:
         from lakeshare_pipelines.backup import scrub as scrubs
 
         settings = lake.settings()
         try:
-            ran = scrubs.scrub(backup, Points(backup), settings, datetime.now(UTC), say=context.log.info)
+            ran = scrubs.scrub(
+                backup,
+                Points(backup),
+                settings,
+                datetime.now(UTC),
+                everything=config.everything,
+                say=context.log.info,
+            )
         except LakeshareError as error:
             where = run_url(settings, context.run.run_id)
             tell(context, settings, f"Scrub of backup {backup.name}: {error}\n{where}")
@@ -127,7 +142,7 @@ def _scrub(backup: Backup) -> dg.AssetChecksDefinition:
         return dg.AssetCheckResult(
             passed=ran.passed,
             description=" ".join([*found[:SHOWN], *ran.warnings])
-            or f"{ran.read} of {ran.copies} copies are what was backed up",
+            or f"{ran.read} of {ran.copies} copies were read, and are what was backed up",
             metadata={
                 "lakeshare/read": ran.read,
                 "lakeshare/read_bytes": ran.read_bytes,

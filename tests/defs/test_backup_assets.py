@@ -163,7 +163,10 @@ def test_a_drill_fails_visibly_when_a_copied_file_is_corrupted_behind_its_back(
     assert any(f"Drill of backup {backup.name}" in message["text"] for message in slack.messages)
     scrub = definitions.resolve_schedule_def(f"scrub_{backup.name}_every_night")
     assert scrub.default_status is dg.DefaultScheduleStatus.RUNNING
-    ran = definitions.resolve_job_def(scrub.job_name).execute_in_process(raise_on_error=False)
+    ran = definitions.resolve_job_def(scrub.job_name).execute_in_process(
+        run_config={"ops": {f"backup__{backup.name}__point_scrub": {"config": {"everything": True}}}},
+        raise_on_error=False,
+    )
     (check,) = ran.get_asset_check_evaluations()
     assert check.passed, check.description
     assert "copied again from" in (check.description or "")
