@@ -99,9 +99,12 @@ class RemoteStore:
         folder = Place(prefix.kind, prefix.root, prefix.key.rstrip("/"))
         if folder.key:
             _require_exact(folder)
-        with faults_of(folder):
-            found = obstore.list_with_delimiter(self._store, folder.key or None)["common_prefixes"]
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
+        def list_folders() -> Sequence[str]:
+            with faults_of(folder):
+                return obstore.list_with_delimiter(self._store, folder.key or None)["common_prefixes"]
+
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in self._service.call(list_folders))
 
     def head(self, place: Place) -> StoredObject | None:
         if not place.key:
