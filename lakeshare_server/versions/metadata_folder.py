@@ -9,7 +9,7 @@ have no order: without such a hint a folder with one of them is refused.
 import re
 from collections.abc import Iterator, Sequence
 
-from lakeshare_server.errors import StoreMissing, TableFilesMissing, Unserveable
+from lakeshare_server.errors import StoreDenied, StoreMissing, TableFilesMissing, Unserveable
 from lakeshare_server.stores import StoredObject, Stores
 from lakeshare_server.versions.metadata_source import BranchState, Pointer
 
@@ -133,8 +133,20 @@ class MetadataFolder:
         return newest
 
     def _of_hadoop(self, number: int) -> StoredObject | None:
-        heads = (self._stores.head(f"{self._folder}/v{number}{ending}") for ending in (*ENDINGS, OLD_ENDING))
-        return next((found for found in heads if found is not None), None)
+        names = (f"{self._folder}/v{number}{ending}" for ending in (*ENDINGS, OLD_ENDING))
+        return next((found for name in names if (found := self._head(name)) is not None), None)
+
+    def _head(self, location: str) -> StoredObject | None:
+        """The file at a location; None when there is none."""
+        try:
+            return self._stores.head(location)
+        except StoreDenied:
+            # Stores that know Iceberg (SeaweedFS's table buckets) refuse names that they would not write.
+            folder, _, name = location.rpartition("/")
+            after = f"{folder}/{name.partition('.')[0]}."
+            if any(file.location == location for file in self._stores.list(folder, after)):
+                raise
+            return None
 
     def _listed(self, from_number: int, hinted: int | None = None) -> StoredObject | None:
         numbered: list[tuple[int, bool, StoredObject]] = []

@@ -108,8 +108,11 @@ class EvolvingTable:
 
     def publish_next(self) -> Told:
         """Publish some changes, or an old number again."""
-        if len(self.story) > 1 and self.random.random() < 0.15:
-            return self._roll_back()
+        shown = self.story[-1].publication.snapshot_id
+        # Rolling back to the state that is shown already gives no number.
+        targets = [told for told in self.story if told.publication.snapshot_id != shown]
+        if targets and self.random.random() < 0.15:
+            return self._roll_back(self.random.choice(targets))
         turns = [self._turn() for _ in range(self.random.randint(1, TURNS))]
         return self._publish([statement for turn in turns for statement in turn])
 
@@ -145,8 +148,7 @@ class EvolvingTable:
         for statement in statements:
             self.lake.spark.sql(statement.format(t=f"{branch}.{self.name}", c=branch))
 
-    def _roll_back(self) -> Told:
-        target = self.random.choice(self.story[:-1])
+    def _roll_back(self, target: Told) -> Told:
         version = target.publication.version
         publication = rollback(self.lake, self.catalog, self.contract, self.contract.tables[0], version)
         self.shape = target.shape
