@@ -24,6 +24,8 @@ from tests.integration.s3_server import running_s3
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+# The demo takes two minutes alone, and eight beside two other workers that start a Spark of their own.
+COMMAND_S = 1100
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class DemoLake:
         """Run a command of the environment to its end."""
         ended = subprocess.run(
             [str(BIN / command[0]), *command[1:]],
-            env=dict(self.environment), cwd=ROOT, check=False, text=True, timeout=540,
+            env=dict(self.environment), cwd=ROOT, check=False, text=True, timeout=COMMAND_S,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         return Finished(ended.returncode, ended.stdout)

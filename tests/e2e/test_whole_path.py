@@ -14,6 +14,8 @@ from lakeshare_pipelines.demo import reader
 from lakeshare_server.catalog import Ledger, open_catalog
 from tests.builders.spark_apart import delete_on_branch, frames_on_main, reexecute_newest_failure
 
+# Every test may be the one that waits for the demo (COMMAND_S).
+pytestmark = pytest.mark.timeout(1200)
 TABLE = "aviation.flights.departures"
 FLIGHTS = next(contract for contract in load_contracts() if contract.name == "flights")
 SELECT = "flights/departures,flights/daily_delays"
