@@ -67,7 +67,7 @@ class KnownValues:
     def _looked_up(self, column: Column) -> Known:
         values = self._values("partition", column.path)
         if values is not None:
-            return Known(column, values, values, is_exact=True)
+            return _partition(column, values)
         counts = self._values("null_count", column.path)
         if counts is not None and not pa.types.is_integer(counts.type):
             counts = None
@@ -94,6 +94,19 @@ class KnownValues:
             places.append(inside)
             kind = kind.field(inside).type
         return None if pa.types.is_struct(kind) else pc.struct_field(self._batch.column(place), places)
+
+
+def _partition(column: Column, values: pa.Array) -> Known:
+    """What is known of a partition column.
+
+    An empty text is a value to delta-spark and null to the Python client, so such a file may hold either.
+    """
+    is_text = pa.types.is_string(values.type) or pa.types.is_binary(values.type)
+    is_empty = pc.fill_null(pc.equal(pc.binary_length(values), 0), False) if is_text else None
+    if is_empty is None or not pc.any(is_empty).as_py():
+        return Known(column, values, values, is_exact=True)
+    nulls = pc.if_else(is_empty, pa.scalar(None, pa.int64()), pc.cast(pc.is_null(values), pa.int64()))
+    return Known(column, values, values, False, nulls, pa.repeat(pa.scalar(1, pa.int64()), len(values)))
 
 
 def _as_floats(values: Bounds) -> Bounds:
