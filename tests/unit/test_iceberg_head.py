@@ -210,9 +210,7 @@ def test_an_unknown_type_is_named_with_its_column(tmp_path: Path) -> None:
         metadata["schemas"][0]["fields"][0]["type"]["fields"][0]["type"] = "hologram(3)"
 
     location = written_again(table, tmp_path, into_another)
-    with pytest.raises(
-        Unserveable, match=r"Column s\.n of .* has the type hologram\(3\).* \[UNKNOWN_TYPE\]"
-    ):
+    with pytest.raises(Unserveable, match=r"Column s\.n of .* has the type hologram\(3\).* \[UNKNOWN_TYPE\]"):
         read(table, location)
 
 

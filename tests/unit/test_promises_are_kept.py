@@ -119,12 +119,17 @@ MADE: dict[str, Callable[[Path], Path]] = {
     "delta, widened types": needing("typeWidening"),
     "delta, variants": needing("variantType", column="variant"),
     "delta, timestamps without a zone": needing("timestampNtz", column="timestamp_ntz"),
-    "delta, a type that nobody knows": needing(column="interval"),
-    "delta, void": needing(column="void"),
     "delta, UniForm that nobody converted": needing(universalFormat_enabledFormats="iceberg"),
     "iceberg, timestamps without a zone": without_a_zone,
     **{case: lambda folder, make=make: make(folder / "warehouse")[0] for case, make in TABLES.items()},  # type: ignore[misc]
 }
+
+
+REFUSED: dict[str, Callable[[Path], Path]] = {
+    "UNSUPPORTED_TYPE": needing(column="interval"),
+    "VOID_COLUMN": needing(column="void"),
+}
+"""What nobody can read, by the code that `follow` refuses it with."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,19 @@ def test_each_client_gets_what_is_promised(
         assert (f"{id_}: no, " in followed) == (verdict.served_as is None), followed
     is_for_nobody = all(one.served_as is None for one in promises.values())
     assert ("no known client can read it" in followed) == is_for_nobody, followed
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_what_nobody_can_read_is_refused_by_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
+    table = REFUSED[code](tmp_path)
+    ended = CliRunner().invoke(table_app, ["follow", str(table), "--as", "sales.orders"])
+    assert isinstance(ended.exception, Unserveable)
+    assert ended.exception.code == code
+    listed = CliRunner().invoke(table_app, ["list"], catch_exceptions=False)
+    assert "sales.orders" not in listed.output
 
 
 def test_files_outside_the_allowed_locations_are_told_by_every_command(
