@@ -24,6 +24,7 @@ def what_others_see_does_not_exist(server: Server) -> None:
         for method, below in CALLS:
             body: dict[str, object] | None = {} if method == "POST" else None
             hidden, missing = (one.ask(method, below, body=body) for one in (table, unknown))
+            expect(missing.status < 500, missing.asked, "404, or another refusal by 4xx", missing.summary)
             if missing.status == 404:
                 hidden.refusal(404)
                 expect(
