@@ -211,12 +211,16 @@ def _needs_pages(view: View) -> str:
 
     Raises:
         NothingToTry: the server answers in one piece.
+        Broken: it leaves files out without a token that leads to them.
     """
     answer: Answer = view.ask({"maxFiles": 1})
     if 400 <= answer.status < 500:
         raise NothingToTry("the server does not answer in pages")
-    end = Reply(answer).end or {}
+    first = Reply(answer)
+    end = first.end or {}
     if not end.get(TOKEN):
+        missing = len(view.snapshot.actions) - len(first.actions)
+        expect(missing <= 0, first.where, f"all files, or a {TOKEN}", f"{missing} files fewer and no token")
         raise NothingToTry("no answer comes in two pages")
     return str(end[TOKEN])
 

@@ -121,6 +121,14 @@ FURTHER: tuple[Named, ...] = (
     ),
     ("paging.pages-of-a-snapshot-are-the-snapshot", at(QUERY, lines(twice), when=later_page)),
     (
+        "paging.pages-of-a-snapshot-are-the-snapshot",
+        at(
+            QUERY,
+            lines(without("endStreamAction")),
+            when=lambda r: asked("maxFiles")(r) and not later_page(r),
+        ),
+    ),
+    (
         "paging.heads-of-pages-are-the-same-bytes",
         at(QUERY, header("Delta-Table-Version", "77"), when=later_page),
     ),
