@@ -106,8 +106,10 @@ def lock_point(points: Points, point: Point, until: dt.datetime, say: Say = _log
     """
     locked = lock_copies(points.backup, points.held(point, COPY), points, point.day, until, say)
     ends = until
-    with suppress(DamagedRecord):
+    try:
         ends = max(until, locked_until(points, point) or until)
+    except DamagedRecord as error:
+        say(f"{error} The record of the lock is written anew; locks of the store that last longer stay.")
     points.store.put(f"{points.folder(point.day)}{LATER}", json.dumps({"until": ends.isoformat()}).encode())
     return locked
 
