@@ -34,10 +34,10 @@ def a_backup(source: Path, target: Path) -> Backup:
     return Backup(name="lake", source=StoreAddress(url=str(source)), target=StoreAddress(url=str(target)))
 
 
-def a_point(backup: Backup, scratch: Path, day: str = DAY, **proved: Any) -> Point:
-    """Copy all of the source, and say of its tables that they were proved; `proved` changes what is said of each."""
+def a_point(backup: Backup, scratch: Path, day: str = DAY, *, below: str = "", **proved: Any) -> Point:
+    """Copy the source `below` a prefix, and say of its tables that they were proved; `proved` changes what is said."""
     store = open_store(backup.source)
-    listed = [one for one in store.list() if not MUTABLE.fullmatch(one.key.rpartition("/")[2])]
+    listed = [one for one in store.list(below) if not MUTABLE.fullmatch(one.key.rpartition("/")[2])]
     tables = list(_tables(backup, [one.key for one in listed]))
     rows = []
     for one in listed:

@@ -23,7 +23,7 @@ from lakeshare_pipelines.wap.stage import stage
 from lakeshare_server.catalog import Catalog, Ledger, Publication
 from lakeshare_server.stores import normalised
 from lakeshare_server.tables import open_index
-from tests.builders.backup_points import a_backup, a_point
+from tests.builders.backup_points import DAY, a_backup, a_point
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders
 
@@ -71,6 +71,10 @@ class Scene:
         assert all(Path(path).exists() for path in paths)
         return paths
 
+    def new_point(self, day: str = DAY) -> Point:
+        """A point of the tables of this set: other tests leave damaged tables in the same warehouse."""
+        return a_point(self.backup, self.folder / "held", day, below=f"{self.contract.name}/")
+
     def lose(self, *, entry: bool = True) -> None:
         """All tables of the set at once."""
         publisher = self.lake.nessie("publisher")
@@ -99,7 +103,7 @@ def scene(lake: Lake, catalog: Catalog, contract: SetContract, tmp_path: Path) -
     mine = Lake(settings, lambda: lake.spark)
     found = Scene(mine, catalog, contract, tmp_path, a_backup(settings.warehouse, tmp_path / "backups"))
     found.run(MONDAY, 3)
-    found.point = a_point(found.backup, tmp_path / "held")
+    found.point = found.new_point()
     return found
 
 
@@ -120,7 +124,7 @@ def test_what_was_lost_or_went_on_is_read_again(scene: Scene) -> None:
 
 def an_older_version_of_a_newer_point(scene: Scene, old: Publication, rows: list[object]) -> None:
     newer = scene.latest
-    point = a_point(scene.backup, scene.folder / "held", "2026-11-21")
+    point = scene.new_point("2026-11-21")
     version = old.snapshot_id if old.delta_version is None else old.delta_version
     settings = scene.lake.settings
     restored = Restores(settings, scene.backup, point).in_place(scene.catalog, scene.orders, version)
@@ -145,7 +149,6 @@ def something_else_at_its_keys(scene: Scene, rows: list[object]) -> None:
         scene.run(FRIDAY, 6)
         assert scene.latest.rows == len(rows) + 6
     finally:
-        # Other tests have tables in the same warehouse, and points of all of it.
         for path, content in contents.items():
             path.write_bytes(content)
 
