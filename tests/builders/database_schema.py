@@ -1,0 +1,86 @@
+"""The schema of a database as text: tables, columns, keys, indexes, checks, triggers, functions, sequences."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Connection, Engine, inspect, text
+
+TRIGGERS = {
+    "sqlite": "SELECT tbl_name, name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY 1, 2",
+    "postgresql": "SELECT c.relname, t.tgname, pg_get_triggerdef(t.oid) FROM pg_trigger t "
+    "JOIN pg_class c ON c.oid = t.tgrelid WHERE NOT t.tgisinternal ORDER BY 1, 2",
+}
+FUNCTIONS = {
+    "postgresql": "SELECT p.proname, pg_get_functiondef(p.oid) FROM pg_proc p "
+    "JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'public' ORDER BY 1"
+}
+SEQUENCES = {"postgresql": "SELECT sequencename, data_type FROM pg_sequences ORDER BY 1"}
+VIEWS = {
+    "sqlite": "SELECT name, sql FROM sqlite_master WHERE type = 'view' ORDER BY 1",
+    "postgresql": "SELECT viewname, definition FROM pg_views WHERE schemaname = 'public' ORDER BY 1",
+}
+EMPTY = ("", "None", "[]", "{}")
+# Words behind a table's columns, and AUTOINCREMENT, which inspection does not give.
+OPTIONS = re.compile(r"AUTOINCREMENT|WITHOUT ROWID|\bSTRICT\b")
+
+
+def schema_lines(engine: Engine) -> list[str]:
+    """The schema, sorted; the order of columns is not part of it."""
+    with engine.connect() as connection:
+        return [*_tables(connection), *_others(connection)]
+
+
+def _tables(connection: Connection) -> Iterator[str]:
+    inspector = inspect(connection)
+    dialect = connection.dialect
+    for table in sorted(inspector.get_table_names()):
+        yield f"table {table}{_options(connection, table)}"
+        for column in sorted(inspector.get_columns(table), key=lambda one: one["name"]):
+            null = "null" if column["nullable"] else "not null"
+            default = f" default {column['default']}" if column.get("default") is not None else ""
+            identity = " identity" if column.get("identity") else ""
+            yield f"  {column['name']} {column['type'].compile(dialect)} {null}{default}{identity}"
+        key = inspector.get_pk_constraint(table)
+        yield f"  primary key {key.get('name') or ''}({', '.join(key['constrained_columns'])})"
+        others: list[str] = []
+        for foreign in inspector.get_foreign_keys(table):
+            others.append(
+                f"foreign key {foreign['name'] or ''}({', '.join(foreign['constrained_columns'])}) references "
+                f"{foreign['referred_table']}({', '.join(foreign['referred_columns'])}) {foreign['options'] or ''}"
+            )
+        for unique in inspector.get_unique_constraints(table):
+            others.append(f"unique {unique['name'] or ''}({', '.join(unique['column_names'])})")
+        for check in inspector.get_check_constraints(table):
+            others.append(f"check {check['name'] or ''}({_on_one_line(check['sqltext'])})")
+        for index in inspector.get_indexes(table):
+            given = {
+                name: str(value)
+                for name, value in index.get("dialect_options", {}).items()
+                if str(value) not in EMPTY
+            }
+            columns = index.get("expressions") or index["column_names"]
+            kind = "unique index" if index["unique"] else "index"
+            others.append(f"{kind} {index['name']}({', '.join(map(str, columns))}) {given or ''}")
+        yield from (f"  {line.rstrip()}" for line in sorted(others))
+
+
+def _options(connection: Connection, table: str) -> str:
+    if connection.dialect.name != "sqlite":
+        return ""
+    sql = connection.scalar(
+        text("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :t"), {"t": table}
+    )
+    return "".join(f" {word.lower()}" for word in sorted(set(OPTIONS.findall(str(sql)))))
+
+
+def _others(connection: Connection) -> Iterator[str]:
+    dialect = connection.dialect.name
+    kinds = (("view", VIEWS), ("trigger of", TRIGGERS), ("function", FUNCTIONS), ("sequence", SEQUENCES))
+    for kind, queries in kinds:
+        for row in connection.execute(text(queries[dialect])) if dialect in queries else ():
+            yield f"{kind} {': '.join(_on_one_line(value) for value in row)}"
+
+
+def _on_one_line(value: Any) -> str:
+    return " ".join(str(value).split())
