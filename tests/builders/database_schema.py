@@ -54,6 +54,8 @@ def _tables(connection: Connection) -> Iterator[str]:
         for check in inspector.get_check_constraints(table):
             others.append(f"check {check['name'] or ''}({_on_one_line(check['sqltext'])})")
         for index in inspector.get_indexes(table):
+            if index.get("duplicates_constraint"):
+                continue
             given = {
                 name: str(value)
                 for name, value in index.get("dialect_options", {}).items()
