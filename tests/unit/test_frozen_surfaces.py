@@ -453,10 +453,9 @@ def test_exit_codes_of_commands(run: Callable[..., tuple[int, str]], tmp_path: P
         "shares: {x: }\nrecipients: {y: }\ngrants: [{share: x, recipient: y}]\n"
     )
     lines = [f"{run(*shlex.split(line))[0]}  lakeshare {line}".rstrip() for line in COMMAND_LINES]
-    lines += ["", "# Each command with --help, and with an option that there is not"]
+    lines += ["", "# Each command with an option that there is not"]
     for path, _ in commands_below(tree_of(commands)):
-        helped, refused = run(*path, "--help")[0], run(*path, "--no-such-option")[0]
-        lines.append(" ".join([str(helped), str(refused), "lakeshare", *path]))
+        lines.append(" ".join([f"{run(*path, '--no-such-option')[0]} ", "lakeshare", *path]))
     check_snapshot("exit_codes.txt", "\n".join(lines))
 
 
