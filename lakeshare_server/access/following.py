@@ -1,26 +1,35 @@
 """Following tables: each is read once, numbered, shared, and judged for its clients; many of them at the same time.
 
-The command, SQL and the admin API follow tables by this code.
+The command, SQL and the admin API follow tables by this code. Files of `lakeshare apply` have theirs read by it, before
+their transaction.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any, Literal
 
 from lakeshare_server.access.serveability import ServedTable, TableServeability, provider_view
-from lakeshare_server.catalog import Catalog, FollowedTables, SharedTable, TableEntry
-from lakeshare_server.catalog.followed import require_table_name
+from lakeshare_server.catalog import Catalog, FollowedTables, SharedTable, TableEntry, open_catalog
+from lakeshare_server.catalog.declared.faults import problem_of, raise_all, remedy_of
+from lakeshare_server.catalog.declared.objects import FoundTable, Key, TableLocation, Wanted
+from lakeshare_server.catalog.declared.planning import Step
+from lakeshare_server.catalog.followed import CHECK_EVERY_S, is_many, require_table_name
 from lakeshare_server.catalog.hand_shares import share_table
 from lakeshare_server.catalog.recipients import BY_HAND
 from lakeshare_server.errors import BadRequest, CatalogConflict, LakeshareError
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.stores import Stores
-from lakeshare_server.versions import Versions, found_at, is_many, spelt, table_name_at, tables_at
+from lakeshare_server.versions import TableVersions, Versions, found_at, spelt, table_name_at, tables_at
 
 # Tables that are read at a time: following waits for stores and catalogs.
 AT_A_TIME = 16
+# A table that was read for a file is not looked at again until the file is applied.
+READ_ONCE_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class FollowRequest:
     location: str = ""
     name: str = ""
     share: str = "lake"
-    check_every_s: float = 10.0
+    check_every_s: float = CHECK_EVERY_S
     start_version: int = 0
     history: bool = True
 
@@ -57,9 +66,17 @@ class FollowOutcome:
         """The version and its clients, or why there are none."""
         if self.served is None:
             return str(self.refusal)
+        number = f"version {self.served.version.number}, " if self.served.clients else ""
+        return f"{number}{self.clients}"
+
+    @property
+    def clients(self) -> str:
+        """The clients that can read the table, or why none can."""
+        if self.served is None:
+            return str(self.refusal)
         if not self.served.clients:
             return f"no known client can read it: {next(iter(self.served.verdicts.values()))}"
-        return f"version {self.served.version.number}, served to {', '.join(self.served.clients)}"
+        return f"served to {', '.join(self.served.clients)}"
 
     def as_json(self) -> dict[str, Any]:
         """The outcome as JSON's types."""
@@ -140,14 +157,14 @@ class Following:
         if known is None:
             require_table_name("name", request.name)
         identity = found_at(place, self._stores, self._settings)
-        self._followed.add(request.name, place, request.check_every_s, request.start_version, identity)
+        self._followed.add(request.name, place, request.check_every_s, request.start_version, identity, by)
         try:
             self._versions.of(request.name).latest()
             entry = self._share(request, by)
         except LakeshareError:
             if known is None:
                 # Its name would be taken, and nobody could read it.
-                self._followed.remove(request.name)
+                self._followed.remove(request.name, by)
             raise
         served = self._serveability.judge(provider_view(entry, self._versions))
         return FollowOutcome(request, place, entry, served)
@@ -181,3 +198,81 @@ class Following:
             return share_table(
                 self._catalog, request.share, shared, start_version=request.start_version or None, by=by
             )
+
+
+def find_tables(
+    settings: ServerSettings, locations: Sequence[str]
+) -> list[list[TableLocation] | LakeshareError]:
+    """The tables of locations, several of which are looked into at a time; a refusal in the place of its tables."""
+    stores = Stores(settings)
+
+    def find(location: str) -> list[TableLocation] | LakeshareError:
+        try:
+            tables = tables_at(location, stores, settings)
+        except LakeshareError as error:
+            return error
+        return [TableLocation(table, table_name_at(table).partition(".")[2]) for table in tables]
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        return list(pool.map(find, locations))
+
+
+class FollowingAhead:
+    """Reads the tables that files are about to follow, before the transaction that writes them.
+
+    They are followed in a catalog of their own that lasts as long as the command: read, numbered and judged by the code
+    that follows tables, with the same refusals, and with nothing written to the real catalog.
+    """
+
+    def __init__(self, settings: ServerSettings, versions: Versions) -> None:
+        self._settings, self._versions = settings, versions
+        self._ahead: Versions | None = None
+        self._names: frozenset[str] = frozenset()
+        self._open = ExitStack()
+
+    def __enter__(self) -> "FollowingAhead":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def read(self, wanted: Mapping[Key, Wanted], steps: Iterable[Step]) -> dict[Key, Wanted]:
+        """What is wanted, with what was found of each table that the steps are to follow.
+
+        Raises:
+            DocumentError: a table cannot be followed; its `also` holds all further refusals.
+        """
+        new = [
+            step.wanted for step in steps if (step.kind, step.verb) == ("followed", "create") and step.wanted
+        ]
+        if not new:
+            return dict(wanted)
+        folder = Path(self._open.enter_context(TemporaryDirectory(prefix="lakeshare-apply-")))
+        catalog = open_catalog(f"sqlite:///{folder / 'ahead.db'}")
+        self._open.callback(catalog.close)
+        stores = Stores(self._settings)
+        self._ahead = Versions(catalog, self._settings, stores)
+        self._names = frozenset(one.name for one in new)
+        judging = TableServeability.of(catalog, self._settings)
+        following = Following(catalog, self._settings, stores, self._ahead, judging)
+        requests = [
+            FollowRequest(str(one.fields["location"]), one.name, check_every_s=READ_ONCE_S) for one in new
+        ]
+        found, faults = dict(wanted), []
+        for one, outcome in zip(new, following.follow_all(requests), strict=True):
+            if outcome.refusal is not None and one.origin is not None:
+                problem = (
+                    f"{outcome.location} cannot be followed as {one.name}: {problem_of(outcome.refusal)}"
+                )
+                faults.append(one.origin.fault(problem, remedy_of(outcome.refusal)))
+            followed = FollowedTables(catalog).get(one.name)
+            if followed is not None:
+                found[one.key] = replace(one, found=FoundTable(followed.iceberg, outcome.clients))
+        raise_all(faults)
+        return found
+
+    def of(self, table: str) -> TableVersions:
+        """The versions of a lake table; also of one that is about to be followed."""
+        if self._ahead is not None and table in self._names:
+            return self._ahead.of(table)
+        return self._versions.of(table)

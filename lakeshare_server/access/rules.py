@@ -7,6 +7,7 @@ through when it turns up all the same.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from lakeshare_server.access.rule_text import parse_rule, properties_of, with_properties
 from lakeshare_server.catalog import EffectiveGrant
@@ -25,13 +26,20 @@ from lakeshare_server.tables.predicate import (
     Predicate,
     Value,
 )
-from lakeshare_server.versions import TableVersions, Versions
+from lakeshare_server.versions import TableVersions
 
 NOTHING = Constant(False)
 # What every recipient has, whatever properties it was given.
 OWN_NAME, OWN_ID = "lakeshare.name", "lakeshare.id"
 
 _log = logging.getLogger(__name__)
+
+
+class LakeVersions(Protocol):
+    """The versions of the lake's tables."""
+
+    def of(self, table: str) -> TableVersions:
+        """The versions of one of them."""
 
 
 def rule_of(table_rule: str | None, grant: EffectiveGrant) -> Predicate:
@@ -71,7 +79,7 @@ def require_decidable(field: str, text: str, tables: Mapping[str, TableVersions]
             )
 
 
-def require_decidable_rules(edit: Edit, versions: Versions) -> None:
+def require_decidable_rules(edit: Edit, versions: LakeVersions) -> None:
     """See that what an edit wrote can be decided: new rules for the tables of their share, new tables for its rules.
 
     For whoever edits, as the last step in front of the end of the transaction; nothing of it stays when it raises.
@@ -105,7 +113,7 @@ def require_decidable_rules(edit: Edit, versions: Versions) -> None:
 class _Asked:
     """The rules that an edit was asked about, each of one table once: it may write thousands of the same."""
 
-    versions: Versions
+    versions: LakeVersions
     decided: set[tuple[str, str]] = field(default_factory=set)
 
     def require(self, where: str, rule: str, path: str, lake_table: str) -> None:

@@ -30,7 +30,7 @@ from lakeshare_server.catalog.generation import NEXT_GENERATION, UNSEEN, generat
 from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
 from lakeshare_server.settings import make_private
 
-HEAD = "0007"
+HEAD = "0008"
 BUSY_TIMEOUT_S = 30
 WRITES = "lakeshare_writes"
 NOTICE_LOSS = {

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +11,12 @@ import typer
 from lakeshare_server.commands.console import ask, open_state_catalog, open_versions, operator
 
 if TYPE_CHECKING:
+    from lakeshare_server.access.rules import LakeVersions
     from lakeshare_server.catalog import Catalog
     from lakeshare_server.catalog.declared import Plan
     from lakeshare_server.catalog.declared.objects import Key, Wanted
     from lakeshare_server.catalog.sharing import Edit
+    from lakeshare_server.versions import Versions
 
 DIFFERENT = 2
 COLORS = {"+": typer.colors.GREEN, "~": typer.colors.YELLOW, "-": typer.colors.RED, "?": typer.colors.CYAN}
@@ -39,47 +42,65 @@ def apply(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make shares, recipients, groups and grants what files say, all of it or nothing; twice changes nothing.
+    """Make followed tables, shares, recipients, groups and grants what files say, all of it or nothing.
 
-    Files say everything about the objects they name, and never a secret. What contracts declare, and what was made by
-    hand and is in no file, stays.
+    Twice changes nothing. Files say everything about the objects they name, and never a secret. What contracts declare,
+    and what was made by hand and is in no file, stays. Tables that files follow are read before anything is changed.
 
     Example: lakeshare apply -f shares/ --plan
 
     Example: lakeshare apply -f shares/ --prune --yes
     """
-    from lakeshare_server.catalog.declared import apply_files, done, planned, read_files, tried
+    from lakeshare_server.access.following import FollowingAhead
+    from lakeshare_server.catalog.declared import apply_files, done, planned, tried
+    from lakeshare_server.settings import ServerSettings
 
-    wanted, catalog = read_files(files), open_state_catalog()
-    found = planned(catalog, wanted, prune=prune)
-    check = _check_of_rules(catalog, wanted, found)
-    if plan:
-        found = tried(catalog, wanted, operator(), prune=prune, check=check)
-        _tell(found, as_json=as_json)
-        raise typer.Exit(DIFFERENT if found.steps else 0)
-    if yes or expect is not None:
-        found = apply_files(catalog, wanted, operator(), prune=prune, digest=expect, check=check)
-        _tell(found, as_json=as_json)
-    else:
-        _tell(found, as_json=as_json)
-        if not found.steps:
-            return
-        ask("Do this?", f"give --yes, or --expect {found.digest} for this plan and no other.")
-        apply_files(catalog, wanted, operator(), prune=prune, digest=found.digest, check=check)
+    wanted, catalog = _read(files), open_state_catalog()
+    versions = open_versions(catalog)
+    with FollowingAhead(ServerSettings(), versions) as ahead:
+        found = planned(catalog, wanted, prune=prune)
+        wanted = ahead.read(wanted, found.steps)
+        check = _check_of_rules(catalog, versions, ahead, wanted, found)
+        if plan:
+            found = tried(catalog, wanted, operator(), prune=prune, check=check)
+            _tell(found, as_json=as_json)
+            raise typer.Exit(DIFFERENT if found.steps else 0)
+        if yes or expect is not None:
+            found = apply_files(catalog, wanted, operator(), prune=prune, digest=expect, check=check)
+            _tell(found, as_json=as_json)
+        else:
+            found = planned(catalog, wanted, prune=prune)
+            _tell(found, as_json=as_json)
+            if not found.steps:
+                return
+            ask("Do this?", f"give --yes, or --expect {found.digest} for this plan and no other.")
+            apply_files(catalog, wanted, operator(), prune=prune, digest=found.digest, check=check)
     if found.steps and not as_json:
         typer.echo(done(found))
         _tell_without_token(found)
 
 
+def _read(files: list[Path]) -> "dict[Key, Wanted]":
+    """What files want, with the tables of the locations that they follow."""
+    from lakeshare_server.access.following import find_tables
+    from lakeshare_server.catalog.declared import read_files
+    from lakeshare_server.settings import ServerSettings
+
+    return read_files(files, partial(find_tables, ServerSettings()))
+
+
 def _check_of_rules(
-    catalog: "Catalog", wanted: "Mapping[Key, Wanted]", plan: "Plan"
+    catalog: "Catalog",
+    versions: "Versions",
+    ahead: "LakeVersions",
+    wanted: "Mapping[Key, Wanted]",
+    plan: "Plan",
 ) -> "Callable[[Edit], None]":
-    """What refuses rules that partitions do not decide; followed tables are looked at now, in front of the edit."""
+    """A check that refuses rules that partitions do not decide; followed tables are looked at now, before the edit."""
     from lakeshare_server.access.rules import require_decidable_rules
     from lakeshare_server.access.versions_ahead import find_all_ahead
     from lakeshare_server.catalog.sharing.look import objects, shares_with_rules
 
-    versions = open_versions(catalog)
     shares = {step.key[1] for step in plan.steps if step.kind in ("share", "table", "grant")}
     if shares:
         with catalog.reading() as session:
@@ -89,7 +110,7 @@ def _check_of_rules(
             tables = {one.table for one in objects(session) if one.share.lower() in shares & ruled}
         said = (one for key, one in wanted.items() if key[0] == "table" and key[1] in shares & ruled)
         find_all_ahead(catalog, versions, tables | {str(one.fields.get("table")) for one in said})
-    return lambda edit: require_decidable_rules(edit, versions)
+    return lambda edit: require_decidable_rules(edit, ahead)
 
 
 def diff(files: Files, as_json: AsJson = False) -> None:
@@ -97,9 +118,9 @@ def diff(files: Files, as_json: AsJson = False) -> None:
 
     Example: lakeshare diff -f shares/
     """
-    from lakeshare_server.catalog.declared import planned, read_files
+    from lakeshare_server.catalog.declared import planned
 
-    found = planned(open_state_catalog(), read_files(files))
+    found = planned(open_state_catalog(), _read(files))
     _tell(found, as_json=as_json)
     raise typer.Exit(DIFFERENT if found.drifted else 0)
 

@@ -80,8 +80,8 @@ def follow(
     Example: lakeshare table follow 'iceberg:prod/sales.*' --share partners
     """
     from lakeshare_server.access.following import Following, FollowRequest
+    from lakeshare_server.catalog.followed import is_many
     from lakeshare_server.errors import BadRequest
-    from lakeshare_server.versions import is_many
 
     settings, catalog = _state()
     open_before = _open_folders(catalog)

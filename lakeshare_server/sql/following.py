@@ -84,15 +84,14 @@ def do_follow(asked: Follow, provider: Provider, principal: str) -> Result:
     return rows_of(COLUMNS, rows)
 
 
-def do_unfollow(asked: Unfollow, provider: Provider) -> Result:
+def do_unfollow(asked: Unfollow, provider: Provider, principal: str) -> Result:
     """UNFOLLOW.
 
     Raises:
         NotFound: no table is followed under this name.
     """
-    return done(
-        f"{FollowedTables(provider.catalog).remove('.'.join(asked.path)).table} is not followed any more"
-    )
+    found = FollowedTables(provider.catalog).remove(".".join(asked.path), principal)
+    return done(f"{found.table} is not followed any more")
 
 
 def show_followed_tables(session: Session, asked: ShowFollowedTables) -> Result:

@@ -111,7 +111,7 @@ class SqlSession:
         if isinstance(asked, following.Follow):
             return following.do_follow(asked, self.provider, self.principal)
         if isinstance(asked, following.Unfollow):
-            return following.do_unfollow(asked, self.provider)
+            return following.do_unfollow(asked, self.provider, self.principal)
         self._look_ahead([asked])
         with editing(catalog, self.principal) as edit:
             result = _CHANGES[type(asked)](edit, asked, self.provider)

@@ -1,6 +1,6 @@
 """Which versions of a table recipients can read: the ledger's publications, or those found in storage."""
 
-from lakeshare_server.versions.followed_place import is_many, spelt, table_name_at, tables_at
+from lakeshare_server.versions.followed_place import spelt, table_name_at, tables_at
 from lakeshare_server.versions.found_table import found_at
 from lakeshare_server.versions.pinned import VersionsUntil
 from lakeshare_server.versions.version import PinnedSnapshot, TableVersions, Version
@@ -13,7 +13,6 @@ __all__ = [
     "Versions",
     "VersionsUntil",
     "found_at",
-    "is_many",
     "spelt",
     "table_name_at",
     "tables_at",

@@ -13,6 +13,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from lakeshare_server.catalog.followed import IN_CATALOGS
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.stores import Stores, normalised
@@ -22,7 +23,6 @@ from lakeshare_server.versions.metadata_folder import FixedMetadata, MetadataFol
 from lakeshare_server.versions.metadata_source import MetadataSource
 from lakeshare_server.versions.nessie_branch import NessieNamespace, NessieTable
 
-CATALOGS = ("iceberg:", "nessie:")
 IN_CATALOG = re.compile(
     r"(?P<kind>iceberg|nessie):(?P<catalog>[A-Za-z0-9_-]+)/(?P<table>[^/@\s.]+(?:\.[^/@\s.]+)+)(?:@(?P<branch>[^\s@]+))?"
 )
@@ -42,7 +42,7 @@ def spelt(location: str, settings: StoreSettings) -> str:
     Raises:
         BadRequest: it is of no known form, or names a catalog that is not configured.
     """
-    if not location.startswith(CATALOGS):
+    if not location.startswith(IN_CATALOGS):
         is_path = not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location)
         return normalised(
             str(Path(location).expanduser().absolute()) if is_path else location, settings.azure_account
@@ -66,7 +66,7 @@ def tables_at(location: str, stores: Stores, settings: StoreSettings) -> list[st
         Unserveable, StoreError: the namespace or the folder is not there, or its store or catalog refuses us.
         Unavailable: the store or the catalog does not answer.
     """
-    if not location.startswith(CATALOGS):
+    if not location.startswith(IN_CATALOGS):
         if not location.endswith("/*"):
             return [spelt(location, settings)]
         return _folders(spelt(location[:-2] or "/", settings), stores)
@@ -84,13 +84,6 @@ def tables_at(location: str, stores: Stores, settings: StoreSettings) -> list[st
     else:
         names = CatalogNamespace(catalog, levels, settings, service).tables()
     return [f"{before}.{name}{branch}" for name in names]
-
-
-def is_many(location: str) -> bool:
-    """Whether a location has a star for the table."""
-    if location.startswith(CATALOGS):
-        return location.partition("@")[0].endswith(".*")
-    return location.endswith("/*")
 
 
 def table_name_at(location: str) -> str:
@@ -119,7 +112,7 @@ def _holds_table(folder: str, stores: Stores) -> bool:
 
 def is_delta(location: str, stores: Stores) -> bool:
     """Whether a Delta log is there; a table that is Iceberg's as well (UniForm) is taken for what writes it."""
-    if location.startswith(CATALOGS) or is_metadata_file(location):
+    if location.startswith(IN_CATALOGS) or is_metadata_file(location):
         return False
     return next(iter(stores.list(f"{location.rstrip('/')}/{LOG}")), None) is not None
 

@@ -1,11 +1,13 @@
 """Files of `lakeshare apply`, and what the catalog holds before and after them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.declared import export, read_files
+from lakeshare_server.catalog.declared.objects import FoundTable, Key, TableLocation, Wanted
 from lakeshare_server.catalog.declared.planning import Step
 from lakeshare_server.catalog.sharing import editing, look
 
@@ -51,11 +53,18 @@ grants:
 """
 
 
-def said(folder: Path, text: str, name: str = "shares.yaml") -> Mapping[Any, Any]:
-    """What a file of this text wants."""
+def said(folder: Path, text: str, name: str = "shares.yaml") -> Mapping[Key, Wanted]:
+    """What a file of this text wants; the tables that it follows count as read."""
     path = folder / name
     path.write_text(text, encoding="utf-8")
-    return read_files([path])
+    wanted = read_files([path], as_written)
+    read = FoundTable(None, "read")
+    return {key: replace(one, found=read) if key[0] == "followed" else one for key, one in wanted.items()}
+
+
+def as_written(locations: Sequence[str]) -> list[list[TableLocation]]:
+    """One table at each location, with the location as it is written."""
+    return [[TableLocation(one, one.rpartition("/")[2])] for one in locations]
 
 
 def exported(catalog: Catalog, **options: bool) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lakeshare_server.catalog.declared import Document, read_files
-from lakeshare_server.catalog.declared.objects import recipient_key, share_key, table_key
-from lakeshare_server.errors import DocumentError
+from lakeshare_server.catalog.declared.objects import (
+    FindTables,
+    TableLocation,
+    recipient_key,
+    share_key,
+    table_key,
+)
+from lakeshare_server.errors import DocumentError, LakeshareError, StoreMissing, Unavailable
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -45,6 +52,42 @@ def test_short_forms_stand_for_the_long_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "field", "said"),
     [
+        (
+            "followed:\n  a.x: data/x",
+            2,
+            'followed["a.x"]',
+            "Give an absolute path, a URL like s3://bucket/folder",
+        ),
+        ("followed:\n  a.x: {}", 2, 'followed["a.x"].location', "is missing"),
+        ("followed:\n  orders: /data", 2, "followed.orders", "Give schema.table"),
+        ("followed:\n  a.x: {location: /d, check_every_s: .nan}", 2, "check_every_s", "nan cannot be used"),
+        ("followed:\n  a.x: {location: /d, check_every_s: -1}", 2, "check_every_s", "-1 cannot be used"),
+        ("followed:\n  a.x: {location: /d, start_version: -1}", 2, "start_version", "-1 cannot be used"),
+        ("followed:\n  a.x: {location: /d, exclude: [y]}", 2, 'followed["a.x"]', "with * for the table only"),
+        ("followed:\n  a.x: {location: /d, every: 3}", 2, "every", "unknown field 'every'"),
+        ("followed:\n  a.x: /d/*", 2, 'followed["a.x"]', "Give * for the table in both, or in neither"),
+        ("followed:\n  a.*: /d", 2, 'followed["a.*"]', "Give * for the table in both, or in neither"),
+        ("followed:\n  a.x: iceberg:p/n.*", 2, 'followed["a.x"]', "Give * for the table in both"),
+        (
+            "shares:\n  s:\n    tables:\n      a.x: {location: /d}",
+            4,
+            'shares.s.tables["a.x"].location',
+            "Where a table lies is said in `followed`",
+        ),
+        (
+            "shares:\n  s:\n    tables: [a.*]",
+            3,
+            'shares.s.tables["a.*"]',
+            "the files follow no table in schema a",
+        ),
+        (
+            "shares: {s: {tables: {a.*: {declared: true}}}}",
+            1,
+            'tables["a.*"]',
+            "contracts declare tables by name",
+        ),
+        ("shares: {s: {tables: {a.*: b.c}}}", 1, 'tables["a.*"]', "one table stands for many"),
+        ("shares: {s: {tables: {a.x: b.*}}}", 1, 'tables["a.x"]', "b.* is no table"),
         (
             "shares:\n  s:\n    comments: x",
             3,
@@ -112,6 +155,61 @@ def test_what_is_wrong_is_said_with_line_field_and_remedy(
     assert (fault.path, fault.line) == (path, line)
     assert field in fault.field
     assert said in str(fault)
+
+
+def found_in(lake: Mapping[str, Sequence[str] | LakeshareError]) -> FindTables:
+    """Tables by location, named as they are there."""
+
+    def find(locations: Sequence[str]) -> list[list[TableLocation] | LakeshareError]:
+        found = [lake.get(location, [location]) for location in locations]
+        return [
+            one
+            if isinstance(one, LakeshareError)
+            else [TableLocation(at, at.rpartition("/")[2]) for at in one]
+            for one in found
+        ]
+
+    return find
+
+
+def test_a_star_stands_for_the_tables_that_are_named_nowhere_else(tmp_path: Path) -> None:
+    text = """
+followed: {a.*: {location: /d/*, exclude: [z]}, a.y: /other/y, b.v: /d/v}
+shares: {s: {tables: {a.*: {history: false}, a.y: {comment: own}, c.*: b.*}}}
+"""
+    find = found_in({"/d/*": ["/d/v", "/d/x", "/d/y", "/d/z"]})
+    wanted = read_files([written(tmp_path, text)], find)
+    followed = {one.name: one.fields["location"] for one in wanted.values() if one.key[0] == "followed"}
+    assert followed == {"a.x": "/d/x", "a.y": "/other/y", "b.v": "/d/v"}
+    tables = {one.name: one for one in wanted.values() if one.key[0] == "table"}
+    assert {name: (one.fields["table"], one.fields["history"]) for name, one in tables.items()} == {
+        "s.a.x": ("a.x", False),
+        "s.a.y": ("a.y", True),
+        "s.c.v": ("b.v", True),
+    }
+    assert str(tables["s.a.x"].origin) == f"{tmp_path / 'shares.yaml'}:3"
+
+
+def test_every_location_that_is_refused_is_told_at_once(tmp_path: Path) -> None:
+    text = "followed:\n  a.x: s3://b/x\n  e.*: /empty/*\n  f.*: /one/*\n  g.y: /g\n  f.y: /h\n  F.*: /two/*"
+    text += "\nshares: {s: {tables: {a.*: f.*, A.*: F.*}}}"
+    lake = {
+        "s3://b/x": Unavailable("S3 does not answer", "Try again."),
+        "/empty/*": [],
+        "/one/*": StoreMissing("/one"),
+        "/two/*": ["/two/y"],
+    }
+    with pytest.raises(DocumentError) as refused:
+        read_files([written(tmp_path, text)], found_in(lake))
+    faults = [refused.value, *refused.value.also]
+    path = tmp_path / "shares.yaml"
+    assert [str(DocumentError(one.path, one.line, one.field, one.problem, one.hint)) for one in faults] == [
+        f'{path}:2: followed["a.x"]: s3://b/x cannot be followed: S3 does not answer. Try again.',
+        f'{path}:3: followed["e.*"]: there is no table in /empty/*. Correct the location, or take it out of the file.',
+        f'{path}:4: followed["f.*"]: /one/* cannot be followed: /one is not in its store. Correct it, or let the '
+        "server's settings give access to it.",
+        f'{path}:8: shares.s.tables["A.*"]: s.A.y is in {path}:8 already. Keep one of them.',
+    ]
 
 
 def test_all_faults_of_all_files_are_told_at_once(tmp_path: Path) -> None:

@@ -262,10 +262,13 @@ def test_a_refusal_holds_for_the_interval(tmp_path: Path, table: OwnedTable) -> 
 
 def test_a_table_of_delta_does_not_become_one_of_iceberg(tmp_path: Path, table: OwnedTable) -> None:
     provider = a_provider(tmp_path / "once-delta")
-    Ledger(provider.catalog).append(
-        [a_publication(table=NAME, format="delta", delta_version=3, audited=False)]
-    )
+    was_delta = a_publication(table=NAME, format="delta", delta_version=3, audited=False)
+    Ledger(provider.catalog).append([was_delta])
+    with pytest.raises(CatalogConflict, match="has versions in the format delta"):
+        following(provider, table.folder)
+    provider = a_provider(tmp_path / "delta-meanwhile")
     following(provider, table.folder)
+    Ledger(provider.catalog).append([was_delta])
     with pytest.raises(Unserveable, match="cannot be numbered") as refused:
         a_worker(provider).latest()
     assert "was published as delta" in str(refused.value.__cause__)

@@ -118,9 +118,9 @@ def test_a_log_that_loses_a_commit_in_the_middle_is_listed_anew(provider: Provid
 
 
 def test_a_conflict_that_is_no_other_workers_doing_is_told(provider: Provider, log: WrittenLog) -> None:
-    Ledger(provider.catalog).append([a_publication(table=NAME, format="iceberg", audited=False)])
     some_commits(log, 2)
     provider.follow(NAME, log.root)
+    Ledger(provider.catalog).append([a_publication(table=NAME, format="iceberg", audited=False)])
     with pytest.raises(CatalogConflict, match="published as iceberg"):
         Versions(provider.catalog, provider.settings, Stores(provider.settings)).of(NAME).latest()
 

@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, cast
 
+from lakeshare_server.catalog.declared.faults import problem_of, remedy_of
 from lakeshare_server.catalog.declared.objects import Wanted
 from lakeshare_server.catalog.declared.planning import Step
+from lakeshare_server.catalog.followed import alter_followed, follow_table, unfollow_table
 from lakeshare_server.catalog.sharing import (
     Edit,
     FederationPolicy,
@@ -78,7 +80,7 @@ def _refused_in_file(batch: list[Step]) -> Iterator[None]:
         meant = _meant(error, [step.wanted for step in batch if step.wanted is not None])
         if meant is None or meant.origin is None:
             raise
-        raise meant.origin.fault(_problem(error), _remedy(error)) from error
+        raise meant.origin.fault(problem_of(error), remedy_of(error)) from error
 
 
 def _meant(error: BadRequest | NotFound | CatalogConflict, said: Sequence[Wanted]) -> Wanted | None:
@@ -92,18 +94,6 @@ def _meant(error: BadRequest | NotFound | CatalogConflict, said: Sequence[Wanted
     return max(said, key=is_about, default=None)
 
 
-def _problem(error: BadRequest | NotFound | CatalogConflict) -> str:
-    if isinstance(error, BadRequest):
-        return f"{error.field}: {error.value!r} cannot be used"
-    return f"there is no {error.kind.lower()} {error.name}" if isinstance(error, NotFound) else error.what
-
-
-def _remedy(error: BadRequest | NotFound | CatalogConflict) -> str:
-    if isinstance(error, BadRequest):
-        return error.hint
-    return "Name another, or make it first." if isinstance(error, NotFound) else error.fix
-
-
 def _said(step: Step) -> dict[str, Any]:
     """What the source says of the object: the fields of the operation that makes it."""
     return {} if step.wanted is None else dict(step.wanted.fields)
@@ -114,6 +104,24 @@ def _changed(step: Step) -> dict[str, Any]:
     return {
         RENAMED.get(one.field, one.field): one.after for one in step.differences if one.field not in UNSAID
     }
+
+
+def _follow(edit: Edit, step: Step) -> None:
+    if step.wanted is None or step.wanted.found is None:
+        # It was followed when the plan was made that said which locations are to be read.
+        raise CatalogConflict(f"{step.name} has just been unfollowed", "Apply the files again.")
+    said = _said(step)
+    start_version = said.pop("start_version") or 0
+    follow_table(edit, step.name, **said, start_version=start_version, iceberg=step.wanted.found.iceberg)
+
+
+def _alter_followed(edit: Edit, step: Step) -> None:
+    said = _said(step)
+    alter_followed(edit, step.name, said["check_every_s"], said["start_version"] or 0)
+
+
+def _unfollow(edit: Edit, step: Step) -> None:
+    unfollow_table(edit, step.name)
 
 
 def _create_share(edit: Edit, step: Step) -> None:
@@ -208,6 +216,9 @@ def _drop_group(edit: Edit, step: Step) -> None:
 
 
 OPERATIONS: dict[tuple[str, str], Callable[[Edit, Step], None]] = {
+    ("followed", "create"): _follow,
+    ("followed", "update"): _alter_followed,
+    ("followed", "delete"): _unfollow,
     ("share", "create"): _create_share,
     ("share", "update"): _alter_share,
     ("share", "delete"): _drop_share,

@@ -1,4 +1,4 @@
-"""What may stand in a file of `lakeshare apply`: shares with their tables, recipients, groups, grants.
+"""What may stand in a file of `lakeshare apply`: followed tables, shares with their tables, recipients, groups, grants.
 
 Only the shape is judged here. The fields have the names that the admin API and SQL use. An object says everything
 about itself: a field that is left out has its default, but `owner`, which then stays as it is. There is no field for a
@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from lakeshare_server.catalog.followed import CHECK_EVERY_S, is_many
 from lakeshare_server.catalog.models import MAX_LONG
 from lakeshare_server.catalog.names import HELD_NAME, NAME_HINT
 
 OF_CONTRACTS = frozenset({"table", "kind", "comment", "history"})
+HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 SURROGATE = re.compile("[\ud800-\udfff]")
 LONGEST_LABEL, LONGEST_LAKE_TABLE = 255, 512
 
@@ -44,6 +46,15 @@ def _path(path: str) -> str:
     if not dot or not HELD_NAME.fullmatch(schema) or not HELD_NAME.fullmatch(table):
         raise refusal("Give schema.table as recipients read it, like sales.orders.")
     return path
+
+
+def _location(location: str) -> str:
+    if not HAS_SCHEME.match(location) and not location.startswith("/"):
+        raise refusal(
+            "Give an absolute path, a URL like s3://bucket/folder, or a table of a catalog, like "
+            "iceberg:CATALOG/NAMESPACE.TABLE: files are applied in any folder."
+        )
+    return location
 
 
 def _moment(value: Any) -> Any:
@@ -77,6 +88,11 @@ def _table(value: Any) -> Any:
     return {} if value is None else {"table": value} if isinstance(value, str) else value
 
 
+def _followed(value: Any) -> Any:
+    """A text alone is a location about which nothing more is said."""
+    return {"location": value} if isinstance(value, str) else value
+
+
 def _nothing_said(value: Any) -> Any:
     return {} if value is None else value
 
@@ -98,6 +114,36 @@ class Part(BaseModel):
     """Any mapping of a file: nothing unknown, no silent conversions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FollowedPart(Part):
+    """A table that is read where it lies; with a star for the table, all tables of a folder or a namespace."""
+
+    location: Annotated[
+        Text,
+        Field(
+            min_length=1,
+            description="A folder, URL or Iceberg metadata file, iceberg:CATALOG/NAMESPACE.TABLE or "
+            "nessie:CATALOG/NAMESPACE.TABLE@BRANCH; with * for the table where the name has it, too",
+        ),
+        AfterValidator(_location),
+    ]
+    check_every_s: Annotated[
+        float,
+        Field(ge=0, allow_inf_nan=False, description="Look for new versions at most this often, in seconds"),
+    ] = CHECK_EVERY_S
+    start_version: Annotated[Number | None, Field(description="The first version that anybody may read")] = (
+        None
+    )
+    exclude: Annotated[
+        list[Text], Field(description="Of a location with a star: names of tables there that are left out")
+    ] = []
+
+    @model_validator(mode="after")
+    def _excludes_from_many(self) -> "FollowedPart":
+        if self.exclude and not is_many(self.location):
+            raise refusal("Give `exclude` for a location with * for the table only.")
+        return self
 
 
 class TablePart(Part):
@@ -150,7 +196,10 @@ class SharePart(Part):
         BeforeValidator(
             _tables, json_schema_input_type=dict[TablePath, TablePart | str | None] | list[TablePath]
         ),
-        Field(description="By schema.table; a text is short for the lake's table, a list for names alone"),
+        Field(
+            description="By schema.table; a text is short for the lake's table, a list for names alone. schema.* is "
+            "all tables that the files follow in a schema"
+        ),
     ] = {}
     revision: Revision = None
 
@@ -219,6 +268,10 @@ def _or_nothing(part: type[Part]) -> BeforeValidator:
     return BeforeValidator(_nothing_said, json_schema_input_type=part | None)
 
 
+FollowedParts = dict[
+    TablePath,
+    Annotated[FollowedPart, BeforeValidator(_followed, json_schema_input_type=FollowedPart | str)],
+]
 Shares = dict[Name, Annotated[SharePart, _or_nothing(SharePart)]]
 RecipientParts = dict[Name, Annotated[RecipientPart, _or_nothing(RecipientPart)]]
 Groups = dict[Name, Annotated[GroupPart, _or_nothing(GroupPart)]]
@@ -228,6 +281,13 @@ class Document(Part):
     """A file of `lakeshare apply`; several files are read as one."""
 
     version: Annotated[Literal[1], Field(description="Of this form of files")] = 1
+    followed: Annotated[
+        FollowedParts,
+        Field(
+            description="Followed tables by the lake's name, schema.table, or schema.* for many; a text is short for "
+            "the location"
+        ),
+    ] = {}
     shares: Shares = {}
     recipients: RecipientParts = {}
     groups: Groups = {}
@@ -237,6 +297,7 @@ class Document(Part):
 # Which part a field holds, to name the fields that an unknown one may have been meant for.
 PARTS: dict[tuple[str, ...], type[Part]] = {
     (): Document,
+    ("followed", "*"): FollowedPart,
     ("shares", "*"): SharePart,
     ("shares", "*", "tables", "*"): TablePart,
     ("recipients", "*"): RecipientPart,

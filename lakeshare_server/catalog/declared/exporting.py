@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.declared.held import policy_fields
 from lakeshare_server.catalog.declared.telling import jsonable
+from lakeshare_server.catalog.followed import CHECK_EVERY_S, FollowedTable, followed_tables
 from lakeshare_server.catalog.sharing import look
 from lakeshare_server.catalog.sharing.states import Grant, Group, RecipientState, Share, SharedObject
 
@@ -43,6 +44,7 @@ def export(session: Session, *, revisions: bool = False) -> str:
     shares = _shares(session, {one.share for one in grants})
     document = {
         "version": 1,
+        "followed": {one.table: _followed(one) for one in followed_tables(session)},
         "shares": shares,
         "recipients": {name: _recipient(one) for name, one in recipients.items()},
         "groups": groups,
@@ -54,6 +56,15 @@ def export(session: Session, *, revisions: bool = False) -> str:
     remark = f"# Revoked, and left out: {', '.join(left_out)}\n" if left_out else ""
     said = {name: value for name, value in document.items() if value}
     return HEAD + remark + yaml.dump(said, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _followed(table: FollowedTable) -> str | dict[str, Any]:
+    said = {
+        "location": table.location,
+        "check_every_s": None if table.check_every_s == CHECK_EVERY_S else table.check_every_s,
+        "start_version": table.start_version or None,
+    }
+    return table.location if said["check_every_s"] is said["start_version"] is None else _worth_saying(said)
 
 
 def _shares(session: Session, granted: set[str]) -> dict[str, dict[str, Any]]:

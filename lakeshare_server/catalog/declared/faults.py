@@ -8,7 +8,16 @@ from pydantic import ValidationError
 
 from lakeshare_server.catalog.declared.documents import PARTS, Part
 from lakeshare_server.catalog.declared.origin import Origin, SourceFile
-from lakeshare_server.errors import DocumentError, shown
+from lakeshare_server.errors import (
+    BadRequest,
+    CatalogConflict,
+    DocumentError,
+    LakeshareError,
+    NotFound,
+    Unavailable,
+    Unserveable,
+    shown,
+)
 
 SECRETS = frozenset({"token", "tokens", "secret", "client_secret", "password", "bearer_token", "bearertoken"})
 NO_SECRETS = "Secrets are never in files: `lakeshare recipient rotate` makes a token and writes the profile."
@@ -35,6 +44,34 @@ def raise_all(found: Sequence[DocumentError]) -> None:
         raise DocumentError(first.path, first.line, first.field, first.problem, first.hint, also=others)
 
 
+def problem_of(error: LakeshareError) -> str:
+    """What happened, without the remedy and the full stop."""
+    match error:
+        case BadRequest():
+            return f"{error.field}: {error.value!r} cannot be used"
+        case NotFound():
+            return f"there is no {error.kind.lower()} {error.name}"
+        case CatalogConflict() | Unavailable():
+            return error.what
+        case Unserveable():
+            return error.reason.rstrip(".")
+    return str(error).rstrip(".")
+
+
+def remedy_of(error: LakeshareError) -> str:
+    """What to do about it."""
+    match error:
+        case BadRequest():
+            return error.hint
+        case NotFound():
+            return "Name another, or make it first."
+        case CatalogConflict() | Unavailable():
+            return error.fix
+        case Unserveable():
+            return error.fix if error.code is None else f"{error.fix} [{error.code}]"
+    return "Correct it, or let the server's settings give access to it."
+
+
 def _explained(fault: Mapping[str, Any], where: tuple[str | int, ...]) -> tuple[str, str]:
     kind, value = fault["type"], fault["input"]
     seen = (
@@ -58,6 +95,8 @@ def _explained(fault: Mapping[str, Any], where: tuple[str | int, ...]) -> tuple[
 def _meant(name: str, holder: tuple[str | int, ...]) -> str:
     if name.lower() in SECRETS:
         return NO_SECRETS
+    if name == "location" and holder[:1] == ("shares",):
+        return "Where a table lies is said in `followed`, by the lake's name of the table."
     part = _part(holder)
     known = sorted(part.model_fields) if part else []
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)

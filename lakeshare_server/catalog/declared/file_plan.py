@@ -15,6 +15,7 @@ from lakeshare_server.catalog.declared.objects import (
     Held,
     Key,
     Wanted,
+    followed_key,
     group_key,
     parents,
     recipient_key,
@@ -65,7 +66,7 @@ def file_plan(wanted: Mapping[Key, Wanted], held: Mapping[Key, Held], *, prune: 
             for another revision; its `also` holds all further refusals.
     """
     orphans = [one for one in held.values() if one.applied and one.key not in wanted]
-    needed = _needed(held, {one.key for one in orphans})
+    needed = _needed(wanted, held, {one.key for one in orphans})
     unwanted = [one.key for one in orphans if prune and one.key not in needed]
     steps = steps_to(wanted, held, "files", unwanted)
     raise_all([*_faults(wanted, held, frozenset(unwanted)), *_stale(steps, wanted, held)])
@@ -80,11 +81,18 @@ def _said(step: Step) -> list[object]:
     return [step.verb, step.key, [[one.field, one.before, one.after] for one in step.differences]]
 
 
-def _needed(held: Mapping[Key, Held], orphans: set[Key]) -> set[Key]:
-    """The orphans that others have made something in, or have granted."""
-    return {
-        parent for one in held.values() if one.key not in orphans for parent in parents(one.key)
-    } & orphans
+def _needed(wanted: Mapping[Key, Wanted], held: Mapping[Key, Held], orphans: set[Key]) -> set[Key]:
+    """The orphans that others have made something in, have granted, or share."""
+    stays = [one for one in held.values() if one.key not in orphans]
+    needed = {parent for one in stays for parent in parents(one.key)}
+    # What files share is in their hands: they are refused when they do not follow it any more.
+    shared = (one for one in stays if one.key not in wanted or wanted[one.key].of_contract)
+    return (needed | set(map(_lake_table, shared))) & orphans
+
+
+def _lake_table(one: Wanted | Held) -> Key:
+    """The followed table that a table of a share would be; whether it is followed is another question."""
+    return followed_key(str(one.fields.get("table", "")))
 
 
 def _is_in_kept_share(one: Held, wanted: Mapping[Key, Wanted]) -> bool:
@@ -103,7 +111,8 @@ def _faults(
         if one.origin is not None:
             yield from _faults_of_object(one, held.get(one.key), one.origin)
             missing = [key for key in _references(one) if key not in wanted]
-            for kind, name in (key for key in missing if key in unwanted):
+            shared = _lake_table(one)
+            for kind, name in (key for key in (*missing, shared) if key in unwanted):
                 hint = "Write it into a file again, or apply without --prune."
                 yield one.origin.fault(f"{kind} {name} is in no file, and would be removed", hint)
             for kind, name in (key for key in missing if key in held and held[key].is_revoked):
@@ -128,6 +137,10 @@ def _faults_of_object(one: Wanted, there: Held | None, origin: Origin) -> Iterat
     if there.is_revoked:
         hint = f"Take it out of the file, or `lakeshare recipient drop {there.name}` and apply again."
         yield origin.fault(f"recipient {there.name} was revoked", hint)
+    before, after = there.fields.get("location"), one.fields.get("location")
+    if before != after:
+        hint = f"Take another name, or `lakeshare table unfollow {there.name}` and apply again."
+        yield origin.fault(f"it is followed at {before}, and cannot be followed at {after}", hint)
     before, after = there.fields.get("authentication"), one.fields.get("authentication")
     if before != after:
         hint = f"Say {before}, or `lakeshare recipient drop {there.name}` and apply again."
@@ -137,6 +150,8 @@ def _faults_of_object(one: Wanted, there: Held | None, origin: Origin) -> Iterat
 def _new_names(key: Key) -> tuple[str, ...]:
     """The names that come into the catalog with an object; the share of a table, and a grant, bring none."""
     kind, *names = key
+    if kind == "followed":
+        return tuple(names[0].split("."))
     return () if kind == "grant" else tuple(names[-2:])
 
 

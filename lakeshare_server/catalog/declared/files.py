@@ -1,22 +1,27 @@
 """Files of `lakeshare apply`, read together as one: what they want, object by object."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from lakeshare_server.catalog.declared.documents import (
     Document,
+    FollowedPart,
     GrantPart,
     GroupPart,
     RecipientPart,
     SharePart,
     TablePart,
 )
-from lakeshare_server.catalog.declared.faults import faults_of, raise_all
+from lakeshare_server.catalog.declared.faults import faults_of, problem_of, raise_all, remedy_of
 from lakeshare_server.catalog.declared.objects import (
+    FindTables,
     Key,
+    TableLocation,
     Wanted,
+    followed_key,
     grant_key,
     group_key,
     recipient_key,
@@ -26,38 +31,158 @@ from lakeshare_server.catalog.declared.objects import (
 from lakeshare_server.catalog.declared.origin import Origin, Place, SourceFile
 from lakeshare_server.catalog.declared.uncollected import no_garbage_collection
 from lakeshare_server.catalog.declared.yaml_lines import Parsed, YamlFault, parse
-from lakeshare_server.errors import DocumentError
+from lakeshare_server.catalog.followed import is_many
+from lakeshare_server.errors import DocumentError, LakeshareError
 
 ENDINGS = (".yaml", ".yml")
+# For the name of a table: all tables of a location, or of a schema.
+STAR = ".*"
 
 
-def read_files(paths: Sequence[Path]) -> dict[Key, Wanted]:
+@dataclass(frozen=True)
+class _FollowedEntry:
+    """An entry of `followed`; with a star it stands for many tables."""
+
+    name: str
+    part: FollowedPart
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class _SharedStar:
+    """`schema.*` among the tables of a share."""
+
+    share: str
+    schema: str
+    part: TablePart
+    origin: Origin
+
+
+def read_files(paths: Sequence[Path], find: FindTables | None = None) -> dict[Key, Wanted]:
     """What the files, and the YAML files in the folders, want. None of them is in force before all are sound.
+
+    `find` finds the tables of the locations that files follow; without it files follow none.
 
     Raises:
         DocumentError: for the first thing wrong with them; its `also` holds all the others.
     """
     with no_garbage_collection():
-        return _read_together(_yaml_files(paths))
+        return _read_together(_yaml_files(paths), find)
 
 
-def _read_together(paths: Sequence[Path]) -> dict[Key, Wanted]:
+def _read_together(paths: Sequence[Path], find: FindTables | None) -> dict[Key, Wanted]:
     wanted: dict[Key, Wanted] = {}
     faults: list[DocumentError] = []
+    followed: list[_FollowedEntry] = []
+    stars: list[_SharedStar] = []
     for path in paths:
         try:
             file, document = _read(path)
         except DocumentError as error:
             faults += [error, *error.also]
             continue
+        followed += [
+            _FollowedEntry(name, part, Origin(file, ("followed", name)))
+            for name, part in document.followed.items()
+        ]
+        stars += _stars(document, file)
         for one in _objects(document, file):
-            first = wanted.setdefault(one.key, one)
-            if first is not one and one.origin is not None:
-                faults.append(
-                    one.origin.fault(f"{one.name} is in {first.origin} already", "Keep one of them.")
-                )
+            faults += _add(wanted, one)
+    faults += _misplaced_stars(wanted, followed, stars)
+    # Stores and catalogs are looked into for files that are sound in themselves only.
+    raise_all(faults)
+    named = frozenset(wanted)
+    if followed:
+        if find is None:
+            raise AssertionError("read_files needs `find` for files that follow tables")
+        faults += _add_followed(wanted, followed, find)
+    for star in stars:
+        faults += _add_shared(wanted, star, named)
     raise_all(faults)
     return wanted
+
+
+def _add(wanted: dict[Key, Wanted], one: Wanted) -> Iterator[DocumentError]:
+    """Add an object that stands in no other place."""
+    first = wanted.setdefault(one.key, one)
+    if first is not one and one.origin is not None:
+        yield one.origin.fault(f"{one.name} is in {first.origin} already", "Keep one of them.")
+
+
+def _stars(document: Document, file: SourceFile) -> Iterator[_SharedStar]:
+    for share, part in document.shares.items():
+        for path, table in part.tables.items():
+            if path.endswith(STAR):
+                origin = Origin(file, ("shares", share, "tables", path))
+                yield _SharedStar(share, path.removesuffix(STAR), table, origin)
+
+
+def _misplaced_stars(
+    wanted: dict[Key, Wanted], followed: Sequence[_FollowedEntry], stars: Sequence[_SharedStar]
+) -> Iterator[DocumentError]:
+    """Refusals of one name for many tables, and of names for many that stand for one."""
+    for entry in followed:
+        if entry.name.endswith(STAR) != is_many(entry.part.location):
+            problem = f"{entry.part.location} cannot be followed as {entry.name}"
+            yield entry.origin.fault(problem, "Give * for the table in both, or in neither.")
+    for star in stars:
+        if star.part.declared or not (star.part.table or STAR).endswith(STAR):
+            hint = f"Of {star.schema}.* the field `table` is `schema.*`, too, and contracts declare tables by name."
+            yield star.origin.fault("one table stands for many", hint)
+    for one in wanted.values():
+        if one.key[0] == "table" and one.origin and str(one.fields.get("table", "")).endswith(STAR):
+            hint = "Give the name of one table, or share them as `schema.*`."
+            yield one.origin.fault(f"{one.fields['table']} is no table", hint)
+
+
+def _add_followed(
+    wanted: dict[Key, Wanted], followed: Sequence[_FollowedEntry], find: FindTables
+) -> Iterator[DocumentError]:
+    """Add the tables of the locations; one that is named itself is not added by a star as well."""
+    found = list(zip(followed, find([entry.part.location for entry in followed]), strict=True))
+    named = {entry.name for entry in followed}
+    places = {
+        table.location
+        for entry, tables in found
+        if not entry.name.endswith(STAR) and not isinstance(tables, LakeshareError)
+        for table in tables
+    }
+    for entry, tables in found:
+        if isinstance(tables, LakeshareError):
+            problem = f"{entry.part.location} cannot be followed: {problem_of(tables)}"
+            yield entry.origin.fault(problem, remedy_of(tables))
+        elif not tables:
+            problem = f"there is no table in {entry.part.location}"
+            yield entry.origin.fault(problem, "Correct the location, or take it out of the file.")
+        elif not entry.name.endswith(STAR):
+            yield from _add(wanted, _followed(entry.name, tables[0], entry))
+        else:
+            for table in tables:
+                name = f"{entry.name.removesuffix(STAR)}.{table.name}"
+                if (
+                    name not in named
+                    and table.location not in places
+                    and table.name not in entry.part.exclude
+                ):
+                    yield from _add(wanted, _followed(name, table, entry))
+
+
+def _add_shared(
+    wanted: dict[Key, Wanted], star: _SharedStar, named: Collection[Key]
+) -> Iterator[DocumentError]:
+    """Add the tables of a schema that the files follow; one that the share names itself is as it is there."""
+    schema = (star.part.table or star.schema).removesuffix(STAR)
+    followed = [one.name for one in wanted.values() if one.key[0] == "followed"]
+    tables = [name for name in followed if name.partition(".")[0] == schema]
+    if not tables:
+        hint = "Follow some in `followed`, or name the tables."
+        yield star.origin.fault(f"the files follow no table in schema {schema}", hint)
+    for lake_table in tables:
+        path = f"{star.schema}.{lake_table.partition('.')[2]}"
+        part = star.part.model_copy(update={"table": lake_table})
+        one = _table(star.share, path, part, star.origin)
+        if one.key not in named:
+            yield from _add(wanted, one)
 
 
 def _yaml_files(paths: Sequence[Path]) -> list[Path]:
@@ -93,7 +218,7 @@ def _read(path: Path) -> tuple[SourceFile, Document]:
     if parsed.values is None:
         parsed = Parsed({}, parsed.root)
     if not isinstance(parsed.values, dict):
-        hint = "It has shares, recipients, groups and grants; `lakeshare export` shows the form."
+        hint = "It has followed, shares, recipients, groups and grants; `lakeshare export` shows the form."
         raise DocumentError(path, 1, "the file", "is not a mapping", hint)
     file = SourceFile(path, parsed)
     try:
@@ -112,9 +237,19 @@ def _objects(document: Document, file: SourceFile) -> Iterator[Wanted]:
         at: Place = ("shares", name)
         yield _share(name, share, Origin(file, at))
         for path, table in share.tables.items():
-            yield _table(name, path, table, Origin(file, (*at, "tables", path)))
+            if not path.endswith(STAR):
+                yield _table(name, path, table, Origin(file, (*at, "tables", path)))
     for index, grant in enumerate(document.grants):
         yield _grant(grant, Origin(file, ("grants", index)))
+
+
+def _followed(name: str, table: TableLocation, entry: _FollowedEntry) -> Wanted:
+    fields: dict[str, object] = {
+        "location": table.location,
+        "check_every_s": entry.part.check_every_s,
+        "start_version": entry.part.start_version or None,
+    }
+    return Wanted(followed_key(name), name, fields, entry.origin)
 
 
 def _owned(fields: dict[str, object], owner: str | None) -> dict[str, object]:

@@ -7,12 +7,14 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog.declared.objects import (
     Held,
     Key,
+    followed_key,
     grant_key,
     group_key,
     recipient_key,
     share_key,
     table_key,
 )
+from lakeshare_server.catalog.followed import FollowedTable, followed_tables
 from lakeshare_server.catalog.sharing import look
 from lakeshare_server.catalog.sharing.states import (
     FederationPolicy,
@@ -40,6 +42,7 @@ def _all(session: Session) -> Iterator[Held]:
     revoked = {one.name for one in recipients if one.revoked_at is not None}
     yield from map(_recipient, recipients)
     yield from (_group(one, revoked) for one in look.groups(session))
+    yield from map(_followed, followed_tables(session))
     yield from _shares(session)
     yield from (_grant(one) for one in look.grants(session) if one.recipient not in revoked)
 
@@ -47,6 +50,15 @@ def _all(session: Session) -> Iterator[Held]:
 def _shares(session: Session) -> Iterator[Held]:
     yield from map(_share, look.shares(session))
     yield from map(_table, look.objects(session))
+
+
+def _followed(table: FollowedTable) -> Held:
+    fields: dict[str, object] = {
+        "location": table.location,
+        "check_every_s": table.check_every_s,
+        "start_version": table.start_version or None,
+    }
+    return Held(followed_key(table.table), table.table, fields, applied=table.applied)
 
 
 def _share(share: Share) -> Held:

@@ -4,24 +4,48 @@ Objects are known by kind and lower-case names, since case makes no difference t
 are left as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from lakeshare_server.catalog.declared.origin import Origin
+from lakeshare_server.catalog.followed import IcebergIdentity
 from lakeshare_server.catalog.sharing.editing import Keeper
+from lakeshare_server.errors import LakeshareError
 
 Key = tuple[str, ...]
 
 # The order in which objects are made; they go in the opposite order.
-KINDS = ("recipient", "group", "share", "table", "grant")
+KINDS = ("recipient", "group", "followed", "share", "table", "grant")
+
+
+@dataclass(frozen=True, slots=True)
+class TableLocation:
+    """A table in storage or in a catalog: its location as it is kept, and the table's own name there."""
+
+    location: str
+    name: str
+
+
+# Finds the tables of locations, several at the same time: one of each, or with a star for the table any number. What
+# is refused is returned in its place.
+FindTables = Callable[[Sequence[str]], Sequence[Sequence[TableLocation] | LakeshareError]]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """What was read at the location of a table that is not followed yet; `iceberg` is None of a Delta table."""
+
+    iceberg: IcebergIdentity | None
+    remark: str
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """An object as its source says it; `revision` is the one that the source was written for.
 
-    `of_contract`: a contract declares the object, the source says only what contracts do not.
+    `of_contract`: a contract declares the object, the source says only what contracts do not. `found`: a table that is
+    to be followed was read; only then can it be made.
     """
 
     key: Key
@@ -30,6 +54,7 @@ class Wanted:
     origin: Origin | None = None
     revision: int | None = None
     of_contract: bool = False
+    found: FoundTable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +88,11 @@ def share_key(share: str) -> Key:
 def table_key(share: str, schema: str, name: str) -> Key:
     """The key of a shared table."""
     return "table", share.lower(), schema.lower(), name.lower()
+
+
+def followed_key(table: str) -> Key:
+    """The key of a followed table. Names of the lake's tables keep their case."""
+    return "followed", table
 
 
 def recipient_key(recipient: str) -> Key:

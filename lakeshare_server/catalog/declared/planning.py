@@ -5,13 +5,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lakeshare_server.catalog.declared.objects import KINDS, Held, Key, Wanted
+from lakeshare_server.catalog.followed import CHECK_EVERY_S
 from lakeshare_server.catalog.sharing.editing import Keeper
 
 Verb = Literal["create", "update", "delete"]
 # A name's spelling belongs to whoever made the schema first; the tables of both spellings are in one.
 UNCOMPARED = frozenset({"schema"})
 # What nobody needs to be told of an object that is made or removed.
-USUAL = {"kind": "TABLE", "history": True, "authentication": "TOKEN", "directory_access": False}
+USUAL = {
+    "kind": "TABLE",
+    "history": True,
+    "authentication": "TOKEN",
+    "directory_access": False,
+    "check_every_s": CHECK_EVERY_S,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class Step:
 
     @property
     def kind(self) -> str:
-        """What it is: a share, table, recipient, group or grant."""
+        """What it is: a followed table, share, table of a share, recipient, group or grant."""
         return self.key[0]
 
 

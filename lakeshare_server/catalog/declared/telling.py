@@ -58,6 +58,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def _step_json(step: Step) -> dict[str, Any]:
     origin = step.wanted.origin if step.wanted else None
+    found = step.wanted.found if step.wanted else None
     return {
         "action": step.verb,
         "kind": step.kind,
@@ -66,6 +67,7 @@ def _step_json(step: Step) -> dict[str, Any]:
             one.field: {"before": jsonable(one.before), "after": jsonable(one.after)}
             for one in step.differences
         },
+        **({} if found is None else {"remark": found.remark}),
         **({} if origin is None else {"file": str(origin.file.path), "line": origin.line}),
     }
 
@@ -83,6 +85,8 @@ def jsonable(value: object) -> Any:
 
 def _remark(step: Step) -> str:
     held = step.held
+    if held is None and step.wanted is not None and step.wanted.found is not None:
+        return f"  # {step.wanted.found.remark}"
     if step.verb != "update" or held is None or held.updated_at is None:
         return ""
     return f"  # as {held.updated_by or 'somebody'} left it {held.updated_at:%Y-%m-%d %H:%MZ}"

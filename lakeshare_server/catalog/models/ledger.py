@@ -61,7 +61,7 @@ class SetLockRow(Base):
 
 
 class FollowedTableRow(Base):
-    """A table without a pipeline of ours: its versions are found in storage. Always made by hand."""
+    """A table without a pipeline of ours: its versions are found in storage. `applied` ones came from a file."""
 
     __tablename__ = "followed_tables"
     __table_args__ = GROWING
@@ -74,3 +74,4 @@ class FollowedTableRow(Base):
     table_id: Mapped[str | None] = mapped_column(ShortText(64))
     table_location: Mapped[str | None]
     created_at: Mapped[datetime]
+    applied: Mapped[bool] = mapped_column(default=False)

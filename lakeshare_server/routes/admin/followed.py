@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from lakeshare_server.access.following import Following, FollowRequest
 from lakeshare_server.access.serveability import TableServeability
-from lakeshare_server.catalog import FollowedTables
+from lakeshare_server.catalog import FollowedTables, followed
 from lakeshare_server.protocol.admin.replies import FollowedTableInfo, FollowedTablesReply, FollowReport
 from lakeshare_server.protocol.admin.requests import FollowTables
 from lakeshare_server.protocol.admin.telling import told_followed_table
@@ -43,7 +43,9 @@ def list_followed_tables(by: LookDep) -> Response:
 @router.delete("/followed-tables/{table}", response_model=FollowedTableInfo)
 def unfollow_table(by: OwnerDep, table: str) -> Response:
     """Follow a table no more: what shares it has no versions any more; the table itself is not touched."""
-    return reply(told_followed_table(FollowedTables(by.parts.catalog).remove(table)))
+    with by.editing() as edit:
+        found = followed.unfollow_table(edit, table)
+    return reply(told_followed_table(found))
 
 
 def _following(parts: Parts) -> Following:

@@ -1,6 +1,7 @@
 """A lake name is published by pipelines or followed at one location, never both; what was followed is found again."""
 
 import pytest
+from sqlalchemy import select
 
 from lakeshare_server.catalog import (
     Catalog,
@@ -12,6 +13,7 @@ from lakeshare_server.catalog import (
     share_table,
 )
 from lakeshare_server.catalog.listings import all_shared_tables
+from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 from tests.builders.publications import a_publication
 
@@ -32,6 +34,22 @@ def test_what_was_followed_is_found_again(followed: FollowedTables) -> None:
     assert followed.get("sales.orders") == added
     assert [found.table for found in followed.list()] == ["a.b", "sales.orders"]
     assert followed.get("sales.other") is None
+
+
+def test_following_and_its_end_are_in_the_audit_log(catalog: Catalog, followed: FollowedTables) -> None:
+    followed.add("sales.orders", "/data", 2, by="ann")
+    followed.add("sales.orders", "/data", 2, by="ann")
+    followed.add("sales.orders", "/data", 3, by="ben")
+    followed.remove("sales.orders", "eve")
+    with catalog.reading() as session:
+        events = session.scalars(select(AuditRow).order_by(AuditRow.key)).all()
+        assert [(event.action, event.principal, event.object_name) for event in events] == [
+            ("follow_table", "ann", "sales.orders"),
+            ("alter_followed_table", "ben", "sales.orders"),
+            ("unfollow_table", "eve", "sales.orders"),
+        ]
+        assert events[1].details["before"] == events[0].details["after"]
+        assert events[1].details["after"]["check_every_s"] == "3.0"
 
 
 def test_following_again_changes_the_check_and_the_start_only(followed: FollowedTables) -> None:
