@@ -126,6 +126,8 @@ def catalogs(number: int, which: int = 0, ending: str = ".metadata.json") -> str
         (("v1712345678901000000.metadata.json",), None, "v1712345678901000000.metadata.json"),
         (("v2.metadata.json", "old.metadata.json"), "2", "v2.metadata.json"),
         ((catalogs(3), f".{catalogs(4)}"), None, catalogs(3)),
+        (("v3.gz.metadata.json", "v4.metadata.json"), "v3", "v3.gz.metadata.json"),
+        (("v3.metadata.json.gz", "v4.metadata.json"), "v3", "v3.metadata.json.gz"),
     ],
 )
 def test_the_newest_metadata_file_is_found(
@@ -152,6 +154,13 @@ def test_the_newest_metadata_file_is_found(
         (("metadata.json", "only.metadata.json"), None, r"no order \(only.metadata.json\)"),
         ((catalogs(1),), catalogs(2), f"a hint that names {catalogs(2)}, which is not there"),
         (("v1.metadata.json", "v3.metadata.json"), "4", "up to number 3 and a hint that says 4"),
+        ((catalogs(1),), catalogs(2, ending=""), f"a hint that names {catalogs(2, ending='')}, which is not"),
+        (("v1.metadata.json",), "v2", "a hint that names v2, which is not there"),
+        (("v1.metadata.json",), "s3://lake/t/metadata/v2.metadata.json", "no file of its folder"),
+        (("v1.metadata.json",), "../metadata/v1", "no file of its folder"),
+        (("v3.metadata.json", catalogs(0)), "3", "a number, and metadata files of a catalog"),
+        (("v3.metadata.json", "v4.old.metadata.json"), None, r"no order \(v4.old.metadata.json\)"),
+        (("v3.metadata.json", "v\uff14.metadata.json"), None, "no order"),
     ],
 )
 def test_a_folder_that_does_not_tell_which_file_is_current_is_refused(
@@ -171,6 +180,7 @@ def test_a_folder_that_does_not_tell_which_file_is_current_is_refused(
         ("v7.metadata.json.gz", "v8.metadata.json.gz", "v9.metadata.json"),
         (catalogs(7), catalogs(8), catalogs(9)),
         (catalogs(99_999), catalogs(100_000), catalogs(100_001)),
+        (catalogs(99_998), catalogs(99_999), catalogs(100_000)),
     ],
 )
 def test_later_looks_find_the_files_that_came_since(
@@ -206,6 +216,45 @@ def test_later_looks_follow_a_hint_that_names_a_file(folder: Folder) -> None:
     hint.unlink()
     with pytest.raises(Unserveable, match="have no order"):
         folder.source.current(after)
+
+
+@pytest.mark.parametrize(
+    ("begun", "hint", "came", "hint_then", "found"),
+    [
+        # A file between the two is gone, or was never copied.
+        ("v3.metadata.json", "3", "v5.metadata.json", "5", "v5.metadata.json"),
+        ("v3.metadata.json", None, "v5.metadata.json", None, "v5.metadata.json"),
+        # A hint that comes later, or names a file from then on.
+        (catalogs(3), None, "final.metadata.json", "final", "final.metadata.json"),
+        ("v3.metadata.json", "3", "v4.metadata.json", "v3", "v3.metadata.json"),
+        # What takes over the table, and what has no order.
+        ("v3.metadata.json", "3", catalogs(0), "3", None),
+        ("v3.metadata.json", None, catalogs(0), None, None),
+        ("v3.metadata.json", None, "v4-copy.metadata.json", None, None),
+        ("v3.metadata.json", None, "v3.metadata.json.gz", None, None),
+    ],
+)
+def test_later_looks_see_what_first_looks_see(
+    folder: Folder, begun: str, hint: str | None, came: str, hint_then: str | None, found: str | None
+) -> None:
+    file = folder.root / "metadata" / "version-hint.text"
+    folder.write(begun)
+    if hint is not None:
+        file.write_text(hint)
+    before = folder.source.current(None)
+    assert before.metadata_location.endswith(begun)
+    folder.write(came)
+    if hint_then is not None:
+        file.write_text(hint_then)
+    for source, known in (
+        (folder.source, before),
+        (MetadataFolder(Stores(SETTINGS), str(folder.root)), None),
+    ):
+        if found is None:
+            with pytest.raises(Unserveable, match="its newest state is not known"):
+                source.current(known)
+        else:
+            assert source.current(known).metadata_location.endswith(found)
 
 
 def test_a_packed_file_is_read_and_one_file_stays_what_it_is(tmp_path: Path) -> None:
