@@ -37,9 +37,9 @@ from tests.builders.waiting import wait_until
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 LIMIT = 5 * 1024**2
-KILLS = 20
+KILLS = campaign_size(in_ci=5, in_campaign=20)
 # A driver takes ten seconds to start: twenty kills take eleven minutes.
-DRIVER_KILLS = campaign_size(in_ci=2, in_campaign=20)
+DRIVER_KILLS = campaign_size(in_ci=1, in_campaign=20)
 WORKERS, IN_FLIGHT = 2, 4
 # By a line of this delay two workers copy 140 objects a second; a driver that copies lives so long at most.
 DELAY_MS, LIFE_S, OBJECTS_A_LIFE = 50, 3, 400
@@ -213,9 +213,12 @@ def test_what_was_vacuumed_or_overwritten_since_is_a_failed_row(lake: Lake, copi
     assert set(copies.copied()) == set(keys[2:])
 
 
-def test_killed_twenty_times_nothing_is_lost_and_nothing_told_is_copied_again(copies: Copies) -> None:
-    """A process that does what an executor does, killed at twenty random points."""
-    keys, task = many_to_copy(copies)
+@pytest.mark.campaign
+def test_an_executor_killed_at_random_points_loses_nothing_and_repeats_no_settled_copy(
+    copies: Copies,
+) -> None:
+    """A process that does what an executor does, killed after a random number of copies, again and again."""
+    keys, task = many_to_copy(copies, 100 * KILLS)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lakeshare_pipelines.backup.copy.portion_copy"])
     portions = portions_of(copies.target, "work/spark/", task.plan, workers=1)

@@ -32,11 +32,12 @@ from lakeshare_server.catalog import open_catalog
 from tests.builders.backup_batch import ACCOUNT, ROLE, running_batch_server
 from tests.builders.backup_inventory import InventoryReports, stored_in
 from tests.builders.backup_processes import killed_at_random
+from tests.builders.campaign import campaign_size
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 ROOT, FILES_A_COMMIT, COMMITS = "sales/orders", 400, 3
 LINES = "sales/lines"
-KILLS, IN_FLIGHT = 20, 2
+KILLS, IN_FLIGHT = campaign_size(in_ci=5, in_campaign=20), 2
 
 
 @dataclass(frozen=True)
@@ -191,8 +192,9 @@ def test_lost_tables_come_back_through_every_engine(
     assert sales.lines(elsewhere.location).equals(lines)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("engine", ["local", "aws_batch"])
-def test_killed_at_twenty_random_points_nothing_is_lost_and_little_copied_twice(
+def test_killed_at_random_points_nothing_is_lost_and_little_copied_twice(
     sales: Lake, own: LakeSettings, engine: str
 ) -> None:
     """Spark's driver, and its executors, are killed in test_backup_spark_copies.py."""

@@ -19,6 +19,7 @@ import pytest
 from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
 from lakeshare_server.tables import open_index, read_iceberg, write_index
 from lakeshare_server.tables.pruning import evaluate
+from tests.builders.campaign import campaign_size
 from tests.builders.iceberg_manifests import SNAPSHOT, a_told_table, an_entry
 
 TABLES, PREDICATES = 12, 40
@@ -160,7 +161,8 @@ def a_predicate(random: Random, rows: list[list[dict[str, Any]]]) -> tuple[str, 
     return f"{name} {sign} {said}", lambda row: row[name] is not None and SIGNS[sign](row[name], value)
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.campaign
+@pytest.mark.parametrize("number", range(campaign_size(in_ci=2, in_campaign=8)))
 def test_no_file_with_a_match_is_left_out(number: int, tmp_path: Path) -> None:
     """done-when 3 of the Iceberg door: year, month, day, hour, truncate, identity; bucket and void say nothing"""
     counts: Counter[str] = Counter()

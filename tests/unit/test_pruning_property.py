@@ -21,13 +21,14 @@ from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
 from lakeshare_server.tables import FileIndex, open_index, read_delta, write_index
 from lakeshare_server.tables.predicate import EVERYTHING, Predicate
 from lakeshare_server.tables.pruning import evaluate
+from tests.builders.campaign import campaign_size
 from tests.builders.pruning.casts import Client
 from tests.builders.pruning.questions import a_question, as_json, as_sql
 from tests.builders.pruning.tables import File, Table, a_table
 from tests.builders.pruning.truth import Every, Question, truth
 
-# Twenty batches of 25 tables with 20 predicates each: 10,000 cases.
-BATCHES, TABLES, PREDICATES = 20, 25, 20
+# A campaign has twenty batches of 25 tables with 20 predicates each: 10,000 cases.
+BATCHES, TABLES, PREDICATES = campaign_size(in_ci=4, in_campaign=20), 25, 20
 ZONES = (0, -480, 345, 840, -720, 1080, "America/New_York")
 
 
@@ -77,6 +78,7 @@ def matches(question: Question, file: File, client: Client) -> list[bool]:
     return [truth(question, row, client) is True for row in file.live]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("number", range(BATCHES))
 def test_no_file_with_a_match_is_left_out_and_no_row_counts_that_does_not_match(
     number: int, tmp_path: Path
@@ -111,7 +113,8 @@ def test_no_file_with_a_match_is_left_out_and_no_row_counts_that_does_not_match(
     assert counts["known to be"] > counts["files of matches only"] * 0.1, counts
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.campaign
+@pytest.mark.parametrize("number", range(campaign_size(in_ci=1, in_campaign=4)))
 def test_an_answer_with_a_limit_holds_that_many_matches_or_all(number: int, tmp_path: Path) -> None:
     """protocol §11 'limitHint using numRecords minus DV cardinality'"""
     fewer = 0

@@ -14,11 +14,13 @@ from lakeshare_pipelines.backup.records import GOOD, TableProof
 from lakeshare_pipelines.backup.workspace import end_of
 from tests.builders.backup_histories import History
 from tests.builders.backup_lakes import Lake
+from tests.builders.campaign import campaign_size
 
-HISTORIES, AT_ONCE = 500, 25
+HISTORIES, AT_ONCE = campaign_size(in_ci=50, in_campaign=500), 25
 DAYS = ("2026-11-20", "2026-11-21")
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("first", range(0, HISTORIES, AT_ONCE))
 def test_what_is_called_verified_is_the_source_at_its_version(first: int, tmp_path: Path) -> None:
     found: Counter[str] = Counter()
