@@ -1,6 +1,10 @@
-"""Publication: what is audited green becomes one number for every table of the set; everything else, nothing."""
+"""Publication: what is audited green becomes one number for every table of the set; everything else, nothing.
+
+Two sets in each format, each published day by day: every run of Spark takes seconds, so each step is a promise.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import uuid4
 
 import dagster as dg
@@ -22,12 +26,12 @@ from lakeshare_pipelines.wap.replay import judged
 from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.staged import Staged
 from lakeshare_pipelines.wap.verdicts import Verdicts
-from lakeshare_server.catalog import Catalog, Publication
+from lakeshare_server.catalog import Catalog, Ledger, Publication
 from tests.builders.main_state import main_state, rows_on_main
 from tests.builders.sets import a_delivery, an_order, orders
 from tests.builders.slack import slack_stand_in
 
-MONDAY, TUESDAY = "2024-01-01", "2024-01-02"
+MONDAY, TUESDAY, WEDNESDAY, THURSDAY = (f"2024-01-0{day}" for day in range(1, 5))
 
 
 def staged_and_judged(lake: Lake, contract: SetContract, days: Sequence[str]) -> tuple[Staged, Verdicts]:
@@ -54,206 +58,221 @@ def require_all_shown(lake: Lake, catalog: Catalog, contract: SetContract) -> No
         require_shown(published(catalog, table.name), lake.settings)
 
 
-def test_a_green_run_publishes_every_table_of_the_set(lake, catalog, ledger, contract):
-    a_delivery(lake.settings, contract, MONDAY, orders(MONDAY, 3))
+@dataclass(frozen=True)
+class PublishedSet:
+    """A set, and what recipients and readers of main see of it."""
 
-    publications = run(lake, catalog, contract, MONDAY)
+    lake: Lake
+    catalog: Catalog
+    contract: SetContract
 
+    def deliver(self, day: str, rows: Sequence[dict[str, object]]) -> None:
+        a_delivery(self.lake.settings, self.contract, day, rows)
+
+    def audited(self, day: str) -> tuple[Staged, Verdicts]:
+        return staged_and_judged(self.lake, self.contract, [day])
+
+    def run(self, *days: str) -> list[Publication]:
+        return run(self.lake, self.catalog, self.contract, *days)
+
+    def publish(self, staged: Staged, verdicts: Verdicts) -> list[Publication]:
+        return publish(self.lake, self.catalog, self.contract, staged, verdicts)
+
+    def publish_or_replay(self, staged: Staged, verdicts: Verdicts) -> list[Publication]:
+        return publish_or_replay(self.lake, self.catalog, self.contract, staged, verdicts)
+
+    def latest(self) -> list[Publication | None]:
+        return [Ledger(self.catalog).latest(table.name) for table in self.contract.tables]
+
+    def history(self) -> list[list[Publication]]:
+        return [list(Ledger(self.catalog).history(table.name)) for table in self.contract.tables]
+
+    def rows(self, short_name: str = "orders") -> list[tuple[object, ...]]:
+        return rows_on_main(self.lake, self.contract, short_name)
+
+    def seen(self) -> tuple[object, ...]:
+        """What must stay as it is when nothing is published."""
+        return main_state(self.lake, self.contract), self.latest()
+
+    def places(self) -> list[tuple[str, str]]:
+        return [(place.ref, place.state) for place in places(self.lake, [self.contract])]
+
+
+@pytest.fixture
+def published_set(lake: Lake, catalog: Catalog, contract: SetContract) -> PublishedSet:
+    return PublishedSet(lake, catalog, contract)
+
+
+def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it_is_red(published_set):
+    every_table_gets_its_first_number_once(published_set)
+    the_same_delivery_again_changes_nothing(published_set)
+    staged = a_red_audit_changes_nothing_and_masks_personal_columns(published_set)
+    a_repaired_staged_set_is_audited_again_and_published(published_set, staged)
+    an_abandoned_staged_set_is_dropped_and_nothing_else(published_set)
+    a_corrected_delivery_replaces_its_partition_only(published_set)
+    rows_written_after_the_audit_are_not_published(published_set)
+
+
+def every_table_gets_its_first_number_once(published_set: PublishedSet) -> None:
+    published_set.deliver(MONDAY, orders(MONDAY, 3))
+    staged, verdicts = published_set.audited(MONDAY)
+    publications = published_set.publish(staged, verdicts)
+    name = published_set.contract.name
     assert {(p.table, p.version, p.rows) for p in publications} == {
-        (f"{contract.name}.orders", 0, 3),
-        (f"{contract.name}.totals", 0, 1),
+        (f"{name}.orders", 0, 3),
+        (f"{name}.totals", 0, 1),
     }
-    assert [ledger.latest(table.name) for table in contract.tables] == publications
-    assert rows_on_main(lake, contract, "orders") == sorted(
+    assert published_set.latest() == publications
+    assert published_set.rows() == sorted(
         (str(row["day"]), row["id"], row["customer"], row["email"], row["amount"])
         for row in orders(MONDAY, 3)
     )
-    assert places(lake, [contract]) == []
+    assert published_set.places() == []
+    assert published_set.publish(staged, verdicts) == publications
+    assert [len(numbers) for numbers in published_set.history()] == [1, 1]
 
 
-def test_a_red_run_leaves_main_and_ledger_untouched(lake, catalog, ledger, contract):
-    a_delivery(lake.settings, contract, MONDAY, orders(MONDAY, 3))
-    before = run(lake, catalog, contract, MONDAY)
-    state = main_state(lake, contract)
-    a_delivery(lake.settings, contract, TUESDAY, [an_order(TUESDAY, 7, customer="")])
+def the_same_delivery_again_changes_nothing(published_set: PublishedSet) -> None:
+    seen = published_set.seen()
+    assert published_set.run(MONDAY) == published_set.latest()
+    assert published_set.seen() == seen
+    assert published_set.places() == []
 
-    staged, verdicts = staged_and_judged(lake, contract, [TUESDAY])
 
+def a_red_audit_changes_nothing_and_masks_personal_columns(published_set: PublishedSet) -> Staged:
+    seen = published_set.seen()
+    wrong = an_order(TUESDAY, 7, customer="", email="secret@example.org")
+    published_set.deliver(TUESDAY, [*orders(TUESDAY, 2), wrong])
+    staged, verdicts = published_set.audited(TUESDAY)
     assert not verdicts.green
+    samples = [row for verdict in verdicts.failed for row in verdict.samples]
+    assert samples
+    assert "secret" not in str(samples)
     with pytest.raises(NotAudited, match="customer"):
-        publish(lake, catalog, contract, staged, verdicts)
-    assert main_state(lake, contract) == state
-    assert [ledger.latest(table.name) for table in contract.tables] == before
-    assert [(place.ref, place.state) for place in places(lake, [contract])] == [(staged.ref, "red")]
+        published_set.publish(staged, verdicts)
+    assert published_set.seen() == seen
+    assert published_set.places() == [(staged.ref, "red")]
+    return staged
 
 
-def test_samples_of_a_red_verdict_mask_personal_columns(lake, contract):
-    a_delivery(
-        lake.settings, contract, MONDAY, [an_order(MONDAY, 7, customer="", email="secret@example.org")]
-    )
-
-    _, verdicts = staged_and_judged(lake, contract, [MONDAY])
-
-    shown = [row for verdict in verdicts.failed for row in verdict.samples]
-    assert shown
-    assert "secret" not in str(shown)
-
-
-def test_publishing_a_run_twice_gives_one_publication(lake, catalog, ledger, contract):
-    a_delivery(lake.settings, contract, MONDAY, orders(MONDAY))
-    staged, verdicts = staged_and_judged(lake, contract, [MONDAY])
-
-    first = publish(lake, catalog, contract, staged, verdicts)
-
-    assert publish(lake, catalog, contract, staged, verdicts) == first
-    assert [len(ledger.history(table.name)) for table in contract.tables] == [1, 1]
-
-
-def test_the_same_delivery_again_changes_nothing(lake, catalog, ledger, contract):
-    a_delivery(lake.settings, contract, MONDAY, orders(MONDAY))
-    first = run(lake, catalog, contract, MONDAY)
-    state = main_state(lake, contract)
-
-    assert run(lake, catalog, contract, MONDAY) == first
-    assert main_state(lake, contract) == state
-    assert places(lake, [contract]) == []
-
-
-def test_a_corrected_delivery_replaces_its_partition_only(lake, catalog, contract):
-    for day in (MONDAY, TUESDAY):
-        a_delivery(lake.settings, contract, day, orders(day, 3))
-    run(lake, catalog, contract, MONDAY, TUESDAY)
-    a_delivery(lake.settings, contract, MONDAY, orders(MONDAY, 2))
-
-    publications = run(lake, catalog, contract, MONDAY)
-
-    assert [p.version for p in publications] == [1, 1]
-    assert [row[0] for row in rows_on_main(lake, contract, "orders")] == [MONDAY] * 2 + [TUESDAY] * 3
-    assert sorted(row[:2] for row in rows_on_main(lake, contract, "totals")) == [(MONDAY, 2), (TUESDAY, 3)]
-
-
-def test_what_was_written_after_the_audit_is_not_published(lake, catalog, ledger, contract):
-    a_delivery(lake.settings, contract, MONDAY, orders(MONDAY))
-    staged, verdicts = staged_and_judged(lake, contract, [MONDAY])
-    delete_staged(lake, contract, staged, "orders", "id % 2 = 0")
-
-    with pytest.raises(BranchMoved, match=staged.ref):
-        publish(lake, catalog, contract, staged, verdicts)
-    assert ledger.latest(f"{contract.name}.orders") is None
-
-
-def test_what_was_repaired_on_the_staging_place_is_audited_again_and_published(lake, catalog, contract):
-    a_delivery(lake.settings, contract, MONDAY, [*orders(MONDAY, 2), an_order(MONDAY, 7, customer="")])
-    staged, verdicts = staged_and_judged(lake, contract, [MONDAY])
-    assert not verdicts.green
+def a_repaired_staged_set_is_audited_again_and_published(published_set: PublishedSet, staged: Staged) -> None:
+    lake, catalog, contract = published_set.lake, published_set.catalog, published_set.contract
     delete_staged(lake, contract, staged, "orders", "customer IS NULL")
-
     outcome = retry(lake, catalog, [contract], staged.ref)
-
     assert outcome.verdicts.green
-    assert [p.version for p in outcome.publications] == [0, 0]
-    assert [row[1] for row in rows_on_main(lake, contract, "orders")] == [
-        row["id"] for row in orders(MONDAY, 2)
-    ]
-    assert outcome.publications[0].rows == 2
+    assert [(p.version, p.rows) for p in outcome.publications] == [(1, 5), (1, 2)]
+    expected = [(day, row["id"]) for day, count in ((MONDAY, 3), (TUESDAY, 2)) for row in orders(day, count)]
+    assert [row[:2] for row in published_set.rows()] == expected
     if contract.tables[0].format == "iceberg":
         with pytest.raises(SnowflakeError, match="lists 1 snapshots that were never published"):
             require_shown(published(catalog, contract.tables[0].name), lake.settings)
 
 
-def test_a_conflict_is_answered_by_replay_and_loses_no_day(lake, catalog, ledger, contract):
+def an_abandoned_staged_set_is_dropped_and_nothing_else(published_set: PublishedSet) -> None:
+    seen = published_set.seen()
+    published_set.deliver(WEDNESDAY, orders(WEDNESDAY, 3))
+    abandoned = stage(published_set.lake, published_set.contract, [WEDNESDAY], str(uuid4()))
+    dropped = drop_abandoned(published_set.lake, [published_set.contract])
+    assert [place.ref for place in dropped] == [abandoned.ref]
+    assert published_set.places() == []
+    assert published_set.seen() == seen
+    assert len(published_set.rows()) == 5
+
+
+def a_corrected_delivery_replaces_its_partition_only(published_set: PublishedSet) -> None:
+    monday, tuesday = sorted(published_set.rows("totals"))
+    assert (monday[:2], tuesday[0]) == ((MONDAY, 3), TUESDAY)
+    published_set.deliver(MONDAY, orders(MONDAY, 1))
+    assert [p.version for p in published_set.run(MONDAY)] == [2, 2]
+    assert [row[0] for row in published_set.rows()] == [MONDAY, TUESDAY, TUESDAY]
+    monday, after = sorted(published_set.rows("totals"))
+    assert (monday[:2], after) == ((MONDAY, 1), tuesday)
+
+
+def rows_written_after_the_audit_are_not_published(published_set: PublishedSet) -> None:
+    seen = published_set.seen()
+    staged, verdicts = published_set.audited(WEDNESDAY)
+    delete_staged(published_set.lake, published_set.contract, staged, "orders", "id % 2 = 0")
+    with pytest.raises(BranchMoved, match=staged.ref):
+        published_set.publish(staged, verdicts)
+    assert published_set.seen() == seen
+
+
+def test_runs_at_once_are_replayed_and_a_rollback_is_a_new_number(published_set, monkeypatch):
+    a_conflict_is_answered_by_a_replay_and_no_day_is_lost(published_set)
+    a_replay_whose_audit_is_red_is_kept_and_reported(published_set, monkeypatch)
+    a_rollback_is_a_new_number_that_shows_old_rows(published_set)
+
+
+def a_conflict_is_answered_by_a_replay_and_no_day_is_lost(published_set: PublishedSet) -> None:
     for day in (MONDAY, TUESDAY):
-        a_delivery(lake.settings, contract, day, orders(day))
-    monday = staged_and_judged(lake, contract, [MONDAY])
-    tuesday = staged_and_judged(lake, contract, [TUESDAY])
-
-    publish_or_replay(lake, catalog, contract, *monday)
-    publish_or_replay(lake, catalog, contract, *tuesday)
-
-    assert {row[0] for row in rows_on_main(lake, contract, "orders")} == {MONDAY, TUESDAY}
-    assert [p.partition for p in ledger.history(f"{contract.name}.orders")] == [TUESDAY, MONDAY]
-    assert ledger.latest(f"{contract.name}.orders").rows == 6
-    assert places(lake, [contract]) == []
-    require_all_shown(lake, catalog, contract)
+        published_set.deliver(day, orders(day))
+    monday, tuesday = published_set.audited(MONDAY), published_set.audited(TUESDAY)
+    published_set.publish_or_replay(*monday)
+    published_set.publish_or_replay(*tuesday)
+    assert {row[0] for row in published_set.rows()} == {MONDAY, TUESDAY}
+    assert [p.partition for p in published_set.history()[0]] == [TUESDAY, MONDAY]
+    assert [p.rows for p in published_set.latest()] == [6, 2]
+    assert published_set.places() == []
+    require_all_shown(published_set.lake, published_set.catalog, published_set.contract)
 
 
-def test_a_replay_that_turns_red_is_kept_and_told(lake, catalog, ledger, contract, monkeypatch):
-    for day in (MONDAY, TUESDAY):
-        a_delivery(lake.settings, contract, day, orders(day))
-    monday = staged_and_judged(lake, contract, [MONDAY])
-    staged, verdicts = staged_and_judged(lake, contract, [TUESDAY])
-    published = publish_or_replay(lake, catalog, contract, *monday)
-    a_delivery(lake.settings, contract, TUESDAY, [an_order(TUESDAY, 7, customer="")])
-
+def a_replay_whose_audit_is_red_is_kept_and_reported(
+    published_set: PublishedSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day in (WEDNESDAY, THURSDAY):
+        published_set.deliver(day, orders(day))
+    wednesday = published_set.audited(WEDNESDAY)
+    staged, verdicts = published_set.audited(THURSDAY)
+    publications = published_set.publish_or_replay(*wednesday)
+    published_set.deliver(THURSDAY, [an_order(THURSDAY, 7, customer="")])
     with slack_stand_in() as slack:
         monkeypatch.setenv("LAKESHARE_SLACK_TOKEN", "xoxb-1")
         monkeypatch.setenv("LAKESHARE_SLACK_BASE_URL", slack.url)
         with pytest.raises(dg.Failure, match="after a replay") as refusal:
-            publish_in_dagster(lake, catalog, contract, staged, verdicts)
-
-    ((replayed, state),) = [(place.ref, place.state) for place in places(lake, [contract])]
-    assert (replayed, state) == (f"{staged.ref}-r1", "red")
+            publish_in_dagster(published_set, staged, verdicts)
+    replayed = f"{staged.ref}-r1"
+    assert published_set.places() == [(replayed, "red")]
     assert not refusal.value.allow_retries
     assert refusal.value.metadata["lakeshare/staged_at"].value == replayed
     (message,) = slack.messages
     assert replayed in message["text"]
     assert "customer" in message["text"]
-    assert [ledger.latest(table.name) for table in contract.tables] == published
+    assert published_set.latest() == publications
 
 
-def publish_in_dagster(
-    lake: Lake, catalog: Catalog, contract: SetContract, staged: Staged, verdicts: Verdicts
-) -> None:
+def publish_in_dagster(published_set: PublishedSet, staged: Staged, verdicts: Verdicts) -> None:
     """The set's publish op, as a run calls it, on the tests' own lake."""
 
     class TestsLake(LakeResource):
         def lake(self) -> Lake:
-            return lake
+            return published_set.lake
 
         def catalog(self) -> Catalog:
-            return catalog
+            return published_set.catalog
 
     judgement = {"staged": staged.as_record(), "verdicts": verdicts.as_record()}
-    publish_op = next(op for op in wap_set(contract).node_def.node_defs if op.name.endswith("_publish"))
+    ops = wap_set(published_set.contract).node_def.node_defs
+    publish_op = next(op for op in ops if op.name.endswith("_publish"))
     with dg.build_op_context(resources={"lake": TestsLake(spark=SparkResource())}) as context:
         list(publish_op(context, judgement))
 
 
-def test_a_rollback_is_a_new_number_that_shows_old_rows(lake, catalog, ledger, contract):
-    a_delivery(lake.settings, contract, MONDAY, orders(MONDAY, 3))
-    run(lake, catalog, contract, MONDAY)
-    old = rows_on_main(lake, contract, "orders")
-    a_delivery(lake.settings, contract, MONDAY, orders(MONDAY, 1))
-    run(lake, catalog, contract, MONDAY)
-    table = contract.tables[0]
-
-    back = rollback(lake, catalog, contract, table, 0)
-
-    assert (back.version, back.rows, back.rollback_of) == (2, 3, 0)
-    assert rows_on_main(lake, contract, "orders") == old
-    # Running it again, because the first answer was lost, changes nothing, by either number of that state.
-    assert rollback(lake, catalog, contract, table, 0) == back
+def a_rollback_is_a_new_number_that_shows_old_rows(published_set: PublishedSet) -> None:
+    lake, catalog, contract = published_set.lake, published_set.catalog, published_set.contract
+    table, old = contract.tables[0], published_set.rows()
+    published_set.deliver(MONDAY, orders(MONDAY, 1))
+    assert [p.version for p in published_set.run(MONDAY)] == [3, 3]
+    back = rollback(lake, catalog, contract, table, 2)
+    assert (back.version, back.rows, back.rollback_of) == (4, 9, 2)
+    assert published_set.rows() == old
+    # Running it again, because the first result was lost, changes nothing, by either number of that state.
+    assert rollback(lake, catalog, contract, table, 2) == back
     assert rollback(lake, catalog, contract, table, back.version) == back
-    assert [p.version for p in ledger.history(table.name)] == [2, 1, 0]
+    assert [p.version for p in published_set.history()[0]] == [4, 3, 2, 1, 0]
     require_all_shown(lake, catalog, contract)
     with pytest.raises(NoSuchPublication, match="99"):
         rollback(lake, catalog, contract, table, 99)
-    # What was rolled back is not in force any more: delivering it again publishes it again.
-    again = run(lake, catalog, contract, MONDAY)
-    assert again[0].version == 3
+    # A delivery that was rolled back is not in force any more: the same delivery is published again.
+    assert published_set.run(MONDAY)[0].version == 5
     require_all_shown(lake, catalog, contract)
-
-
-def test_the_janitor_drops_what_nobody_came_back_to_and_nothing_else(lake, catalog, contract):
-    a_delivery(lake.settings, contract, MONDAY, orders(MONDAY, 3))
-    run(lake, catalog, contract, MONDAY)
-    state = main_state(lake, contract)
-    a_delivery(lake.settings, contract, TUESDAY, orders(TUESDAY, 3))
-    abandoned = stage(lake, contract, [TUESDAY], str(uuid4()))
-
-    dropped = drop_abandoned(lake, [contract])
-
-    assert [place.ref for place in dropped] == [abandoned.ref]
-    assert places(lake, [contract]) == []
-    assert main_state(lake, contract) == state
-    assert len(rows_on_main(lake, contract, "orders")) == 3
