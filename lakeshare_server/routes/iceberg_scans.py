@@ -19,7 +19,7 @@ async def plan_scan(request: Request) -> Response:
     table = await loaded(by)
     fields = json_object(await body_of(request, by))
     asked = parse_scan_request(fields)
-    tasks = await by.run(_tasks, by, table, asked, asked_task(table, asked))
+    tasks = await by.run(_tasks, by, table, asked, asked_task(table, asked), _is_pyiceberg(request))
     return Response(f'{{"status":"completed",{tasks}}}', media_type=JSON)
 
 
@@ -37,12 +37,21 @@ async def fetch_scan_tasks(request: Request) -> Response:
     table = await loaded(by)
     fields = json_object(await body_of(request, by))
     asked, task = by.parts.plan_tasks.opened(by.asker, text_field(fields, "plan-task"))
-    return Response(f"{{{await by.run(_tasks, by, table, asked, task)}}}", media_type=JSON)
+    tasks = await by.run(_tasks, by, table, asked, task, _is_pyiceberg(request))
+    return Response(f"{{{tasks}}}", media_type=JSON)
 
 
-def _tasks(by: AskedTable, table: LoadedTable, asked: ScanRequest, task: PlanTask) -> str:
+def _is_pyiceberg(request: Request) -> bool:
+    return request.headers.get("user-agent", "").startswith("PyIceberg/")
+
+
+def _tasks(
+    by: AskedTable, table: LoadedTable, asked: ScanRequest, task: PlanTask, is_for_pyiceberg: bool
+) -> str:
     by.require_signing()
-    page = by.parts.iceberg_scans.page(by.view, table, asked, task, by.parts.settings.page_files)
+    page = by.parts.iceberg_scans.page(
+        by.view, table, asked, task, by.parts.settings.page_files, is_for_pyiceberg=is_for_pyiceberg
+    )
     by.note.files = len(page.tasks)
     following = None
     if page.following is not None:

@@ -2,18 +2,21 @@
 
 import json
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
 import pytest
+from pyiceberg.exceptions import BadRequestError
 from sqlalchemy import select
 
 from lakeshare_server.access import iceberg_scans
 from lakeshare_server.catalog.models import AuditRow
 from tests.builders.grants import grant_to
 from tests.builders.iceberg_door import TABLE, door, rest_catalog
+from tests.builders.iceberg_projection import ProjectedTable
 from tests.builders.lake_tables import IcebergState, IcebergTable, an_iceberg_table, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 from tests.builders.waiting import wait_until
@@ -128,6 +131,37 @@ def test_files_without_a_match_are_not_planned(running: tuple[Running, httpx.Cli
     assert len(planned(client, filter=same, **{"case-sensitive": False})) == len(some)
     assert len(planned(client, filter=same)) == len(every)
     assert planned(client, filter=False) == []
+
+
+@pytest.mark.parametrize("is_lacking", [True, False])
+def test_plans_that_pyiceberg_reads_wrongly_are_left_to_it(tmp_path: Path, is_lacking: bool) -> None:
+    """PyIceberg takes '2024-01-01' for the value of a date that a file lacks, and loses its rows by a filter."""
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import DateType, IntegerType, NestedField
+
+    columns = Schema(NestedField(1, "n", IntegerType()), NestedField(2, "day", DateType()))
+    table = ProjectedTable(tmp_path / "table", columns, [("day", "identity")])
+    table.add_file([{"n": 1, "day": date(2024, 1, 1)}], ["day"] if is_lacking else [])
+    provider = a_provider(tmp_path)
+    provider.publish_iceberg("lake.flights", table.state())
+    provider.share("lake.flights")
+    token, wanted = (
+        provider.recipient(),
+        {"type": "in", "term": "day", "values": ["2024-01-01", "2024-01-02"]},
+    )
+    with a_server(provider) as server, door(server, token) as client:
+        assert len(planned(client, filter=wanted)) == 1
+        text = "day in ('2024-01-01', '2024-01-02')"
+        in_client, by_server = (
+            rest_catalog(server, token, **options).load_table("lake.flights").scan(row_filter=text)
+            for options in ({}, SERVER)
+        )
+        assert sorted_rows(in_client) == [str({"n": 1, "day": date(2024, 1, 1)})]
+        if is_lacking:
+            with pytest.raises(BadRequestError, match="set scan-planning-mode to client"):
+                by_server.to_arrow()
+        else:
+            assert sorted_rows(by_server) == sorted_rows(in_client)
 
 
 def test_earlier_snapshots_are_planned_where_history_is_shared(

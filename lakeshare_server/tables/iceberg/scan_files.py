@@ -23,7 +23,7 @@ from lakeshare_server.tables.iceberg.delete_targets import Targets, targets_of
 from lakeshare_server.tables.iceberg.manifests import DeleteFile, live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
 from lakeshare_server.tables.iceberg.partition_texts import PartitionTexts
-from lakeshare_server.tables.iceberg.partitions import partition_columns, partition_values
+from lakeshare_server.tables.iceberg.partitions import identity_columns, partition_columns, partition_values
 from lakeshare_server.tables.iceberg.transforms import partition_ranges
 from lakeshare_server.tables.locations import local_path
 
@@ -32,23 +32,30 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
 # Grows whenever columns or rendering change.
-LAYOUT = 2
+LAYOUT = 3
 BATCH_ROWS = 16_000
 # An equality delete of an unpartitioned table applies to all older data files: only so many pairs are kept.
 MOST_REFERENCES = 5_000_000
-DELETE_FILES = b"delete files"
+DELETE_FILES, MAY_LACK_COLUMNS = b"delete files", b"may lack columns"
+# In JSON, partition values of other types are texts, which stand for something else.
+SAME_IN_JSON = frozenset({"boolean", "int", "long", "float", "double", "string"})
 # Raw statistics, for those who ask for them; the column's id stands behind the name.
 STATISTICS = ("lower", "upper", "null_counts", "nan_counts")
 
 
 class ScanFiles:
-    """The data files, mapped; `delete_files` are JSON objects, `delete_paths` where they are."""
+    """The data files, mapped; `delete_files` are JSON objects, `delete_paths` where they are.
+
+    `may_lack_columns` is whether a file may be without a column whose partition value is a text in a plan, like a date:
+    its statistics do not show that it has the column.
+    """
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         reader = pa.ipc.open_file(pa.py_buffer(mapped))
         self.delete_files: Sequence[Mapping[str, Any]] = orjson.loads(reader.schema.metadata[DELETE_FILES])
+        self.may_lack_columns = reader.schema.metadata[MAY_LACK_COLUMNS] == b"true"
         self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -85,9 +92,20 @@ def write_scan_files(
         }
     )
     told_deletes = [_delete_file(delete, partitions) for delete in used]
-    schema = rows.schema.with_metadata({DELETE_FILES: orjson.dumps(told_deletes)})
+    lacks = _may_lack_columns(table, columns, live.data)
+    noted = {DELETE_FILES: orjson.dumps(told_deletes), MAY_LACK_COLUMNS: orjson.dumps(lacks)}
+    schema = rows.schema.with_metadata(noted)
     with pa.OSFile(os.fsencode(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_table(rows.cast(schema).combine_chunks(), max_chunksize=BATCH_ROWS)
+
+
+def _may_lack_columns(table: "TableMetadata", columns: "Schema", files: DataFiles) -> bool:
+    for field_id, is_partitioned in identity_columns(table, columns, files).items():
+        counts = files.null_counts.get(field_id, pa.nulls(len(files), pa.int64()))
+        is_lacking = pc.any(pc.and_(is_partitioned, pc.is_null(counts)), min_count=0).as_py()
+        if is_lacking and str(columns.find_type(field_id)) not in SAME_IN_JSON:
+            return True
+    return False
 
 
 def _by_id(told: "Schema", own: "Schema") -> "Schema":
