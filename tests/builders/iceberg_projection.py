@@ -6,7 +6,8 @@ Projection").
 """
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,16 @@ from tests.builders.lake_tables import IcebergState
 Row = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class ProjectedFile:
+    """A data file, and what a reader has to find in it: rows by field id."""
+
+    location: str
+    rows: tuple[Mapping[int, Any], ...]
+
+
 class ProjectedTable:
-    """An Iceberg table in a catalog of its own; `rows` are what a reader has to find, by column name."""
+    """An Iceberg table in a catalog of its own; `files` have what a reader has to find, one file for each snapshot."""
 
     def __init__(
         self,
@@ -36,8 +45,8 @@ class ProjectedTable:
         catalog = InMemoryCatalog("tests", warehouse=folder.as_uri())
         catalog.create_namespace("lake")
         self.table: Any = catalog.create_table("lake.projected", schema, properties=properties)
-        self.rows: list[dict[int, Any]] = []
-        self._files, self._fields = itertools.count(), itertools.count()
+        self.files: list[ProjectedFile] = []
+        self._numbers, self._fields = itertools.count(), itertools.count()
         self.partition_by(*partition_fields)
 
     def partition_by(self, *fields: tuple[str, str], without: Collection[str] = ()) -> None:
@@ -76,6 +85,38 @@ class ProjectedTable:
 
         `rows` have the values of partition columns that the file lacks, and none of other columns that it lacks.
         """
+        file = self._written(rows, lacking, has_ids=has_ids, has_statistics=has_statistics)
+        with self.table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+            append.append_data_file(file)
+
+    def rewrite(self) -> None:
+        """Rewrite all files with all columns under the spec of now, as `rewrite_data_files` with `rewrite-all` does."""
+        schema = self.table.schema()
+        by_partition: dict[str, list[Row]] = {}
+        for row in self.rows(schema):
+            by_partition.setdefault(str(self._partition(row)), []).append(row)
+        old = [task.file for task in self.table.scan().plan_files()]
+        self.files.clear()
+        with self.table.transaction() as transaction, _overwritten(transaction) as rewrite:
+            for file in old:
+                rewrite.delete_data_file(file)
+            for rows in by_partition.values():
+                rewrite.append_data_file(self._written(rows))
+
+    def rows(self, schema: Any, count: int | None = None) -> Iterator[Row]:
+        """The rows of the first `count` files, under the names of a schema."""
+        for file in self.files[:count]:
+            for row in file.rows:
+                yield {field.name: row.get(field.field_id) for field in schema.fields}
+
+    def _written(
+        self,
+        rows: Sequence[Row],
+        lacking: Collection[str] = (),
+        *,
+        has_ids: bool = True,
+        has_statistics: bool = True,
+    ) -> Any:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
@@ -85,7 +126,7 @@ class ProjectedTable:
         kept = pa.schema([kept for field in arrow if (kept := _without(field, "", lacking)) is not None])
         stored = content.select(kept.names).to_pylist()
         written = pa.Table.from_pylist(stored, kept if has_ids else _without_ids(kept))
-        location = f"{self.table.location()}/data/{next(self._files)}.parquet"
+        location = f"{self.table.location()}/data/{next(self._numbers)}.parquet"
         path = Path(location.removeprefix("file://"))
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(written, path)
@@ -102,23 +143,26 @@ class ProjectedTable:
             **(_statistics(path, schema, self.table.properties) if has_statistics and has_ids else {}),
         )
         file.spec_id = self.table.spec().spec_id
-        with self.table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
-            append.append_data_file(file)
         by_id = {field.name: field.field_id for field in schema.fields}
-        self.rows += [{by_id[name]: value for name, value in row.items()} for row in rows]
+        found = tuple({by_id[name]: value for name, value in row.items()} for row in rows)
+        self.files.append(ProjectedFile(location, found))
+        return file
 
     def state(self) -> IcebergState:
         """The newest snapshot."""
         return IcebergState(self.table.metadata_location, self.table.current_snapshot().snapshot_id)
 
-    def expected(self) -> Rows:
-        """The rows under the names of now."""
+    def expected(self, count: int | None = None) -> Rows:
+        """The rows under the names of now; or of the first `count` files, under the names of then."""
         from pyiceberg.types import PrimitiveType
 
-        fields = self.table.schema().fields
-        assert all(isinstance(field.field_type, PrimitiveType) for field in fields)
-        columns = [(field.name, delta_type(field.field_type) or "") for field in fields]
-        return Rows.of(columns, ([row.get(field.field_id) for field in fields] for row in self.rows))
+        schema = self.table.schema()
+        if count is not None:
+            snapshot = self.table.snapshot_by_id(self.table.history()[count - 1].snapshot_id)
+            schema = self.table.schemas()[snapshot.schema_id]
+        assert all(isinstance(field.field_type, PrimitiveType) for field in schema.fields)
+        columns = [(field.name, delta_type(field.field_type) or "") for field in schema.fields]
+        return Rows.of(columns, (tuple(row.values()) for row in self.rows(schema, count)))
 
     def _partition(self, row: Row) -> Any:
         """The partition of a file, as its manifest has it."""
@@ -131,6 +175,21 @@ class ProjectedTable:
             value = _to_partition_representation(kind, _value(row, schema.find_column_name(field.source_id)))
             values.append(field.transform.transform(kind)(value))
         return Record(*values)
+
+
+def _overwritten(transaction: Any) -> Any:
+    """An overwrite that finds the files to delete in all manifests: PyIceberg has no predicate for NaN."""
+    from pyiceberg.table.snapshots import Operation
+    from pyiceberg.table.update.snapshot import _OverwriteFiles
+
+    class Overwritten(_OverwriteFiles):
+        def _build_delete_files_partition_predicate(self) -> None:
+            pass
+
+        def _build_manifest_evaluator(self, spec_id: int) -> Any:
+            return lambda manifest: True
+
+    return Overwritten(operation=Operation.OVERWRITE, transaction=transaction, io=transaction._table.io)
 
 
 def _value(row: Row, name: str) -> Any:

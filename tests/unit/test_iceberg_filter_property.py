@@ -5,7 +5,6 @@ The judge is PyIceberg's own evaluator on the rows; tables, statistics and filte
 
 import json
 from collections import Counter
-from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -22,10 +21,10 @@ from lakeshare_server.tables.exact_files import only_within
 from lakeshare_server.tables.iceberg.scan_files import ScanFiles, write_scan_files
 from lakeshare_server.tables.predicate import And, Compare, IsNull, Not, Or, Predicate, Unknown, with_columns
 from lakeshare_server.tables.pruning import evaluate
+from tests.builders.iceberg_filters import a_filter, matches
 from tests.builders.iceberg_manifests import SNAPSHOT, a_told_table, an_entry
 
 TABLES, FILTERS = 10, 40
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 COLUMNS = {
     "i": "int", "n": "long", "s": "string", "m": "decimal(9, 2)", "d": "date", "at": "timestamptz",
     "local": "timestamp", "f": "double", "b": "boolean",
@@ -61,68 +60,6 @@ def a_value(random: Random, name: str) -> Any:
         return Decimal(random.randint(-300, 300)).scaleb(-2)
     number = random.randint(-span, span)
     return number * 86_400_000_000 + random.choice((0, 1, -1)) if kind.startswith("timestamp") else number
-
-
-def said(name: str, value: Any, random: Random) -> Any:
-    """A constant as PyIceberg or Java write it."""
-    if isinstance(value, Decimal):
-        return str(value)
-    if COLUMNS[name] == "date" and random.random() < 0.5:
-        return (date(1970, 1, 1) + timedelta(days=value)).isoformat()
-    if COLUMNS[name].startswith("timestamp") and random.random() < 0.5:
-        text = (EPOCH + timedelta(microseconds=value)).isoformat()
-        return text if COLUMNS[name] == "timestamptz" else text.removesuffix("+00:00")
-    return value
-
-
-def a_filter(random: Random, rows: list[list[Any]], depth: int = 3) -> dict[str, Any]:
-    kind = random.choice(("and", "or", "not", "leaf", "leaf")) if depth else "leaf"
-    if kind in ("and", "or"):
-        left, right = (a_filter(random, rows, depth - 1) for _ in range(2))
-        return {"type": kind, "left": left, "right": right}
-    if kind == "not":
-        return {"type": kind, "child": a_filter(random, rows, depth - 1)}
-    place, name = random.choice(list(enumerate(COLUMNS)))
-    term: Any = random.choice((name, {"type": "reference", "term": name}))
-    known = [row[place] for row in rows if row[place] is not None and row[place] == row[place]]
-    if not known or random.random() < 0.15:
-        return {"type": random.choice(("is-null", "not-null")), "term": name}
-    values = [said(name, random.choice(known), random) for _ in range(3)]
-    if COLUMNS[name] == "string" and random.random() < 0.3:
-        kind = random.choice(("starts-with", "not-starts-with"))
-        return {"type": kind, "term": name, "value": values[0][:2]}
-    if name == "f" and random.random() < 0.3:
-        return {"type": random.choice(("is-nan", "not-nan")), "term": name}
-    if random.random() < 0.25:
-        return {"type": random.choice(("in", "not-in")), "term": term, "values": values}
-    kinds = ("eq", "not-eq") if name == "b" else ("eq", "not-eq", "lt", "lt-eq", "gt", "gt-eq")
-    return {"type": random.choice(kinds), "term": term, "value": values[0]}
-
-
-def expression(told: Any) -> Any:
-    """PyIceberg's reading of an expression; it knows references by their names alone."""
-    from pydantic import TypeAdapter
-    from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
-
-    def named(node: Any) -> Any:
-        if not isinstance(node, dict):
-            return node
-        if node.get("type") == "reference":
-            return node["term"]
-        return {name: named(part) for name, part in node.items()}
-
-    if isinstance(told, bool):
-        return AlwaysTrue() if told else AlwaysFalse()
-    return TypeAdapter(BooleanExpression).validate_python(named(told))
-
-
-def matches(told: Any, rows: list[list[Any]]) -> list[bool]:
-    """What PyIceberg says of each row."""
-    from pyiceberg.expressions.visitors import expression_evaluator
-    from pyiceberg.typedef import Record
-
-    evaluates = expression_evaluator(the_schema(), expression(told), case_sensitive=True)
-    return [bool(evaluates(Record(*row))) for row in rows]
 
 
 def a_table(random: Random, folder: Path) -> tuple[ScanFiles, list[list[list[Any]]]]:
@@ -195,10 +132,12 @@ def test_no_file_with_a_match_is_left_out_of_a_plan(number: int, tmp_path: Path)
         [batch] = table.batches()
         rows = [row for file in files for row in file]
         for _ in range(FILTERS):
-            asked = a_filter(random, rows)
+            asked = a_filter(random, COLUMNS, rows)
             read = parse_filter(asked, names(), is_of_snapshot=False)
-            wanted = matches(asked, rows)
-            assert matches(json.loads(read.residual), rows) == wanted, f"seed {seed}: {asked} {read.residual}"
+            wanted = matches(the_schema(), asked, rows)
+            assert matches(the_schema(), json.loads(read.residual), rows) == wanted, (
+                f"seed {seed}: {asked} {read.residual}"
+            )
             start = 0
             for kept, file in zip(evaluate(read.predicate, batch).true.to_pylist(), files, strict=True):
                 has_match, start = any(wanted[start : start + len(file)]), start + len(file)

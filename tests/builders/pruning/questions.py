@@ -6,8 +6,8 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from tests.builders.pruning.casts import BITS, date_text, time_text
-from tests.builders.pruning.tables import LONG_TEXTS, POOLS, TEXTS, Table, number_text
+from tests.builders.pruning.casts import BITS, DAY_US, date_text, time_text
+from tests.builders.pruning.tables import FIRST_DAY, LONG_TEXTS, POOLS, TEXTS, Table, number_text
 from tests.builders.pruning.truth import (
     Begins,
     Cast,
@@ -101,6 +101,8 @@ def _constant(random: Random, kind: str, column: Column, table: Table) -> Consta
         value = max(min(value + random.choice((-1, 1)), (1 << (BITS[kind] - 1)) - 1), -1 << (BITS[kind] - 1))
     if random.random() < 0.5 and kind.startswith("timestamp"):
         value += random.choice((-1, 1, 500, -999, random.randint(0, 26) * HOUR_US))
+        # Neither clients nor Python have times before.
+        value = max(value, FIRST_DAY * DAY_US)
     return Constant(value, kind)
 
 
@@ -123,8 +125,7 @@ def _json_leaf(random: Random, column: Column, table: Table) -> Question:
         return Missing(term)
     if form < 0.2:
         return Opaque(random.randint(0, 2))
-    if form < 0.25:
-        booleans = [one for one in table.columns if one.type == "boolean"]
+    if form < 0.25 and (booleans := [one for one in table.columns if one.type == "boolean"]):
         return Holds(random.choice(booleans))
     if form < 0.35:
         return OneOf(
@@ -230,13 +231,12 @@ def _plain_sql_leaf(random: Random, column: Column, table: Table) -> Question:
     texts = [one for one in table.columns if one.type == "string"]
     booleans = [one for one in table.columns if one.type == "boolean"]
     prefix = random.choice([text for text in TEXTS + LONG_TEXTS if not set(text) & set("%_\\")])
-    return random.choice(
-        (
-            Opaque(random.randint(0, 2)),
-            Holds(random.choice(booleans)),
-            Begins(random.choice(texts), prefix[: random.randint(0, 40)]),
-        )
-    )
+    forms: list[Question] = [Opaque(random.randint(0, 2))]
+    if booleans:
+        forms.append(Holds(random.choice(booleans)))
+    if texts:
+        forms.append(Begins(random.choice(texts), prefix[: random.randint(0, 40)]))
+    return random.choice(forms)
 
 
 def as_sql(question: Question, random: Random) -> str:
