@@ -1,4 +1,4 @@
-"""One lake for the end-to-end tests: the demo makes it, as a user would; and the hostile matrix behind a server."""
+"""One lake for the end-to-end tests: the demo makes it, as a user would; and the hostile tables behind servers."""
 
 import json
 import os
@@ -15,10 +15,11 @@ import pytest
 from lakeshare_pipelines.demo.stage_hands import free_port, sharing_server
 from lakeshare_pipelines.nessie.server import stop_nessie
 from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
-from tests.builders.hostile.matrix import hostile_matrix
+from tests.builders.hostile.families import TABLES
+from tests.builders.hostile.matrix import unpack
 from tests.builders.hostile.on_s3 import copied
 from tests.builders.hostile.place import HostileTable
-from tests.builders.hostile.served import Served, serving
+from tests.builders.hostile.served import Served, ServedTable, serving
 from tests.builders.spark_apart import Apart, process_apart
 from tests.integration.s3_server import running_s3
 
@@ -106,26 +107,42 @@ def served(demo: DemoLake) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HostileTable]:
-    """Made once for all workers of a run."""
-    base = tmp_path_factory.getbasetemp()
-    return hostile_matrix((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "hostile")
+    """Every hostile table on the disk."""
+    return unpack(tmp_path_factory.mktemp("hostile"))
 
 
-@pytest.fixture(scope="module", params=["disk", "s3"])
-def lake(
-    request: pytest.FixtureRequest, matrix: dict[str, HostileTable], tmp_path_factory: pytest.TempPathFactory
+@pytest.fixture(scope="session")
+def hostile_disk(
+    matrix: dict[str, HostileTable], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """The matrix behind a server: on the disk, or copied to an S3 server."""
-    folder = tmp_path_factory.mktemp(request.param)
-    local = {name: Path(table.location) for name, table in matrix.items()}
+    """Every hostile table behind a server, on the disk."""
+    with serving("disk", matrix, local_places(matrix), tmp_path_factory.mktemp("disk")) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def hostile_s3(matrix: dict[str, HostileTable], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Hostile tables of every family behind a server, in an S3 server."""
+    folder = tmp_path_factory.mktemp("s3")
+    chosen = {name: table for name, table in matrix.items() if TABLES[name].on_stores}
     with ExitStack() as stack:
-        if request.param == "disk":
-            yield stack.enter_context(serving("disk", matrix, local, folder))
-            return
         s3 = stack.enter_context(running_s3(folder))
-        root = Path(next(iter(matrix.values())).judged).parents[1] / "tables"
-        tables = copied(matrix, root, s3.client())
+        tables = copied(chosen, s3.client())
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
         patch.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
-        yield stack.enter_context(serving("s3", tables, local, folder, s3_endpoint=s3.endpoint))
+        yield stack.enter_context(
+            serving("s3", tables, local_places(chosen), folder, s3_endpoint=s3.endpoint)
+        )
+
+
+def local_places(matrix: dict[str, HostileTable]) -> dict[str, Path]:
+    return {name: Path(table.location) for name, table in matrix.items()}
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest) -> ServedTable:
+    """The hostile table of the parameter, which is its store and its name."""
+    store, name = request.param
+    served: Served = request.getfixturevalue(f"hostile_{store}")
+    return served.table(name)

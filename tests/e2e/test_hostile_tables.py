@@ -1,10 +1,12 @@
-"""Every version of the hostile tables reads through the server as Spark reads it directly, from the disk and from S3.
+"""Every version of the hostile tables reads through the server as Spark reads it directly.
 
-The Python client reads in both formats; our own reader, at the level of the protocol, makes the calls the client never
-makes. The matrix of tables: tests/builders/hostile. Changes and times: test_hostile_changes.py.
+All tables on the disk, and some of every family in an S3 store. The Python client reads in both formats; our own
+reader, at the level of the protocol, makes the calls the client never makes. The matrix of tables:
+tests/builders/hostile. Changes and times: test_hostile_changes.py.
 """
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -17,90 +19,171 @@ import pytest
 from lakeshare_server.errors import LakeshareError
 from tests.builders.canonical import same_frame, same_rows
 from tests.builders.delta_log import local_path, read_state
-from tests.builders.hostile.families import TABLES
+from tests.builders.hostile.families import FAMILIES, TABLES
 from tests.builders.hostile.log_lines import file_id, same_add, same_head
-from tests.builders.hostile.served import CLIENT_FEATURES, SHARE, Served, quietly
+from tests.builders.hostile.matrix import recorded_sources, sources
+from tests.builders.hostile.place import HostileTable
+from tests.builders.hostile.served import CLIENT_FEATURES, SHARE, ServedTable, quietly
 from tests.builders.hostile.types import UNANNOUNCED
 from tests.builders.promises import outcomes, promised, require_kept
 from tests.builders.protocol_lines import Format
-from tests.builders.protocol_reader import refusal
+from tests.builders.protocol_reader import Answer, refusal
 
-FORMATS: tuple[Format, ...] = ("parquet", "delta")
-READABLE = [plan for plan in TABLES.values() if plan.refused is None]
-
-# What can be asked of which table: (name, version, format), or without the version.
-READS = [(p.name, v, f) for p in READABLE for v in p.versions for f in p.formats(v)]
-CLIENT_READS = [(name, v, f) for name, v, f in READS if not TABLES[name].client_limit(f, v)]
-CLIENT_LIMITS = [read for read in READS if read not in CLIENT_READS]
-LATEST = [(name, f) for name, v, f in READS if v == TABLES[name].versions[-1]]
-NEEDY = [(p.name, v) for p in READABLE for v in p.versions if p.needs_of(v)]
+PLACES = [*(("disk", name) for name in TABLES), *(("s3", p.name) for p in TABLES.values() if p.on_stores)]
+READABLE = [(store, name) for store, name in PLACES if TABLES[name].refused is None]
+REFUSED = [(store, name) for store, name in PLACES if TABLES[name].refused]
 
 # Others are shown in words of their own: the portal's own tests look at those.
 SHOWN_AS_THEY_ARE = ("byte", "short", "integer", "long", "string", "boolean", "date")
 
 pytestmark = [
-    pytest.mark.timeout(1200),
     # The client's own: it concatenates empty frames, and forgets a folder when a table has no files.
     pytest.mark.filterwarnings("ignore:The behavior of DataFrame concatenation:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning"),
 ]
 
 
-@pytest.mark.parametrize(("name", "version", "fmt"), CLIENT_READS)
-def test_the_python_client_reads_what_spark_reads(lake: Served, name: str, version: int, fmt: Format) -> None:
-    frame = quietly(
-        delta_sharing.load_as_pandas, lake.url(name), version=version, use_delta_format=fmt == "delta"
-    )
-    same_frame(frame, lake.tables[name].rows(version))
+def test_the_recorded_tables_are_those_of_the_builders(matrix: dict[str, HostileTable]) -> None:
+    """Otherwise `python -m tests.builders.hostile.matrix` records them again, in about four minutes."""
+    assert recorded_sources() == sources()
+    assert set(matrix) == set(TABLES)
+    for name, plan in TABLES.items():
+        judged = matrix[name].judged
+        assert set(judged["versions"]) == {str(version) for version in plan.versions}, name
+        assert set(judged["cdf"]) == {f"{start}-{end}" for start, end in plan.cdf}, name
 
 
-@pytest.mark.parametrize(
-    "name", sorted({name for name, v, _ in CLIENT_READS if v == TABLES[name].versions[-1]})
-)
-def test_the_python_client_finds_version_and_format_by_itself(lake: Served, name: str) -> None:
-    frame = quietly(delta_sharing.load_as_pandas, lake.url(name))
-    same_frame(frame, lake.tables[name].rows(lake.tables[name].latest))
+def test_tables_of_every_family_are_in_the_s3_store() -> None:
+    stored = {plan.build.__module__ for plan in TABLES.values() if plan.on_stores}
+    assert stored == {family.__name__ for family in FAMILIES}
 
 
-@pytest.mark.parametrize(("name", "version", "fmt"), CLIENT_LIMITS)
-def test_what_the_python_client_cannot_read_is_its_own_limit(
-    lake: Served, name: str, version: int, fmt: Format
-) -> None:
-    """Without any server, what the client reads with gets it wrong as well; or the client announces too little."""
-    if TABLES[name].client_limit(fmt, version) == UNANNOUNCED:
-        reader = lake.reader(name, fmt, CLIENT_FEATURES)
-        answer = lake.client.post(f"{reader.path}/query", json={"version": version}, headers=reader.headers())
-        assert any(need in refusal(answer, 400)["message"] for need in TABLES[name].needs_of(version))
-        return
-    read = {"parquet": read_by_pyarrow, "delta": read_by_the_kernel}[fmt]
-    with pytest.raises((AssertionError, pa.ArrowInvalid)):
-        same_frame(read(lake.local[name]).to_pandas(), lake.tables[name].rows(version))
+@pytest.mark.parametrize("table", READABLE, indirect=True, ids="-".join)
+def test_a_table_reads_as_spark_reads_it(table: ServedTable, subtests: pytest.Subtests) -> None:
+    for version, fmt in table.plan.reads:
+        with subtests.test("a version", version=version, format=fmt):
+            answer = table.reader(fmt).snapshot(version=version)
+            require_spark_rows(table, answer)
+            require_lines_of_log(table, answer)
+            require_client_rows(table, version, fmt)
+    for version in table.plan.versions:
+        if table.plan.needs_of(version):
+            with subtests.test("a version that parquet cannot carry", version=version):
+                require_refusal_by_name(table, version)
+    for fmt in table.plan.formats(table.plan.versions[-1]):
+        with subtests.test("the newest version", format=fmt):
+            require_same_answers_by_other_calls(table, fmt)
+    with subtests.test("the Python client's own choice of version and format"):
+        if any(not table.plan.client_limit(fmt, table.judged.latest) for fmt in newest_formats(table)):
+            same_frame(quietly(delta_sharing.load_as_pandas, table.url), table.newest_rows)
+    with subtests.test("the portal"):
+        require_preview_rows(table)
+    with subtests.test("what commands promise"):
+        settings, catalog = table.served.provider.settings, table.served.provider.catalog
+        require_kept(promised(settings, catalog, table.path), outcomes(table.client, table.path))
 
 
-@pytest.mark.parametrize(("name", "version", "fmt"), READS)
-def test_our_reader_reads_what_spark_reads(lake: Served, name: str, version: int, fmt: Format) -> None:
-    reader = lake.reader(name, fmt)
-    answer = reader.snapshot(version=version)
-    same_rows(reader.rows(answer), lake.tables[name].rows(version))
+def newest_formats(table: ServedTable) -> tuple[Format, ...]:
+    return table.plan.formats(table.plan.versions[-1])
+
+
+def require_spark_rows(table: ServedTable, answer: Answer) -> None:
+    """Our reader's rows are Spark's; the metadata alone and all pages together are the same answer."""
+    reader, version = table.reader(answer.head.format), answer.version
+    same_rows(reader.rows(answer), table.judged.rows(version), "our reader")
     alone = reader.metadata(version=version)
     assert (alone.head, alone.version) == (answer.head, version)
-    pages = reader.pages(2, version=version)
+    page_size = max(2, len(answer.files) // 3)
+    pages = reader.pages(page_size, version=version)
     assert (pages.head.raw, sorted(pages.ids)) == (answer.head.raw, sorted(answer.ids))
-    assert pages.pages == max(1, (len(answer.files) + 1) // 2)
+    assert pages.pages == max(1, math.ceil(len(answer.files) / page_size))
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _ in LATEST}))
-def test_the_portal_shows_the_rows_that_spark_reads(lake: Served, name: str) -> None:
-    path = f"/portal/api/shares/{SHARE}/schemas/lake/tables/{name}/preview"
-    answer = lake.client.get(httpx.URL(str(lake.client.base_url)).join(path), params={"limit": 500})
-    shown = answer.raise_for_status().json()
-    expected = lake.tables[name].rows(lake.tables[name].latest)
-    assert [(one["name"]) for one in shown["columns"]] == expected.names
+def require_lines_of_log(table: ServedTable, answer: Answer) -> None:
+    """Every line against the action of the log that it stands for, also of what the Python client cannot read."""
+    place, fmt = table.place, answer.head.format
+    state, reader = read_state(place, answer.version), table.reader(fmt)
+    same_head(state, answer.head)
+    adds = {file_id(fmt, table.relocated(add["path"])): add for add in state.adds}
+    files = {file.id: file for file in answer.files}
+    assert sorted(adds) == sorted(files)
+    for id_, add in adds.items():
+        same_add(place, add, files[id_], answer.head, reader.content(files[id_]))
+
+
+def require_client_rows(table: ServedTable, version: int, fmt: Format) -> None:
+    """The Python client reads Spark's rows, or cannot because of a limit of its own."""
+    expected = table.judged.rows(version)
+    limit = table.plan.client_limit(fmt, version)
+    if limit is None:
+        use_delta = fmt == "delta"
+        frame = quietly(delta_sharing.load_as_pandas, table.url, version=version, use_delta_format=use_delta)
+        same_frame(frame, expected, "the Python client")
+    elif limit == UNANNOUNCED:
+        reader = table.reader(fmt, CLIENT_FEATURES)
+        answer = table.client.post(
+            f"{reader.path}/query", json={"version": version}, headers=reader.headers()
+        )
+        assert any(need in refusal(answer, 400)["message"] for need in table.plan.needs_of(version))
+    else:
+        # Without any server, what the client reads with gets it wrong as well.
+        read = {"parquet": read_by_pyarrow, "delta": read_by_the_kernel}[fmt]
+        with pytest.raises((AssertionError, pa.ArrowInvalid)):
+            same_frame(read(table.place).to_pandas(), expected)
+
+
+def require_refusal_by_name(table: ServedTable, version: int) -> None:
+    """Protocol §2.5: query and metadata refuse, naming what a client has to announce.
+
+    Not every reason is a feature: without one, delta is all that has to be announced.
+    """
+    features = [need.lower() for need in table.plan.needs_of(version) if " " not in need]
+    for answer in query_and_metadata(table, version, {}):
+        assert "Unsupported Delta Table Properties" in refusal(answer, 400)["message"]
+    for answer in query_and_metadata(table, version, {"delta-sharing-capabilities": "responseformat=delta"}):
+        if features:
+            message = refusal(answer, 400)["message"]
+            assert "Unsupported Delta Table Properties" in message
+            assert any(feature in message.lower() for feature in features), message
+        else:
+            assert answer.status_code == 200, answer.text
+
+
+def query_and_metadata(table: ServedTable, version: int, headers: dict[str, str]) -> list[httpx.Response]:
+    path = table.reader("parquet").path
+    return [
+        table.client.post(f"{path}/query", json={"version": version}, headers=headers),
+        table.client.get(f"{path}/metadata", params={"version": version}, headers=headers),
+    ]
+
+
+def require_same_answers_by_other_calls(table: ServedTable, fmt: Format) -> None:
+    """The version call, a refreshed answer and an async query are about the same files."""
+    reader, latest = table.reader(fmt), table.judged.latest
+    assert reader.version() == latest
+    first = reader.snapshot(includeRefreshToken=True)
+    again = reader.refreshed(first)
+    spelling = "idempotency_key" if fmt == "delta" else "idempotencyKey"
+    later = reader.submitted(key_as=spelling)
+    for answer in (again, later):
+        assert (answer.version, sorted(answer.ids)) == (latest, sorted(first.ids))
+    same_rows(reader.rows(later), table.newest_rows, "an async query")
+
+
+def require_preview_rows(table: ServedTable) -> None:
+    """The portal shows the rows that Spark reads."""
+    path = f"/portal/api/shares/{SHARE}/schemas/lake/tables/{table.plan.name}/preview"
+    url = httpx.URL(str(table.client.base_url)).join(path)
+    shown = table.client.get(url, params={"limit": 500}).raise_for_status().json()
+    expected = table.newest_rows
+    assert [column["name"] for column in shown["columns"]] == expected.names
     others = [name for name, kind in expected.columns if kind not in SHOWN_AS_THEY_ARE]
     plain = [place for place, name in enumerate(expected.names) if name not in others]
     found = Counter(json.dumps([row[place] for place in plain]) for row in shown["rows"])
     rows = (json.loads(row) for row in expected.without(*others).rows)
-    wanted = Counter(json.dumps([None if one is None else as_shown(one) for one in row]) for row in rows)
+    wanted = Counter(
+        json.dumps([None if value is None else as_shown(value) for value in row]) for row in rows
+    )
     assert (found - wanted, found.total()) == (Counter(), min(500, wanted.total()))
     assert shown["hasMore"] == (wanted.total() > 500)
 
@@ -110,78 +193,16 @@ def as_shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@pytest.mark.parametrize(("name", "version", "fmt"), READS)
-def test_the_lines_are_those_of_the_log(lake: Served, name: str, version: int, fmt: Format) -> None:
-    """Also for what the Python client cannot read: every line against the action of the log it stands for."""
-    place, reader = lake.local[name], lake.reader(name, fmt)
-    state, answer = read_state(place, version), reader.snapshot(version=version)
-    same_head(state, answer.head)
-    adds = {file_id(fmt, lake.relocation(name)(add["path"])): add for add in state.adds}
-    files = {file.id: file for file in answer.files}
-    assert sorted(adds) == sorted(files)
-    for id_, add in adds.items():
-        same_add(place, add, files[id_], answer.head, reader.content(files[id_]))
-
-
-@pytest.mark.parametrize(("name", "version"), NEEDY)
-def test_what_parquet_cannot_carry_is_refused_by_name(lake: Served, name: str, version: int) -> None:
-    """Protocol §2.5: by the query and by the metadata, naming what a client has to announce.
-
-    Not every reason is a feature: without one, delta is all that has to be announced.
-    """
-    features = [need.lower() for need in TABLES[name].needs_of(version) if " " not in need]
-    for answer in asked_with(lake, name, version, {}):
-        assert "Unsupported Delta Table Properties" in refusal(answer, 400)["message"]
-    for answer in asked_with(lake, name, version, {"delta-sharing-capabilities": "responseformat=delta"}):
-        if features:
-            told = refusal(answer, 400)["message"]
-            assert "Unsupported Delta Table Properties" in told
-            assert any(feature in told.lower() for feature in features), told
-        else:
-            assert answer.status_code == 200, answer.text
-
-
-def asked_with(lake: Served, name: str, version: int, headers: dict[str, str]) -> list[httpx.Response]:
-    """The answers to both calls that tell the table."""
-    path = lake.reader(name, "parquet").path
-    return [
-        lake.client.post(f"{path}/query", json={"version": version}, headers=headers),
-        lake.client.get(f"{path}/metadata", params={"version": version}, headers=headers),
-    ]
-
-
-@pytest.mark.parametrize(("name", "fmt"), LATEST)
-def test_refreshed_and_async_answers_are_the_same_answer(lake: Served, name: str, fmt: Format) -> None:
-    reader, table = lake.reader(name, fmt), lake.tables[name]
-    assert reader.version() == table.latest
-    first = reader.snapshot(includeRefreshToken=True)
-    again = reader.refreshed(first)
-    spelling = "idempotency_key" if fmt == "delta" else "idempotencyKey"
-    later = reader.submitted(key_as=spelling)
-    for answer in (again, later):
-        assert (answer.version, sorted(answer.ids)) == (table.latest, sorted(first.ids))
-    same_rows(reader.rows(later), table.rows(table.latest))
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("name", [plan.name for plan in TABLES.values() if plan.refused])
-def test_what_nobody_can_read_is_refused_as_the_tables_fault(lake: Served, name: str, fmt: Format) -> None:
+@pytest.mark.parametrize("table", REFUSED, indirect=True, ids="-".join)
+def test_what_nobody_can_read_is_refused_as_the_tables_fault(table: ServedTable) -> None:
     """Protocol §0.19: a fault that stays is no 5xx, or clients would ask again for minutes."""
-    reader = lake.reader(name, fmt)
-    refusal(lake.client.get(f"{reader.path}/metadata", headers=reader.headers()), 400)
-    refusal(lake.client.post(f"{reader.path}/query", json={}, headers=reader.headers()), 400)
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_each_client_gets_what_commands_promise(lake: Served, name: str) -> None:
-    path, provider = f"{SHARE}.lake.{name}", lake.provider
-    found = outcomes(lake.client, path)
-    if TABLES[name].refused:
-        with pytest.raises(LakeshareError):
-            promised(provider.settings, provider.catalog, path)
-        assert {served_as for served_as, _ in found.values()} == {None}
-    else:
-        require_kept(promised(provider.settings, provider.catalog, path), found)
+    for fmt in ("parquet", "delta"):
+        reader = table.reader(fmt)
+        refusal(table.client.get(f"{reader.path}/metadata", headers=reader.headers()), 400)
+        refusal(table.client.post(f"{reader.path}/query", json={}, headers=reader.headers()), 400)
+    with pytest.raises(LakeshareError):
+        promised(table.served.provider.settings, table.served.provider.catalog, table.path)
+    assert {served_as for served_as, _ in outcomes(table.client, table.path).values()} == {None}
 
 
 def read_by_the_kernel(place: Path) -> pa.Table:

@@ -1,5 +1,5 @@
 """The hostile matrix: Delta tables with everything that makes reading them hard, judged by Spark.
 
 `place.py` has what a builder works with and what a table is afterwards; one file per family of tables has the builders;
-`matrix.py` makes all of them in one Spark process. Tests read the finished matrix and need no Spark.
+`matrix.py` lets Spark write and read all of them and records the result. Tests read the record and need no Spark.
 """

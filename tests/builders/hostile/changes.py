@@ -46,7 +46,7 @@ def cdf_plain(at: Place) -> None:
     every_change(at, "")
 
 
-@hostile(versions=(5, 10), cdf=RANGES, client_cannot={"changes delta 0-10": ONE_SCHEMA})
+@hostile(versions=(5, 10), cdf=RANGES, client_cannot={"changes delta 0-10": ONE_SCHEMA}, on_stores=True)
 def cdf_partitioned(at: Place) -> None:
     """Every kind of change, in partitions: a delete of whole files has no cdc file."""
     every_change(at, "PARTITIONED BY (p)")
@@ -81,7 +81,7 @@ def cdf_table_with_partition(at: Place) -> None:
     )
 
 
-@hostile(versions=(5,))
+@hostile(versions=(5,), on_stores=True)
 def cdf_table_with_vacuum(at: Place) -> None:
     """As the upstream suite has it: the feed lists files that VACUUM took away."""
     at.sql(

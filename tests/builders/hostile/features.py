@@ -39,7 +39,7 @@ def generated_columns(at: Place) -> None:
     )
 
 
-@hostile(versions=(2, 3))
+@hostile(versions=(2, 3), on_stores=True)
 def clustered(at: Place) -> None:
     """Liquid clustering: no partitions, a domain in the log, files that name who clustered them."""
     at.sql(

@@ -41,7 +41,7 @@ def remove(path: str) -> Action:
     return {"remove": {"path": path, "dataChange": True}}
 
 
-@hostile(versions=(1, 3))
+@hostile(versions=(1, 3), on_stores=True)
 def odd_log(at: Place) -> None:
     """Unknown actions and fields, blank lines, no commitInfo, files that come back, odd statistics, short removes."""
     bounds = {"minValues": {"id": 4, "x": 1}, "maxValues": {"id": 4}, "nullCount": {}}

@@ -21,7 +21,7 @@ def some_commits(at: Place, count: int, *properties: str) -> None:
             at.sql(f"INSERT INTO {{t}} {ROWS.format(number)}")
 
 
-@hostile(versions=(3, 4))
+@hostile(versions=(3, 4), on_stores=True)
 def v2_checkpoint_json(at: Place) -> None:
     """Checkpoints of version 2: JSON at the top, the files in sidecars; early commits are gone."""
     at.conf(checkpointV2__topLevelFileFormat="json", checkpoint__partSize="2")
@@ -37,7 +37,7 @@ def v2_checkpoint_parquet(at: Place) -> None:
     at.forget(0, 1, 2)
 
 
-@hostile(versions=(4, 5))
+@hostile(versions=(4, 5), on_stores=True)
 def multi_part_checkpoint(at: Place) -> None:
     """A checkpoint in several files; early commits are gone."""
     at.conf(checkpoint__partSize="2")
@@ -100,7 +100,7 @@ def compact(at: Place, start: int, end: int) -> None:
     path.write_text("".join(lines), "utf-8")
 
 
-@hostile(versions=(2, 3, 4), cdf=((0, 4),))
+@hostile(versions=(2, 3, 4), cdf=((0, 4),), on_stores=True)
 def in_commit_timestamps(at: Place) -> None:
     """Commit times in the log from the first commit on: the files' own times say something else."""
     at.sql(
@@ -142,7 +142,7 @@ def _set_commit_times(at: Place, *versions: int, began: int) -> None:
         at.rewrite(version, dated)
 
 
-@hostile(versions=(1, 2))
+@hostile(versions=(1, 2), on_stores=True)
 def absolute_paths(at: Place) -> None:
     """Files named by full URLs in the log, in a folder beside the table whose name needs encoding."""
     at.sql(
@@ -161,7 +161,7 @@ def absolute_paths(at: Place) -> None:
     at.rewrite(1, moved)
 
 
-@hostile(versions=(0, 1), needs=DELETION_VECTORS)
+@hostile(versions=(0, 1), needs=DELETION_VECTORS, on_stores=True)
 def shallow_clone(at: Place) -> None:
     """A clone of another table's files and vectors, with a commit of its own on top."""
     source = f"delta.`{at.beside('source')}`"
@@ -188,7 +188,7 @@ def vacuumed(at: Place) -> None:
     )
 
 
-@hostile(refused="the log misses version 1 and has no checkpoint")
+@hostile(refused="the log misses version 1 and has no checkpoint", on_stores=True)
 def table_data_loss_no_checkpoint(at: Place) -> None:
     """A commit is lost and nothing stands for it: no version can be read."""
     some_commits(at, 4)

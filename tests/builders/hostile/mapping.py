@@ -49,7 +49,7 @@ def cm_upgraded(at: Place) -> None:
     )
 
 
-@hostile(versions=(1,), needs=MAPPED)
+@hostile(versions=(1,), needs=MAPPED, on_stores=True)
 def cm_odd_names(at: Place) -> None:
     """Names that only a mapping allows: blanks, commas, braces, quotes, dots, unicode, near-twins, and nested."""
     columns = [

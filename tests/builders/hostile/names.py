@@ -17,7 +17,7 @@ PLAIN_PROTOCOL: Action = {"protocol": {"minReaderVersion": 1, "minWriterVersion"
 ONE_COLUMN = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
 
 
-@hostile(versions=(1,))
+@hostile(versions=(1,), on_stores=True)
 def odd_partitions(at: Place) -> None:
     """Text partitions with every awkward character, null, and the empty text that means null."""
     from deltalake import write_deltalake
@@ -54,7 +54,7 @@ def binary_partition(at: Place) -> None:
     )
 
 
-@hostile(versions=(1,), folder="odd pläce 100% +=#{}'&;")
+@hostile(versions=(1,), folder="odd pläce 100% +=#{}'&;", on_stores=True)
 def odd_place(at: Place) -> None:
     """The table lies in a folder whose name needs encoding."""
     at.sql(
@@ -63,7 +63,7 @@ def odd_place(at: Place) -> None:
     )
 
 
-@hostile(versions=(0,))
+@hostile(versions=(0,), on_stores=True)
 def odd_files(at: Place) -> None:
     """Files with awkward names, in folders with awkward names, encoded in the log as the protocol asks."""
     # Hadoop, and so the judge, cannot open files with a colon in their names.

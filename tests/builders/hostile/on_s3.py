@@ -1,4 +1,4 @@
-"""The finished matrix once more in a bucket: the same bytes under the same keys, absolute paths pointing there."""
+"""Tables of the matrix once more in a bucket: the same bytes under the same keys, absolute paths pointing there."""
 
 import re
 from collections.abc import Mapping
@@ -21,9 +21,11 @@ def relocated(text: str, root: str) -> str:
     return re.sub(f"file:(?://)?{re.escape(root)}/", THERE, text)
 
 
-def copied(tables: Mapping[str, HostileTable], folder: Path, client: Any) -> dict[str, HostileTable]:
-    """The tables of a matrix in a new bucket; `folder` is where all of their files lie."""
+def copied(tables: Mapping[str, HostileTable], client: Any) -> dict[str, HostileTable]:
+    """These tables of the matrix in a new bucket."""
     client.create_bucket(Bucket=BUCKET)
+    [folder] = {Path(table.location).parent for table in tables.values()}
+    names = {Path(table.location).name for table in tables.values()}
 
     def put(path: Path) -> None:
         content = path.read_bytes()
@@ -35,7 +37,10 @@ def copied(tables: Mapping[str, HostileTable], folder: Path, client: Any) -> dic
         for path in sorted(paths):
             put(path)
 
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".crc")]
+    # A table's own folder, and those beside it: "vectors of dv_absolute".
+    places = [place for place in folder.iterdir() if names & {place.name, place.name.rpartition(" of ")[2]}]
+    found = (path for place in places for path in place.rglob("*"))
+    files = [path for path in found if path.is_file() and not path.name.endswith(".crc")]
     moved = {
         path.parent for path in files if path.suffix == ".json" and str(folder) in path.read_text("utf-8")
     }

@@ -2,8 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,17 @@ class Hostile:
     refused: str | None = None
     """Why nobody can read its newest version."""
     folder: str | None = None
+    on_stores: bool = False
+    """Whether it is read from object stores too, for its family or for what its paths have."""
+
+    @property
+    def folder_name(self) -> str:
+        return self.folder or self.name
+
+    @property
+    def reads(self) -> Iterator[tuple[int, Format]]:
+        """Each judged version in each response format that can carry it."""
+        return ((version, fmt) for version in self.versions for fmt in self.formats(version))
 
     def needs_of(self, version: int) -> tuple[str, ...]:
         """Without which reader features, or for which other reason, a version cannot be read in parquet format."""
@@ -100,34 +111,32 @@ class Hostile:
 
 @dataclass(frozen=True)
 class HostileTable:
-    """A finished table of the matrix; what was promised of it is in `TABLES`."""
+    """A finished table of the matrix, and what Spark read of it; what was promised of it is in `TABLES`."""
 
     name: str
     location: str
     latest: int
-    judged: str
-    """The file with Spark's rows."""
+    judged: Mapping[str, Any] = field(repr=False)
+    """Spark's rows: `versions` by number, `cdf` by range."""
 
     def rows(self, version: int) -> Rows:
         """What Spark reads at a version."""
-        return _rows(self._judgement["versions"][str(version)])
+        return _rows(self.judged["versions"][str(version)])
 
     def changes(self, start: int, end: int) -> Rows:
         """What Spark reads from the change data feed."""
-        return _rows(self._judgement["cdf"][f"{start}-{end}"])
+        return _rows(self.judged["cdf"][f"{start}-{end}"])
 
-    def write(self, judgement: Mapping[str, Any]) -> None:
-        """Keep the table's record and Spark's rows."""
-        Path(self.judged).write_text(json.dumps({"table": asdict(self), **judgement}), "utf-8")
+    def write(self, folder: Path) -> None:
+        """Store Spark's rows in a file of the folder, named after the table."""
+        (folder / f"{self.name}.json").write_text(json.dumps({"latest": self.latest, **self.judged}), "utf-8")
 
     @classmethod
-    def read(cls, path: Path) -> "HostileTable":
-        """The table that was written to a file."""
-        return cls(**json.loads(path.read_text("utf-8"))["table"])
-
-    @property
-    def _judgement(self) -> dict[str, Any]:
-        return json.loads(Path(self.judged).read_text("utf-8"))
+    def read(cls, path: Path, tables: Path) -> "HostileTable":
+        """The table whose rows are in a file; `tables` has the tables' folders."""
+        judged = json.loads(path.read_text("utf-8"))
+        plan = TABLES[path.stem]
+        return cls(plan.name, str(tables / plan.folder_name), judged.pop("latest"), judged)
 
 
 def _rows(told: Mapping[str, Any]) -> Rows:

@@ -1,9 +1,9 @@
-"""The finished matrix behind a real server, from the disk or from a bucket, with the readers of both kinds."""
+"""The recorded matrix behind a real server, from the disk or from a bucket, with the readers of both kinds."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import httpx
 import pandas as pd
 
 from lakeshare_server.catalog import FollowedTables
+from tests.builders.canonical import Rows
 from tests.builders.delta_log import commit
 from tests.builders.hostile.on_s3 import relocated
-from tests.builders.hostile.place import HostileTable
+from tests.builders.hostile.place import TABLES, Hostile, HostileTable
 from tests.builders.protocol_lines import Format
 from tests.builders.protocol_reader import ALL_FEATURES, ProtocolReader
 from tests.builders.sharing import Provider, a_provider, a_server
@@ -27,7 +28,7 @@ NEVER_S = 3600.0
 
 @dataclass(frozen=True)
 class Served:
-    """A share with every table of the matrix."""
+    """A share with tables of the matrix."""
 
     store: str
     provider: Provider
@@ -41,25 +42,60 @@ class Served:
     data: httpx.Client
     """Without any."""
 
-    def url(self, name: str) -> str:
+    def table(self, name: str) -> "ServedTable":
+        return ServedTable(self, TABLES[name], self.tables[name], self.local[name])
+
+
+@dataclass(frozen=True)
+class ServedTable:
+    """One table of the matrix: its plan, what Spark read of it, and its readers."""
+
+    served: Served
+    plan: Hostile
+    judged: HostileTable
+    place: Path
+    """Where it lies on the disk, to read its log without the server."""
+    readers: dict[tuple[Format, frozenset[str]], ProtocolReader] = field(default_factory=dict, repr=False)
+
+    @property
+    def path(self) -> str:
+        """The table's name below the share's server."""
+        return f"{SHARE}.lake.{self.plan.name}"
+
+    @property
+    def url(self) -> str:
         """A table as the Python client is told of it."""
-        return f"{self.profile}#{SHARE}.lake.{name}"
+        return f"{self.served.profile}#{self.path}"
 
-    def relocation(self, name: str) -> Callable[[str], str]:
-        """How paths of a local log are served: absolute ones are others in a bucket."""
-        root = str(self.local[name].parent)
-        return str if self.store == "disk" else lambda path: relocated(path, root)
+    @property
+    def newest_rows(self) -> Rows:
+        """What Spark reads of the newest version."""
+        return self.judged.rows(self.judged.latest)
 
-    def keeps_commit_times(self, name: str) -> bool:
+    @property
+    def client(self) -> httpx.Client:
+        """With the recipient's token."""
+        return self.served.client
+
+    def relocated(self, path: str) -> str:
+        """A path of the local log as it is served: absolute ones are others in a bucket."""
+        return path if self.served.store == "disk" else relocated(path, str(self.place.parent))
+
+    @property
+    def keeps_commit_times(self) -> bool:
         """Whether commits have the times that Spark saw: a copy's files are younger, unless the log has the times."""
-        if self.store == "disk":
+        if self.served.store == "disk":
             return True
-        first = commit(self.local[name], 0)[0].get("commitInfo", {}) if "in_commit" in name else {}
+        first = commit(self.place, 0)[0].get("commitInfo", {}) if "in_commit" in self.plan.name else {}
         return "inCommitTimestamp" in first
 
-    def reader(self, name: str, fmt: Format, features: frozenset[str] = ALL_FEATURES) -> ProtocolReader:
-        """Our own reader of a table."""
-        return ProtocolReader(self.client, f"{SHARE}.lake.{name}", fmt, self.data, features)
+    def reader(self, fmt: Format, features: frozenset[str] = ALL_FEATURES) -> ProtocolReader:
+        """Our own reader of the table, the same for each call: it fetches each file once."""
+        if (fmt, features) not in self.readers:
+            self.readers[fmt, features] = ProtocolReader(
+                self.client, self.path, fmt, self.served.data, features
+            )
+        return self.readers[fmt, features]
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def int96_timestamps(at: Place) -> None:
     )
 
 
-@hostile(versions=(1, 2), needs=("timestampNtz",))
+@hostile(versions=(1, 2), needs=("timestampNtz",), on_stores=True)
 def zoneless(at: Place) -> None:
     """timestampNtz as a column, inside a struct, and as the partition."""
     at.sql(

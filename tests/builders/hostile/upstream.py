@@ -18,7 +18,7 @@ def table1(at: Place) -> None:
     )
 
 
-@hostile(versions=(4,))
+@hostile(versions=(4,), on_stores=True)
 def table3(at: Place) -> None:
     """Partitioned by day; the first file has an older schema."""
     at.sql(

@@ -24,7 +24,7 @@ def dv_relative(at: Place) -> None:
     at.sql("DELETE FROM {t} WHERE s = 'first 3'", "UPDATE {t} SET s = 'updated' WHERE id = 5")
 
 
-@hostile(versions=(3,), needs=DELETION_VECTORS)
+@hostile(versions=(3,), needs=DELETION_VECTORS, on_stores=True)
 def dv_absolute(at: Place) -> None:
     """Vectors of type `p`: a file outside of the table, with a blank and a percent sign in its name."""
     two_files(at)
@@ -56,7 +56,7 @@ def dv_inline(at: Place) -> None:
     at.commit(2, [{"remove": removed}, {"add": first | {"deletionVector": inline_descriptor([0, 3, 7])}}])
 
 
-@hostile(versions=(4,), needs=DELETION_VECTORS)
+@hostile(versions=(4,), needs=DELETION_VECTORS, on_stores=True)
 def dv_partitioned(at: Place) -> None:
     """Vectors in a partitioned table, with a prefix in front of their names; one partition loses all its rows."""
     at.sql(
