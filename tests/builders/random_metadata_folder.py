@@ -1,12 +1,18 @@
 """Random metadata folders of an Iceberg table: files of usual and odd names, and a hint that fits them or not.
 
-Each file has a kind and a number that are known from how its name was drawn, never from reading the name.
+Each file has a kind and a number that are known from how its name was drawn, never from reading the name. Which file
+has to be read follows from these: a hint decides, else the highest number that one file of one catalog has.
 """
 
+import gzip
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Literal
+
+import pyarrow as pa
 
 Kind = Literal["hadoop", "catalog", "unordered", "none"]
 PLAIN, PACKED, PACKED_BEHIND, FOREIGN = (
@@ -80,6 +86,61 @@ class Folder:
     def of(self, *kinds: Kind) -> list[File]:
         """The files of some kinds, by number."""
         return sorted((one for one in self.files.values() if one.kind in kinds), key=lambda one: one.number)
+
+    def __str__(self) -> str:
+        hint = None if self.hint is None else self.hint.content
+        return f"{sorted(self.files)}, hint {hint!r}"
+
+    def current(self) -> File | None:
+        """The file that has to be read at first; None where the folder has to be refused."""
+        hint = self.hint
+        if hint is not None and hint.name is not None:
+            is_whole = hint.name.endswith((*ENDINGS, FOREIGN))
+            return self.files.get(hint.name) if is_whole else self.first(hint.name)
+        number = None if hint is None else hint.number
+        if number is not None and (chain := list(self.following(number))):
+            return None if self.of("catalog") else chain[-1]
+        ranked = self.of("hadoop", "catalog")
+        is_mixed = len({one.kind for one in ranked}) > 1
+        if not ranked or is_mixed or self.of("unordered"):
+            return None
+        newest = [one for one in ranked if one.number == ranked[-1].number]
+        return newest[0] if len(newest) == 1 and newest[0].number >= (number or 0) else None
+
+    def following(self, number: int) -> Iterator[File]:
+        """The file of a number, and those after it without a gap: writers of hints may have been cut off."""
+        while (found := self.first(f"v{number}")) is not None:
+            yield found
+            number += 1
+
+    def first(self, stem: str) -> File | None:
+        """The file of this name without its ending."""
+        return next((self.files[stem + ending] for ending in ENDINGS if stem + ending in self.files), None)
+
+    def write(self, root: Path, contents: Sequence[bytes], before: "Folder | None" = None) -> None:
+        """Write the `metadata` folder of a table; files that were there before stay what they are."""
+        metadata = root / "metadata"
+        if before is None and metadata.exists():
+            shutil.rmtree(metadata)
+        kept = {} if before is None else before.files
+        for name in kept.keys() - self.files.keys():
+            (metadata / name).unlink()
+        for name, file in self.files.items():
+            if name not in kept:
+                path = metadata / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(_packed(file, contents[file.state]))
+        metadata.mkdir(parents=True, exist_ok=True)
+        hint = metadata / "version-hint.text"
+        hint.unlink(missing_ok=True)
+        if self.hint is not None:
+            hint.write_bytes(self.hint.content)
+
+
+def _packed(file: File, content: bytes) -> bytes:
+    if file.ending == FOREIGN:
+        return bytes(pa.compress(content, "zstd", asbytes=True))
+    return gzip.compress(content) if "gz" in file.ending else content
 
 
 def draw_folder(random: Random, states: int) -> Folder:

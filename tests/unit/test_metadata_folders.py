@@ -5,11 +5,9 @@ What has to be read is worked out here, from how the folder was drawn: a hint de
 file of one catalog has; what cannot be ranked is refused, and one metadata file can be followed instead.
 """
 
-import gzip
 import json
-import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,34 +27,13 @@ from lakeshare_server.versions.metadata_source import Pointer
 from tests.builders.campaign import campaign_size
 from tests.builders.iceberg_door import rest_catalog
 from tests.builders.protocol_reader import ProtocolReader
-from tests.builders.random_metadata_folder import ENDINGS, FOREIGN, File, Folder, change, draw_folder
+from tests.builders.random_metadata_folder import FOREIGN, File, Folder, change, draw_folder
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 
 SERVED = campaign_size(in_ci=12, in_campaign=2_000)
 LOOKED_AT = campaign_size(in_ci=200, in_campaign=20_000)
 IN_A_SHARE, CHANGES, STATES = 100, 4, 12
 SEED = 20_261_122
-
-
-def expected(folder: Folder) -> File | None:
-    """The file that has to be read; None where the folder has to be refused."""
-    found = _expected(folder)
-    return None if found is None or found.ending == FOREIGN else found
-
-
-def _expected(folder: Folder) -> File | None:
-    hint = folder.hint
-    if hint is not None and hint.name is not None:
-        return _named(folder, hint.name)
-    number = None if hint is None else hint.number
-    if number is not None and (chain := list(_following(folder, number))):
-        return None if folder.of("catalog") else chain[-1]
-    ranked = folder.of("hadoop", "catalog")
-    is_mixed = len({one.kind for one in ranked}) > 1
-    if not ranked or is_mixed or folder.of("unordered"):
-        return None
-    newest = [one for one in ranked if one.number == ranked[-1].number]
-    return newest[0] if len(newest) == 1 and newest[0].number >= (number or 0) else None
 
 
 @dataclass(frozen=True)
@@ -70,15 +47,15 @@ class Known:
         """The file that its next look has to find, and what it knows then."""
         number = None if folder.hint is None else folder.hint.number
         is_there = self.file is not None and folder.files.get(self.file.name) == self.file
-        is_led = number is not None and _first(folder, f"v{number}") is not None
+        is_led = number is not None and folder.first(f"v{number}") is not None
         if self.file is not None and is_there and number is not None and number == self.number:
             # It goes on from there, as Java's classes do.
-            chain, is_led = [self.file, *_following(folder, self.file.number + 1)], True
+            chain, is_led = [self.file, *folder.following(self.file.number + 1)], True
             found = None if folder.of("catalog") else chain[-1]
         elif self.file is not None and is_there and self.file.kind == "catalog":
-            found = _expected(self._seen(folder, f"{self.file.number:05d}-"))
+            found = self._seen(folder, f"{self.file.number:05d}-").current()
         else:
-            found = _expected(folder)
+            found = folder.current()
         if found is None:
             return None, Known(self.file)
         return found, Known(found, number if is_led and found.kind == "hadoop" else None)
@@ -93,56 +70,8 @@ class Known:
         return Folder(folder.states, files, folder.hint)
 
 
-def _named(folder: Folder, name: str) -> File | None:
-    if name.endswith((*ENDINGS, FOREIGN)):
-        return folder.files.get(name)
-    return _first(folder, name)
-
-
-def _following(folder: Folder, number: int) -> Iterator[File]:
-    """The file of a number, and those after it without a gap: writers of hints may have been cut off."""
-    while (found := _first(folder, f"v{number}")) is not None:
-        yield found
-        number += 1
-
-
-def _first(folder: Folder, stem: str) -> File | None:
-    return next((folder.files[stem + ending] for ending in ENDINGS if stem + ending in folder.files), None)
-
-
-def put(root: Path, folder: Folder, contents: Sequence[bytes], before: Folder | None = None) -> None:
-    """Write a metadata folder; files that it had before stay what they are."""
-    metadata = root / "metadata"
-    if before is None and metadata.exists():
-        shutil.rmtree(metadata)
-    kept = {} if before is None else before.files
-    for name in kept.keys() - folder.files.keys():
-        (metadata / name).unlink()
-    for name, file in folder.files.items():
-        if name not in kept:
-            path = metadata / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(_packed(file, contents[file.state]))
-    metadata.mkdir(parents=True, exist_ok=True)
-    hint = metadata / "version-hint.text"
-    hint.unlink(missing_ok=True)
-    if folder.hint is not None:
-        hint.write_bytes(folder.hint.content)
-
-
-def _packed(file: File, content: bytes) -> bytes:
-    if file.ending == FOREIGN:
-        return pa.compress(content, "zstd", asbytes=True)
-    return gzip.compress(content) if "gz" in file.ending else content
-
-
-def shown(folder: Folder) -> str:
-    hint = None if folder.hint is None else folder.hint.content
-    return f"{sorted(folder.files)}, hint {hint!r}"
-
-
 @pytest.mark.campaign
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(campaign_size(in_ci=300, in_campaign=14_400))
 def test_every_look_finds_the_current_file_or_refuses_the_folder(tmp_path: Path) -> None:
     """The first look of a process, and later looks of one that knows what the folder had before."""
     stores = Stores(ServerSettings(_env_file=None, state_dir=tmp_path / "state"))
@@ -152,10 +81,10 @@ def test_every_look_finds_the_current_file_or_refuses_the_folder(tmp_path: Path)
     for number in range(LOOKED_AT):
         random = Random(SEED + number)
         folder, pointer, known = draw_folder(random, STATES), None, Known()
-        put(root, folder, contents)
+        folder.write(root, contents)
         process = MetadataFolder(stores, str(root))
         for step in range(1 + CHANGES):
-            wanted, (of_process, known) = _expected(folder), known.later(folder)
+            wanted, (of_process, known) = folder.current(), known.later(folder)
             fresh, _ = look(MetadataFolder(stores, str(root)), None)
             found, seen = look(process, pointer)
             pointer = seen or pointer
@@ -163,9 +92,9 @@ def test_every_look_finds_the_current_file_or_refuses_the_folder(tmp_path: Path)
             for when, name, file in (("now", fresh, wanted), ("before", found, of_process)):
                 if name != (file and file.name):
                     what = f"seed {SEED + number}, look {step} of a process of {when}"
-                    differences.append(f"{what}: {name}, not {file}: {shown(folder)}")
+                    differences.append(f"{what}: {name}, not {file}: {folder}")
             before, folder = folder, change(random, folder)
-            put(root, folder, contents, before)
+            folder.write(root, contents, before)
     print(json.dumps(outcomes, indent=1, sort_keys=True))
     assert not differences, f"{len(differences)} differences: " + "\n".join(differences)
     for when in ("first", "later"):
@@ -232,7 +161,7 @@ def contents_at(root: Path, states: Sequence[Mapping[str, Any]], random: Random)
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(campaign_size(in_ci=300, in_campaign=14_400))
 @pytest.mark.filterwarnings("ignore")
 def test_every_api_serves_the_current_state_or_none(
     tmp_path: Path, states: Sequence[Mapping[str, Any]]
@@ -272,7 +201,7 @@ def follow(
 ) -> Case | None:
     """Follow the folder, or where that is refused one metadata file in it; None where there is none."""
     folder, contents = draw_folder(random, STATES), contents_at(root, states, random)
-    put(root, folder, contents)
+    folder.write(root, contents)
     wanted, known = Known().later(folder)
     refusal = None
     try:
@@ -280,10 +209,10 @@ def follow(
     except LakeshareError as error:
         refusal = error
     if wanted is not None and wanted.ending != FOREIGN:
-        assert refusal is None, f"{shown(folder)}: {refusal}"
+        assert refusal is None, f"{folder}: {refusal}"
         outcomes["followed"] += 1
         return Case(root.name, root, random, folder, contents, known, wanted.state)
-    assert refusal is not None, f"{shown(folder)} is followed"
+    assert refusal is not None, f"{folder} is followed"
     outcomes[f"refused: {_reason(refusal)}"] += 1
     files = [one for one in folder.of("hadoop", "catalog", "unordered") if one.ending != FOREIGN]
     if not files:
@@ -297,17 +226,17 @@ def follow(
 def compare(reading: Reading, case: Case, outcomes: Counter[str]) -> None:
     """Read the table through every API, and again after something has happened to its folder."""
     for api, rows in APIS.items():
-        assert rows(reading, case.name) == [case.state], f"{api}, state {case.state}: {shown(case.folder)}"
+        assert rows(reading, case.name) == [case.state], f"{api}, state {case.state}: {case.folder}"
         outcomes[f"{api}: served"] += 1
     if case.known is None:
         return
     folder = change(case.random, case.folder)
-    put(case.root, folder, case.contents, case.folder)
+    folder.write(case.root, case.contents, case.folder)
     wanted, _ = case.known.later(folder)
     state = None if wanted is None or wanted.ending == FOREIGN else wanted.state
     for api, rows in APIS.items():
         found = rows(reading, case.name)
-        assert found == (None if state is None else [state]), f"{api}, state {state} later: {shown(folder)}"
+        assert found == (None if state is None else [state]), f"{api}, state {state} later: {folder}"
         outcomes[f"{api}, later: {'refused' if found is None else 'served'}"] += 1
 
 
