@@ -119,6 +119,30 @@ def test_tokens_that_could_not_be_verified_count_as_guesses(
         assert ask(client, good) == 200
 
 
+@pytest.mark.parametrize("path", ["/delta-sharing/shares", "/api/2.1/unity-catalog/shares"])
+def test_an_issuer_that_does_not_answer_is_named_to_nobody_who_asks(
+    tmp_path: Path, issuer: AnIssuer, path: str
+) -> None:
+    """Anybody can put the issuer into a token; its addresses may be those of a private network."""
+    provider = a_provider_of_flights(
+        tmp_path,
+        oidc_private_hosts=issuer.host,
+        admin_oidc_issuer=issuer.url,
+        admin_oidc_audiences="lakeshare",
+    )
+    a_recipient(provider, "acme", OIDC)
+    a_policy(provider, "acme", issuer.url)
+    issuer.is_silent = True
+    with a_server(provider) as server:
+        url = server.url.replace("/delta-sharing", path)
+        answer = httpx.get(url, headers={"Authorization": f"Bearer {issuer.token()}"})
+    assert answer.status_code == 503
+    assert "the issuer of the token does not answer" in answer.text
+    assert issuer.host not in answer.text
+    assert "realm" not in answer.text
+    assert int(answer.headers["retry-after"]) > 0
+
+
 def test_requests_at_once_for_a_healthy_issuer_are_all_let_in(provider: Provider, issuer: AnIssuer) -> None:
     tokens = [issuer.token(jti=str(number)) for number in range(12)]
     ready = threading.Barrier(len(tokens))

@@ -54,6 +54,8 @@ def urls(answer: httpx.Response) -> list[str]:
     [
         "state/signing.key",
         "state/lakeshare.db",
+        "state/first-admin.key",
+        "state/audit/kept",
         "catalog.db",
         "catalog.db-wal",
         ".env",
@@ -76,6 +78,9 @@ def test_files_of_the_server_itself_are_not_there_for_anybody(
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / ".pyiceberg.yaml").write_text("catalog:\n")
     (tmp_path / "link").symlink_to(tmp_path / "catalog.db")
+    (tmp_path / "state" / "audit").mkdir(parents=True)
+    for name in ("lakeshare.db", "first-admin.key", "audit/kept"):
+        (tmp_path / "state" / name).write_text("kept")
     for answer in answer_of(tmp_path, tmp_path / kept, database_url=f"sqlite:///{tmp_path / 'catalog.db'}"):
         [got] = answer.extensions["bytes"]
         assert got.status_code == 404
