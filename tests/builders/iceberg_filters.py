@@ -30,7 +30,7 @@ def constant(kind: str, value: Any, random: Random) -> Any:
 def a_filter(
     random: Random, columns: Mapping[str, str], rows: Sequence[Sequence[Any]], depth: int = 3
 ) -> dict[str, Any]:
-    """An expression on columns, told as Iceberg's types by name, with constants that are in the rows."""
+    """An expression on columns, given as Iceberg's types by name, with constants that are in the rows."""
     form = random.choice(("and", "or", "not", "leaf", "leaf")) if depth else "leaf"
     if form in ("and", "or"):
         left, right = (a_filter(random, columns, rows, depth - 1) for _ in range(2))
@@ -59,7 +59,7 @@ def _is_written(value: Any) -> bool:
     return math.isfinite(value) if isinstance(value, float) else not isinstance(value, bytes)
 
 
-def expression(told: Any) -> Any:
+def expression(condition: Any) -> Any:
     """PyIceberg's reading of an expression; it knows references by their names alone."""
     from pydantic import TypeAdapter
     from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
@@ -71,17 +71,17 @@ def expression(told: Any) -> Any:
             return node["term"]
         return {name: named(part) for name, part in node.items()}
 
-    if isinstance(told, bool):
-        return AlwaysTrue() if told else AlwaysFalse()
-    return TypeAdapter(BooleanExpression).validate_python(named(told))
+    if isinstance(condition, bool):
+        return AlwaysTrue() if condition else AlwaysFalse()
+    return TypeAdapter(BooleanExpression).validate_python(named(condition))
 
 
-def matches(schema: Any, told: Any, rows: Sequence[Sequence[Any]]) -> list[bool]:
-    """What PyIceberg's evaluator says of each row."""
+def matches(schema: Any, condition: Any, rows: Sequence[Sequence[Any]]) -> list[bool]:
+    """Which rows PyIceberg's evaluator finds."""
     from pyiceberg.expressions.visitors import expression_evaluator
     from pyiceberg.typedef import Record
 
-    evaluates = expression_evaluator(schema, expression(told), case_sensitive=True)
+    evaluates = expression_evaluator(schema, expression(condition), case_sensitive=True)
     return [bool(evaluates(Record(*row))) for row in rows]
 
 

@@ -4,6 +4,7 @@ What has to be found is known from how a table was made. A function of `APIS` re
 (rows, a refusal by its code, a limit of a client's own), and raises AssertionError for anything else.
 """
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -28,11 +29,13 @@ from tests.builders.hostile.served import quietly
 from tests.builders.iceberg_door import door, rest_catalog
 from tests.builders.iceberg_filters import a_filter, as_evaluated, expression, matches
 from tests.builders.iceberg_projection import ProjectedTable
+from tests.builders.protocol_lines import shape_of
 from tests.builders.protocol_reader import FEED_COLUMNS, Answer, ProtocolReader
 from tests.builders.pruning.casts import Client, float32
 from tests.builders.pruning.questions import a_question, as_json, as_sql
 from tests.builders.pruning.tables import File, Table
 from tests.builders.pruning.truth import Column, truth
+from tests.builders.row_images import TableShape, physical_name
 from tests.builders.sharing import Running
 
 ZONES = (0, -480, 345, 840, "America/New_York")
@@ -74,7 +77,7 @@ class SharedTable:
     """A random table, its name in the schema, and the draws of predicates on it."""
 
     name: str
-    table: ProjectedTable
+    source: ProjectedTable
     is_followed: bool
     """Whether each of its files came in a version of its own."""
     random: Random
@@ -84,9 +87,11 @@ class SharedTable:
     """The bytes of data files by their ids in responses."""
 
 
-def reader_of(reading: Reading, one: SharedTable, fmt: Any) -> ProtocolReader:
+def reader_of(reading: Reading, shared: SharedTable, fmt: Any) -> ProtocolReader:
     """A reader of the table in one format, which fetches no file again."""
-    return ProtocolReader(reading.client, f"flights.lake.{one.name}", fmt, reading.data, fetched=one.fetched)
+    return ProtocolReader(
+        reading.client, f"flights.lake.{shared.name}", fmt, reading.data, fetched=shared.fetched
+    )
 
 
 def refusal_of(reply: httpx.Response) -> str | None:
@@ -102,22 +107,22 @@ def code_of(status: int, text: str) -> str:
     return found[1]
 
 
-def by_protocol(reading: Reading, one: SharedTable, fmt: Any) -> Outcome:
-    reader = reader_of(reading, one, fmt)
+def by_protocol(reading: Reading, shared: SharedTable, fmt: Any) -> Outcome:
+    reader = reader_of(reading, shared, fmt)
     refused = refusal_of(reading.client.post(f"{reader.path}/query", json={}, headers=reader.headers()))
     if refused is not None:
         return Counter([f"refused {refused}"])
-    answer, expected = reader.snapshot(), one.table.expected()
+    answer, expected = reader.snapshot(), shared.source.expected()
     same_rows(reader.rows(answer), expected)
     rows = {file.id: reader.file_rows(answer.head.shape, file) for file in answer.files}
     for file in answer.files:
         require_true_counts(answer, file, rows[file.id])
     for is_json in (False, True):
         for _ in range(QUESTIONS):
-            ask(reader, one, answer, rows, is_json=is_json)
+            ask(reader, shared, answer, rows, is_json=is_json)
     found: Outcome = Counter(["rows"])
-    if one.is_followed:
-        found += read_history(reading, one, reader)
+    if shared.is_followed:
+        found += read_history(reading, shared, reader)
     return found
 
 
@@ -125,11 +130,8 @@ def require_true_counts(answer: Answer, file: Any, rows: Sequence[Sequence[Any]]
     """The counts of nulls in a file's statistics are those of the rows that are read of it."""
     counts: Mapping[str, int] = json.loads(file.stats or "{}").get("nullCount", {})
     fields = answer.head.shape.schema["fields"]
-    physical = {
-        one["metadata"].get("delta.columnMapping.physicalName", one["name"]): place
-        for place, one in enumerate(fields)
-    }
-    logical = {one["name"]: place for place, one in enumerate(fields)}
+    physical = {physical_name(column): place for place, column in enumerate(fields)}
+    logical = {column["name"]: place for place, column in enumerate(fields)}
     for column, count in counts.items():
         place = physical.get(column, logical.get(column))
         assert place is not None, f"nullCount of {column}, which is no column"
@@ -138,14 +140,14 @@ def require_true_counts(answer: Answer, file: Any, rows: Sequence[Sequence[Any]]
 
 def ask(
     reader: ProtocolReader,
-    one: SharedTable,
+    shared: SharedTable,
     answer: Answer,
     rows: Mapping[str, Sequence[Sequence[Any]]],
     *,
     is_json: bool,
 ) -> tuple[str, set[str]]:
     """Query with a random predicate: no file with a row that matches it, for any client, is left out."""
-    random, columns = one.random, answer.head.shape.columns
+    random, columns = shared.random, answer.head.shape.columns
     table = pruned_table(columns, rows.values())
     question = a_question(random, table, is_json=is_json)
     text = json.dumps(as_json(question, random)) if is_json else as_sql(question, random)
@@ -156,25 +158,24 @@ def ask(
     for name, file in zip(rows, table.files, strict=True):
         wanted = [row for row in file.rows if truth(question, row, client) is True]
         assert name in kept or not wanted, f"{text}: rows are lost for {client}: {wanted}"
-        one.seen["files without a match"] += not wanted
-        one.seen["files left out"] += name not in kept
+        shared.seen["files without a match"] += not wanted
+        shared.seen["files left out"] += name not in kept
     return text, kept
 
 
 def pruned_table(columns: Iterable[tuple[str, Kind]], files: Iterable[Sequence[Sequence[Any]]]) -> Table:
     """Columns and rows as the judge of predicates has them."""
     columns = [Column((name,), str(kind)) for name, kind in columns]
-    made, number = [], 0
-    for rows in files:
-        told = []
-        for row in rows:
+    made, numbers = [], itertools.count()
+    for file in files:
+        rows = []
+        for row in file:
             values = {
                 column.path: as_compared(value, column.type)
                 for column, value in zip(columns, row, strict=True)
             }
-            told.append({**values, ("row",): number})
-            number += 1
-        made.append(File(tuple(told), tuple(told), {}))
+            rows.append({**values, ("row",): next(numbers)})
+        made.append(File(tuple(rows), tuple(rows), {}))
     return Table(tuple(columns), tuple(made))
 
 
@@ -185,9 +186,9 @@ def as_compared(value: Any, kind: str) -> Any:
     return float32(value) if kind == "float" and value is not None else value
 
 
-def read_history(reading: Reading, one: SharedTable, reader: ProtocolReader) -> Outcome:
+def read_history(reading: Reading, shared: SharedTable, reader: ProtocolReader) -> Outcome:
     """An earlier version, the changes of some versions as a stream reads them, and as the change data feed has them."""
-    random, count = one.random, len(one.table.files)
+    random, count = shared.random, len(shared.source.files)
     first, last = sorted(random.choices(range(count), k=2))
     found: Outcome = Counter()
     query, headers = f"{reader.path}/query", reader.headers()
@@ -195,50 +196,62 @@ def read_history(reading: Reading, one: SharedTable, reader: ProtocolReader) -> 
     found[f"version: {'rows' if refused is None else f'refused {refused}'}"] += 1
     if refused is None:
         is_newest = first == count - 1
-        expected = one.table.expected(None if is_newest else first + 1)
+        expected = shared.source.expected(None if is_newest else first + 1)
         same_rows(reader.rows(reader.snapshot(version=first)), expected, f"version {first}")
     window = {"startingVersion": first, "endingVersion": last}
     refused = refusal_of(reading.client.post(query, json=window, headers=headers))
     found[f"window: {'rows' if refused is None else f'refused {refused}'}"] += 1
     if refused is None:
         answer = reader.window(first, last)
-        rows = [row for file in answer.files for row in reader.file_rows(answer.head.shape, file)]
-        same_rows(Rows.of(answer.head.shape.columns, rows), changed(one, answer, first, last), "window")
+        rows = [
+            row for file in answer.files for row in reader.file_rows(shape_at(answer, file.version), file)
+        ]
+        same_rows(Rows.of(answer.head.shape.columns, rows), changed(shared, answer, first, last), "window")
     refused = refusal_of(reading.client.get(f"{reader.path}/changes", params=window, headers=headers))
     found[f"changes: {'rows' if refused is None else f'refused {refused}'}"] += 1
     if refused is None:
         answer = reader.changes(first, last)
-        expected = changed(one, answer, first, last, is_feed=True)
+        expected = changed(shared, answer, first, last, is_feed=True)
         same_rows(reader.change_rows(answer).without("_commit_timestamp"), expected, "changes")
     return found
 
 
-def changed(one: SharedTable, answer: Answer, first: int, last: int, *, is_feed: bool = False) -> Rows:
+def shape_at(answer: Answer, version: int | None) -> TableShape:
+    """How to read the files of a version in a window: by the last metadata up to there."""
+    shape, fmt = answer.head.shape, answer.head.format
+    for line in answer.body.later:
+        metadata = line.get("metaData")
+        if metadata is not None and metadata["version"] <= (version or 0):
+            shape = shape_of(fmt, metadata["deltaMetadata"] if fmt == "delta" else metadata)
+    return shape
+
+
+def changed(shared: SharedTable, answer: Answer, first: int, last: int, *, is_feed: bool = False) -> Rows:
     """The rows that came in some versions, under the names that the answer has for the columns."""
-    ids = [column.field_id for column in one.table.table.schema().fields]
+    ids = [column.field_id for column in shared.source.table.schema().fields]
     columns = [*answer.head.shape.columns, *(FEED_COLUMNS[:2] if is_feed else ())]
     rows = [
         [*(row.get(field_id) for field_id in ids), *(("insert", version) if is_feed else ())]
         for version in range(first, last + 1)
-        for row in one.table.files[version].rows
+        for row in shared.source.files[version].rows
     ]
     return Rows.of(columns, rows)
 
 
-def by_python(reading: Reading, one: SharedTable, *, use_delta_format: bool) -> Outcome:
+def by_python(reading: Reading, shared: SharedTable, *, use_delta_format: bool) -> Outcome:
     """The official client, also with a predicate: it returns the rows of all files that it gets."""
-    expected, url = one.table.expected(), f"{reading.profile}#flights.lake.{one.name}"
-    reader = reader_of(reading, one, "delta" if use_delta_format else "parquet")
+    expected, url = shared.source.expected(), f"{reading.profile}#flights.lake.{shared.name}"
+    reader = reader_of(reading, shared, "delta" if use_delta_format else "parquet")
     try:
         frame = quietly(delta_sharing.load_as_pandas, url, use_delta_format=use_delta_format)
     except requests.HTTPError as error:
         return Counter([f"refused {code_of(error.response.status_code, error.response.text)}"])
     same_frame(frame[expected.names], expected)
-    if one.random.random() < 0.5:
+    if shared.random.random() < 0.5:
         return Counter(["rows"])
     answer = reader.snapshot()
     rows = {file.id: reader.file_rows(answer.head.shape, file) for file in answer.files}
-    text, kept = ask(reader, one, answer, rows, is_json=True)
+    text, kept = ask(reader, shared, answer, rows, is_json=True)
     some = Rows.of(answer.head.shape.columns, (row for name in kept for row in rows[name]))
     frame = quietly(
         delta_sharing.load_as_pandas, url, jsonPredicateHints=text, use_delta_format=use_delta_format
@@ -247,10 +260,10 @@ def by_python(reading: Reading, one: SharedTable, *, use_delta_format: bool) -> 
     return Counter(["rows", "with a predicate: rows"])
 
 
-def by_rest(reading: Reading, one: SharedTable, planned_by: str) -> Outcome:
+def by_rest(reading: Reading, shared: SharedTable, planned_by: str) -> Outcome:
     """PyIceberg, whole and by filters; it drops the rows that a filter does not match."""
-    table, schema = one.table, one.table.table.schema()
-    loaded = reading.catalogs[planned_by].load_table(f"lake.{one.name}")
+    table, schema = shared.source, shared.source.table.schema()
+    loaded = reading.catalogs[planned_by].load_table(f"lake.{shared.name}")
     without_server = StaticTable.from_metadata(table.state().metadata_location)
     columns = {column.name: str(column.field_type) for column in schema.fields}
     rows = [list(row.values()) for row in table.rows(schema)]
@@ -263,55 +276,55 @@ def by_rest(reading: Reading, one: SharedTable, planned_by: str) -> Outcome:
             raise AssertionError(str(refusal)) from refusal
         return Counter(["refused, planned by the client instead"])
     for _ in range(FILTERS):
-        told = a_filter(one.random, columns, evaluated, one.random.choice((0, 1, 1, 2)))
-        wanted = matches(schema, told, evaluated)
+        condition = a_filter(shared.random, columns, evaluated, shared.random.choice((0, 1, 1, 2)))
+        wanted = matches(schema, condition, evaluated)
         some = Rows.of(kinds, (row for row, is_wanted in zip(rows, wanted, strict=True) if is_wanted))
-        found[f"filter: {scanned(loaded, without_server, some, told)}"] += 1
+        found[f"filter: {scanned(loaded, without_server, some, condition)}"] += 1
         if planned_by == "server":
-            require_planned(reading, one, told)
+            require_planned(reading, shared, condition)
     return found
 
 
-def scanned(loaded: Any, without_server: Any, expected: Rows, told: Any = True) -> str:
+def scanned(loaded: Any, without_server: Any, expected: Rows, condition: Any = True) -> str:
     """Whether a scan finds the rows, or else what the client makes of the same files without a server.
 
     PyIceberg 0.12 looks for required columns in files before it looks at partition values, makes single floats of
     these, compares null partition values, and drops nulls that a negated comparison has to find.
     """
-    found = outcome_of(loaded, told)
+    found = outcome_of(loaded, condition)
     if isinstance(found, RESTError):
         raise found
     if isinstance(found, ValidationError) and "data-file.partition" in str(found):
         # PyIceberg 0.12 takes no plan of a server that has null as a partition value.
         return OWN_LIMIT
     try:
-        same_rows(rows_of(found, expected), expected, str(told))
+        same_rows(rows_of(found, expected), expected, str(condition))
     except AssertionError:
-        direct = outcome_of(without_server, told)
+        direct = outcome_of(without_server, condition)
         if isinstance(found, Exception):
             # Plans of the client and of the server open different files.
             if type(found) in (type(direct), type(outcome_of(without_server, True))):
                 return OWN_LIMIT
-            raise AssertionError(f"{told}: only through the server: {found!r}") from found
-        assert not isinstance(direct, Exception), f"{told}: only without a server: {direct!r}"
-        same_rows(rows_of(found, expected), rows_of(direct, expected), str(told))
+            raise AssertionError(f"{condition}: only through the server: {found!r}") from found
+        assert not isinstance(direct, Exception), f"{condition}: only without a server: {direct!r}"
+        same_rows(rows_of(found, expected), rows_of(direct, expected), str(condition))
         return OWN_LIMIT
     return "rows"
 
 
-def outcome_of(table: Any, told: Any) -> Any:
+def outcome_of(table: Any, condition: Any) -> Any:
     """The rows of a scan, or why PyIceberg reads none."""
     try:
-        return table.scan(row_filter=expression(told)).to_arrow()
+        return table.scan(row_filter=expression(condition)).to_arrow()
     # Whatever PyIceberg and Arrow raise has to be what they raise of the same table without a server.
     except Exception as error:
         return error
 
 
-def require_planned(reading: Reading, one: SharedTable, told: Any) -> None:
+def require_planned(reading: Reading, shared: SharedTable, condition: Any) -> None:
     """Every file with a row that matches is in the server's plan."""
-    path, schema = f"/v1/shares/flights/namespaces/lake/tables/{one.name}", one.table.table.schema()
-    reply = reading.rest.post(f"{path}/plan", json={"filter": told})
+    path, schema = f"/v1/shares/flights/namespaces/lake/tables/{shared.name}", shared.source.table.schema()
+    reply = reading.rest.post(f"{path}/plan", json={"filter": condition})
     planned: set[str] = set()
     while True:
         assert reply.status_code == 200, reply.text
@@ -319,12 +332,12 @@ def require_planned(reading: Reading, one: SharedTable, told: Any) -> None:
         if not (tokens := reply.json().get("plan-tasks")):
             break
         reply = reading.rest.post(f"{path}/tasks", json={"plan-task": tokens[0]})
-    for file in one.table.files:
+    for file in shared.source.files:
         rows = [[as_evaluated(row.get(column.field_id)) for column in schema.fields] for row in file.rows]
-        has_match = any(matches(schema, told, rows))
-        assert file.location in planned or not has_match, f"{told}: {file} is not planned"
-        one.seen["planned files without a match"] += not has_match
-        one.seen["planned files left out"] += file.location not in planned
+        has_match = any(matches(schema, condition, rows))
+        assert file.location in planned or not has_match, f"{condition}: {file} is not planned"
+        shared.seen["planned files without a match"] += not has_match
+        shared.seen["planned files left out"] += file.location not in planned
 
 
 def rows_of(found: pa.Table | Exception, expected: Rows) -> Rows:
@@ -334,10 +347,10 @@ def rows_of(found: pa.Table | Exception, expected: Rows) -> Rows:
 
 
 APIS: Mapping[str, Callable[[Reading, SharedTable], Outcome]] = {
-    "parquet": lambda reading, one: by_protocol(reading, one, "parquet"),
-    "delta": lambda reading, one: by_protocol(reading, one, "delta"),
-    "python parquet": lambda reading, one: by_python(reading, one, use_delta_format=False),
-    "python delta": lambda reading, one: by_python(reading, one, use_delta_format=True),
-    "Iceberg REST": lambda reading, one: by_rest(reading, one, "client"),
-    "Iceberg REST, planned by the server": lambda reading, one: by_rest(reading, one, "server"),
+    "parquet": lambda reading, shared: by_protocol(reading, shared, "parquet"),
+    "delta": lambda reading, shared: by_protocol(reading, shared, "delta"),
+    "python parquet": lambda reading, shared: by_python(reading, shared, use_delta_format=False),
+    "python delta": lambda reading, shared: by_python(reading, shared, use_delta_format=True),
+    "Iceberg REST": lambda reading, shared: by_rest(reading, shared, "client"),
+    "Iceberg REST, planned by the server": lambda reading, shared: by_rest(reading, shared, "server"),
 }

@@ -185,16 +185,16 @@ def test_random_tables_are_served_as_they_are_or_refused(tmp_path: Path) -> None
         shared = []
         for number in range(first, min(first + IN_A_SHARE, TABLES)):
             random = Random(SEED + number)
-            table = draw_table(random, folder / f"t{number}")
-            one = SharedTable(f"t{number}", table, number % 4 != 0, random)
-            publish(provider, one, outcomes)
-            shared.append(one)
-        provider.share(*(f"lake.{one.name}" for one in shared), history=True)
+            source = draw_table(random, folder / f"t{number}")
+            table = SharedTable(f"t{number}", source, number % 4 != 0, random)
+            publish(provider, table, outcomes)
+            shared.append(table)
+        provider.share(*(f"lake.{table.name}" for table in shared), history=True)
         token = provider.recipient()
         with a_server(provider) as server, server.client(token) as client, httpx.Client(timeout=30) as data:
             reading = Reading(server, token, client, data)
-            for one in shared:
-                differences += read_by_all(reading, one, outcomes)
+            for table in shared:
+                differences += read_by_all(provider, reading, table, outcomes)
         shutil.rmtree(folder)
         print(f"{first + len(shared)} tables, {len(differences)} differences", flush=True)
     print(json.dumps(outcomes, indent=1, sort_keys=True))
@@ -203,46 +203,50 @@ def test_random_tables_are_served_as_they_are_or_refused(tmp_path: Path) -> None
         assert outcomes[f"{kind} left out"] > outcomes[f"{kind} without a match"] * 0.1
 
 
-def publish(provider: Provider, one: SharedTable, outcomes: Counter[str]) -> None:
+def publish(provider: Provider, table: SharedTable, outcomes: Counter[str]) -> None:
     """Publish or follow a table; where that is refused, apply the fix and publish."""
-    if one.is_followed:
-        provider.follow_iceberg(f"lake.{one.name}", one.table.table.location().removeprefix("file://"))
+    if table.is_followed:
+        provider.follow_iceberg(f"lake.{table.name}", table.source.table.location().removeprefix("file://"))
         return
     try:
-        provider.publish_iceberg(f"lake.{one.name}", one.table.state())
+        provider.publish_iceberg(f"lake.{table.name}", table.source.state())
     except Unserveable as refusal:
         outcomes[f"publication refused {refusal.code}"] += 1
         if refusal.fix != REWRITE:
             raise
-        one.table.rewrite()
-        provider.publish_iceberg(f"lake.{one.name}", one.table.state())
+        table.source.rewrite()
+        provider.publish_iceberg(f"lake.{table.name}", table.source.state())
 
 
-def read_by_all(reading: Reading, one: SharedTable, outcomes: Counter[str]) -> Iterator[str]:
+def read_by_all(
+    provider: Provider, reading: Reading, table: SharedTable, outcomes: Counter[str]
+) -> Iterator[str]:
     """What is different from the table, through each API, and again after the fix of a refusal."""
     found: dict[str, Counter[str]] = {}
-    yield from differences(reading, one, found)
+    yield from differences(reading, table, found)
     codes = {outcome for each in found.values() for outcome in each if outcome.startswith("refused ")}
     fixable = codes & REWRITTEN
     if fixable:
-        one.table.rewrite()
-        one = replace(one, is_followed=False)
+        table.source.rewrite()
+        if not table.is_followed:
+            provider.publish_iceberg(f"lake.{table.name}", table.source.state())
+        table = replace(table, is_followed=False)
         after: dict[str, Counter[str]] = {}
-        yield from (f"after the fix: {text}" for text in differences(reading, one, after))
+        yield from (f"after the fix: {text}" for text in differences(reading, table, after))
         left = {outcome for each in after.values() for outcome in each} & fixable
         if left:
-            yield f"{one.name}: the fix does not help against {left}"
+            yield f"{table.name}: the fix does not help against {left}"
         found |= {f"{api}, after the fix": outcome for api, outcome in after.items()}
     for api, each in found.items():
-        outcomes.update({f"{api}: {outcome}": times for outcome, times in each.items()})
-    outcomes.update(one.seen)
+        outcomes.update({f"{api}: {outcome}": count for outcome, count in each.items()})
+    outcomes.update(table.seen)
 
 
-def differences(reading: Reading, one: SharedTable, found: dict[str, Counter[str]]) -> Iterator[str]:
+def differences(reading: Reading, table: SharedTable, found: dict[str, Counter[str]]) -> Iterator[str]:
     for api, read_by in APIS.items():
         try:
-            found[api] = read_by(reading, one)
+            found[api] = read_by(reading, table)
         # Whatever a client raises of a table that is served is a difference, too.
         except Exception as error:
             found[api] = Counter(["DIFFERENT"])
-            yield f"{one.name}, {api}: {error!r}"
+            yield f"{table.name}, {api}: {error!r}"

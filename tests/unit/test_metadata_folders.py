@@ -62,7 +62,8 @@ class Known:
 
     def _seen(self, folder: Folder, since: str) -> Folder:
         """The folder without names that have no number and come before those that a look goes through."""
-        if self.file is None or self.file.number >= IN_ORDER_OF_NAMES:
+        is_named = folder.hint is not None and folder.hint.name is not None
+        if self.file is None or self.file.number >= IN_ORDER_OF_NAMES or is_named:
             return folder
         files = {
             name: one for name, one in folder.files.items() if one.kind != "unordered" or one.name > since
