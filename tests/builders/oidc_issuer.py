@@ -28,7 +28,7 @@ class AnIssuer(ThreadingHTTPServer):
         self.is_silent = False
         # Seconds between two bytes of an answer.
         self.drip_s = 0.0
-        self.most_at_once = self._at_once = 0
+        self.most_at_once = self.at_once = 0
         self._counting = threading.Lock()
         self.about: dict[str, Any] = {"issuer": self.url, "jwks_uri": f"{self.url}/keys"}
         self.keys: dict[str, rsa.RSAPrivateKey] = {}
@@ -39,13 +39,13 @@ class AnIssuer(ThreadingHTTPServer):
     def counted(self) -> Iterator[None]:
         """A request that is being answered."""
         with self._counting:
-            self._at_once += 1
-            self.most_at_once = max(self.most_at_once, self._at_once)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             yield
         finally:
             with self._counting:
-                self._at_once -= 1
+                self.at_once -= 1
 
     def change_key(self, key_id: str) -> None:
         """A new key instead of the old ones."""
