@@ -78,42 +78,43 @@ def client(server: ModelServer) -> Iterator[Client]:
         yield client
 
 
-def tried(server: ModelServer, client: Client, names: Sequence[str], defect: Defect | None) -> list[Outcome]:
+def run_with(
+    server: ModelServer, client: Client, names: Sequence[str], defect: Defect | None
+) -> list[Outcome]:
     server.defect = defect
     ground = survey(client, server.profile, foreign=server.foreign, expired=server.expired)
     return run(chosen_cases(names), ground)
 
 
 def test_every_case_passes_on_a_server_that_keeps_the_protocol(server: ModelServer, client: Client) -> None:
-    outcomes = tried(server, client, [], None)
+    outcomes = run_with(server, client, [], None)
     assert [(one.case.name, one.sentences, one.reason) for one in outcomes if one.verdict != PASSED] == []
     assert len(outcomes) == len(every_case())
 
 
 def test_there_is_a_defect_for_every_case() -> None:
     assert sorted(DEFECTS) == sorted({case.name for case in every_case()} - OF_THE_PROFILE)
+    assert {name.partition(".")[0] for name, _ in FURTHER} <= set(GROUPS)
 
 
-@pytest.mark.parametrize("name", sorted(DEFECTS))
-def test_a_case_catches_what_breaks_its_rule(server: ModelServer, client: Client, name: str) -> None:
-    [outcome] = tried(server, client, [name], DEFECTS[name])
-    assert outcome.verdict == FAILED, outcome
-    assert_readable(outcome)
-
-
-@pytest.mark.parametrize(("name", "defect"), FURTHER)
-def test_a_case_catches_each_of_its_rules(
-    server: ModelServer, client: Client, name: str, defect: Defect
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_cases_of_a_group_catch_what_breaks_their_rules(
+    server: ModelServer, client: Client, group: str, subtests: pytest.Subtests
 ) -> None:
-    [outcome] = tried(server, client, [name], defect)
-    assert outcome.verdict == FAILED, outcome
-    assert_readable(outcome)
+    """The defect of each case, and further ones of cases with several rules."""
+    defects = [(name, defect) for name, defect in DEFECTS.items() if name.startswith(f"{group}.")]
+    defects += [(name, defect) for name, defect in FURTHER if name.startswith(f"{group}.")]
+    for number, (name, defect) in enumerate(defects):
+        with subtests.test(case=name, number=number):
+            [outcome] = run_with(server, client, [name], defect)
+            assert outcome.verdict == FAILED, outcome
+            require_readable(outcome)
 
 
-def assert_readable(outcome: Outcome) -> None:
-    """The sentence says what was expected, what came, and which section of the protocol wants it."""
-    for told in outcome.sentences:
-        assert ": expected " in told
-        assert ", came " in told
-        assert "can be judged" not in told
-        assert outcome.case.section in told
+def require_readable(outcome: Outcome) -> None:
+    """The sentence has what was expected, what came, and the section of the protocol."""
+    for text in outcome.sentences:
+        assert ": expected " in text
+        assert ", came " in text
+        assert "can be judged" not in text
+        assert outcome.case.section in text
