@@ -1,6 +1,8 @@
 """The official Python client reads the change data feed, in both formats, as deltalake reads it from the table."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,20 @@ COLUMNS = ["id", "p", "_change_type", "_commit_version"]
 SWITCHED = {"delta.enableChangeDataFeed": "true"}
 
 
-def read_feed(provider: Provider, location: Path, first: int, last: int, *, delta: bool) -> pd.DataFrame:
+@contextmanager
+def served(provider: Provider, location: Path) -> Iterator[Callable[..., pd.DataFrame]]:
+    """Reads the feed of a table that a running server follows."""
     provider.follow(TABLE, location)
     provider.share(TABLE, history=True)
     with a_server(provider) as server:
-        return delta_sharing.load_table_changes_as_pandas(
-            f"{server.profile(provider.recipient())}#flights.{TABLE}",
-            starting_version=first,
-            ending_version=last,
-            use_delta_format=delta,
-        )
+        url = f"{server.profile(provider.recipient())}#flights.{TABLE}"
+
+        def read(first: int, last: int, *, delta: bool) -> pd.DataFrame:
+            return delta_sharing.load_table_changes_as_pandas(
+                url, starting_version=first, ending_version=last, use_delta_format=delta
+            )
+
+        yield read
 
 
 def rows_of(frame: pd.DataFrame) -> list[str]:
@@ -55,18 +61,15 @@ def location(tmp_path: Path) -> Path:
 
 # The client puts frames with and without the new column together in a way that pandas 2 warns of.
 @pytest.mark.filterwarnings("ignore:The behavior of DataFrame concatenation:FutureWarning")
-# The client's kernel reads no range in which the schema changes.
-@pytest.mark.parametrize(
-    ("first", "last", "delta"), [(0, 5, False), (4, 5, False), (0, 4, False), (0, 4, True), (1, 3, True)]
-)
-def test_the_feed_is_that_of_the_table(
-    provider: Provider, location: Path, first: int, last: int, delta: bool
-) -> None:
-    """protocol §1.8, §0.13, §11 CDF."""
-    wanted = pa.table(DeltaTable(location).load_cdf(first, last).read_all()).to_pandas()
-    found = read_feed(provider, location, first, last, delta=delta)
-    assert rows_of(found) == rows_of(wanted)
-    assert "extra" in found.columns or delta
+def test_the_feed_is_that_of_the_table(provider: Provider, location: Path, subtests: pytest.Subtests) -> None:
+    """protocol §1.8, §0.13, §11 CDF. The client's kernel reads no range in which the schema changes."""
+    with served(provider, location) as read:
+        for first, last, delta in ((0, 5, False), (4, 5, False), (0, 4, False), (0, 4, True), (1, 3, True)):
+            with subtests.test(first=first, last=last, delta=delta):
+                wanted = pa.table(DeltaTable(location).load_cdf(first, last).read_all()).to_pandas()
+                found = read(first, last, delta=delta)
+                assert rows_of(found) == rows_of(wanted)
+                assert "extra" in found.columns or delta
 
 
 def test_a_delete_by_deletion_vector_is_read_from_the_pair(provider: Provider, tmp_path: Path) -> None:
@@ -81,7 +84,8 @@ def test_a_delete_by_deletion_vector_is_read_from_the_pair(provider: Provider, t
         {"remove": {**shared, "deletionTimestamp": 1, "extendedFileMetadata": True}},
         {"add": {**before, "deletionVector": inline_descriptor([1, 3])}},
     )
-    found = read_feed(provider, location, 2, 2, delta=True)
+    with served(provider, location) as read:
+        found = read(2, 2, delta=True)
     assert found[COLUMNS].sort_values("id").to_numpy().tolist() == [
         [2, "b", "delete", 2],
         [4, "d", "delete", 2],

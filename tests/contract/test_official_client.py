@@ -29,30 +29,29 @@ def same_rows(found: pd.DataFrame, expected: pa.Table) -> None:
     pd.testing.assert_frame_equal(found, wanted, check_dtype=False)
 
 
-@pytest.mark.parametrize("partitioned_by", [(), ("day",), ("day", "carrier"), ("cancelled",), ("departed",)])
-def test_a_delta_table_reads_as_it_was_written(
-    provider: Provider, tmp_path: Path, partitioned_by: tuple[str, ...]
-) -> None:
-    location = a_delta_table(tmp_path / "odd name ü", partitioned_by=partitioned_by)
-    provider.publish_delta("lake.flights", location)
-    provider.share("lake.flights")
-    token = provider.recipient()
-    with a_server(provider) as server:
-        for use_delta_format in (None, False, True):
-            same_rows(read(server, token, "lake.flights", use_delta_format=use_delta_format), some_rows())
+PARTITIONS = ((), ("day",), ("day", "carrier"))
 
 
-@pytest.mark.parametrize("partitioned_by", [(), ("day",), ("day", "carrier"), ("flight",)])
-def test_an_iceberg_table_reads_as_it_was_written(
-    provider: Provider, tmp_path: Path, partitioned_by: tuple[str, ...]
+def test_a_table_reads_as_it_was_written(
+    provider: Provider, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    table = an_iceberg_table(tmp_path / "warehouse", partitioned_by=partitioned_by)
-    provider.publish_iceberg("lake.flights", table.state())
-    provider.share("lake.flights")
+    """Delta and Iceberg, by different partitions, in both formats and in that of the client's choice."""
+    names: list[str] = []
+    for columns in (*PARTITIONS, ("cancelled",), ("departed",)):
+        names.append(f"lake.delta_{'_'.join(columns)}")
+        location = a_delta_table(tmp_path / f"odd name ü {names[-1]}", partitioned_by=columns)
+        provider.publish_delta(names[-1], location)
+    for columns in (*PARTITIONS, ("flight",)):
+        names.append(f"lake.iceberg_{'_'.join(columns)}")
+        table = an_iceberg_table(tmp_path / names[-1], partitioned_by=columns)
+        provider.publish_iceberg(names[-1], table.state())
+    provider.share(*names)
     token = provider.recipient()
     with a_server(provider) as server:
-        for use_delta_format in (None, False, True):
-            same_rows(read(server, token, "lake.flights", use_delta_format=use_delta_format), some_rows())
+        for name in names:
+            for use_delta_format in (None, False, True):
+                with subtests.test(table=name, use_delta_format=use_delta_format):
+                    same_rows(read(server, token, name, use_delta_format=use_delta_format), some_rows())
 
 
 def test_the_client_lists_exactly_what_was_granted(provider: Provider, tmp_path: Path) -> None:
