@@ -68,12 +68,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoLake]:
     home = tmp_path_factory.mktemp("dagster_home")
     shutil.copy(ROOT / "dagster_home" / "dagster.yaml", home)
     state = tmp_path_factory.mktemp("demo") / "state"
-    # As a user has it: what the commands start compiles as it usually does.
+    # As a user has it: what the commands start compiles and writes files as it usually does.
     environment = {
         **os.environ,
         "LAKESHARE_STATE_DIR": str(state),
         "DAGSTER_HOME": str(home),
         "LAKESHARE_SPARK_DRIVER_OPTIONS": SHORT_RUNS,
+        "SPARK_DIST_CLASSPATH": "",
     }
     settings = LakeSettings(_env_file=None, state_dir=state)
     lake = DemoLake(settings, environment, Finished(-1, ""))
