@@ -40,7 +40,6 @@ from tests.builders.sharing import Provider, a_server
 from tests.builders.spark_iceberg import frame_rows
 
 MONDAY, TUESDAY = "2024-01-01", "2024-01-02"
-NAMES = (f"changed{number}" for number in range(100))
 
 
 class Killed(Exception):
@@ -68,9 +67,14 @@ class Walk:
         with pytest.raises(Killed):
             self.run(day, rows)
 
-    def look(self, *names: str) -> None:
-        for name in names or self.tables:
+    def look(self) -> None:
+        for name in self.tables:
             self.read[name].append(frame_rows(self.lake.table(name)))
+
+    def versions(self) -> list[int]:
+        """The newest version of each table in the ledger."""
+        published = [self.ledger.latest(name) for name in self.tables]
+        return [one.version for one in published if one is not None]
 
     def folders(self, short_name: str = "orders") -> list[Path]:
         latest = self.ledger.latest(self.contract.table(short_name).name)
@@ -100,33 +104,24 @@ class Walk:
                 before = after
 
 
-@pytest.fixture
-def walk(lake: Lake, catalog: Catalog, tmp_path: Path) -> Walk:
-    return begun(lake, catalog, tmp_path)
-
-
 @pytest.fixture(scope="module")
-def long_walk(lake: Lake, catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Walk:
-    """A day, another day, the first day corrected, and all rolled back to before that."""
-    walk = begun(lake, catalog, tmp_path_factory.mktemp("walk"))
+def walk(lake: Lake, catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Walk:
+    """A day, another day, the first day corrected, and all rolled back to before that; tests publish more."""
+    folder = tmp_path_factory.mktemp("walk")
+    walk = Walk(lake, catalog, a_contract(folder / "contracts", "changed", "iceberg"))
+    walk.run(MONDAY, orders(MONDAY, 3))
     walk.run(TUESDAY, orders(TUESDAY, 3))
-    walk.run(MONDAY, corrected(MONDAY))
+    walk.run(MONDAY, corrected(MONDAY, 0))
     for table in walk.contract.tables:
         rollback(lake, catalog, walk.contract, table, 1)
     walk.look()
     return walk
 
 
-def begun(lake: Lake, catalog: Catalog, folder: Path) -> Walk:
-    walk = Walk(lake, catalog, a_contract(folder / "contracts", next(NAMES), "iceberg"))
-    walk.run(MONDAY, orders(MONDAY, 3))
-    return walk
-
-
-def corrected(day: str) -> list[dict[str, object]]:
-    """The day's orders again: one as it was, one changed, one missing, one new."""
+def corrected(day: str, number: int) -> list[dict[str, object]]:
+    """The day's orders again, other ones for each number: one as it was, one changed, one missing, one new."""
     first, second, _ = orders(day, 3)
-    return [first, {**second, "amount": 99.5}, an_order(day, 7)]
+    return [first, {**second, "amount": 99.5 + number}, an_order(day, 7 + number)]
 
 
 def kinds(reader: ProtocolReader, version: int) -> dict[str, int]:
@@ -134,16 +129,16 @@ def kinds(reader: ProtocolReader, version: int) -> dict[str, int]:
     return {kind: sum(file.kind == kind for file in files) for kind in ("add", "remove", "cdc")}
 
 
-def test_every_publication_and_rollback_leads_to_the_next(long_walk: Walk) -> None:
-    long_walk.require_changes_lead_on("orders")
-    long_walk.require_changes_lead_on("totals")
-    with long_walk.reader("orders") as reader:
+def test_every_publication_and_rollback_leads_to_the_next(walk: Walk) -> None:
+    walk.require_changes_lead_on("orders")
+    walk.require_changes_lead_on("totals")
+    with walk.reader("orders") as reader:
         assert kinds(reader, 1) == {"add": 1, "remove": 0, "cdc": 0}
         corrected_rows = reader.change_rows(reader.changes(2, 2))
         rolled_back = reader.change_rows(reader.changes(3, 3))
     assert change_types(corrected_rows) == ["delete", "insert", "update_postimage", "update_preimage"]
     assert change_types(rolled_back) == change_types(corrected_rows)
-    assert len(long_walk.folders()) == 2
+    assert len({folder for version in (2, 3) for folder in folders_of(walk, version)}) == 2
 
 
 def test_a_crash_between_main_and_ledger_is_repaired_without_spark(
@@ -152,11 +147,12 @@ def test_a_crash_between_main_and_ledger_is_repaired_without_spark(
     def killed(*_: object) -> None:
         raise Killed
 
+    before = walk.folders()
     with monkeypatch.context() as patched:
         patched.setattr(publication, "record_landed", killed)
-        walk.run_until_killed(MONDAY, corrected(MONDAY))
+        walk.run_until_killed(MONDAY, corrected(MONDAY, 1))
     made = walk.folders()
-    assert len(made) == 1
+    assert len(made) == len(before) + 1
     repaired = repair(without_spark(walk.lake.settings), walk.catalog, walk.contract)
     assert {one.table for one in repaired} == set(walk.tables)
     assert walk.folders() == made
@@ -173,20 +169,21 @@ def test_what_was_recorded_and_lost_is_recorded_anew_where_there_is_spark(
         recorded.extend(landed.evidence["changes"].values())
         raise Killed
 
+    before, folders = walk.versions(), walk.folders()
     with monkeypatch.context() as patched:
         patched.setattr(publication, "record_landed", killed)
-        walk.run_until_killed(MONDAY, corrected(MONDAY))
+        walk.run_until_killed(MONDAY, corrected(MONDAY, 2))
     for digest in recorded:
         index_path(walk.lake.settings.index_dir, digest).unlink()
     with pytest.raises(SparkError):
         repair(without_spark(walk.lake.settings), walk.catalog, walk.contract)
-    assert [walk.ledger.latest(name).version for name in walk.tables] == [0, 0], "half a set was published"
+    assert walk.versions() == before, "half a set was published"
     repair(walk.lake, walk.catalog, walk.contract)
     walk.look()
     walk.require_changes_lead_on("orders")
     dropped = abandoned_changes.drop_abandoned(walk.lake, walk.catalog, walk.contract)
     assert len(dropped) == 2, "the folders of the crashed run stay"
-    assert len(walk.folders()) == 1
+    assert len(walk.folders()) == len(folders) + 1
     walk.require_changes_lead_on("orders")
 
 
@@ -196,25 +193,26 @@ def test_change_files_of_a_run_that_never_landed_are_cleaned_up(
     def killed(*_: object) -> None:
         raise Killed
 
+    before = walk.folders()
     with monkeypatch.context() as patched:
         patched.setattr(IcebergStaging, "land", killed)
-        walk.run_until_killed(MONDAY, corrected(MONDAY))
-    [orphan] = walk.folders()
-    walk.run(MONDAY, corrected(MONDAY))
-    assert len(walk.folders()) == 2
+        walk.run_until_killed(MONDAY, corrected(MONDAY, 3))
+    [orphan] = set(walk.folders()) - set(before)
+    walk.run(MONDAY, corrected(MONDAY, 3))
+    assert len(walk.folders()) == len(before) + 2
     dropped = abandoned_changes.drop_abandoned(walk.lake, walk.catalog, walk.contract)
     assert str(orphan) in dropped
-    assert len(walk.folders()) == 1
+    assert len(walk.folders()) == len(before) + 1
     walk.require_changes_lead_on("orders")
 
 
-def test_lost_change_files_are_refused_with_the_oldest_readable_number(long_walk: Walk) -> None:
-    table = long_walk.contract.table("orders").name
-    corrected_files = change_files(long_walk, long_walk.ledger.at(table, 2))
+def test_lost_change_files_are_refused_with_the_oldest_readable_number(walk: Walk) -> None:
+    table = walk.contract.table("orders").name
+    corrected_files = change_files(walk, walk.ledger.at(table, 2))
     lost, aside = corrected_files[0], corrected_files[0].with_suffix(".aside")
     lost.rename(aside)
     try:
-        with long_walk.reader("orders") as reader:
+        with walk.reader("orders") as reader:
             asked = f"{reader.path}/changes?startingVersion=0"
             message = refusal(reader.client.get(asked, headers=reader.headers()), 400)["message"]
             assert "version [2]: its change files are lost" in message
@@ -223,7 +221,7 @@ def test_lost_change_files_are_refused_with_the_oldest_readable_number(long_walk
             assert reader.changes(3, 3).files
             # Snapshots and windows need no change files.
             assert reader.window(0, 3).files
-            same_rows(reader.rows(reader.snapshot(version=2)), long_walk.read[table][2])
+            same_rows(reader.rows(reader.snapshot(version=2)), walk.read[table][2])
     finally:
         aside.rename(lost)
 
@@ -231,6 +229,11 @@ def test_lost_change_files_are_refused_with_the_oldest_readable_number(long_walk
 def change_types(changes: Rows) -> list[str]:
     place = changes.names.index("_change_type")
     return sorted(json.loads(row)[place] for row in changes.rows)
+
+
+def folders_of(walk: Walk, version: int) -> set[Path]:
+    table = walk.contract.table("orders").name
+    return {file.parent for file in change_files(walk, walk.ledger.at(table, version))}
 
 
 def change_files(walk: Walk, published: Publication | None) -> list[Path]:

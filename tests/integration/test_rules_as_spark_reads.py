@@ -169,40 +169,41 @@ def doors(made: Made, request: pytest.FixtureRequest) -> Iterator[Doors]:
 CASES = [*(("mapped", rule) for rule in RULES), *(("evolving", rule) for rule in OF_REGIONS)]
 
 
-@pytest.mark.parametrize(("doors", "case"), [(one, one) for one in CASES], indirect=["doors"])
-def test_every_version_has_the_rows_that_spark_reads(made: Made, doors: Doors, case: tuple[str, str]) -> None:
-    read = made.read[case]
-    reader = doors.reader
+@pytest.mark.parametrize(("doors", "case"), [(case, case) for case in CASES], indirect=["doors"])
+def test_versions_changes_and_plans_have_the_rows_that_spark_reads(
+    made: Made, doors: Doors, case: tuple[str, str], subtests: pytest.Subtests
+) -> None:
+    with subtests.test("versions and windows"):
+        require_versions(made, doors, case)
+    if case[0] == "mapped":
+        with subtests.test("the change data feed"):
+            for answer in (doors.reader.changes(0), doors.reader.changes(0, maxFiles=1)):
+                rows = doors.reader.change_rows(answer).without("_commit_timestamp")
+                same_rows(rows, made.changed[case[1]], case[1])
+    else:
+        with subtests.test("changes of an Iceberg table"):
+            require_changes(made, doors, case)
+        with subtests.test("scans that the server plans"):
+            require_plans(made, doors, case)
+
+
+def require_versions(made: Made, doors: Doors, case: tuple[str, str]) -> None:
+    read, reader = made.read[case], doors.reader
     assert any(rows.rows for rows in read) != ("nowhere" in case[1])
     assert reader.version() == len(read) - 1
     for version, rows in enumerate(read):
+        head = reader.metadata(version=version).head.outer
         for answer in doors.snapshots(version, len(read) - 1):
             same_rows(reader.rows(answer), rows, f"version {version} where {case[1]}")
-            told = reader.metadata(version=version).head.outer
-            assert told["numFiles"] == len(answer.files)
-            assert told["size"] == sum(file.size for file in answer.files)
+            assert head["numFiles"] == len(answer.files)
+            assert head["size"] == sum(file.size for file in answer.files)
     shape = reader.metadata().head.shape
     copy = reader.replica(reader.snapshot(version=0), [reader.window(1, maxFiles=2)], shape)
     same_rows(copy, read[-1], f"a copy by windows where {case[1]}")
 
 
-@pytest.mark.parametrize(
-    ("doors", "case"), [(one, one) for one in CASES if one[0] == "mapped"], indirect=["doors"]
-)
-def test_the_change_data_feed_has_the_rows_that_spark_reads(
-    made: Made, doors: Doors, case: tuple[str, str]
-) -> None:
-    reader = doors.reader
-    for answer in (reader.changes(0), reader.changes(0, maxFiles=1)):
-        same_rows(reader.change_rows(answer).without("_commit_timestamp"), made.changed[case[1]], case[1])
-
-
-@pytest.mark.parametrize(
-    ("doors", "case"), [(one, one) for one in CASES if one[0] == "evolving"], indirect=["doors"]
-)
-def test_changes_of_an_iceberg_table_lead_from_what_spark_reads_to_what_it_reads(
-    made: Made, doors: Doors, case: tuple[str, str]
-) -> None:
+def require_changes(made: Made, doors: Doors, case: tuple[str, str]) -> None:
+    """Changes of each version make its rows of the rows before it."""
     read, reader = made.read[case], doors.reader
     before = Rows(read[0].columns, ())
     for version, after in enumerate(read):
@@ -211,23 +212,17 @@ def test_changes_of_an_iceberg_table_lead_from_what_spark_reads_to_what_it_reads
         before = after
 
 
-@pytest.mark.parametrize(
-    ("doors", "case"), [(one, one) for one in CASES if one[0] == "evolving"], indirect=["doors"]
-)
-def test_scans_that_the_server_plans_have_the_rows_that_spark_reads(
-    made: Made, doors: Doors, case: tuple[str, str]
-) -> None:
+def require_plans(made: Made, doors: Doors, case: tuple[str, str]) -> None:
     with door(made.running, doors.token) as client:
         for version, rows in enumerate(made.read[case]):
             publication = Ledger(made.provider.catalog).at("lake.evolving", version)
             assert publication is not None
             plan = planned(client, "evolving", publication.snapshot_id)
             # Spark writes a file of position deletes for each data file.
-            live = sum(one["record-count"] for one in plan.files) - sum(
-                one["record-count"] for one in plan.deletes
-            )
+            deleted = sum(file["record-count"] for file in plan.deletes)
+            live = sum(file["record-count"] for file in plan.files) - deleted
             assert live == len(rows.rows), f"version {version} where {case[1]}"
-        # On a disk that the client shares nobody could keep the other files from it.
+        # On a disk that the client shares, nothing could keep the other files from it.
         assert client.get(f"{DOOR}/evolving").status_code == 400
 
 

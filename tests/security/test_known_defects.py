@@ -45,7 +45,7 @@ HELD: dict[int, tuple[str, ...]] = {
     1: ("security/test_admin_roles.py::no_call_is_open_without_a_key",),
     3: ("security/test_parameter_swap.py",),
     8: ("unit/test_signing_gcs.py::urls_are_those_of_google",),
-    16: ("integration/test_iceberg_matrix.py::a_client_reads_what_spark_reads_or_is_refused_with_the_code",),
+    16: ("integration/test_iceberg_matrix.py::clients_read_what_spark_reads_or_are_refused_with_the_code",),
     17: ("integration/test_iceberg_matrix.py::each_version_has_the_columns_of_its_snapshot",),
     19: ("unit/test_index_iceberg.py::types_that_delta_cannot_say_are_refused_by_column",),
     27: ("contract/test_conformance.py::our_server_keeps_every_promise_of_the_protocol",),

@@ -16,7 +16,7 @@ from tests.builders.canonical import Rows, same_frame, same_rows
 from tests.builders.hostile.served import quietly
 from tests.builders.iceberg_door import door_url, rest_catalog
 from tests.builders.protocol_lines import Format
-from tests.builders.protocol_reader import ProtocolReader
+from tests.builders.protocol_reader import Answer, ProtocolReader
 from tests.builders.sharing import Running
 from tests.builders.spark_iceberg import Filtered, as_delta_table, frame_rows
 
@@ -76,6 +76,7 @@ class Clients:
             "python_parquet": lambda name, rows: self._python(name, rows, use_delta_format=False),
             "python_delta": lambda name, rows: self._python(name, rows, use_delta_format=True),
             "spark_delta": lambda name, rows: self._spark_delta(name, rows, some),
+            "delta_answer": lambda name, rows: self._delta_answer(name, rows),
             "pyiceberg": self._pyiceberg,
             "spark_iceberg": self._spark_iceberg,
         }
@@ -104,18 +105,24 @@ class Clients:
 
     def _spark_delta(self, table: str, expected: Rows, some: Filtered) -> None:
         """As Spark's connector does: the answer as a Delta table of one commit, with Spark's own data skipping."""
-        reader = self.reader(table)
-        asked = self.client.post(f"{reader.path}/query", json={}, headers=reader.headers())
-        if asked.status_code != 200:
-            raise _Refused(asked.text)
-        answer = reader.snapshot()
-        same_rows(reader.rows(answer), expected, "our reader")
-        place = as_delta_table(reader, answer, self.folder / table)
-        frame = self.spark.read.format("delta").load(str(place))
+        answer = self._delta_answer(table, expected)
+        frame = self.spark.read.format("delta").load(
+            str(as_delta_table(self.reader(table), answer, self.folder / table))
+        )
         same_rows(frame_rows(frame), expected, "Spark's Delta")
         if some is not None:
             where, rows = some
             same_rows(frame_rows(frame.where(where)), rows, f"Spark's Delta where {where}")
+
+    def _delta_answer(self, table: str, expected: Rows) -> Answer:
+        """The answer that Spark's connector gets, read by our own reader."""
+        reader = self.reader(table)
+        reply = self.client.post(f"{reader.path}/query", json={}, headers=reader.headers())
+        if reply.status_code != 200:
+            raise _Refused(reply.text)
+        answer = reader.snapshot()
+        same_rows(reader.rows(answer), expected, "our reader")
+        return answer
 
     def _pyiceberg(self, table: str, expected: Rows) -> None:
         found = rest_catalog(self.server, self.token).load_table(f"lake.{table}").scan().to_arrow()
