@@ -21,7 +21,7 @@ from lakeshare_pipelines.spark.jars import PinnedJar, ensure_jars
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def closed_by_the_collector() -> Iterator[None]:
     yield
     gc.collect()
