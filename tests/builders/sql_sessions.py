@@ -6,12 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakeshare_server.catalog import Catalog, open_catalog
+from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.sharing import drop_group, drop_recipient, drop_share, editing, look
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.sql.provider import Provider
 from lakeshare_server.sql.results import Result
 from lakeshare_server.sql.session import SqlSession
+from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import a_delta_table, append_delta
 from tests.builders.sharing import Provider as Publishing
 
@@ -24,7 +25,7 @@ def a_lake(folder: Path, **settings: Any) -> Provider:
     Orders have partitions by `region` and `day`, the others none.
     """
     made = ServerSettings(**{"public_url": ROOT, "port": 8765, "state_dir": folder / "state", **settings})
-    provider = Provider(open_catalog(made.catalog_url), made)
+    provider = Provider(open_migrated(made.catalog_url), made)
     publishing = Publishing(made, provider.catalog)
     orders = pa.table({"region": ["EU", "US"], "day": ["2024-01-01", "2024-01-02"], "amount": [1, 2]})
     location = a_delta_table(folder / "orders", orders, partitioned_by=("region", "day"))

@@ -17,7 +17,8 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.snowflake.follow import follow
 from lakeshare_pipelines.share.snowflake.names import TableName
 from lakeshare_pipelines.share.snowflake.session import snowflake_session
-from lakeshare_server.catalog import Catalog, Ledger, open_catalog
+from lakeshare_server.catalog import Catalog, Ledger
+from tests.builders.database_schema import open_migrated
 from tests.builders.publications import a_publication
 from tests.builders.s3_objects import s3_with
 from tests.builders.snowflake import Exchange, Recording, answered, login_refused, refused, replayed
@@ -108,7 +109,7 @@ def make(
 
 @pytest.fixture
 def catalog(make: Callable[..., LakeSettings]) -> Catalog:
-    return open_catalog(make(None).catalog_url)
+    return open_migrated(make(None).catalog_url)
 
 
 def publish(catalog: Catalog, number: int) -> None:

@@ -23,6 +23,7 @@ from tests.integration.processes import free_ports, running
 
 # Its fast shutdown, in which connections are cut and nothing is waited for, and the one without any order.
 ENDINGS = (signal.SIGINT, signal.SIGQUIT)
+MEMORY = Path("/dev/shm")
 # Nothing here outlives the tests, so nothing waits for the disk.
 SETTINGS = {
     "fsync": "off",
@@ -41,11 +42,12 @@ class PostgresServer:
 
     port: int
 
-    def new_database(self) -> str:
-        """An empty database; returns its SQLAlchemy URL."""
+    def new_database(self, template: str = "template1") -> str:
+        """A copy of a database, by default of an empty one; returns its SQLAlchemy URL."""
         name = f"t{uuid.uuid4().hex}"
         with self._connected() as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            # Half the time of the default strategy, which writes all pages to the log.
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
         return f"postgresql+psycopg://lakeshare@127.0.0.1:{self.port}/{name}"
 
     def drop_database(self, url: str) -> None:
@@ -71,11 +73,13 @@ class PostgresServer:
 @contextmanager
 def running_postgres() -> Iterator[PostgresServer]:
     """PostgreSQL with an empty cluster, until the end of the block."""
-    with tempfile.TemporaryDirectory(prefix="lakeshare-postgres-") as name:
-        folder = Path(name)
+    with (
+        tempfile.TemporaryDirectory(prefix="lakeshare-postgres-") as name,
+        tempfile.TemporaryDirectory(prefix="lakeshare-postgres-", dir=_memory()) as cluster_name,
+    ):
+        folder, cluster = Path(name), Path(cluster_name) / "cluster"
         binaries = _binaries(folder)
-        user = _unprivileged(folder)
-        cluster = folder / "cluster"
+        user = _unprivileged(folder, cluster.parent)
         initdb = ["--auth=trust", "--username=lakeshare", "--encoding=UTF8", "--locale=C", "--no-sync"]
         subprocess.run(
             [binaries / "initdb", "--pgdata", cluster, *initdb], check=True, capture_output=True, **user
@@ -100,9 +104,19 @@ def _binaries(folder: Path) -> Path:
     return install / "pginstall" / "bin"
 
 
-def _unprivileged(folder: Path) -> dict[str, Any]:
+def _unprivileged(folder: Path, *others: Path) -> dict[str, Any]:
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")
-    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    for path in (folder, *others):
+        os.chown(path, nobody.pw_uid, nobody.pw_gid)
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": [], "cwd": folder}
+
+
+def _memory() -> Path | None:
+    """A file system in memory, if there is a large one.
+
+    A database has 300 files: on a disk, copying one took 0.2 s of processor time, in memory a tenth of that.
+    """
+    is_large = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= 2**30
+    return MEMORY if is_large else None

@@ -34,6 +34,7 @@ from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.signing import load_key
 from lakeshare_server.stores.locations import place_of
+from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server, files, lines
 
@@ -100,7 +101,7 @@ def client(server: Running, bob: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def catalog_of_one(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+    opened = open_migrated(f"sqlite:///{tmp_path / 'lakeshare.db'}")
     yield opened
     opened.close()
 

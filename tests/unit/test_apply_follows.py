@@ -13,6 +13,7 @@ from lakeshare_server.catalog.listings import all_shared_tables
 from lakeshare_server.catalog.sharing import alter_share, create_share, editing
 from lakeshare_server.settings import ServerSettings
 from tests.builders.commands import Runner, a_state_folder
+from tests.builders.database_schema import open_migrated
 from tests.builders.followed_iceberg import OwnedTable
 from tests.builders.held_requests import silent_service
 from tests.builders.lake_tables import a_delta_table, some_rows
@@ -42,7 +43,7 @@ def write(text: str, name: str = "shares.yaml") -> None:
 
 
 def followed() -> dict[str, tuple[str, float, int]]:
-    catalog = open_catalog(ServerSettings().catalog_url)
+    catalog = open_migrated(ServerSettings().catalog_url)
     return {
         one.table: (Path(one.location).name, one.check_every_s, one.start_version)
         for one in FollowedTables(catalog).list()

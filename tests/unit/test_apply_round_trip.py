@@ -7,10 +7,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from lakeshare_server.catalog import Catalog, open_catalog
+from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.declared import export, read_files
 from lakeshare_server.catalog.names import is_name
 from lakeshare_server.catalog.sharing import alter_share, create_share, editing
+from tests.builders.database_schema import open_migrated
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=30)
 NAMES = TEXT.filter(lambda text: is_name(text) and text.lower() != "s")
@@ -48,7 +49,7 @@ BREAKS = (
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    opened = open_catalog(f"sqlite:///{tmp_path_factory.mktemp('round') / 'lakeshare.db'}")
+    opened = open_migrated(f"sqlite:///{tmp_path_factory.mktemp('round') / 'lakeshare.db'}")
     with editing(opened, "ann") as edit:
         create_share(edit, "s")
     yield opened

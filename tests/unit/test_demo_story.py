@@ -9,14 +9,15 @@ import pytest
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.demo.story import RECIPIENT, are_shares_applied, hand_out_profile
 from lakeshare_pipelines.share.shares import apply
-from lakeshare_server.catalog import Catalog, Recipients, open_catalog
+from lakeshare_server.catalog import Catalog, Recipients
+from tests.builders.database_schema import open_migrated
 
 CONTRACTS = load_contracts()
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Catalog:
-    return open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+    return open_migrated(f"sqlite:///{tmp_path / 'lakeshare.db'}")
 
 
 @pytest.mark.parametrize("stopped_after", [0, 1])

@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_server.catalog import AuditLog, Catalog, open_catalog
+from lakeshare_server.catalog import AuditLog, Catalog
 from lakeshare_server.commands.root import commands
 from lakeshare_server.errors import BadRequest
+from tests.builders.database_schema import open_migrated
 from tests.builders.events import an_event, append, tamper
 
 NOW = datetime.now(UTC)
@@ -21,7 +22,7 @@ ORDERS = "sales.lake.orders"
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("events")
-    catalog = open_catalog(f"sqlite:///{folder / 'lakeshare.db'}")
+    catalog = open_migrated(f"sqlite:///{folder / 'lakeshare.db'}")
     day = timedelta(days=1)
     append(
         catalog,
@@ -189,6 +190,6 @@ def test_what_an_ended_server_left_in_its_journal_is_told(
 
 def a_log(folder: Path, events: int) -> Catalog:
     """A log of its own, of events of years ago."""
-    catalog = open_catalog(f"sqlite:///{folder / 'lakeshare.db'}")
+    catalog = open_migrated(f"sqlite:///{folder / 'lakeshare.db'}")
     append(catalog, [an_event(number, at=NOW - timedelta(days=900)) for number in range(events)])
     return catalog

@@ -13,10 +13,11 @@ import psutil
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from lakeshare_server.catalog import AuditEvent, AuditLog, open_catalog
+from lakeshare_server.catalog import AuditEvent, AuditLog
 from lakeshare_server.catalog.audit import adopt, events_after, log, verify
 from lakeshare_server.catalog.audit.events import written
 from lakeshare_server.catalog.audit.journal import ROOM_BYTES, Journal, events_in
+from tests.builders.database_schema import open_migrated
 from tests.builders.server_process import a_process
 from tests.builders.sharing import FLIGHTS, Provider, a_provider_of_flights, a_server, files
 from tests.builders.waiting import wait_until
@@ -211,7 +212,7 @@ def test_spans_go_to_the_collector_of_the_environment_and_name_nobody(provider: 
 
 
 def test_a_journal_grows_and_is_read_to_its_last_whole_event(tmp_path: Path) -> None:
-    catalog = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+    catalog = open_migrated(f"sqlite:///{tmp_path / 'lakeshare.db'}")
     journal = Journal(tmp_path / "audit")
     text = written(
         AuditEvent(at=datetime.now(UTC), action="x" * 60, request_id="r", user_agent="y" * 900)

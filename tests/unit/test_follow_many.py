@@ -19,6 +19,7 @@ from lakeshare_server.stores import Stores
 from lakeshare_server.versions import table_name_at, tables_at
 from tests.builders.administration import PROVIDER, an_administered_server
 from tests.builders.commands import Runner, a_state_folder
+from tests.builders.database_schema import open_migrated
 from tests.builders.followed_iceberg import OwnedTable
 from tests.builders.lake_tables import a_delta_table, some_rows
 
@@ -41,7 +42,7 @@ def tables_in(folder: Path, count: int) -> Path:
 
 
 def followed() -> dict[str, str]:
-    catalog = open_catalog(ServerSettings().catalog_url)
+    catalog = open_migrated(ServerSettings().catalog_url)
     return {one.table: one.location for one in FollowedTables(catalog).list()}
 
 

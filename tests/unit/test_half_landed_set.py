@@ -16,7 +16,8 @@ from lakeshare_pipelines.share.repair import repair
 from lakeshare_pipelines.wap.delta import DeltaStaging
 from lakeshare_pipelines.wap.lake import Lake, without_spark
 from lakeshare_pipelines.wap.staged import Staged, StagedTable, staging_name
-from lakeshare_server.catalog import Catalog, Ledger, open_catalog
+from lakeshare_server.catalog import Catalog, Ledger
+from tests.builders.database_schema import open_migrated
 from tests.builders.sets import a_contract
 
 DAY = "2024-01-01"
@@ -34,7 +35,7 @@ def lake(tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def catalog(lake: Lake) -> Catalog:
-    return open_catalog(lake.settings.catalog_url)
+    return open_migrated(lake.settings.catalog_url)
 
 
 def rows_of(contract: SetContract, short_name: str, numbers: list[int]) -> pa.Table:

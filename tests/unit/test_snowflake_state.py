@@ -12,9 +12,10 @@ from lakeshare_pipelines.cli import main
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.snowflake.shown_state import Published, require_shown, shown_state
-from lakeshare_server.catalog import FollowedTables, Ledger, open_catalog
+from lakeshare_server.catalog import FollowedTables, Ledger
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
 from tests.builders.answering_store import AnsweringStore
+from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.publications import a_publication, published
 from tests.builders.s3_objects import s3_with
@@ -173,7 +174,7 @@ def run(
 def test_the_command_prints_the_newest_publication_or_the_one_asked_for(
     settings: LakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger = Ledger(open_catalog(settings.catalog_url))
+    ledger = Ledger(open_migrated(settings.catalog_url))
     older = {**ICEBERG, "metadata_location": METADATA.replace("/7.", "/6."), "snapshot_id": 60}
     ledger.append([a_publication(**older)])
     ledger.append([a_publication(**ICEBERG)])
@@ -200,7 +201,7 @@ def test_the_command_prints_the_newest_publication_or_the_one_asked_for(
 def test_a_table_that_is_followed_no_more_is_published_no_more(
     settings: LakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    catalog = open_catalog(settings.catalog_url)
+    catalog = open_migrated(settings.catalog_url)
     FollowedTables(catalog).add("sales.daily", "s3://lake/tables/sales/daily", 0.0, 0)
     Ledger(catalog).append([a_publication(**DELTA, audited=False)])
     code, text = run(monkeypatch, capsys, "sales.daily", *BOTH)
@@ -234,7 +235,7 @@ def test_the_command_refuses_in_a_sentence(
     words: list[str],
     said: str,
 ) -> None:
-    ledger = Ledger(open_catalog(settings.catalog_url))
+    ledger = Ledger(open_migrated(settings.catalog_url))
     for number in (60, 70):
         ledger.append([a_publication(**{**ICEBERG, "snapshot_id": number})])
     code, text = run(monkeypatch, capsys, *words)

@@ -88,7 +88,10 @@ def test_a_database_that_is_not_there_is_named_without_its_secrets(query: str) -
         ("sqlite://", "sqlite:…"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_refused_without_its_secrets(url: str, shown: str) -> None:
+def test_a_url_that_cannot_be_used_is_refused_without_its_secrets(
+    url: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(BadRequest) as refused:
         open_catalog(url)
     assert (refused.value.field, refused.value.value) == ("LAKESHARE_DATABASE_URL", shown)

@@ -33,23 +33,23 @@ def test_the_newest_migration_is_the_one_the_code_expects() -> None:
     assert ScriptDirectory.from_config(migrations()).get_heads() == [HEAD]
 
 
-def test_the_migrations_can_be_taken_back_and_made_again(catalog_url: str) -> None:
-    with open_catalog(catalog_url).writing() as session:
+def test_the_migrations_can_be_taken_back_and_made_again(empty_url: str) -> None:
+    with open_catalog(empty_url).writing() as session:
         connection = session.connection()
         command.downgrade(migrations(connection=connection), "base")
         assert inspect(connection).get_table_names() == ["alembic_version"]
-    assert open_catalog(catalog_url).revision() == HEAD
+    assert open_catalog(empty_url).revision() == HEAD
 
 
-def test_opening_again_changes_nothing(catalog_url: str) -> None:
-    assert open_catalog(catalog_url).revision() == open_catalog(catalog_url).revision() == HEAD
+def test_opening_again_changes_nothing(empty_url: str) -> None:
+    assert open_catalog(empty_url).revision() == open_catalog(empty_url).revision() == HEAD
 
 
-def test_a_newer_database_is_refused(catalog_url: str) -> None:
-    with open_catalog(catalog_url).writing() as session:
+def test_a_newer_database_is_refused(empty_url: str) -> None:
+    with open_catalog(empty_url).writing() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(CatalogConflict, match="9999"):
-        open_catalog(catalog_url)
+        open_catalog(empty_url)
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

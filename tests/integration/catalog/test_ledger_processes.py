@@ -9,12 +9,12 @@ PROCESSES = 4
 RUNS = 15
 
 
-def test_processes_that_start_together_share_one_dense_ledger(catalog_url: str) -> None:
-    command = [sys.executable, "-m", "tests.builders.ledger_process", "append", catalog_url]
+def test_processes_that_start_together_share_one_dense_ledger(empty_url: str) -> None:
+    command = [sys.executable, "-m", "tests.builders.ledger_process", "append", empty_url]
     writers = [subprocess.Popen([*command, f"w{number}", str(RUNS)]) for number in range(PROCESSES)]
     assert [writer.wait(120) for writer in writers] == [0] * PROCESSES
 
-    ledger = Ledger(open_catalog(catalog_url))
+    ledger = Ledger(open_catalog(empty_url))
     for table in ("a.x", "a.y"):
         history = ledger.history(table)
         assert [found.version for found in history] == list(range(PROCESSES * RUNS))[::-1]
