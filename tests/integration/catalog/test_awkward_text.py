@@ -35,63 +35,61 @@ AWKWARD = [
 ]
 
 
-def name_of(text: str) -> str:
-    return ascii(text[:20])
-
-
-@pytest.mark.parametrize("text", AWKWARD, ids=name_of)
-def test_awkward_names_are_not_found(catalog: Catalog, text: str) -> None:
+def test_awkward_names_are_not_found(catalog: Catalog, subtests: pytest.Subtests) -> None:
     share_table(catalog, "s", SharedTable("a", "x", "lake.x"))
     recipients = Recipients(catalog)
     bob, _ = recipients.add("bob", ["s"])
     listings = Listings(catalog, bob.id)
-    for look in (
-        lambda: listings.share(text),
-        lambda: listings.schemas(text, 0, 10),
-        lambda: listings.tables("s", text, 0, 10),
-        lambda: listings.table(text, "a", "x"),
-        lambda: listings.table("s", text, "x"),
-        lambda: listings.table("s", "a", text),
-        lambda: Listings(catalog, text).share("s"),
-        lambda: recipients.revoke(text),
-        lambda: FollowedTables(catalog).remove(text),
-    ):
-        with pytest.raises(NotFound):
-            look()
-    assert Ledger(catalog).latest(text) is None
-    assert FollowedTables(catalog).get(text) is None
-    if text.isprintable() and text.isascii():
-        assert recipients.by_token(text) is None
+    for text in AWKWARD:
+        with subtests.test(text=ascii(text[:20])):
+            for look, *arguments in (
+                (listings.share, text),
+                (listings.schemas, text, 0, 10),
+                (listings.tables, "s", text, 0, 10),
+                (listings.table, text, "a", "x"),
+                (listings.table, "s", text, "x"),
+                (listings.table, "s", "a", text),
+                (Listings(catalog, text).share, "s"),
+                (recipients.revoke, text),
+                (FollowedTables(catalog).remove, text),
+            ):
+                with pytest.raises(NotFound):
+                    look(*arguments)
+            assert Ledger(catalog).latest(text) is None
+            assert FollowedTables(catalog).get(text) is None
+            if text.isprintable() and text.isascii():
+                assert recipients.by_token(text) is None
 
 
-@pytest.mark.parametrize("text", AWKWARD, ids=name_of)
 def test_awkward_text_is_written_to_the_audit_log_readably(
-    catalog: Catalog, text: str, tmp_path: Path
+    catalog: Catalog, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    log = AuditLog(catalog, tmp_path)
-    log.record(
-        AuditEvent(
-            at=datetime.now(UTC),
-            recipient="bob",
-            action="query_table",
-            object_name=text,
-            status=404,
-            error_code=None,
-            version=None,
-            files=None,
-            request_id="r",
-            ip=None,
-            user_agent=text,
-            elapsed_ms=1,
-            details={text: [text]},
-        )
-    )
-    log.close()
-    [row] = log.newest(10)
-    readable = text.translate({0: "\ufffd", 0xD800: "\ufffd", 0xDFFF: "\ufffd"})[:LONGEST_TEXT]
-    assert row.object_name == row.user_agent == readable
-    assert row.details == {readable: [readable]}
-    assert verify(catalog).is_sound
+    for number, text in enumerate(AWKWARD):
+        with subtests.test(text=ascii(text[:20])):
+            log = AuditLog(catalog, tmp_path / str(number))
+            log.record(
+                AuditEvent(
+                    at=datetime.now(UTC),
+                    recipient="bob",
+                    action="query_table",
+                    object_name=text,
+                    status=404,
+                    error_code=None,
+                    version=None,
+                    files=None,
+                    request_id="r",
+                    ip=None,
+                    user_agent=text,
+                    elapsed_ms=1,
+                    details={text: [text]},
+                )
+            )
+            log.close()
+            [row] = log.newest(1)
+            readable = text.translate({0: "\ufffd", 0xD800: "\ufffd", 0xDFFF: "\ufffd"})[:LONGEST_TEXT]
+            assert row.object_name == row.user_agent == readable
+            assert row.details == {readable: [readable]}
+            assert verify(catalog).is_sound
 
 
 def test_awkward_text_of_a_publication_comes_back(catalog: Catalog) -> None:

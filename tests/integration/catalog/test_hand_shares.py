@@ -115,20 +115,16 @@ def test_a_share_tells_its_display_name_and_properties(catalog: Catalog) -> None
     assert listings.table("s", "sales", "orders").entry.share == told
 
 
-@pytest.mark.parametrize(
-    ("field", "share", "table", "start_version"),
-    [
+def test_what_cannot_be_shared_is_refused_by_field(catalog: Catalog, subtests: pytest.Subtests) -> None:
+    for field, share, table, start_version in (
         ("share", "a.b", ORDERS, None),
         ("schema", "s", SharedTable("a b", "x", "l"), None),
         ("table", "s", SharedTable("a", "", "l"), None),
         ("start_version", "s", ORDERS, -1),
         ("start_version", "s", ORDERS, 1 << 63),
-    ],
-)
-def test_what_cannot_be_shared_is_refused_by_field(
-    catalog: Catalog, field: str, share: str, table: SharedTable, start_version: int | None
-) -> None:
-    with pytest.raises(BadRequest) as refused:
-        share_table(catalog, share, table, start_version=start_version)
-    assert refused.value.field == field
-    assert all_shared_tables(catalog) == []
+    ):
+        with subtests.test(share=share, table=table, start_version=start_version):
+            with pytest.raises(BadRequest) as refused:
+                share_table(catalog, share, table, start_version=start_version)
+            assert refused.value.field == field
+            assert all_shared_tables(catalog) == []

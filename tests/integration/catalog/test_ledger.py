@@ -1,6 +1,7 @@
 """The ledger numbers publications: dense for Iceberg, Delta's own for Delta, all tables of a run or none, once."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import product
 
 import pytest
 
@@ -138,18 +139,19 @@ def test_publications_are_found_by_time_and_by_number(ledger: Ledger) -> None:
     assert ledger.between("lake.flights", 5, 9) == [second, third]
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("size", [1 << 62, 1 << 63, 1 << 200])
 def test_numbers_and_times_beyond_those_of_databases_are_compared_all_the_same(
-    ledger: Ledger, sign: int, size: int
+    ledger: Ledger, subtests: pytest.Subtests
 ) -> None:
-    far, [only] = sign * size, ledger.append([a_publication()])
-    before, after = (only, None) if sign == 1 else (None, only)
-    assert ledger.at("lake.flights", far) is None
-    for below in (ledger.at_or_below, ledger.at_or_before):
-        assert below("lake.flights", far) == before
-    assert ledger.at_or_after("lake.flights", far) == after
-    assert ledger.between("lake.flights", -size, size) == [only]
+    [only] = ledger.append([a_publication()])
+    for sign, size in product((1, -1), (1 << 62, 1 << 63, 1 << 200)):
+        with subtests.test(sign=sign, size=size):
+            far = sign * size
+            before, after = (only, None) if sign == 1 else (None, only)
+            assert ledger.at("lake.flights", far) is None
+            for below in (ledger.at_or_below, ledger.at_or_before):
+                assert below("lake.flights", far) == before
+            assert ledger.at_or_after("lake.flights", far) == after
+            assert ledger.between("lake.flights", -size, size) == [only]
 
 
 def found(ledger: Ledger, *snapshots: int, after: int | None, at_ms: int | None = None) -> list[int] | None:

@@ -256,14 +256,17 @@ BAD: dict[str, tuple[str, Callable[[Edit], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_used_is_refused_and_changes_nothing(seeded: Catalog, name: str) -> None:
-    words, operation = BAD[name]
+def test_what_cannot_be_used_is_refused_and_changes_nothing(
+    seeded: Catalog, subtests: pytest.Subtests
+) -> None:
     with seeded.reading() as session:
         before = look.shares(session), look.objects(session), look.recipients(session), look.groups(session)
-    with pytest.raises((BadRequest, CatalogConflict, NotFound), match=words):
-        done(seeded, operation)
-    with seeded.reading() as session:
-        assert before == (
-            *(look.shares(session), look.objects(session), look.recipients(session), look.groups(session)),
-        )
+    for name, (words, operation) in BAD.items():
+        with subtests.test(name):
+            with pytest.raises((BadRequest, CatalogConflict, NotFound), match=words):
+                done(seeded, operation)
+            with seeded.reading() as session:
+                assert before == (
+                    *(look.shares(session), look.objects(session)),
+                    *(look.recipients(session), look.groups(session)),
+                )
