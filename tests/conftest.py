@@ -1,7 +1,10 @@
-"""For all tests: many queries on few rows and many small files, so Spark compiles little and starts no processes."""
+"""For all tests: Spark compiles little and starts no processes, and garbage is collected of what tests make only."""
 
+import gc
 import os
 from pathlib import Path
+
+import pytest
 
 from lakeshare_pipelines.settings import SHORT_RUNS
 
@@ -9,5 +12,16 @@ INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryM
 # Spark's launcher appends it to the class path; LocalFiles.java beside it has the reason.
 LOCAL_FILES = Path(__file__).parent / "builders" / "local_files" / "local_files.jar"
 
+# For many queries on few rows, and many small files.
 os.environ.setdefault("LAKESHARE_SPARK_DRIVER_OPTIONS", f"{SHORT_RUNS} {INTERPRETED}")
 os.environ.setdefault("SPARK_DIST_CLASSPATH", str(LOCAL_FILES))
+
+# Modules and collected tests stay to the end. Looking for garbage among them took a third of the collection's time.
+gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
