@@ -61,13 +61,49 @@ def definitions(backup: Backup, tmp_path: Path) -> dg.Definitions:
     )
 
 
-@pytest.fixture
-def made(definitions: dg.Definitions) -> dg.ExecuteInProcessResult:
-    """Yesterday's point, made by the job."""
-    return definitions.resolve_job_def("backup_lake").execute_in_process(partition_key=DAY)
+def make_the_day(definitions: dg.Definitions) -> dg.ExecuteInProcessResult:
+    """Make yesterday's point by the job."""
+    return definitions.resolve_job_def("backup_lake").execute_in_process(
+        partition_key=DAY, raise_on_error=False
+    )
 
 
-def test_a_day_is_made_as_assets_with_green_checks_and_its_point_is_in_the_target(made, backup):
+def test_the_sensor_starts_a_due_day_once_and_its_run_makes_the_point_that_is_never_replaced(
+    definitions, backup
+):
+    sensor = definitions.resolve_sensor_def(f"backup_{backup.name}_days")
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+    repository = definitions.get_repository_def()
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def requests() -> list[dg.RunRequest]:
+            context = dg.build_sensor_context(instance, repository_def=repository)
+            return sensor.evaluate_tick(context).run_requests
+
+        due = requests()
+        assert DAY in {request.partition_key for request in due}
+        assert TODAY.isoformat() not in {request.partition_key for request in due}
+        assert len({request.run_key for request in due}) == len(due)
+        made = make_the_day(definitions)
+        require_assets_with_green_checks(made, backup)
+        assert DAY not in {request.partition_key for request in requests()}
+
+    require_observed_beside_its_table(made)
+    point = Points(backup).get(DAY)
+    assert point.status == "verified"
+    assert {proof.table.root: proof.rows for proof in point.verification.tables} == {
+        "sales/orders": 3,
+        "sales/lines": 5,
+    }
+    again = make_the_day(definitions)
+    assert not again.success
+    failure = again.failure_data_for_node(f"backup__{backup.name}__listing")
+    assert failure is not None
+    assert "a point is never replaced" in str(failure.user_failure_data)
+    assert Points(backup).get(DAY) == point
+
+
+def require_assets_with_green_checks(made: dg.ExecuteInProcessResult, backup: Backup) -> None:
     assert made.success
     done = [event.asset_key for event in made.get_asset_materialization_events()]
     steps = ("listing", "plan", "copies", "tables", "point")
@@ -76,15 +112,9 @@ def test_a_day_is_made_as_assets_with_green_checks_and_its_point_is_in_the_targe
     assert judged == dict.fromkeys(
         ("no_warnings", "all_copied", "accounted_for", "tables_are_whole", "tables_open"), True
     )
-    point = Points(backup).get(DAY)
-    assert point.status == "verified"
-    assert {proof.table.root: proof.rows for proof in point.verification.tables} == {
-        "sales/orders": 3,
-        "sales/lines": 5,
-    }
 
 
-def test_beside_a_table_stands_the_point_that_protects_it(made):
+def require_observed_beside_its_table(made: dg.ExecuteInProcessResult) -> None:
     [observed] = [
         event.asset_observation_data.asset_observation
         for event in made.all_events
@@ -96,40 +126,20 @@ def test_beside_a_table_stands_the_point_that_protects_it(made):
     assert observed.metadata["rows"].value == 3
 
 
-def test_a_day_that_has_its_point_is_refused_and_stays_as_it_was(made, definitions, backup):
-    was = Points(backup).get(DAY)
-    again = definitions.resolve_job_def("backup_lake").execute_in_process(
-        partition_key=DAY, raise_on_error=False
-    )
-    assert not again.success
-    failure = again.failure_data_for_node(f"backup__{backup.name}__listing")
-    assert failure is not None
-    assert "a point is never replaced" in str(failure.user_failure_data)
-    assert Points(backup).get(DAY) == was
+def test_a_backup_without_a_recent_point_is_told_of(definitions, backup, slack):
+    ran = definitions.resolve_job_def(f"drill_{backup.name}").execute_in_process(raise_on_error=False)
+    judged = {check.check_name: check.passed for check in ran.get_asset_check_evaluations()}
+    assert judged == {"drill": False, "recent": False}
+    assert any("there is none" in message["text"] for message in slack.messages)
 
 
-def test_the_sensor_starts_the_days_that_are_due_and_no_day_twice(definitions, backup, settings):
-    sensor = definitions.resolve_sensor_def(f"backup_{backup.name}_days")
-    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
-    repository = definitions.get_repository_def()
-    with dg.instance_for_test() as instance:
-        asked = sensor.evaluate_tick(
-            dg.build_sensor_context(instance, repository_def=repository)
-        ).run_requests
-        assert DAY in {request.partition_key for request in asked}
-        assert TODAY.isoformat() not in {request.partition_key for request in asked}
-        assert len({request.run_key for request in asked}) == len(asked)
-        definitions.resolve_job_def("backup_lake").execute_in_process(partition_key=DAY)
-        later = sensor.evaluate_tick(
-            dg.build_sensor_context(instance, repository_def=repository)
-        ).run_requests
-    assert DAY not in {request.partition_key for request in later}
-
-
-def test_a_drill_runs_on_its_schedule_and_passes(made, definitions, backup):
+def test_a_drill_runs_on_its_schedule_and_fails_visibly_when_a_copied_file_was_corrupted(
+    definitions, backup, slack
+):
+    assert make_the_day(definitions).success
     schedule = definitions.resolve_schedule_def(f"drill_{backup.name}_every_morning")
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         tick = schedule.evaluate_tick(dg.build_schedule_context(instance, dt.datetime.now(dt.UTC)))
     assert len(tick.run_requests or ()) == 1
     assert schedule.job_name == f"drill_{backup.name}"
@@ -138,23 +148,12 @@ def test_a_drill_runs_on_its_schedule_and_passes(made, definitions, backup):
     assert all(check.passed for check in judged.values()), judged
     assert judged["drill"].metadata["lakeshare/rto_s"].value > 0
 
-
-def test_a_backup_without_a_recent_point_is_told_of(definitions, backup, slack):
-    ran = definitions.resolve_job_def(f"drill_{backup.name}").execute_in_process(raise_on_error=False)
-    judged = {check.check_name: check.passed for check in ran.get_asset_check_evaluations()}
-    assert judged == {"drill": False, "recent": False}
-    assert any("there is none" in message["text"] for message in slack.messages)
-
-
-def test_a_drill_fails_visibly_when_a_copied_file_is_corrupted_behind_its_back(
-    made, definitions, backup, slack
-):
     for path in Path(backup.target.url).rglob("*.parquet"):
         if "_lakeshare" not in path.parts:
             content = bytearray(path.read_bytes())
             content[len(content) // 2] ^= 0xFF
             path.write_bytes(content)
-    ran = definitions.resolve_job_def(f"drill_{backup.name}").execute_in_process(raise_on_error=False)
+    ran = definitions.resolve_job_def(schedule.job_name).execute_in_process(raise_on_error=False)
     judged = {check.check_name: check for check in ran.get_asset_check_evaluations()}
     check = judged["drill"]
     assert not check.passed
