@@ -1,4 +1,4 @@
-"""One Nessie per state folder: started by whoever needs it first, found by all others, brought back when killed."""
+"""One Nessie per state folder: the first process that needs it starts it, others find it, a killed one is replaced."""
 
 import json
 import os
@@ -13,7 +13,6 @@ import pytest
 from nessie_fixtures import RunningNessie, a_table
 
 from lakeshare_pipelines.errors import NessieError
-from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, nessie_for, nessie_status, stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
 
@@ -26,9 +25,11 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Iterator[LakeSettings]:
-    settings = LakeSettings(state_dir=tmp_path / "state with a blank")
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LakeSettings]:
+    """One state folder for all tests: each begins with what the one before left, a server or none."""
+    folder = tmp_path_factory.mktemp("nessie")
+    settings = LakeSettings(_env_file=None, state_dir=folder / "state with a blank")
     yield settings
     stop_nessie(settings)
 
@@ -66,7 +67,26 @@ def record(settings: LakeSettings) -> Path:
     return settings.state_dir / "nessie" / "server.json"
 
 
+def foreign_record() -> str:
+    """A record with the process id of this process, which was not started then."""
+    ours = psutil.Process(os.getpid())
+    return json.dumps(
+        {"pid": ours.pid, "started_at": ours.create_time() - 100, "address": "http://127.0.0.1:9"}
+    )
+
+
+def test_a_server_that_cannot_start_says_its_last_words_and_leaves_nothing(settings):
+    stop_nessie(settings)
+    broken = settings.model_copy(update={"nessie_memory": "plenty"})
+    with pytest.raises(NessieError, match="Invalid maximum heap size") as raised:
+        ensure_nessie(broken)
+    assert raised.value.code == "NOT_STARTED"
+    assert str(settings.logs_dir / "nessie.log") in str(raised.value)
+    assert servers(settings) == []
+
+
 def test_two_processes_at_once_start_one_server_that_outlives_them(settings):
+    stop_nessie(settings)
     with another_process(settings) as one, another_process(settings) as two:
         uris = {one.stdout.readline().strip(), two.stdout.readline().strip()}
         assert len(servers(settings)) == 1
@@ -74,33 +94,6 @@ def test_two_processes_at_once_start_one_server_that_outlives_them(settings):
             process.stdin.close()
     assert uris == {ensure_nessie(settings).uri}
     assert len(servers(settings)) == 1
-
-
-def test_a_killed_server_is_brought_back_with_its_state(settings):
-    nessie = RunningNessie(settings, ensure_nessie(settings))
-    table, branch = a_table(), nessie.a_branch()
-    head = nessie.commit(branch, {table: 5})
-    kill(nessie_status(settings).pid)
-    assert not nessie_status(settings).is_running
-    with pytest.raises(NessieError, match="lakeshare doctor"):
-        nessie.main()
-    again = RunningNessie(settings, ensure_nessie(settings))
-    assert again.writer.reference(branch).hash == head
-    assert again.snapshot(table, branch) == 5
-    assert [commit.message for commit in again.writer.history("main")] == ["Begin"]
-
-
-def test_it_is_stopped_once_and_its_state_is_kept(settings):
-    assert stop_nessie(settings) is False
-    before = RunningNessie(settings, ensure_nessie(settings)).main()
-    status = nessie_status(settings)
-    assert status.is_running
-    assert status.memory_bytes > 50_000_000
-    assert stop_nessie(settings) is True
-    assert stop_nessie(settings) is False
-    assert not nessie_status(settings).is_running
-    assert servers(settings) == []
-    assert RunningNessie(settings, ensure_nessie(settings)).main() == before
 
 
 def test_only_its_owner_can_read_the_key_and_only_this_machine_reaches_the_server(settings):
@@ -117,18 +110,29 @@ def test_only_its_owner_can_read_the_key_and_only_this_machine_reaches_the_serve
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
 
-def test_a_one_off_command_stops_what_it_started_and_nothing_else(settings):
-    with nessie_for(settings, keep=False) as endpoint:
-        Nessie.connect(endpoint, "writer").reference("main")
-    assert servers(settings) == []
-    with nessie_for(settings, keep=True):
-        [pid] = servers(settings)
+def test_it_is_stopped_once_and_a_one_off_command_starts_it_with_its_state_and_stops_it(settings):
+    before = RunningNessie(settings, ensure_nessie(settings)).main()
+    [pid] = servers(settings)
     with nessie_for(settings, keep=False):
         assert servers(settings) == [pid]
+    # The command did not start it.
     assert servers(settings) == [pid]
+    status = nessie_status(settings)
+    assert status.is_running
+    assert status.memory_bytes > 50_000_000
+
+    assert stop_nessie(settings) is True
+    assert stop_nessie(settings) is False
+    assert not nessie_status(settings).is_running
+    assert servers(settings) == []
+
+    with nessie_for(settings, keep=False) as endpoint:
+        assert RunningNessie(settings, endpoint).main() == before
+    assert servers(settings) == []
 
 
 def test_a_one_off_command_leaves_a_server_that_another_process_uses(settings):
+    stop_nessie(settings)
     with nessie_for(settings, keep=False) as endpoint:
         other = another_process(settings)
         assert other.stdout.readline().strip() == endpoint.uri
@@ -137,26 +141,38 @@ def test_a_one_off_command_leaves_a_server_that_another_process_uses(settings):
         other.stdin.close()
 
 
-def test_a_record_that_names_somebody_elses_process_is_not_believed(settings):
+def test_a_killed_server_is_brought_back_with_its_state_and_kept_if_asked(settings):
+    nessie = RunningNessie(settings, ensure_nessie(settings))
+    table, branch = a_table(), nessie.a_branch()
+    head = nessie.commit(branch, {table: 5})
+    history = list(nessie.writer.history("main"))
+    kill(nessie_status(settings).pid)
+    assert not nessie_status(settings).is_running
+    with pytest.raises(NessieError, match="lakeshare doctor"):
+        nessie.main()
+    with nessie_for(settings, keep=True) as endpoint:
+        again = RunningNessie(settings, endpoint)
+        assert again.writer.reference(branch).hash == head
+        assert again.snapshot(table, branch) == 5
+        # Starting it again adds nothing to main.
+        assert list(again.writer.history("main")) == history
+    assert len(servers(settings)) == 1
+
+
+FOREIGN = "the record of another process"
+
+
+@pytest.mark.parametrize("left_behind", ["", "{", "[]", '{"pid": 1}', FOREIGN])
+def test_a_broken_or_foreign_record_is_no_record(tmp_path, left_behind):
+    settings = LakeSettings(_env_file=None, state_dir=tmp_path)
     record(settings).parent.mkdir(parents=True)
-    ours = psutil.Process(os.getpid())
-    record(settings).write_text(
-        json.dumps({"pid": ours.pid, "started_at": ours.create_time() - 100, "address": "http://127.0.0.1:9"})
-    )
+    record(settings).write_text(foreign_record() if left_behind == FOREIGN else left_behind)
     assert not nessie_status(settings).is_running
     assert stop_nessie(settings) is False
-    ensure_nessie(settings)
-    assert nessie_status(settings).pid != ours.pid
-
-
-@pytest.mark.parametrize("left_behind", ["", "{", "[]", '{"pid": 1}'])
-def test_a_broken_record_is_no_record(settings, left_behind):
-    record(settings).parent.mkdir(parents=True)
-    record(settings).write_text(left_behind)
-    assert not nessie_status(settings).is_running
 
 
 def test_a_server_whose_starter_was_killed_before_it_was_ready_is_replaced(settings):
+    stop_nessie(settings)
     starter = another_process(settings)
     with starter:
         while not record(settings).exists():
@@ -166,13 +182,14 @@ def test_a_server_whose_starter_was_killed_before_it_was_ready_is_replaced(setti
     assert half_started["address"] is None
     nessie = RunningNessie(settings, ensure_nessie(settings))
     assert servers(settings) == [nessie_status(settings).pid] != [half_started["pid"]]
-    assert [commit.message for commit in nessie.writer.history("main")] == ["Begin"]
+    assert [commit.message for commit in nessie.writer.history("main")][-1:] == ["Begin"]
 
 
-def test_a_server_that_nobody_recorded_is_replaced(settings):
+def test_a_server_without_a_record_of_its_own_is_replaced(settings):
     ensure_nessie(settings)
     [stray] = servers(settings)
-    record(settings).unlink()
+    record(settings).write_text(foreign_record())
+    assert not nessie_status(settings).is_running
     ensure_nessie(settings)
     assert servers(settings) == [nessie_status(settings).pid] != [stray]
 
@@ -182,13 +199,3 @@ def test_a_lost_key_is_made_anew_and_trusted(settings):
     (settings.state_dir / "nessie" / "key.pem").unlink()
     nessie = RunningNessie(settings, ensure_nessie(settings))
     assert nessie.commit("main", {a_table(): 1}, role="publisher") == nessie.main()
-
-
-def test_a_server_that_cannot_start_says_its_last_words_and_leaves_nothing(settings):
-    broken = settings.model_copy(update={"nessie_memory": "plenty"})
-    with pytest.raises(NessieError, match="Invalid maximum heap size") as raised:
-        ensure_nessie(broken)
-    assert raised.value.code == "NOT_STARTED"
-    assert str(settings.logs_dir / "nessie.log") in str(raised.value)
-    assert servers(settings) == []
-    assert ensure_nessie(settings).uri
