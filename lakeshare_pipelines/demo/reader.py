@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-POLL_S = 0.2
+POLL_S = 0.5
 
 
 def tables(profile: Path) -> list[str]:

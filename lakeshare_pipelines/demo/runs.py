@@ -11,13 +11,14 @@ from pathlib import Path
 import dagster as dg
 
 from lakeshare_pipelines.definitions import defs
-from lakeshare_pipelines.demo.voice import Say, Voice
+from lakeshare_pipelines.demo.voice import Voice
 from lakeshare_server.settings import make_private
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 PARTITION = "dagster/partition"
 MARK = "lakeshare/demo"
-POLL_S = 0.2
+POLL_S = 0.5
+STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
 # The event log has everything; the terminal is for the story.
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
@@ -68,11 +69,12 @@ def launch(voice: Voice, on: dg.DagsterInstance, job: str, title: str, partition
         running = pool.submit(
             dg.execute_job, target, on, run_config=QUIET, tags={MARK: mark, **_partition_tags(partitions)}
         )
-        told: set[str] = set()
+        steps = EndedSteps(on, mark)
         is_over = False
         while not is_over:
             is_over = bool(wait([running], timeout=POLL_S).done)
-            _tell_steps(on, mark, told, say)
+            for step in steps.next():
+                say(step)
         result = running.result()
     failed = tuple(
         f"{check.asset_key.to_user_string()}: {check.check_name}"
@@ -90,14 +92,24 @@ def _partition_tags(partitions: Sequence[str]) -> dict[str, str]:
     return {RANGE_START: partitions[0], RANGE_END: partitions[-1]}
 
 
-def _tell_steps(on: dg.DagsterInstance, mark: str, told: set[str], say: Say) -> None:
-    for run in on.get_runs(dg.RunsFilter(tags={MARK: mark})):
-        for event in on.all_logs(
-            run.run_id, of_type={dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
-        ):
-            step = event.step_key or ""
-            if step in told:
-                continue
-            told.add(step)
-            ended = event.get_dagster_event().event_type is dg.DagsterEventType.STEP_SUCCESS
-            say(f"{step.rsplit('.', 1)[-1].replace('_', ' ')}{'' if ended else ': stopped'}")
+class EndedSteps:
+    """The steps of a run in the order in which they ended, each read from the event log once."""
+
+    def __init__(self, on: dg.DagsterInstance, mark: str) -> None:
+        self._on, self._mark = on, mark
+        self._run_id: str | None = None
+        self._cursor: str | None = None
+
+    def next(self) -> Iterator[str]:
+        """Return the steps that ended since the last call."""
+        if self._run_id is None:
+            found = self._on.get_runs(dg.RunsFilter(tags={MARK: self._mark}), limit=1)
+            if not found:
+                return
+            self._run_id = found[0].run_id
+        events = self._on.get_records_for_run(self._run_id, self._cursor, STEP_ENDS)
+        self._cursor = events.cursor
+        for record in events.records:
+            event = record.event_log_entry.get_dagster_event()
+            step = (event.step_key or "").rsplit(".", 1)[-1].replace("_", " ")
+            yield step if event.event_type is dg.DagsterEventType.STEP_SUCCESS else f"{step}: stopped"

@@ -1,10 +1,12 @@
 """Work on a lake in a process of its own: a process has one Spark only, and other tests keep theirs."""
 
+import io
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,8 +14,9 @@ import dagster as dg
 import pandas as pd
 from pyspark.sql import SparkSession
 
+from lakeshare_pipelines import cli
 from lakeshare_pipelines.contracts import SetContract, load_contracts
-from lakeshare_pipelines.demo.runs import run_job
+from lakeshare_pipelines.demo.runs import PARTITION, run_job
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars
 from lakeshare_pipelines.spark.session import session_conf, start_driver, stop_session
@@ -69,14 +72,38 @@ def delete_on_branch(state_dir: Path, contract: SetContract, ref: str, where: st
             lake.spark.sql(f"DELETE FROM {lake.catalog(ref)}.{table.name} WHERE {where}")
 
 
+def run_command(*arguments: str) -> tuple[object, str]:
+    """Run a `lakeshare` command as its script does: its exit code and what it printed."""
+    printed, before = io.StringIO(), sys.argv
+    sys.argv = ["lakeshare", *arguments]
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed):
+            cli.main()
+    except SystemExit as ended:
+        return ended.code, printed.getvalue()
+    finally:
+        sys.argv = before
+    raise AssertionError("a command ends with an exit code")
+
+
+def run_set_job(set_name: str, partition: str) -> set[str]:
+    """Run a set's job as the UI does, which unlike a materialization can be re-executed: its failed checks."""
+    with dg.DagsterInstance.get() as instance:
+        ran = dg.execute_job(_job(f"publish_{set_name}"), instance, tags={PARTITION: partition})
+        return {check.check_name for check in ran.get_asset_check_evaluations() if not check.passed}
+
+
 def reexecute_newest_failure() -> tuple[bool, set[str]]:
     """Take the newest failed run up again from its failure, as the UI does: success, and the steps that ran."""
     with dg.DagsterInstance.get() as instance:
         failed = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]), limit=1)[0]
         options = dg.ReexecutionOptions.from_failure(failed.run_id, instance)
-        target = dg.build_reconstructable_job(run_job.__module__, run_job.__name__, (failed.job_name,))
-        again = dg.execute_job(target, instance, reexecution_options=options)
+        again = dg.execute_job(_job(failed.job_name), instance, reexecution_options=options)
         return again.success, {event.step_key for event in again.all_events if event.is_step_start}
+
+
+def _job(name: str) -> Any:
+    return dg.build_reconstructable_job(run_job.__module__, run_job.__name__, (name,))
 
 
 def read_without_keys(

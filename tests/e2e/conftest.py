@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.demo.stage_hands import free_port, sharing_server
-from lakeshare_pipelines.nessie.server import stop_nessie
-from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
+from lakeshare_pipelines.nessie.server import nessie_for, stop_nessie
+from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.hostile.families import TABLES
 from tests.builders.hostile.matrix import unpack
 from tests.builders.hostile.on_s3 import copied
@@ -68,18 +68,16 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoLake]:
     home = tmp_path_factory.mktemp("dagster_home")
     shutil.copy(ROOT / "dagster_home" / "dagster.yaml", home)
     state = tmp_path_factory.mktemp("demo") / "state"
-    # As a user has it: what the commands start compiles and writes files as it usually does.
-    environment = {
-        **os.environ,
-        "LAKESHARE_STATE_DIR": str(state),
-        "DAGSTER_HOME": str(home),
-        "LAKESHARE_SPARK_DRIVER_OPTIONS": SHORT_RUNS,
-        "SPARK_DIST_CLASSPATH": "",
-    }
+    environment = {**os.environ, "LAKESHARE_STATE_DIR": str(state), "DAGSTER_HOME": str(home)}
+    # As a user has it: the demo's Spark compiles and writes files as it usually does.
+    of_tests = {"LAKESHARE_SPARK_DRIVER_OPTIONS", "SPARK_DIST_CLASSPATH"}
+    users = {name: text for name, text in environment.items() if name not in of_tests}
     settings = LakeSettings(_env_file=None, state_dir=state)
-    lake = DemoLake(settings, environment, Finished(-1, ""))
+    first = DemoLake(settings, users, Finished(-1, "")).lakeshare("demo", "--once")
     try:
-        yield DemoLake(settings, environment, lake.lakeshare("demo", "--once"))
+        # Kept running, as it is beside Dagster: else each command starts one for itself.
+        with nessie_for(settings, keep=False):
+            yield DemoLake(settings, environment, first)
     finally:
         stop_nessie(settings)
 

@@ -3,8 +3,6 @@
 One file, because one lake serves all of it: the demo makes it, the other tests go on from there.
 """
 
-import json
-
 import delta_sharing
 import pandas as pd
 import pytest
@@ -12,7 +10,13 @@ import pytest
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.demo import reader
 from lakeshare_server.catalog import Ledger, open_catalog
-from tests.builders.spark_apart import delete_on_branch, frames_on_main, reexecute_newest_failure
+from tests.builders.spark_apart import (
+    delete_on_branch,
+    frames_on_main,
+    reexecute_newest_failure,
+    run_command,
+    run_set_job,
+)
 
 # Every test may be the one that waits for the demo (COMMAND_S).
 pytestmark = pytest.mark.timeout(1200)
@@ -49,19 +53,6 @@ def test_a_second_start_starts_no_run_and_is_right_again(demo):
     assert again.code == 0, again.text
     assert "every row count is right" in again.text
     assert "flights write" not in again.text
-
-
-def test_the_demo_refuses_a_lake_it_did_not_make(demo, tmp_path):
-    (tmp_path / "precious.db").write_text("")
-    elsewhere = type(demo)(
-        demo.settings, {**demo.environment, "LAKESHARE_STATE_DIR": str(tmp_path)}, demo.first
-    )
-
-    for arguments in (["demo", "--once"], ["demo", "--clean"]):
-        refused = elsewhere.lakeshare(*arguments)
-        assert refused.code == 1
-        assert "LAKESHARE_STATE_DIR" in refused.text
-    assert [path.name for path in tmp_path.iterdir()] == ["precious.db"]
 
 
 def test_the_recipient_sees_the_tables_of_both_sets(served):
@@ -101,16 +92,6 @@ def materialize(demo, day):
     )  # fmt: skip
 
 
-def run_as_the_ui_does(demo, day):
-    """Run the set's job; unlike an ad-hoc materialisation it can be taken up again by its name."""
-    tags = json.dumps({"dagster/partition": day})
-    ran = demo.run(
-        "dagster", "job", "execute", "-j", "publish_flights", "--tags", tags,
-        "-m", "lakeshare_pipelines.definitions",
-    )  # fmt: skip
-    assert "expect_column_values_to_not_be_null__carrier" in ran.text, ran.text
-
-
 def red_place(demo, day):
     """The name of the red staged set of a day."""
     listed = demo.lakeshare("wap", "list").text
@@ -148,12 +129,12 @@ def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart):
 
     shown = demo.lakeshare("wap", "show", ref)
     assert "FAIL  flights.departures: expect_column_values_to_not_be_null__carrier" in shown.text
-    still_red = demo.lakeshare("wap", "retry", ref)
-    assert still_red.code == 1, still_red.text
+    code, text = apart(run_command, "wap", "retry", ref)
+    assert code == 1, text
     clear_nulls(demo, apart, ref)
     before = latest(demo)
-    green = demo.lakeshare("wap", "retry", ref)
-    assert green.code == 0, green.text
+    code, text = apart(run_command, "wap", "retry", ref)
+    assert code == 0, text
     assert latest(demo).version == before.version + 1
     assert latest(demo).partition == "2013-01-05"
     assert reader.version(served, TABLE) == before.version + 1
@@ -162,7 +143,7 @@ def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart):
 
 def test_a_red_run_is_taken_up_again_from_dagster(demo, apart):
     assert demo.lakeshare("deliver", "flights", "--day", "2013-01-06", "--nulls", "carrier").code == 0
-    run_as_the_ui_does(demo, "2013-01-06")
+    assert "expect_column_values_to_not_be_null__carrier" in apart(run_set_job, FLIGHTS.name, "2013-01-06")
     ref = red_place(demo, "2013-01-06")
     clear_nulls(demo, apart, ref)
     before = latest(demo)

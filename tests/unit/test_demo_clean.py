@@ -1,10 +1,10 @@
-"""Cleaning up after the demo removes what the demo made, and nothing of anybody else's."""
+"""Cleaning up after the demo removes what the demo made and nothing else; a lake it did not make is refused."""
 
 from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.demo.story import MARKER, clean_up
+from lakeshare_pipelines.demo.story import MARKER, DemoRefused, clean_up, tell
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +61,14 @@ def test_a_dagster_home_that_was_given_is_left_alone(tmp_path, state, monkeypatc
     assert not state.exists()
     if in_checkout:
         assert found_in(tmp_path / "dagster_home") == ["dagster.yaml", "history/runs.db"]
+
+
+@pytest.mark.parametrize("start", [clean_up, lambda: tell(once=True)], ids=["clean", "once"])
+def test_a_lake_that_the_demo_did_not_make_is_refused_and_left_as_it_is(state, start):
+    (state / MARKER).unlink()
+    a_folder(state, "precious.db")
+
+    with pytest.raises(DemoRefused, match="LAKESHARE_STATE_DIR"):
+        start()
+
+    assert found_in(state) == ["precious.db"]
