@@ -1,32 +1,55 @@
-"""A run in a process of its own; right after a named step it kills itself, its Spark, or its Nessie (SIGKILL).
+"""A run in a process of its own that kills itself, its Spark, or its Nessie (SIGKILL) right after a named step.
 
-Run as `python -m tests.builders.killed_run SPEC.json`. The step is wrapped from outside: production code has no
-hooks for this.
+The step is wrapped from outside: production code has no hooks for this. The processes are forked from one that has
+the imports done. With `spark` they work in a Spark driver that is already running, else they start one.
 """
 
 import functools
 import importlib
-import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from lakeshare_pipelines.contracts import SetContract, load_contract
+from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.nessie.server import nessie_status
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.spark.session import driver_pid
 from lakeshare_pipelines.wap import replay
-from lakeshare_pipelines.wap.lake import with_spark
+from lakeshare_pipelines.wap.lake import Lake, with_spark
 from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.staged import Staged
 from lakeshare_pipelines.wap.verdicts import Verdicts
 from lakeshare_server.catalog import open_catalog
 from lakeshare_server.errors import LakeshareError
+from tests.builders.forks import FORKS
+from tests.builders.shared_spark import SharedSpark
+
+RUN_S = 300
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run for another process: of a set's day from its delivery, or from what `judged` holds.
+
+    The process kills its `victim` right after the `nth` call of `after` (`module:Class.function`), if that is given.
+    """
+
+    settings: LakeSettings
+    contract: SetContract
+    day: str
+    run_id: str
+    spark: SharedSpark | None = None
+    judged: tuple[Staged, Verdicts] | None = None
+    after: str | None = None
+    nth: int = 1
+    victim: str = "self"
 
 
 def run_until_killed(
@@ -40,53 +63,62 @@ def run_until_killed(
     run_id: str,
     judged: tuple[Staged, Verdicts] | None = None,
     victim: str = "self",
+    spark: SharedSpark | None = None,
 ) -> int:
     """Run the set in another process, killed after the `nth` call of `after` (`module:Class.function`).
 
     With `judged` the run begins at publish. Returns the process's exit code: -9 when it was killed itself, 3 when
     `victim` is `spark` or `nessie` and the run ended with an error of ours, which is in `folder/error.txt`.
     """
-    spec = {
-        "state_dir": str(settings.state_dir),
-        "contract": str(contract.path),
-        "after": after,
-        "nth": nth,
-        "victim": victim,
-        "day": day,
-        "run_id": run_id,
-        "judged": None if judged is None else [judged[0].as_record(), judged[1].as_record()],
-    }
-    return start(folder, spec).wait(timeout=300)
+    process = start_run(folder, Run(settings, contract, day, run_id, spark, judged, after, nth, victim))
+    return wait_for_exit(process)
 
 
-def start_run(
-    folder: Path,
-    settings: LakeSettings,
-    contract: SetContract,
-    *,
-    day: str,
-    run_id: str,
-    environment: Mapping[str, str] | None = None,
-) -> "subprocess.Popen[bytes]":
-    """Start a run of the set in another process that nobody kills; `environment` is added to this one's."""
-    spec = {
-        "state_dir": str(settings.state_dir),
-        "contract": str(contract.path),
-        "day": day,
-        "run_id": run_id,
-    }
-    spec |= {"after": None, "nth": 0, "victim": "self", "judged": None}
-    return start(folder, spec, environment)
+def start_run(folder: Path, run: Run) -> BaseProcess:
+    """Start a run in another process. An error of ours that ends it is written to `folder/error.txt`."""
+    process = FORKS.Process(target=carry_out, args=(folder / "error.txt", run))
+    process.start()
+    return process
 
 
-def start(
-    folder: Path, spec: Mapping[str, Any], environment: Mapping[str, str] | None = None
-) -> "subprocess.Popen[bytes]":
-    """Start this module as a process on a specification."""
-    path = folder / f"{spec['run_id']}.json"
-    path.write_text(json.dumps(spec))
-    command = [sys.executable, "-m", "tests.builders.killed_run", str(path)]
-    return subprocess.Popen(command, env={**os.environ, **(environment or {})})
+def wait_for_exit(process: BaseProcess, timeout_s: float = RUN_S) -> int:
+    """Return the exit code of a process; one that does not end in time is killed.
+
+    Raises:
+        TimeoutError: it did not end in time.
+    """
+    process.join(timeout_s)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise TimeoutError(f"{process.name} did not end within {timeout_s} s")
+    return process.exitcode
+
+
+def carry_out(error_file: Path, run: Run) -> None:
+    """Carry out a run in this process; returns only if it is not killed."""
+    if run.after is not None:
+        kill_after(run.after, run.nth, VICTIMS[run.victim](run.settings))
+    try:
+        with _lake(run) as lake:
+            if run.judged is None:
+                staged = stage(lake, run.contract, [run.day], run.run_id)
+                verdicts = replay.judged(lake, run.contract, staged)
+            else:
+                staged, verdicts = run.judged
+            publish_or_replay(lake, open_catalog(run.settings.catalog_url), run.contract, staged, verdicts)
+    except LakeshareError as error:
+        error_file.write_text(f"{type(error).__name__}: {error}")
+        sys.exit(3)
+
+
+@contextmanager
+def _lake(run: Run) -> Iterator[Lake]:
+    if run.spark is not None:
+        yield Lake(run.settings, run.spark.attach)
+        return
+    with with_spark(run.settings) as lake:
+        yield lake
 
 
 def kill_after(target: str, nth: int, victim: Callable[[], int]) -> None:
@@ -124,28 +156,3 @@ VICTIMS: dict[str, Callable[[LakeSettings], Callable[[], int]]] = {
     "spark": lambda settings: lambda: _pid(driver_pid()),
     "nessie": lambda settings: lambda: _pid(nessie_status(settings).pid),
 }
-
-
-def main(path: Path) -> None:
-    """Run what the specification says; returns only if the step was never reached."""
-    spec = json.loads(path.read_text())
-    settings = LakeSettings(_env_file=None, state_dir=Path(spec["state_dir"]))
-    contract = load_contract(Path(spec["contract"]))
-    if spec["after"] is not None:
-        kill_after(spec["after"], spec["nth"], VICTIMS[spec["victim"]](settings))
-    with with_spark(settings) as lake:
-        if spec["judged"] is None:
-            staged = stage(lake, contract, [spec["day"]], spec["run_id"])
-            verdicts = replay.judged(lake, contract, staged)
-        else:
-            staged = Staged.from_record(spec["judged"][0])
-            verdicts = Verdicts.from_record(spec["judged"][1])
-        publish_or_replay(lake, open_catalog(settings.catalog_url), contract, staged, verdicts)
-
-
-if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except LakeshareError as error:
-        (Path(sys.argv[1]).parent / "error.txt").write_text(f"{type(error).__name__}: {error}")
-        sys.exit(3)

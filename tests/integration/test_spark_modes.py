@@ -14,7 +14,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.java import find_java
 from lakeshare_pipelines.spark.session import open_session, session_conf
 from lakeshare_pipelines.spark.shim import spark_home_for
-from tests.builders.killed_run import start_run
+from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders
 from tests.integration.processes import connect, free_ports, running
@@ -44,13 +44,11 @@ def connect_server(settings: LakeSettings, tmp_path_factory: pytest.TempPathFact
 
 def test_a_set_is_published_through_spark_connect(lake, ledger, contract, connect_server, tmp_path):
     a_delivery(lake.settings, contract, DAY, orders(DAY))
-    through_connect = {"LAKESHARE_SPARK_MODE": "connect", "LAKESHARE_SPARK_REMOTE": connect_server}
+    connected = lake.settings.model_copy(update={"spark_mode": "connect", "spark_remote": connect_server})
 
-    run = start_run(
-        tmp_path, lake.settings, contract, day=DAY, run_id=str(uuid4()), environment=through_connect
-    )
+    run = start_run(tmp_path, Run(connected, contract, DAY, str(uuid4())))
 
-    assert run.wait(timeout=300) == 0
+    assert wait_for_exit(run) == 0
     assert ledger.latest(f"{contract.name}.orders").rows == 3
     assert len(rows_on_main(lake, contract, "orders")) == 3
 

@@ -7,9 +7,10 @@ from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.wap.branches import places
 from lakeshare_pipelines.wap.replay import judged
 from lakeshare_pipelines.wap.stage import stage
-from tests.builders.killed_run import start_run
+from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders
+from tests.builders.shared_spark import SharedSpark
 
 DAYS = ("2024-01-01", "2024-01-02")
 WAIT_S = 120
@@ -18,15 +19,16 @@ WAIT_S = 120
 def test_both_days_end_up_published(lake, catalog, ledger, contract, tmp_path):
     for day in DAYS:
         a_delivery(lake.settings, contract, day, orders(day))
-    other = start_run(tmp_path, lake.settings, contract, day=DAYS[1], run_id=str(uuid4()))
+    spark = SharedSpark.of(lake.spark)
+    other = start_run(tmp_path, Run(lake.settings, contract, DAYS[1], str(uuid4()), spark))
     try:
         staged = stage(lake, contract, DAYS[:1], str(uuid4()))
         wait_until_both_are_staged(lake, contract, other)
         publish_or_replay(lake, catalog, contract, staged, judged(lake, contract, staged))
-        assert other.wait(timeout=WAIT_S) == 0
+        assert wait_for_exit(other, WAIT_S) == 0
     finally:
         other.kill()
-        other.wait()
+        other.join()
 
     published = ledger.history(f"{contract.name}.orders")
     assert {publication.partition for publication in published} == set(DAYS)
@@ -39,6 +41,6 @@ def test_both_days_end_up_published(lake, catalog, ledger, contract, tmp_path):
 def wait_until_both_are_staged(lake, contract, other) -> None:
     deadline = time.monotonic() + WAIT_S
     while len(places(lake, [contract])) < 2:
-        assert other.poll() is None, "the other run ended before it staged anything"
+        assert other.exitcode is None, "the other run ended before it staged anything"
         assert time.monotonic() < deadline
         time.sleep(0.2)
