@@ -2,33 +2,33 @@
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import driver_pid
 from lakeshare_pipelines.wap import table_audit
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.lake import with_spark
+from lakeshare_pipelines.wap.staged import Staged
 from tests.builders.audits import NOT_NULL, a_rule, a_set, flight_rows, flights, stage_rows
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_spark_killed_under_great_expectations_is_told_as_such(tmp_path):
-    here = "tests.integration.test_audit_dead_spark"
-    script = f"from {here} import audit_on_a_dying_spark; audit_on_a_dying_spark({str(tmp_path)!r})"
-
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-
-    assert done.returncode == 0, done.stderr
+from tests.builders.forks import FORKS
+from tests.builders.killed_run import wait_for_exit
 
 
-def audit_on_a_dying_spark(state_dir: str) -> None:
+def test_spark_killed_under_great_expectations_is_an_error_of_the_run(lake):
+    contract = a_set(flights(a_rule("known", NOT_NULL, column="carrier")))
+    staged = stage_rows(lake, contract, flights=flight_rows(60))
+
+    process = FORKS.Process(target=audit_on_a_dying_spark, args=(lake.settings, contract, staged))
+    process.start()
+
+    assert wait_for_exit(process) == 0
+
+
+def audit_on_a_dying_spark(settings: LakeSettings, contract: SetContract, staged: Staged) -> None:
     """In a process of its own: the other tests keep their Spark."""
     judge = table_audit.judge
 
@@ -36,12 +36,7 @@ def audit_on_a_dying_spark(state_dir: str) -> None:
         os.kill(driver_pid(), signal.SIGKILL)
         return judge(frame, rules)
 
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        with_spark(LakeSettings(_env_file=None, state_dir=state_dir)) as lake,
-    ):
-        contract = a_set(flights(a_rule("known", NOT_NULL, column="carrier")))
-        staged = stage_rows(lake, contract, flights=flight_rows(60))
+    with pytest.MonkeyPatch.context() as patch, with_spark(settings) as lake:
         patch.setattr(table_audit, "judge", kill_then_judge)
         with pytest.raises(SparkError, match="Spark died"):
             audit(lake, contract, staged)

@@ -2,10 +2,12 @@
 
 import pytest
 
+from lakeshare_pipelines.contracts import Column
 from lakeshare_pipelines.wap.audit import audit
 from tests.builders.audits import (
     BETWEEN,
     DAY,
+    FLIGHT_COLUMNS,
     NEXT_DAY,
     NOT_NULL,
     UNIQUE,
@@ -22,26 +24,48 @@ from tests.builders.audits import (
 )
 
 
-def test_rules_that_cannot_be_judged_fail_and_leave_the_others_their_verdict(lake):
+def test_each_rule_is_judged_by_itself_on_the_rows_it_is_about(lake):
+    """Good rules, bad ones and ones that cannot be judged, on one staged set: none changes the verdict of another."""
     contract = a_set(
         flights(
-            a_rule("known", NOT_NULL, column="carrier"),
+            a_rule("known", NOT_NULL, column="id"),
             a_rule("no_such_column", NOT_NULL, column="carier"),
             a_rule("number_of_text", BETWEEN, column="carrier", min_value=1, max_value=2),
             a_rule("bad_regex", "expect_column_values_to_match_regex", column="carrier", regex="["),
             a_rule("bad_argument", BETWEEN, column="delay", min_value="soon"),
             a_rule("negative", BETWEEN, column="delay", max_value=-1),
+            a_rule("loose", BETWEEN, column="delay", max_value=53, mostly=0.9),
+            a_rule("tight", BETWEEN, column="delay", max_value=53, mostly=0.95),
+            a_rule("carrier_known", NOT_NULL, column="carrier"),
+            a_rule("carrier_known_too", NOT_NULL, column="carrier", severity="warning"),
+            a_rule("only_nulls", NOT_NULL, column="gate"),
+            a_rule("named", "expect_column_values_to_match_regex", column="passenger", regex="^Captain"),
+            a_rule("first", "expect_column_values_to_be_in_set", column="passenger", value_set=["Captain"]),
+            a_rule("number", BETWEEN, column="passenger", min_value=1),
+            columns=(*FLIGHT_COLUMNS, Column("gate", "string")),
         )
     )
+    rows = flight_rows(60, carrier="if(id > 0, 'UA', NULL)", gate="cast(null AS string)")
 
-    verdicts = audit(lake, contract, stage_rows(lake, contract, flights=flight_rows(60)))
+    verdicts = audit(lake, contract, stage_rows(lake, contract, flights=rows))
 
+    assert not verdicts.green
     assert of(verdicts, "known").passed
     assert of(verdicts, "negative").observed["failed_rows"] == 60
     assert of(verdicts, "no_such_column").reason == "not evaluated because column carier is missing"
     for check in ("number_of_text", "bad_regex", "bad_argument"):
         assert of(verdicts, check).reason.startswith("not evaluated because "), check
         assert of(verdicts, check).blocks
+    # `mostly` lets a share of the rows fail.
+    assert (of(verdicts, "loose").passed, of(verdicts, "loose").observed["failed_rows"]) == (True, 6)
+    assert not of(verdicts, "tight").passed
+    # The same rule under two names is judged twice.
+    twice = [of(verdicts, check) for check in ("carrier_known", "carrier_known_too")]
+    assert [(v.severity, v.observed["failed_rows"]) for v in twice] == [("error", 1), ("warning", 1)]
+    assert of(verdicts, "only_nulls").observed["failed_rows"] == 60
+    # Samples have no personal data.
+    assert {row["passenger"] for row in of(verdicts, "named").samples} == {"***"}
+    assert "Passenger" not in str(verdicts.as_record())
 
 
 @pytest.mark.parametrize("table_format", ["iceberg", "delta"])
@@ -81,64 +105,6 @@ def test_the_table_after_a_correction_is_without_the_rows_it_replaces(lake):
 
     assert of(verdicts, "in_table").passed
     assert of(verdicts, "in_table").observed["rows"] == 10
-
-
-def test_samples_of_a_rule_on_personal_data_hold_none_of_it(lake):
-    contract = a_set(
-        flights(
-            a_rule("named", "expect_column_values_to_match_regex", column="passenger", regex="^Captain"),
-            a_rule("first", "expect_column_values_to_be_in_set", column="passenger", value_set=["Captain"]),
-            a_rule("number", BETWEEN, column="passenger", min_value=1),
-        )
-    )
-
-    verdicts = audit(lake, contract, stage_rows(lake, contract, flights=flight_rows(30)))
-
-    assert not verdicts.green
-    assert {row["passenger"] for row in of(verdicts, "named").samples} == {"***"}
-    assert "Passenger" not in str(verdicts.as_record())
-
-
-def test_the_same_rule_under_two_names_is_judged_twice(lake):
-    contract = a_set(
-        flights(
-            a_rule("known", NOT_NULL, column="carrier"),
-            a_rule("known_too", NOT_NULL, column="carrier", severity="warning"),
-        )
-    )
-
-    verdicts = audit(
-        lake, contract, stage_rows(lake, contract, flights=flight_rows(6, carrier="if(id > 0, 'UA', NULL)"))
-    )
-
-    assert [(v.check, v.severity, v.observed["failed_rows"]) for v in verdicts.failed] == [
-        ("known", "error", 1),
-        ("known_too", "warning", 1),
-    ]
-
-
-def test_mostly_lets_a_share_of_rows_fail(lake):
-    contract = a_set(
-        flights(
-            a_rule("loose", BETWEEN, column="delay", max_value=53, mostly=0.9),
-            a_rule("tight", BETWEEN, column="delay", max_value=53, mostly=0.95),
-        )
-    )
-
-    verdicts = audit(lake, contract, stage_rows(lake, contract, flights=flight_rows(60)))
-
-    assert (of(verdicts, "loose").passed, of(verdicts, "loose").observed["failed_rows"]) == (True, 6)
-    assert not of(verdicts, "tight").passed
-
-
-def test_a_column_of_nulls_only_fails_the_rule_that_forbids_them(lake):
-    contract = a_set(flights(a_rule("known", NOT_NULL, column="carrier")))
-
-    verdicts = audit(
-        lake, contract, stage_rows(lake, contract, flights=flight_rows(6, carrier="cast(null AS string)"))
-    )
-
-    assert of(verdicts, "known").observed["failed_rows"] == 6
 
 
 def test_every_expectation_a_contract_may_use_can_be_judged_on_spark(lake):
