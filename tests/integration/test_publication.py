@@ -28,7 +28,7 @@ from lakeshare_pipelines.wap.staged import Staged
 from lakeshare_pipelines.wap.verdicts import Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication
 from tests.builders.main_state import main_state, rows_on_main
-from tests.builders.sets import a_delivery, an_order, orders
+from tests.builders.sets import a_delivery, an_order, as_good_as, orders
 from tests.builders.slack import slack_stand_in
 
 MONDAY, TUESDAY, WEDNESDAY, THURSDAY = (f"2024-01-0{day}" for day in range(1, 5))
@@ -58,19 +58,29 @@ def require_all_shown(lake: Lake, catalog: Catalog, contract: SetContract) -> No
         require_shown(published(catalog, table.name), lake.settings)
 
 
-@dataclass(frozen=True)
+@dataclass
 class PublishedSet:
     """A set, and what recipients and readers of main see of it."""
 
     lake: Lake
     catalog: Catalog
     contract: SetContract
+    green: Verdicts | None = None
 
     def deliver(self, day: str, rows: Sequence[dict[str, object]]) -> None:
         a_delivery(self.lake.settings, self.contract, day, rows)
 
     def audited(self, day: str) -> tuple[Staged, Verdicts]:
-        return staged_and_judged(self.lake, self.contract, [day])
+        staged, verdicts = staged_and_judged(self.lake, self.contract, [day])
+        if verdicts.green:
+            self.green = verdicts
+        return staged, verdicts
+
+    def staged_as_green(self, day: str) -> tuple[Staged, Verdicts]:
+        """Stage a day, with the verdicts of the newest green audit: here the audit is not the subject."""
+        assert self.green is not None
+        staged = stage(self.lake, self.contract, [day], str(uuid4()))
+        return staged, as_good_as(self.green, staged)
 
     def run(self, *days: str) -> list[Publication]:
         return run(self.lake, self.catalog, self.contract, *days)
@@ -183,7 +193,8 @@ def a_corrected_delivery_replaces_its_partition_only(published_set: PublishedSet
     monday, tuesday = sorted(published_set.rows("totals"))
     assert (monday[:2], tuesday[0]) == ((MONDAY, 3), TUESDAY)
     published_set.deliver(MONDAY, orders(MONDAY, 1))
-    assert [p.version for p in published_set.run(MONDAY)] == [2, 2]
+    published = published_set.publish(*published_set.staged_as_green(MONDAY))
+    assert [p.version for p in published] == [2, 2]
     assert [row[0] for row in published_set.rows()] == [MONDAY, TUESDAY, TUESDAY]
     monday, after = sorted(published_set.rows("totals"))
     assert (monday[:2], after) == ((MONDAY, 1), tuesday)
@@ -191,7 +202,7 @@ def a_corrected_delivery_replaces_its_partition_only(published_set: PublishedSet
 
 def rows_written_after_the_audit_are_not_published(published_set: PublishedSet) -> None:
     seen = published_set.seen()
-    staged, verdicts = published_set.audited(WEDNESDAY)
+    staged, verdicts = published_set.staged_as_green(WEDNESDAY)
     delete_staged(published_set.lake, published_set.contract, staged, "orders", "id % 2 = 0")
     with pytest.raises(BranchMoved, match=staged.ref):
         published_set.publish(staged, verdicts)
@@ -207,7 +218,7 @@ def test_runs_at_once_are_replayed_and_a_rollback_is_a_new_number(published_set,
 def a_conflict_is_answered_by_a_replay_and_no_day_is_lost(published_set: PublishedSet) -> None:
     for day in (MONDAY, TUESDAY):
         published_set.deliver(day, orders(day))
-    monday, tuesday = published_set.audited(MONDAY), published_set.audited(TUESDAY)
+    monday, tuesday = published_set.audited(MONDAY), published_set.staged_as_green(TUESDAY)
     published_set.publish_or_replay(*monday)
     published_set.publish_or_replay(*tuesday)
     assert {row[0] for row in published_set.rows()} == {MONDAY, TUESDAY}
@@ -222,8 +233,8 @@ def a_replay_whose_audit_is_red_is_kept_and_reported(
 ) -> None:
     for day in (WEDNESDAY, THURSDAY):
         published_set.deliver(day, orders(day))
-    wednesday = published_set.audited(WEDNESDAY)
-    staged, verdicts = published_set.audited(THURSDAY)
+    wednesday = published_set.staged_as_green(WEDNESDAY)
+    staged, verdicts = published_set.staged_as_green(THURSDAY)
     publications = published_set.publish_or_replay(*wednesday)
     published_set.deliver(THURSDAY, [an_order(THURSDAY, 7, customer="")])
     with slack_stand_in() as slack:
@@ -262,7 +273,8 @@ def a_rollback_is_a_new_number_that_shows_old_rows(published_set: PublishedSet) 
     lake, catalog, contract = published_set.lake, published_set.catalog, published_set.contract
     table, old = contract.tables[0], published_set.rows()
     published_set.deliver(MONDAY, orders(MONDAY, 1))
-    assert [p.version for p in published_set.run(MONDAY)] == [3, 3]
+    published = published_set.publish(*published_set.staged_as_green(MONDAY))
+    assert [p.version for p in published] == [3, 3]
     back = rollback(lake, catalog, contract, table, 2)
     assert (back.version, back.rows, back.rollback_of) == (4, 9, 2)
     assert published_set.rows() == old
@@ -274,5 +286,5 @@ def a_rollback_is_a_new_number_that_shows_old_rows(published_set: PublishedSet) 
     with pytest.raises(NoSuchPublication, match="99"):
         rollback(lake, catalog, contract, table, 99)
     # A delivery that was rolled back is not in force any more: the same delivery is published again.
-    assert published_set.run(MONDAY)[0].version == 5
+    assert published_set.publish(*published_set.staged_as_green(MONDAY))[0].version == 5
     require_all_shown(lake, catalog, contract)
