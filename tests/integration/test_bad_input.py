@@ -23,6 +23,7 @@ from lakeshare_server.catalog import Catalog, Ledger, Publication, open_catalog
 from tests.builders.killed_run import run_until_killed
 from tests.builders.main_state import main_state, rows_on_main
 from tests.builders.sets import a_contract, a_delivery, an_order, orders
+from tests.builders.shared_spark import SharedSpark
 
 FIRST_DAY = "2024-01-01"
 DAYS = ((dt.date(2024, 1, 1) + dt.timedelta(days=count)).isoformat() for count in itertools.count(1))
@@ -166,10 +167,20 @@ def test_a_delivery_of_another_shape_is_a_red_audit_not_a_stack_trace(lake, cata
     require_unchanged_then_rerun(lake, catalog, contract, before, day, left=len(RED))
 
 
-def test_a_delivery_that_changes_while_it_is_read_is_refused(
-    lake, catalog, contract, before, day, monkeypatch
+def test_a_run_that_fails_while_it_stages_names_the_cause_and_publishes_when_it_is_run_again(
+    lake, catalog, contract, before, day, tmp_path, monkeypatch
 ):
     a_delivery(lake.settings, contract, day, orders(day))
+    with monkeypatch.context() as patch:
+        require_refused_while_the_delivery_changes(lake, catalog, contract, day, patch)
+    require_unchanged(lake, catalog, contract, before, "the delivery changed")
+    require_refused_while_the_disk_is_full(lake, catalog, contract, day)
+    require_unchanged(lake, catalog, contract, before, "the disk was full")
+    require_error_when_spark_is_killed(lake, contract, day, tmp_path)
+    require_unchanged_then_rerun(lake, catalog, contract, before, day)
+
+
+def require_refused_while_the_delivery_changes(lake, catalog, contract, day, patch) -> None:
     module, _, dotted = WRITE[contract.tables[0].format].partition(":")
     owner = getattr(__import__(module, fromlist=["_"]), dotted.split(".")[0])
     write = owner.write
@@ -178,45 +189,32 @@ def test_a_delivery_that_changes_while_it_is_read_is_refused(
         a_delivery(lake.settings, contract, day, orders(day, 5))
         write(*args)
 
-    monkeypatch.setattr(owner, "write", write_while_more_arrives)
+    patch.setattr(owner, "write", write_while_more_arrives)
     with pytest.raises(DeliveryError, match=f"{contract.name}/{day}"):
         run(lake, catalog, contract, day)
-    monkeypatch.undo()
-
-    require_unchanged_then_rerun(lake, catalog, contract, before, day)
 
 
-def test_a_disk_that_is_full_while_staging_is_named(lake, catalog, contract, before, day):
+def require_refused_while_the_disk_is_full(lake, catalog, contract, day) -> None:
     """The kernel refuses the driver's writes beyond a few bytes, as a full disk does."""
-    a_delivery(lake.settings, contract, day, orders(day))
     usual = resource.prlimit(driver_pid(), resource.RLIMIT_FSIZE)
-
     resource.prlimit(driver_pid(), resource.RLIMIT_FSIZE, (64, usual[1]))
     try:
         with pytest.raises(SparkError, match="disk") as refusal:
             run(lake, catalog, contract, day)
     finally:
         resource.prlimit(driver_pid(), resource.RLIMIT_FSIZE, usual)
-
     assert str(lake.settings.warehouse) in str(refusal.value)
-    require_unchanged_then_rerun(lake, catalog, contract, before, day)
 
 
-def test_spark_killed_during_a_run_is_said_and_the_rerun_publishes(
-    lake, catalog, contract, before, day, tmp_path
-):
-    a_delivery(lake.settings, contract, day, orders(day))
+def require_error_when_spark_is_killed(lake, contract, day, folder) -> None:
     after = WRITE[contract.tables[0].format]
-
     code = run_until_killed(
-        tmp_path, lake.settings, contract, after, 1, day=day, run_id=str(uuid4()), victim="spark"
+        folder, lake.settings, contract, after, 1, day=day, run_id=str(uuid4()), victim="spark"
     )
-
     assert code == 3
-    error = (tmp_path / "error.txt").read_text()
+    error = (folder / "error.txt").read_text()
     assert error.startswith("SparkError")
     assert "spark.log" in error
-    require_unchanged_then_rerun(lake, catalog, contract, before, day)
 
 
 @pytest.mark.parametrize("contract", ["iceberg"], indirect=True)
@@ -241,6 +239,7 @@ def test_nessie_killed_during_a_run_is_said_and_the_rerun_publishes(lake, contra
             day=day,
             run_id=str(uuid4()),
             victim="nessie",
+            spark=SharedSpark.of(lake.spark),
         )
 
         assert code == 3
