@@ -37,6 +37,7 @@ from tests.integration.s3_server import REGION, S3Server, running_s3
 
 ROOT, FILES_A_COMMIT, COMMITS = "sales/orders", 400, 3
 LINES = "sales/lines"
+MOST_KEYS = 1000  # of one request that deletes
 KILLS, IN_FLIGHT = campaign_size(in_ci=5, in_campaign=20), 2
 
 
@@ -178,8 +179,7 @@ def test_lost_tables_come_back_through_every_engine(
     assert proofs[LINES].rows == lines.num_rows
 
     client = sales.s3.client()
-    for one in list(_objects(client, "lake", ROOT)):
-        client.delete_object(Bucket="lake", Key=one)
+    _lose(client, "lake", ROOT)
     restored = Restores(own, backup, point).in_place(open_catalog(own.catalog_url), ROOT)
     assert restored.objects >= FILES_A_COMMIT * COMMITS
     assert sales.orders().equals(orders)
@@ -287,3 +287,10 @@ def _reported_table(sales: Lake, bucket: str) -> int:
 def _objects(client: Any, bucket: str, prefix: str) -> Iterator[str]:
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
         yield from (one["Key"] for one in page.get("Contents", ()))
+
+
+def _lose(client: Any, bucket: str, prefix: str) -> None:
+    keys = [{"Key": key} for key in _objects(client, bucket, prefix)]
+    for start in range(0, len(keys), MOST_KEYS):
+        client.delete_objects(Bucket=bucket, Delete={"Objects": keys[start : start + MOST_KEYS]})
+    assert list(_objects(client, bucket, prefix)) == []
