@@ -23,7 +23,7 @@ from lakeshare_server.catalog.declared import apply_files, planned, read_files
 from lakeshare_server.catalog.models import SchemaRow, SharedTableRow, ShareRow
 from lakeshare_server.catalog.sharing import Edit
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 
 SHARES, TABLES = 1_000, 20

@@ -36,6 +36,7 @@ from lakeshare_server.catalog import (
     apply_shares,
     open_catalog,
 )
+from lakeshare_server.catalog.credentials import new_token, token_digest
 from lakeshare_server.catalog.models import (
     GrantRow,
     GroupGrantRow,
@@ -45,7 +46,6 @@ from lakeshare_server.catalog.models import (
     ShareRow,
     TokenRow,
 )
-from lakeshare_server.catalog.tokens import new_token, token_digest
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables import described, read_delta, write_index
 

@@ -25,8 +25,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeshare_pipelines.backup.plan.difference import by_duckdb, by_spark
-from lakeshare_pipelines.backup.rows import HELD, LISTING
+from lakeshare_pipelines.backup.model import HELD, LISTING
+from lakeshare_pipelines.backup.plan import by_duckdb, by_spark
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import spark_session
 

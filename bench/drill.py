@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeshare_pipelines.backup.drill import run_drill
 from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.run import run_drill
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_points import a_backup, a_point
 

@@ -15,12 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
-from lakeshare_server.tables.deletion_vectors import vector_columns
-from lakeshare_server.tables.iceberg.delete_targets import Target, Targets
-from lakeshare_server.tables.iceberg.deletes import deletion_vectors
+from lakeshare_server.storage import Stores
+from lakeshare_server.tables.iceberg.deletes import READERS, Target, Targets, deletion_vectors, vector_columns
 from lakeshare_server.tables.iceberg.manifests import DeleteFile
-from lakeshare_server.tables.iceberg.position_deletes import READERS
 
 FILES = 1_000
 DELETES = 1_000_000

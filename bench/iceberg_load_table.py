@@ -26,8 +26,7 @@ from bench.server.load import Ask
 from bench.server.ours import RECIPIENT, SCHEMA, SHARE
 from bench.server.processes import Running, run
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.jars import NESSIE_JAR, ensure_jars
-from lakeshare_pipelines.spark.java import find_java
+from lakeshare_pipelines.spark.jars import NESSIE_JAR, ensure_jars, find_java
 from lakeshare_server.catalog import (
     DeclaredShare,
     Ledger,
@@ -38,7 +37,7 @@ from lakeshare_server.catalog import (
     open_catalog,
 )
 from lakeshare_server.settings import ICEBERG_PATH, ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables import described, read_iceberg, write_index
 from tests.integration.s3_server import REGION, S3Server, running_s3
 

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from lakeshare_pipelines.backup.declared import Backup, ListingSource
-from lakeshare_pipelines.backup.making import Making, copied, listed, make_point, planned
+from lakeshare_pipelines.backup.config import Backup, ListingSource
+from lakeshare_pipelines.backup.points import end_of, point_of_now
+from lakeshare_pipelines.backup.run import Making, copied, listed, make_point, planned
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
-from lakeshare_pipelines.backup.workspace import end_of, point_of_now
 from lakeshare_pipelines.settings import LakeSettings
 from tests.integration.s3_server import REGION, S3Server, running_s3
 

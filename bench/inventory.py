@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lakeshare_pipelines.backup.listing.generator.source import listed
+from lakeshare_pipelines.backup.inventory.list_objects import listed
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.s3 import s3_client
+from lakeshare_pipelines.backup.stores.store import s3_client
 from tests.builders.backup_keys import put_keys
 from tests.integration.s3_server import REGION, running_s3
 

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lakeshare_pipelines.contracts import load_contracts
-from lakeshare_pipelines.demo.runs import instance, launch
-from lakeshare_pipelines.demo.voice import Voice
-from lakeshare_pipelines.ingest.samples import deliver
+from lakeshare_pipelines.demo.processes import Voice, deliver, instance, launch
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Ledger, open_catalog

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.records import FoundTable
+from lakeshare_pipelines.backup.model import FoundTable
+from lakeshare_pipelines.backup.points import end_of
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.verify.delta.table import assess
-from lakeshare_pipelines.backup.verify.objects import OBJECTS
-from lakeshare_pipelines.backup.verify.table_copy import TableCopy
-from lakeshare_pipelines.backup.workspace import end_of
+from lakeshare_pipelines.backup.verify.delta import assess
+from lakeshare_pipelines.backup.verify.objects import OBJECTS, TableCopy
 
 ADDS, COMMITS = 1_000_000, 500
 MOST_S = 25.0

@@ -19,6 +19,6 @@ def sql(
         StatementRefused: a statement cannot be done; says which took effect.
     """
     # Spark is imported by whoever asks for a frame, never by importing the package.
-    from lakeshare_pipelines.share.sql import sql as done
+    from lakeshare_pipelines.share.shares import sql as done
 
     return done(statements, spark, single_transaction=single_transaction)

@@ -2,17 +2,12 @@
 
 import dagster as dg
 
-from lakeshare_pipelines.backup.declared import load_backups
+from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.contracts import load_contracts
-from lakeshare_pipelines.defs.backup import backup_definitions
-from lakeshare_pipelines.defs.backup_upkeep import backup_upkeep
-from lakeshare_pipelines.defs.ingest import landing_asset, landing_sensor
+from lakeshare_pipelines.defs.backup import backup_definitions, backup_upkeep
 from lakeshare_pipelines.defs.resources import LakeResource, SparkResource, landing_store
-from lakeshare_pipelines.defs.share import automation_sensor, share_catalog
-from lakeshare_pipelines.defs.snowflake import snowflake_tables
-from lakeshare_pipelines.defs.upkeep import upkeep
-from lakeshare_pipelines.defs.usage import usage_checks
-from lakeshare_pipelines.defs.wap import publish_job, wap_set
+from lakeshare_pipelines.defs.share import automation_sensor, share_catalog, snowflake_tables, usage_checks
+from lakeshare_pipelines.defs.wap import landing_asset, landing_sensor, publish_job, upkeep, wap_set
 from lakeshare_pipelines.settings import LakeSettings
 
 

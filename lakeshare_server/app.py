@@ -17,21 +17,17 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
-from lakeshare_server.access.access_tokens import AccessTokens
-from lakeshare_server.access.addresses import Proxies
-from lakeshare_server.access.administrators import Administrators, admin_issuer
-from lakeshare_server.access.async_worker import AsyncWorker
-from lakeshare_server.access.authentication import Readers
-from lakeshare_server.access.bookkeeping import Bookkeeping
-from lakeshare_server.access.federation import Federation
-from lakeshare_server.access.file_tickets import FileTickets
-from lakeshare_server.access.guesses import Guesses
-from lakeshare_server.access.iceberg import IcebergTables
-from lakeshare_server.access.iceberg_scans import IcebergScans
-from lakeshare_server.access.iceberg_signing import SignableFiles
-from lakeshare_server.access.limits import Limits
+from lakeshare_server.access.allowed_locations import FileTickets
+from lakeshare_server.access.authentication import (
+    AccessTokens,
+    Administrators,
+    Federation,
+    Readers,
+    admin_issuer,
+)
 from lakeshare_server.access.oidc import Issuers
-from lakeshare_server.access.view import Views
+from lakeshare_server.access.rate_limit import Bookkeeping, Guesses, Limits, Proxies
+from lakeshare_server.access.table_access import AsyncWorker, Views
 from lakeshare_server.catalog import (
     Allowances,
     AsyncQueries,
@@ -42,38 +38,25 @@ from lakeshare_server.catalog import (
     open_catalog,
 )
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
+from lakeshare_server.iceberg_rest.tables import IcebergTables
 from lakeshare_server.outbound import Services
 from lakeshare_server.pages import activation, portal
-from lakeshare_server.pages.headers import PageHeaders
-from lakeshare_server.pages.in_place import PlaceSigners
-from lakeshare_server.pages.preview import Previews
-from lakeshare_server.protocol.iceberg_scans import PlanTasks
-from lakeshare_server.protocol.paging import Pager
-from lakeshare_server.protocol.table_tokens import TableTokens
-from lakeshare_server.routes import (
-    async_queries,
-    credentials,
-    files,
-    health,
-    iceberg_catalog,
-    listings,
-    metrics,
-    oauth,
-    tables,
-    windows,
-)
+from lakeshare_server.pages.portal import PlaceSigners, Previews
+from lakeshare_server.pages.rendering import PageHeaders
+from lakeshare_server.protocol.tokens import Pager, TableTokens
+from lakeshare_server.routes import files, health, iceberg, oauth, tables
+from lakeshare_server.routes import health as metrics
+from lakeshare_server.routes import queries as windows
+from lakeshare_server.routes import tables as listings
 from lakeshare_server.routes.admin.api import PREFIX as ADMIN_PREFIX
 from lakeshare_server.routes.admin.api import admin_api, well_known
-from lakeshare_server.routes.audit import AuditMiddleware
-from lakeshare_server.routes.connections import LIMITS, BodiesBound, ConnectionLimits, GuardedProtocol
-from lakeshare_server.routes.context import Parts
-from lakeshare_server.routes.errors import add_error_responses
-from lakeshare_server.routes.forwarded import ClientAddress, Metering
-from lakeshare_server.routes.pools import Pools
-from lakeshare_server.routes.traces import telemetry
+from lakeshare_server.routes.context import Parts, Pools
+from lakeshare_server.routes.errors import AuditMiddleware, ClientAddress, Metering, add_error_responses
+from lakeshare_server.routes.health import telemetry
+from lakeshare_server.routes.responses import LIMITS, BodiesBound, ConnectionLimits, GuardedProtocol
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, Signers, load_key
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import LocalSigner, Signers, Stores, load_key
 from lakeshare_server.versions import Versions
 
 SHUTDOWN_S = 10
@@ -125,17 +108,16 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.add_middleware(BodiesBound)
     add_error_responses(app)
     app.include_router(health.router)
-    app.include_router(metrics.router)
     app.include_router(well_known)
     prefix = settings.endpoint.rstrip("/")
     app.include_router(oauth.iceberg_router)
-    for routes in (oauth, listings, tables, windows, async_queries, credentials, files):
-        app.include_router(routes.router, prefix=prefix)
-    for pages in (activation, portal):
-        app.include_router(pages.router)
+    for router in (oauth.router, listings.listings_router, tables.router, windows.router, files.router):
+        app.include_router(router, prefix=prefix)
+    for router in (activation.router, portal.router):
+        app.include_router(router)
     # The other catalog's paths none of ours can take: no prefix begins like them.
-    app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg_catalog.routes()]
-    app.router.routes.append(iceberg_catalog.other_calls())
+    app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg.routes()]
+    app.router.routes.append(iceberg.other_calls())
     app.mount(ADMIN_PREFIX, admin_api(parts, app))
     return app
 

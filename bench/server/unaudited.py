@@ -12,18 +12,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lakeshare_server.app import make_server
 from lakeshare_server.catalog import AuditEvent
-from lakeshare_server.catalog.audit.chain import append_events
-from lakeshare_server.routes import audit
+from lakeshare_server.catalog.audit.log import append_events
+from lakeshare_server.routes import errors
 from lakeshare_server.settings import ServerSettings
 
 
 def keep_nothing() -> None:
     """Make no events."""
 
-    def is_told(self: audit._Request, _kind: str) -> None:
+    def is_told(self: errors._Request, _kind: str) -> None:
         self._told = self._outcome()
 
-    audit._Request._write = is_told  # type: ignore[method-assign]
+    errors._Request._write = is_told  # type: ignore[method-assign]
 
 
 class Commits:

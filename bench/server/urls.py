@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from lakeshare_server.routes.files import PREFIX
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, Signers, load_key
-from lakeshare_server.tables.locations import root_of
+from lakeshare_server.storage import LocalSigner, Signers, load_key
+from lakeshare_server.storage.locations import root_of
 
 # Of a store that is signed for and never asked; no server of the benchmark reads from it.
 S3_ROOT = "s3://lakeshare-bench"

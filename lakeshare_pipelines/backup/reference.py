@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from lakeshare_pipelines.backup.declared import (
+from lakeshare_pipelines.backup.config import (
     Backup,
     Batch,
     Bounds,

@@ -20,25 +20,22 @@ import duckdb
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.copy.engine import ARCHIVES, CopyTask, Progress
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.copy.thaw import ARCHIVES
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.points import OWN_PREFIX, Points
-from lakeshare_pipelines.backup.records import Point
-from lakeshare_pipelines.backup.retention.leases import reading
-from lakeshare_pipelines.backup.rows import PLAN, write_rows
+from lakeshare_pipelines.backup.model import PLAN, Point, write_rows
+from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, end_of
+from lakeshare_pipelines.backup.retention import reading
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
-from lakeshare_pipelines.backup.verify.healing import Healer, Wanted
-from lakeshare_pipelines.backup.verify.readings import (
-    READERS,
+from lakeshare_pipelines.backup.verify.objects import (
+    CONTENT_READERS,
     Readings,
     read_copy,
     read_row,
     repair_points,
     report_damage,
 )
-from lakeshare_pipelines.backup.workspace import Workspace, end_of
+from lakeshare_pipelines.backup.verify.run import Healer, Wanted
 from lakeshare_pipelines.errors import BackupError, DamagedRecord
 from lakeshare_pipelines.settings import LakeSettings
 
@@ -235,7 +232,7 @@ class _Scrubbing:
         """Read what was chosen; returns the copies that are not what was backed up, and why."""
         rotten, readings = list[tuple[Row, str]](), Readings(self.points)
         found = list[Row]()
-        with ThreadPoolExecutor(READERS) as pool:
+        with ThreadPoolExecutor(CONTENT_READERS) as pool:
             for batch in on.sql("SELECT * FROM chosen ORDER BY through").to_arrow_reader(PORTION):
                 rows = batch.to_pylist()
                 for row, told in zip(rows, pool.map(self._read, rows), strict=True):

@@ -4,7 +4,6 @@ model.py the records the pipelines use; loader.py how they come from YAML; descr
 The sets that ship with the package lie beside the code: flights.yaml, reference.yaml.
 """
 
-from lakeshare_pipelines.contracts.describe import describe
 from lakeshare_pipelines.contracts.loader import load_contract, load_contracts
 from lakeshare_pipelines.contracts.model import (
     Column,
@@ -19,6 +18,7 @@ from lakeshare_pipelines.contracts.model import (
     SnowflakeEntry,
     Table,
     View,
+    describe,
 )
 
 __all__ = [

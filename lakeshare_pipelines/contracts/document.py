@@ -5,10 +5,20 @@ Fields of the standard that nothing here uses are accepted and left alone.
 """
 
 import datetime as dt
-from typing import Annotated, Any, Literal
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
+
+from lakeshare_pipelines.errors import ContractError
 
 Unused = Annotated[Any, "in the standard, not used here"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -357,3 +367,168 @@ PARTS: dict[str, type[Part]] = {
     "view": ViewExtras,
     "perRecipient": PerRecipientExtras,
 }
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, where YAML silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a contract file.
+
+    Raises:
+        ContractError: no such file, not UTF-8, not YAML, or not a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ContractError(
+            path, "the file", "does not exist", "Give the path of a contract's YAML file."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractError(
+            path, "the file", f"cannot be read: {error}", "It must be a readable UTF-8 text."
+        ) from error
+    try:
+        document = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader, only stricter
+    except yaml.YAMLError as error:
+        raise ContractError(path, _place(error), _problem(error), "Correct the YAML there.") from error
+    if not isinstance(document, dict):
+        raise ContractError(
+            path,
+            "the file",
+            "is not a mapping",
+            "A contract begins with apiVersion, kind, id, name, version.",
+        )
+    return document
+
+
+def digest_of(document: dict[str, Any]) -> str:
+    """SHA-256 of what the file says; comments, order of keys and layout do not count."""
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _place(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return getattr(error, "problem", None) or str(error).splitlines()[0]
+
+
+Location = Sequence[str | int]
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+@dataclass
+class Faults:
+    """All faults of one file, in the order they were found."""
+
+    path: Path
+    found: list[ContractError] = dataclass_field(default_factory=list)
+
+    def add(self, where: Location | str, problem: str, hint: str) -> None:
+        """Note one fault; `where` is the place inside the file."""
+        place = where if isinstance(where, str) else dotted(where)
+        self.found.append(ContractError(self.path, place, problem, hint))
+
+    def add_invalid(self, error: ValidationError, at: Location = (), part: type[Part] = PARTS[""]) -> None:
+        """Note everything pydantic found below `at`."""
+        for fault in error.errors():
+            where = [*at, *(step for step in fault["loc"] if step != "[key]")]
+            problem, hint = _explain(fault, fault["loc"], part)
+            self.add(where, problem, hint)
+
+    def require_none(self) -> None:
+        """Raise what was found.
+
+        Raises:
+            ContractError: for the first fault; the others are in its `also`.
+        """
+        if self.found:
+            first, *others = self.found
+            raise ContractError(first.path, first.field, first.problem, first.hint, also=others)
+
+
+def dotted(where: Location) -> str:
+    """`schema[0].properties[3].logicalType`."""
+    text = ""
+    for step in where:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text or "the file"
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A hint that names the closest known word, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return otherwise or f"Known are: {', '.join(known)}."
+
+
+def read_extras(
+    part: type[AnyPart], properties: Sequence[CustomProperty], at: Location, faults: Faults
+) -> AnyPart:
+    """The customProperties of one element as their model; a dotted name belongs to another tool and is left alone."""
+    values: dict[str, Any] = {}
+    places: dict[str, Location] = {}
+    known = [field.alias or name for name, field in part.model_fields.items()]
+    for index, entry in enumerate(properties):
+        where = [*at, "customProperties", index]
+        if "." in entry.property:
+            continue
+        if entry.property not in known:
+            faults.add(
+                [*where, "property"],
+                f"unknown property {entry.property!r}",
+                did_you_mean(entry.property, known),
+            )
+        elif entry.property in values:
+            faults.add([*where, "property"], f"{entry.property!r} is given twice", "Keep one of them.")
+        else:
+            values[entry.property], places[entry.property] = entry.value, [*where, "value"]
+    return _validated(part, values, places, faults)
+
+
+def _validated(
+    part: type[AnyPart], values: Mapping[str, Any], places: Mapping[str, Location], faults: Faults
+) -> AnyPart:
+    try:
+        return part.model_validate(values)
+    except ValidationError as error:
+        for fault in error.errors():
+            name, *rest = fault["loc"]
+            problem, hint = _explain(fault, fault["loc"], part)
+            faults.add([*places[str(name)], *rest], problem, hint)
+        return part.model_validate({})
+
+
+def _explain(fault: Mapping[str, Any], loc: Location, part: type[Part]) -> tuple[str, str]:
+    kind = fault["type"]
+    if kind == "extra_forbidden":
+        holder = next((step for step in reversed(loc[:-1]) if isinstance(step, str)), "")
+        known = [entry.alias or name for name, entry in PARTS.get(holder, part).model_fields.items()]
+        return f"unknown field {loc[-1]!r}", did_you_mean(str(loc[-1]), known)
+    if kind == "missing":
+        return "is missing", "Add it; docs/reference/contract.md lists every field."
+    value = fault["input"]
+    shown = repr(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+    if kind == "literal_error":
+        expected = str(fault["ctx"]["expected"])
+        words = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
+        return f"cannot be {shown}", did_you_mean(str(value), words, f"Use {expected}.")
+    return f"cannot be {shown}", f"{fault['msg']}."

@@ -6,7 +6,8 @@ The YAML is read in `document.py`, judged in `checks.py` and turned into these r
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -240,3 +241,173 @@ class SetContract:
             return False
         # fromisoformat also takes 20130101 and 2013-W01-1, which would be second names of a day.
         return day.isoformat() == key and (self.first_partition is None or key >= self.first_partition)
+
+
+ALIASES = {"integer": "int", "long": "bigint", "real": "float", "byte": "tinyint", "short": "smallint"}
+
+DEFAULTS = {
+    "string": "string",
+    "date": "date",
+    "timestamp": "timestamp",
+    "number": "double",
+    "integer": "bigint",
+    "boolean": "boolean",
+}
+
+PHYSICAL_OF = {
+    "string": {"string"},
+    "date": {"date"},
+    "timestamp": {"timestamp"},
+    "number": {"float", "double", "decimal"},
+    "integer": {"tinyint", "smallint", "int", "bigint"},
+    "boolean": {"boolean"},
+}
+
+# Iceberg has no integers below 32 bits: Spark would make ints of them and the table would not match its contract.
+TYPES_OF_FORMAT = {
+    "iceberg": {"boolean", "int", "bigint", "float", "double", "decimal", "string", "date", "timestamp"},
+    "delta": {
+        *("boolean", "tinyint", "smallint", "int", "bigint"),
+        *("float", "double", "decimal", "string", "date", "timestamp"),
+    },
+}
+
+_DECIMAL = re.compile(r"(?:decimal|dec|numeric)\((\d+)(?:,(\d+))?\)")
+MAX_PRECISION = 38
+
+
+def spelled(physical: str) -> str:
+    """Spark's short spelling of a type: `INTEGER` → `int`, `Decimal(10, 2)` → `decimal(10,2)`."""
+    text = re.sub(r"\s+", "", physical.lower())
+    decimal = _DECIMAL.fullmatch(text)
+    if decimal:
+        return f"decimal({int(decimal[1])},{int(decimal[2] or 0)})"
+    return ALIASES.get(text, text)
+
+
+def base_of(spark_type: str) -> str:
+    """The type without its parameters."""
+    return spark_type.split("(", 1)[0]
+
+
+def can_widen(before: str, after: str) -> bool:
+    """Whether a column of one type can become one of the other without touching its values.
+
+    The promotions of Iceberg's specification, "Schema Evolution", that both types of a contract can be.
+    """
+    if (before, after) in (("int", "bigint"), ("float", "double")):
+        return True
+    narrow, wide = _DECIMAL.fullmatch(before), _DECIMAL.fullmatch(after)
+    if narrow is None or wide is None:
+        return False
+    return int(narrow[2] or 0) == int(wide[2] or 0) and int(narrow[1]) < int(wide[1])
+
+
+def wrong_type(spark_type: str, logical: str | None, table_format: str) -> str | None:
+    """Why a column cannot have this type; None when it can."""
+    base = base_of(spark_type)
+    known = TYPES_OF_FORMAT[table_format]
+    if base not in known:
+        return f"type {spark_type!r} cannot be used in a table of format {table_format}"
+    if base == "decimal":
+        decimal = _DECIMAL.fullmatch(spark_type)
+        if (
+            decimal is None
+            or not 1 <= int(decimal[1]) <= MAX_PRECISION
+            or int(decimal[2] or 0) > int(decimal[1])
+        ):
+            return f"type {spark_type!r} needs a precision of 1 to {MAX_PRECISION} and a scale up to it"
+    if logical is not None and base not in PHYSICAL_OF[logical]:
+        return f"type {spark_type!r} contradicts logicalType {logical!r}"
+    return None
+
+
+def describe(contract: SetContract) -> str:
+    """The set, its tables with columns and rules, and what is shared, as plain text."""
+    return "\n".join(_lines(contract)) + "\n"
+
+
+def _lines(contract: SetContract) -> Iterator[str]:
+    yield f"set {contract.name} {contract.version}: {contract.description}"
+    yield f"  file     {contract.path}"
+    yield f"  digest   {contract.digest}"
+    yield f"  owners   {', '.join(contract.owners) or 'nobody'}"
+    days = (
+        f"daily, from {contract.first_partition}"
+        if contract.partitioning == "daily"
+        else "one partition, all"
+    )
+    yield f"  arrives  {days}"
+    for table in contract.tables:
+        yield ""
+        yield from _table_lines(table)
+    yield ""
+    for entry in contract.shares:
+        yield f"shared as {entry.share}.{entry.schema}.{entry.name}: {entry.table}"
+    for follower in contract.snowflake:
+        yield f"in Snowflake as {follower.database}.{follower.schema}.{follower.name}: {follower.table}"
+
+
+def _table_lines(table: Table) -> Iterator[str]:
+    origin = f"files {table.source}*" if table.source else f"derived from {', '.join(table.depends_on)}"
+    if table.view is not None:
+        origin = f"view of {table.view.of}"
+    by = ", ".join(c if t == "identity" else f"{t}({c})" for c, t in table.partition_by)
+    yield f"table {table.name} ({table.format}, {origin}{', partitioned by ' + by if by else ''})"
+    if table.description:
+        yield f"  {table.description}"
+    yield from _view_lines(table.view)
+    width = max(len(column.name) for column in table.columns)
+    for column in table.columns:
+        yield f"  {column.name:{width}}  {column.type:10} {_column_words(column)}".rstrip()
+    if table.rules or table.references:
+        yield "  rules"
+    for rule in table.rules:
+        arguments = ", ".join(
+            f"{k}={v!r}" for k, v in rule.kwargs.items() if k not in ("column", "column_list")
+        )
+        shown = f" ({arguments})" if arguments else ""
+        yield f"    {rule.severity:7} on the {rule.scope}: {rule.name}{shown}"
+    for reference in table.references:
+        target = f"{reference.to_table}({', '.join(reference.to_columns)})"
+        yield f"    {reference.severity:7} on the table: {', '.join(reference.columns)} exists in {target}"
+    if table.serveable_to.clients:
+        yield f"  {_promise_words(table)}"
+    yield f"  at most {table.max_quarantined_fraction:.1%} of rows in quarantine{_drift_words(table.drift)}"
+
+
+def _view_lines(view: View | None) -> Iterator[str]:
+    if view is not None and view.where is not None:
+        yield f"  rows where {' '.join(view.where.split())}"
+    if view is None or view.per_recipient is None:
+        return
+    per = view.per_recipient
+    made = f" = {' '.join(per.value.split())}" if per.value else ""
+    yield f"  per recipient by {per.column}{made}" + (f": {per.rule}" if per.rule else "")
+
+
+def _column_words(column: Column) -> str:
+    words = [
+        "primary key" if column.primary_key else "required" if column.required else "",
+        "unique" if column.unique else "",
+        "pii" if column.pii else "",
+        f"from {column.source}" if column.source else f"= {column.expression}" if column.expression else "",
+        column.description,
+    ]
+    return "; ".join(word for word in words if word)
+
+
+def _promise_words(table: Table) -> str:
+    promise = table.serveable_to
+    is_rewritten = promise.rewrite and table.format == "iceberg"
+    rewritten = ", rewritten for them where needed" if is_rewritten else ""
+    return f"can be read by {', '.join(promise.clients)}{rewritten} ({promise.severity})"
+
+
+def _drift_words(drift: Drift) -> str:
+    words = ""
+    if drift.max_shrink_fraction is not None:
+        words += f"; may shrink by {drift.max_shrink_fraction:.0%} in a run ({drift.severity})"
+    if drift.max_growth_fraction is not None:
+        words += f"; may grow by {drift.max_growth_fraction:.0%} in a run ({drift.severity})"
+    return words

@@ -1,22 +1,23 @@
 """Backups as daily assets: listing, plan, copies, tables, point; a sensor that starts days as they fall due.
 
-What a step does is in lakeshare_pipelines.backup.making; here are names, checks, metadata and progress.
+What a step does is in lakeshare_pipelines.backup.run; here are names, checks, metadata and progress.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from lakeshare_pipelines.backup import making
+from lakeshare_pipelines.backup import run
+from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import Progress
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.records import GOOD, TableProof, Verification
+from lakeshare_pipelines.backup.model import GOOD, TableProof, Verification
+from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.defs.resources import LakeResource
+from lakeshare_pipelines.defs.resources import LakeResource, run_url, tell
 from lakeshare_pipelines.defs.wap import table_key
 from lakeshare_server.errors import LakeshareError
 
@@ -85,7 +86,7 @@ def _listing(backup: Backup, days: dg.PartitionsDefinition) -> dg.AssetsDefiniti
     )
     def listing(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
         with refusals():
-            found = making.listed(_making(context, lake, backup), datetime.now(UTC))
+            found = run.listed(_making(context, lake, backup), datetime.now(UTC))
         if found is None:
             raise dg.Failure(
                 f"{backup.listing.location} has no report for {context.partition_key} yet. The sensor "
@@ -122,7 +123,7 @@ def _plan(backup: Backup, days: dg.PartitionsDefinition) -> dg.AssetsDefinition:
     )
     def plan(context: dg.AssetExecutionContext, lake: LakeResource) -> Iterator[dg.MaterializeResult[None]]:
         with refusals():
-            found = making.planned(_making(context, lake, backup))
+            found = run.planned(_making(context, lake, backup))
         estimate = found.estimate
         yield dg.MaterializeResult(
             metadata={
@@ -165,7 +166,7 @@ def _copies(backup: Backup, days: dg.PartitionsDefinition) -> dg.AssetsDefinitio
     )
     def copies(context: dg.AssetExecutionContext, lake: LakeResource) -> Iterator[dg.MaterializeResult[None]]:
         with refusals():
-            found = making.copied(_making(context, lake, backup), _logged(context))
+            found = run.copied(_making(context, lake, backup), _logged(context))
         yield dg.MaterializeResult(
             metadata={
                 "lakeshare/succeeded": found.succeeded,
@@ -203,7 +204,7 @@ def _tables(backup: Backup, days: dg.PartitionsDefinition) -> dg.AssetsDefinitio
     )
     def tables(context: dg.AssetExecutionContext, lake: LakeResource) -> Iterator[dg.MaterializeResult[None]]:
         with refusals():
-            found = making.verified(_making(context, lake, backup))
+            found = run.verified(_making(context, lake, backup))
         yield dg.MaterializeResult(
             metadata={
                 "lakeshare/status": found.status,
@@ -229,7 +230,7 @@ def _point(
     )
     def point(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
         with refusals():
-            made = making.finished(_making(context, lake, backup), datetime.now(UTC))
+            made = run.finished(_making(context, lake, backup), datetime.now(UTC))
         # Beside each table stands the point that protects it.
         for proof in made.verification.tables:
             table = _published_at(proof, contracts)
@@ -265,7 +266,7 @@ def _sensor(backup: Backup, job: "UnresolvedAssetJobDefinition", *, is_declared:
         default_status=(dg.DefaultSensorStatus.RUNNING if is_declared else dg.DefaultSensorStatus.STOPPED),
     )
     def days_due(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
-        from lakeshare_pipelines.backup.due import due_days
+        from lakeshare_pipelines.backup.run import due_days
 
         due = due_days(backup, datetime.now(UTC))
         for day in due:
@@ -276,10 +277,10 @@ def _sensor(backup: Backup, job: "UnresolvedAssetJobDefinition", *, is_declared:
     return days_due
 
 
-def _making(context: dg.AssetExecutionContext, lake: LakeResource, backup: Backup) -> making.Making:
+def _making(context: dg.AssetExecutionContext, lake: LakeResource, backup: Backup) -> run.Making:
     # A run that goes on after a failure has another id and the same root.
     owner = context.run.root_run_id or context.run.run_id
-    return making.Making(lake.settings(), backup, context.partition_key, owner, lambda: lake.lake().spark)
+    return run.Making(lake.settings(), backup, context.partition_key, owner, lambda: lake.lake().spark)
 
 
 @contextmanager
@@ -299,7 +300,7 @@ def _logged(context: dg.AssetExecutionContext) -> Callable[[Progress], None]:
         nonlocal told_at
         if time.monotonic() - told_at >= PROGRESS_S:
             told_at = time.monotonic()
-            context.log.info(making.progress_line(progress))
+            context.log.info(run.progress_line(progress))
 
     return tell
 
@@ -354,3 +355,191 @@ def _published_at(proof: TableProof, contracts: Sequence[SetContract]) -> str | 
     # Iceberg's writers may add an id to the folder's name.
     found = ".".join([*parts[:-1], parts[-1].rsplit("_", 1)[0]])
     return next((name for name in names if name in {".".join(parts), found}), None)
+
+
+UPKEEP_SHOWN = 20
+"""Damaged copies that an alert names."""
+MAKING_TAKES = timedelta(hours=12)
+EVERY_MORNING, EVERY_NIGHT, BEFORE_IT = "0 5 * * *", "30 4 * * *", "30 1 * * *"
+
+
+class SweepConfig(dg.Config):
+    """What a sweep does."""
+
+    dry_run: bool = False
+
+
+class ScrubConfig(dg.Config):
+    """What a scrub reads: the share of one day, or everything."""
+
+    everything: bool = False
+
+
+def backup_upkeep(backup: Backup, *, is_declared: bool) -> dg.Definitions:
+    """Drill and scrub as checks of the points, the sweep as a job; schedules run where the backup is declared."""
+    drilled, recent, scrubbed, swept = _drill(backup), _recent(backup), _scrub(backup), _sweep(backup)
+    scrub = dg.define_asset_job(
+        f"scrub_{backup.name}",
+        selection=dg.AssetSelection.checks(scrubbed),
+        description="Read copies again and compare them with what was backed up; repair what has rotted.",
+    )
+    drill = dg.define_asset_job(
+        f"drill_{backup.name}",
+        selection=dg.AssetSelection.checks(drilled, recent),
+        description="Restore a table to scratch and compare it; tell when the newest good point is too old.",
+    )
+    status = dg.DefaultScheduleStatus.RUNNING if is_declared else dg.DefaultScheduleStatus.STOPPED
+    return dg.Definitions(
+        asset_checks=[drilled, recent, scrubbed],
+        jobs=[drill, scrub, swept],
+        schedules=[
+            dg.ScheduleDefinition(
+                name=f"drill_{backup.name}_every_morning",
+                job=drill,
+                cron_schedule=EVERY_MORNING,
+                default_status=status,
+            ),
+            dg.ScheduleDefinition(
+                name=f"scrub_{backup.name}_every_night",
+                job=scrub,
+                cron_schedule=BEFORE_IT,
+                default_status=status,
+            ),
+            dg.ScheduleDefinition(
+                name=f"sweep_{backup.name}_every_night",
+                job=swept,
+                cron_schedule=EVERY_NIGHT,
+                default_status=status,
+            ),
+        ],
+    )
+
+
+def _drill(backup: Backup) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=backup_key(backup, "point"),
+        name="drill",
+        description="A table of the newest good point, drawn by lot, is restored to scratch, opened and compared.",
+    )
+    def drill(context: dg.AssetCheckExecutionContext, lake: LakeResource) -> dg.AssetCheckResult:
+        from lakeshare_pipelines.backup.run import run_drill
+
+        settings = lake.settings()
+        try:
+            ran = run_drill(backup, Points(backup), settings, seed=context.run.run_id)
+        except LakeshareError as error:
+            tell(
+                context,
+                settings,
+                f"Drill of backup {backup.name}: {error}\n{run_url(settings, context.run.run_id)}",
+            )
+            return dg.AssetCheckResult(passed=False, description=str(error))
+        if not ran.passed:
+            where = run_url(settings, context.run.run_id)
+            tell(context, settings, f"Drill of backup {backup.name} failed: {' '.join(ran.reasons)}\n{where}")
+        return dg.AssetCheckResult(
+            passed=ran.passed,
+            description=" ".join(ran.reasons) or f"{ran.table} of {ran.day} opened with {ran.rows} rows",
+            metadata={
+                "lakeshare/day": ran.day,
+                "lakeshare/table": ran.table,
+                "lakeshare/rto_s": ran.rto_s,
+                "lakeshare/rpo_s": ran.rpo_s,
+                "lakeshare/objects": ran.objects,
+                "lakeshare/size_bytes": ran.size_bytes,
+            },
+        )
+
+    return drill
+
+
+def _scrub(backup: Backup) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=backup_key(backup, "point"),
+        name="scrub",
+        description="Copies of all points are read again and compared; what has rotted is copied again, or reported.",
+    )
+    def scrub(
+        context: dg.AssetCheckExecutionContext, config: ScrubConfig, lake: LakeResource
+    ) -> dg.AssetCheckResult:
+        from lakeshare_pipelines.backup import scrub as scrubs
+
+        settings = lake.settings()
+        try:
+            ran = scrubs.scrub(
+                backup,
+                Points(backup),
+                settings,
+                datetime.now(UTC),
+                everything=config.everything,
+                say=context.log.info,
+            )
+        except LakeshareError as error:
+            where = run_url(settings, context.run.run_id)
+            tell(context, settings, f"Scrub of backup {backup.name}: {error}\n{where}")
+            return dg.AssetCheckResult(passed=False, description=str(error))
+        found = [*ran.damaged, *ran.repaired]
+        if found:
+            where = run_url(settings, context.run.run_id)
+            text = f"Scrub of backup {backup.name} found damaged copies: {' '.join(found[:UPKEEP_SHOWN])}"
+            degraded = f" Degraded by that: {', '.join(ran.downgraded)}." if ran.downgraded else ""
+            tell(context, settings, f"{text}{degraded}\n{where}")
+        since = "never" if ran.compared_since is None else ran.compared_since.isoformat()
+        return dg.AssetCheckResult(
+            passed=ran.passed,
+            description=" ".join([*found[:UPKEEP_SHOWN], *ran.warnings])
+            or f"{ran.read} of {ran.copies} copies were read, and are what was backed up",
+            metadata={
+                "lakeshare/read": ran.read,
+                "lakeshare/read_bytes": ran.read_bytes,
+                "lakeshare/size_bytes": ran.size_bytes,
+                "lakeshare/compared_since": since,
+                "lakeshare/repaired": len(ran.repaired),
+                "lakeshare/damaged": len(ran.damaged),
+                "lakeshare/degraded": ", ".join(ran.downgraded) or "none",
+            },
+        )
+
+    return scrub
+
+
+def _recent(backup: Backup) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=backup_key(backup, "point"),
+        name="recent",
+        description="The newest good point is no older than the reports' lag, their wait, and a day.",
+    )
+    def recent(context: dg.AssetCheckExecutionContext, lake: LakeResource) -> dg.AssetCheckResult:
+        allowed = timedelta(days=backup.listing.lag_days + 1, hours=backup.listing.wait_hours) + MAKING_TAKES
+        with refusals():
+            newest = Points(backup).latest_good()
+        age = None if newest is None else datetime.now(UTC) - newest.as_of
+        if age is not None and age <= allowed:
+            return dg.AssetCheckResult(passed=True, metadata={"lakeshare/age_s": age.total_seconds()})
+        told = "there is none" if newest is None else f"it is of {newest.day}"
+        text = f"The newest good point of backup {backup.name} is older than {allowed}: {told}."
+        tell(context, lake.settings(), f"{text}\n{run_url(lake.settings(), context.run.run_id)}")
+        return dg.AssetCheckResult(passed=False, description=text)
+
+    return recent
+
+
+def _sweep(backup: Backup) -> dg.JobDefinition:
+    @dg.op(
+        name=f"sweep_points_{backup.name}",
+        description="Remove points that retention keeps no longer, and copies that no kept point needs.",
+    )
+    def sweep(context: dg.OpExecutionContext, config: SweepConfig) -> None:
+        from lakeshare_pipelines.backup.sweep import sweep_points
+
+        with refusals():
+            swept = sweep_points(backup, Points(backup), datetime.now(UTC), dry_run=config.dry_run)
+        word = "would remove" if config.dry_run else "removed"
+        days = ", ".join(swept.days) or "none"
+        context.log.info(f"{word} points {days}; {swept.objects} copies, {swept.size_bytes} bytes")
+
+    @dg.job(name=f"sweep_{backup.name}", description="Keep points as long as retention says, and no longer.")
+    def sweep_job() -> None:
+        sweep()
+
+    return sweep_job

@@ -11,31 +11,162 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
 
+from lakeshare_pipelines.backup.config import Backup, backup_named
+from lakeshare_pipelines.backup.model import Point
+from lakeshare_pipelines.backup.points import Points, point_of_this_moment
+from lakeshare_pipelines.backup.run import Making, make_point
 from lakeshare_pipelines.contracts import SetContract, load_contracts
-from lakeshare_pipelines.demo import reader
-from lakeshare_pipelines.demo.recovery import bring_back_lost, lose_and_recover
-from lakeshare_pipelines.demo.runs import instance, launch, own_dagster_home, use_dagster_home
-from lakeshare_pipelines.demo.source import source_rows
-from lakeshare_pipelines.demo.stage_hands import dagster_ui, free_port, sharing_server
-from lakeshare_pipelines.demo.voice import Voice
+from lakeshare_pipelines.demo import processes
+from lakeshare_pipelines.demo.processes import (
+    Voice,
+    dagster_ui,
+    deliver,
+    free_port,
+    instance,
+    launch,
+    own_dagster_home,
+    sharing_server,
+    source_rows,
+    use_dagster_home,
+)
 from lakeshare_pipelines.errors import PipelineError
 from lakeshare_pipelines.ingest import find_deliveries
-from lakeshare_pipelines.ingest.samples import deliver
 from lakeshare_pipelines.nessie.server import nessie_for, stop_nessie
 from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
 from lakeshare_pipelines.share.publication import deliveries_in_force
 from lakeshare_pipelines.share.shares import declared_shares
-from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars
-from lakeshare_pipelines.spark.java import find_java
-from lakeshare_pipelines.wap.staged import WHOLE
-from lakeshare_server.access.profile import write_profile
-from lakeshare_server.catalog import Catalog, Ledger, Recipients, SharedTable, open_catalog
+from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars, find_java
+from lakeshare_pipelines.wap.staged import WHOLE, Lake, without_spark
+from lakeshare_server.access.authentication import write_profile
+from lakeshare_server.catalog import Catalog, Ledger, Publication, Recipients, SharedTable, open_catalog
 from lakeshare_server.catalog.listings import all_shared_tables
 from lakeshare_server.settings import make_private
+
+LOST = {"flights.departures": "aviation.flights.departures", "reference.planes": "aviation.reference.planes"}
+"""An Iceberg and a Delta table, by their names in the lake and in the share."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a recipient sees of a table: the publication's number, the rows as `reader.fingerprint`."""
+
+    version: int
+    rows: tuple[int, int]
+
+
+def bring_back_lost(voice: Voice, settings: LakeSettings, catalog: Catalog) -> None:
+    """Restore what an earlier start deleted before it was broken off."""
+    ledger = Ledger(catalog)
+    found = {table: ledger.latest(table) for table in LOST}
+    gone = [
+        table for table, publication in found.items() if publication is not None and _is_gone(publication)
+    ]
+    if not gone:
+        return
+    backup = backup_named(settings, None)
+    point = Points(backup).latest_good()
+    if point is None:
+        return
+    voice.chapter(f"{' and '.join(gone)} are missing since an earlier start: point {point.day} has them")
+    _restore(voice, settings, catalog, backup, point, gone)
+
+
+def lose_and_recover(voice: Voice, settings: LakeSettings, catalog: Catalog, profile: Path) -> list[str]:
+    """Make a point, delete tables, restore them; what is wrong afterwards, if anything."""
+    backup, lake = backup_named(settings, None), without_spark(settings)
+    voice.chapter("A backup point of everything, from a listing made here")
+    point = _point(voice, settings, backup)
+    before = {shared: _seen(profile, shared) for shared in LOST.values()}
+    voice.chapter(f"Somebody deletes {' and '.join(LOST)}: from the catalog and from the disk")
+    for table in LOST:
+        _delete(lake, _published(Ledger(catalog), table))
+    wrong = _read_lost(voice, profile)
+    voice.chapter(f"They are restored from point {point.day}")
+    _restore(voice, settings, catalog, backup, point, list(LOST))
+    return wrong + _compared(voice, profile, before)
+
+
+def _point(voice: Voice, settings: LakeSettings, backup: Backup) -> Point:
+    making = Making(settings, backup, point_of_this_moment(), "demo")
+    with voice.working("backup") as say:
+        point = make_point(making, datetime.now(UTC), say, lambda _: None)
+    for proof in point.verification.tables:
+        rows = "" if proof.rows is None else f"{proof.rows:>7} rows"
+        voice.says(f"{proof.table.root:34} {proof.table.format:7} {proof.status}, level {proof.level} {rows}")
+    voice.says(f"the points are in {backup.target}: `lakeshare backup list`")
+    return point
+
+
+def _restore(
+    voice: Voice, settings: LakeSettings, catalog: Catalog, backup: Backup, point: Point, tables: list[str]
+) -> None:
+    from lakeshare_pipelines.backup.restore.tables import Restores
+
+    with voice.working("restore") as say:
+        for table in tables:
+            restored = Restores(settings, backup, point).in_place(catalog, table)
+            say(f"{table}: {restored.objects} objects put back")
+
+
+def _published(ledger: Ledger, table: str) -> Publication:
+    publication = ledger.latest(table)
+    if publication is None:
+        raise LookupError(f"{table} was never published")  # the demo published it
+    return publication
+
+
+def _folder(publication: Publication) -> Path:
+    return Path(publication.location.removeprefix("file://"))
+
+
+def _is_gone(publication: Publication) -> bool:
+    return not _folder(publication).exists()
+
+
+def _delete(lake: Lake, publication: Publication) -> None:
+    if publication.format == "iceberg":
+        publisher = lake.nessie("publisher")
+        main = publisher.reference("main").hash
+        if publisher.content(publication.table, "main") is not None:
+            publisher.drop_table(
+                publication.table, "main", main, message=f"Drop {publication.table} by mistake"
+            )
+    if not _is_gone(publication):
+        shutil.rmtree(_folder(publication))
+
+
+def _seen(profile: Path, shared: str) -> Seen:
+    return Seen(processes.version(profile, shared), processes.fingerprint(processes.read(profile, shared)))
+
+
+def _read_lost(voice: Voice, profile: Path) -> list[str]:
+    wrong = []
+    for shared in LOST.values():
+        try:
+            processes.read(profile, shared)
+        # The client tells of a missing file with whatever its parts raise.
+        except (OSError, ValueError) as error:
+            voice.says(f"{shared}: the recipient's read fails ({type(error).__name__})")
+        else:
+            wrong.append(f"{shared} is deleted and was read all the same")
+    return wrong
+
+
+def _compared(voice: Voice, profile: Path, before: Mapping[str, Seen]) -> list[str]:
+    wrong = []
+    for shared, was in before.items():
+        now = _seen(profile, shared)
+        if now.rows == was.rows:
+            voice.says(f"{shared:34} publication {now.version:<3} {now.rows[0]:>7} rows, the same as before")
+        else:
+            wrong.append(f"{shared} had {was.rows[0]} rows before it was lost and has {now.rows[0]} now")
+    return wrong
+
 
 GOOD_DAYS = ("2013-01-01", "2013-01-02", "2013-01-03")
 LAST_DAY = "2013-01-04"
@@ -193,9 +324,9 @@ def _bad_day(scene: Stage) -> list[str]:
         return []
     voice.chapter(f"{LAST_DAY} arrives with {FORBIDDEN_NULLS} missing, which the contract forbids")
     deliver(scene.settings, scene.flights, partition=LAST_DAY, nulls=(FORBIDDEN_NULLS,))
-    before = reader.version(scene.profile, WATCHED)
-    content = reader.fingerprint(reader.read(scene.profile, WATCHED))
-    with reader.watching(scene.profile, WATCHED) as watch:
+    before = processes.version(scene.profile, WATCHED)
+    content = processes.fingerprint(processes.read(scene.profile, WATCHED))
+    with processes.watching(scene.profile, WATCHED) as watch:
         ran = launch(voice, scene.dagster, "publish_flights", LAST_DAY, [LAST_DAY])
     if ran.succeeded or not ran.failed_checks:
         wrong.append(f"run {ran.run_id} was to be stopped by its audit")
@@ -259,12 +390,12 @@ def _read_all(scene: Stage, days: Sequence[str]) -> list[str]:
         for contract in (scene.flights, scene.reference)
         for entry in contract.shares
     }
-    found = reader.tables(scene.profile)
+    found = processes.tables(scene.profile)
     if found != sorted(expected):
         wrong.append(f"the recipient sees {found}, not {sorted(expected)}")
     for table in found:
-        rows = len(reader.read(scene.profile, table))
-        number = reader.version(scene.profile, table)
+        rows = len(processes.read(scene.profile, table))
+        number = processes.version(scene.profile, table)
         scene.voice.says(f"{table:34} publication {number:<3} {rows:>7} rows")
         if rows != expected.get(table):
             wrong.append(f"{table} has {rows} rows, {expected.get(table)} were delivered")

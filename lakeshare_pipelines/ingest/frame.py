@@ -4,22 +4,300 @@ Rows that do not parse are set aside with file, line and reason; columns that ar
 are told as problems. Neither stops the reading: the audit judges them.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
-from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.ingest.delivery import Delivery, unchanged_while
-from lakeshare_pipelines.ingest.integrity import ReadableFile, ReadingLimits, require_readable
-from lakeshare_pipelines.ingest.judged_rows import REASON, another_type, judge
-from lakeshare_pipelines.ingest.landing_files import assign_files
-from lakeshare_pipelines.ingest.problems import Problem, structure_problems, together
-from lakeshare_pipelines.ingest.raw_rows import FILE, LINE, RAW, read_raw
+from lakeshare_pipelines.contracts import Column, SetContract, Table
+from lakeshare_pipelines.contracts.model import base_of
+from lakeshare_pipelines.errors import ContractError
+from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, unchanged_while
+from lakeshare_pipelines.ingest.sources import (
+    BAD,
+    FILE,
+    LINE,
+    PARTITION,
+    RAW,
+    RawRows,
+    ReadableFile,
+    ReadingLimits,
+    read_raw,
+    require_readable,
+)
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
-__all__ = ["Problem", "TableFrame", "read_delivery"]
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+# Java reads 1d, 1f and 0x1p3 as numbers.
+JAVA_NUMBER = r"[xX]|\d[.]?[dDfF]$"
+WHOLE = r"^([+-]?\d+)\.0*$"
+DECIMAL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+WIDEST_DECIMAL = "decimal(38,18)"
+
+# Which types of a Parquet file are the contract's type, if their values fit; all else is another type.
+FITTING = {
+    "boolean": {"boolean"},
+    "string": {"string"},
+    "date": {"date"},
+    "timestamp": {"timestamp", "timestamp_ntz"},
+    **{kind: {*INTEGERS, "float", "double", "decimal"} for kind in INTEGERS},
+    **{kind: {*INTEGERS, "float", "double", "decimal"} for kind in ("float", "double")},
+    "decimal": {*INTEGERS, "decimal"},
+}
+
+
+def from_text(text: "SparkColumn", kind: str) -> "SparkColumn":
+    """Text as a value of the type; null where it is none."""
+    from pyspark.sql import functions as F
+
+    base = base_of(kind)
+    if base == "string":
+        return text
+    text = F.trim(text)
+    if base in INTEGERS:
+        # Whatever held integers beside missing values as floats wrote 517 as 517.0.
+        return F.when(text.contains("."), F.regexp_replace(text, WHOLE, "$1")).otherwise(text).try_cast(kind)
+    if base in ("float", "double"):
+        number = text.try_cast(kind)
+        is_overflow = (F.abs(number) == float("inf")) & text.rlike(r"\d")
+        return F.when(~text.rlike(JAVA_NUMBER) & ~is_overflow, number)
+    if base == "decimal":
+        return _exact(F.when(text.rlike(DECIMAL), text), kind)
+    if base in ("date", "timestamp"):
+        # At least 2013-1-1, and a date has nothing behind it.
+        is_day_first = (F.length(text) >= 8) & (F.substring(text, 5, 1) == "-")
+        if base == "date":
+            is_day_first &= ~text.rlike(r"[T\s]")
+        return F.when(is_day_first, text.try_cast(kind))
+    return text.try_cast(kind)
+
+
+def is_fitting(found: "DataType", kind: str) -> bool:
+    """Whether a Parquet column of type `found` may hold the contract's type."""
+    return base_of(found.simpleString()) in FITTING[base_of(kind)]
+
+
+def from_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkColumn":
+    """A fitting Parquet value as the contract's type; null where it does not fit without loss."""
+    from pyspark.sql import functions as F
+
+    base, before = base_of(kind), base_of(found.simpleString())
+    if found.simpleString() == kind:
+        return value
+    if base in INTEGERS and before in ("float", "double", "decimal"):
+        return F.when(value == F.floor(value), value.try_cast(kind))
+    if base == "decimal":
+        return _exact(value, kind)
+    return value.try_cast(kind)
+
+
+def _exact(value: "SparkColumn", kind: str) -> "SparkColumn":
+    from pyspark.sql import functions as F
+
+    exact = value.try_cast(kind)
+    return F.when(exact.cast(WIDEST_DECIMAL) == value.try_cast(WIDEST_DECIMAL), exact)
+
+
+REASON = "__lakeshare_reason"
+_GROUP = "__lakeshare_group"
+_GIVEN = "__lakeshare_given_"
+_MISFIT = "__lakeshare_misfit_"
+SHOWN_CHARACTERS = 100
+# One value that does not parse is a bad row; from here on, if all of them do not, it is a column of another type.
+ANOTHER_TYPE_FROM = 2
+
+
+def judge(
+    contract: SetContract, table: Table, groups: Sequence[RawRows], without: Collection[tuple[int, str]] = ()
+) -> "DataFrame":
+    """The rows of all groups, typed, each with the reason why it cannot be taken, or null.
+
+    `without` names columns, by number of their group, that are of another type and therefore left empty.
+    """
+    frames = [
+        _typed(table, rows, index, {name for number, name in without if number == index})
+        for index, rows in enumerate(groups)
+    ]
+    judged = reduce(lambda one, other: one.unionByName(other), frames)
+    return _refusals(contract, table, _computed(contract, table, judged))
+
+
+def another_type(
+    table: Table, judged: "DataFrame", groups: Sequence[RawRows]
+) -> tuple[int, list[tuple[int, str]]]:
+    """How many rows cannot be taken, and the columns (with their group) in which not one value fits."""
+    from pyspark.sql import functions as F
+
+    names = [column.name for column in table.columns if column.delivered_as]
+    counts = [F.count(F.col(name)) for name in names]
+    counts += [F.count_if(F.col(_MISFIT + name)) for name in names]
+    refused = F.count_if(F.col(REASON).isNotNull())
+    rows_of_group = judged.groupBy(_GROUP).agg(refused, *counts).collect()
+    found = [
+        (index, name)
+        for index, _, *numbers in rows_of_group
+        for name, fit, unfit in zip(names, numbers[: len(names)], numbers[len(names) :], strict=True)
+        if fit == 0 and unfit >= ANOTHER_TYPE_FROM
+    ]
+    return sum(row[1] for row in rows_of_group), sorted(found)
+
+
+def _typed(table: Table, rows: RawRows, index: int, without: Collection[str]) -> "DataFrame":
+    from pyspark.sql import functions as F
+
+    known = {c.name: _given(c, rows) for c in table.columns if c.name not in without}
+    given = {name: value for name, value in known.items() if value is not None}
+    values = [
+        (_value(column, rows, given[column.name]) if column.name in given else F.lit(None))
+        .cast(column.type)
+        .alias(column.name)
+        for column in table.columns
+    ]
+    kept = [value.alias(_GIVEN + name) for name, value in given.items()]
+    typed = rows.frame.select(FILE, LINE, PARTITION, RAW, BAD, *values, *kept)
+    # A step of its own: what is used in several places below is computed once here.
+    misfits = {name: F.col(_GIVEN + name).isNotNull() & F.col(name).isNull() for name in given}
+    reasons = [
+        F.when(misfits[column.name], _misfit(column)) for column in table.columns if column.name in misfits
+    ]
+    flags = [
+        misfits.get(column.name, F.lit(False)).alias(_MISFIT + column.name)  # a literal column
+        for column in table.columns
+    ]
+    return typed.select(
+        *(column.name for column in table.columns),
+        FILE,
+        LINE,
+        PARTITION,
+        RAW,
+        *flags,
+        F.coalesce(BAD, *reasons).alias(REASON),
+        F.lit(index).alias(_GROUP),
+    )
+
+
+def _given(column: Column, rows: RawRows) -> "SparkColumn | None":
+    """The value as the file has it; None when the file lacks the column or has it in another type."""
+    name = column.delivered_as
+    if name is None or name not in rows.values:
+        return None
+    if rows.types is not None and not is_fitting(rows.types[name], column.type):
+        return None
+    return rows.values[name]
+
+
+def _value(column: Column, rows: RawRows, given: "SparkColumn") -> "SparkColumn":
+    if rows.types is None:
+        return from_text(given, column.type)
+    return from_typed(given, rows.types[column.delivered_as or column.name], column.type)
+
+
+def _misfit(column: Column) -> "SparkColumn":
+    from pyspark.sql import functions as F
+
+    given = F.col(_GIVEN + column.name).cast("string")
+    shown = F.lit("(hidden)") if column.pii else F.substring(given, 1, SHOWN_CHARACTERS)
+    return F.concat(F.lit(f"{column.name}: '"), shown, F.lit(f"' is not {column.type}"))
+
+
+def _computed(contract: SetContract, table: Table, frame: "DataFrame") -> "DataFrame":
+    """The frame with the columns that no file holds."""
+    from pyspark.errors import AnalysisException, ParseException
+    from pyspark.sql import functions as F
+
+    for index, column in enumerate(table.columns):
+        if column.expression is None:
+            continue
+        try:
+            value = F.expr(f"try_cast(({column.expression}) AS {column.type})")
+            frame = frame.withColumn(column.name, value)
+            _ = frame.schema  # Spark Connect analyses no earlier
+        except (AnalysisException, ParseException) as error:
+            raise ContractError(
+                contract.path,
+                f"{table.short_name}.properties[{index}].transformLogic",
+                str(error).splitlines()[0].rstrip("."),
+                "It is Spark SQL over the other columns of the table.",
+            ) from error
+    return frame
+
+
+def _refusals(contract: SetContract, table: Table, frame: "DataFrame") -> "DataFrame":
+    """The frame with the final reasons: rows that do not belong into the partition of their delivery have one too."""
+    from pyspark.sql import functions as F
+
+    reason = F.col(REASON)
+    if contract.partitioning == "daily":
+        name = table.partition_by[0][0]
+        day = F.col(name).cast("string")
+        strays = F.concat(F.lit(f"{name} is '"), day, F.lit("', the delivery is of "), F.col(PARTITION))
+        reason = F.coalesce(
+            reason,
+            F.when(day.isNull(), F.lit(f"{name} is empty: the row belongs to no day")),
+            F.when(day != F.col(PARTITION), strays),
+        )
+    # Exploded, though it is one: a filter on it would otherwise be pushed down with all that it is made of, twice.
+    others = [name for name in frame.columns if name != REASON]
+    return frame.select(*others, F.explode(F.array(reason)).alias(REASON))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A column that is missing, unknown, given twice or of another type; `detail` is the whole sentence.
+
+    `column` is empty where the problem is of all columns together.
+    """
+
+    column: str
+    what: str
+    files: tuple[LandingFile, ...] = ()
+
+    @property
+    def detail(self) -> str:
+        """`column 'carrier' is missing in 2013-01-01/departures.csv.gz and 30 more files`."""
+        labels = sorted(file.label for file in self.files)
+        more = f" and {len(labels) - 1} more files" if len(labels) > 1 else ""
+        where = f" in {labels[0]}{more}" if labels else ""
+        return f"column {self.column!r} {self.what}{where}" if self.column else f"{self.what}{where}"
+
+
+def structure_problems(table: Table, rows: RawRows) -> list[Problem]:
+    """Compare the columns of a group of files with the contract's."""
+    wanted = {column.delivered_as: column for column in table.columns if column.delivered_as}
+    missing = [name for name in wanted if name not in rows.columns]
+    extra = [name for name in dict.fromkeys(rows.columns) if name not in wanted]
+    repeated = [name for name, count in Counter(rows.columns).items() if count > 1]
+    found = []
+    for name in missing:
+        close = difflib.get_close_matches(name.lower(), [e.lower() for e in extra], n=1, cutoff=0.6)
+        hint = f" (the file has {close[0]!r})" if close else ""
+        found.append(Problem(name, f"is missing{hint}", rows.files))
+    if len(missing) == len(wanted) and extra and rows.files[0].format == "csv":
+        # The names may be values of the first row, which do not belong into messages.
+        what = f"none of the {len(extra)} columns is in the contract, the first line may not be a header,"
+        return [*found, Problem("", what, rows.files)]
+    found += [Problem(name, "is not in the contract", rows.files) for name in extra]
+    found += [Problem(name, "is given twice", rows.files) for name in repeated]
+    for name, column in wanted.items():
+        kind = rows.types.get(name) if rows.types else None
+        if kind is not None and not is_fitting(kind, column.type):
+            found.append(Problem(name, f"is {kind.simpleString()}, not {column.type},", rows.files))
+    return found
+
+
+def together(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """The same problem of several groups of files as one."""
+    files: dict[tuple[str, str], tuple[LandingFile, ...]] = {}
+    for problem in problems:
+        key = (problem.column, problem.what)
+        files[key] = files.get(key, ()) + problem.files
+    return tuple(Problem(column, what, found) for (column, what), found in files.items())
 
 
 @dataclass(frozen=True)

@@ -3,30 +3,324 @@
 pynessie cannot give a merge its metadata, run it dry, or page through a history; `calls.py` does that.
 """
 
+import base64
 import importlib
+import os
+import ssl
+import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote, urlsplit
+
+import httpx
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 
 from lakeshare_pipelines.errors import NessieError
-from lakeshare_pipelines.nessie.calls import Calls, code_of, not_nessie, ref_path, unreachable
-from lakeshare_pipelines.nessie.identity import Role
-from lakeshare_pipelines.nessie.records import (
-    Branch,
-    Commit,
-    Merge,
-    Reference,
-    TableContent,
-    branch_from,
-    commit_from,
-    content_from,
-)
-from lakeshare_pipelines.nessie.server import NessieEndpoint
 
-__all__ = ["Branch", "Commit", "Merge", "Nessie", "Reference", "TableContent"]
+TIMEOUT_S = 60
+PAGE_SIZE = 200
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+CODES = {401: "UNAUTHENTICATED", 403: "FORBIDDEN"}
+
+
+class Calls:
+    """JSON in, JSON out, errors as NessieError."""
+
+    def __init__(self, uri: str, token: str | None) -> None:
+        keep_off_proxies(uri)
+        self._uri = uri.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def get(self, path: str, parameters: Mapping[str, str | int] | None = None) -> dict[str, Any]:
+        """The answer to a GET of `path`, which is quoted already."""
+        return self._ask("GET", path, parameters, None)
+
+    def post(
+        self, path: str, body: Mapping[str, Any], parameters: Mapping[str, str | int] | None = None
+    ) -> dict[str, Any]:
+        """The answer to a POST."""
+        return self._ask("POST", path, parameters, body)
+
+    def pages(self, path: str, items: str, parameters: Mapping[str, str | int]) -> Iterator[dict[str, Any]]:
+        """The `items` of every page, fetched as they are consumed."""
+        token: dict[str, str] = {}
+        while True:
+            page = self.get(path, {**parameters, "max-records": PAGE_SIZE, **token})
+            yield from page[items]
+            if not page.get("hasMore"):
+                return
+            token = {"page-token": page["token"]}
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str | int] | None,
+        body: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        url = self._uri + path
+        try:
+            with httpx.Client(verify=_certificates(), timeout=TIMEOUT_S, headers=self._headers) as client:
+                answer = client.request(method, url, params=dict(parameters or {}), json=body)
+        except httpx.HTTPError as error:
+            raise unreachable(self._uri, error) from error
+        if not answer.is_success:
+            raise _refused(answer)
+        return _json(answer)
+
+
+def unreachable(uri: str, error: Exception) -> NessieError:
+    """The error for a server that does not answer."""
+    return NessieError(
+        0,
+        "UNREACHABLE",
+        f"{uri} does not answer ({_short(error)}). `lakeshare doctor` says whether Nessie runs; the embedded one "
+        "is started again by the next run",
+    )
+
+
+def _short(error: Exception) -> str:
+    """The innermost cause: the HTTP libraries wrap "connection refused" in a paragraph."""
+    cause: BaseException = error
+    while cause.__context__ is not None:
+        cause = cause.__context__
+    return str(cause) or type(cause).__name__
+
+
+def code_of(status: int, code: str | None) -> str:
+    """Nessie's error code, or a word for the statuses that come without one."""
+    return code if code and code != "UNKNOWN" else CODES.get(status, "UNKNOWN")
+
+
+def keep_off_proxies(uri: str) -> None:
+    """Never ask a proxy for a server on this very machine; every HTTP library used here reads NO_PROXY."""
+    host = urlsplit(uri).hostname
+    listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if host in LOOPBACK and listed != "*" and host not in listed.split(","):
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{listed},{host}" if listed else host
+
+
+def ref_path(ref: str) -> str:
+    """`/trees/<ref>` with the ref quoted; `ref` may be `name@hash`."""
+    return f"/trees/{quote(ref, safe='@')}"
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    # The machine's own, with SSL_CERT_FILE; reading them takes longer than a call.
+    return ssl.create_default_context()
+
+
+def _refused(answer: httpx.Response) -> NessieError:
+    try:
+        said = answer.json()
+    except ValueError:
+        said = {}
+    if not isinstance(said, dict):
+        said = {}
+    message = said.get("message") or answer.reason_phrase
+    return NessieError(answer.status_code, code_of(answer.status_code, said.get("errorCode")), message)
+
+
+def _json(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        said = answer.json()
+    except ValueError as error:
+        raise not_nessie(str(answer.url)) from error
+    if not isinstance(said, dict):
+        raise not_nessie(str(answer.url))
+    return said
+
+
+def not_nessie(uri: str) -> NessieError:
+    """The error for an answer that Nessie would not give."""
+    return NessieError(0, "NOT_NESSIE", f"{uri} answers, but not as Nessie does. Check LAKESHARE_NESSIE_URI")
+
+
+@dataclass(frozen=True)
+class NessieEndpoint:
+    """Where Nessie is, and the tokens this process may show it; None where it asks for none."""
+
+    uri: str
+    writer_token: str | None
+    publisher_token: str | None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A branch or tag and the commit it is at."""
+
+    name: str
+    hash: str
+    type: Literal["BRANCH", "TAG"]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A branch with what a janitor asks about it; `committed_at` is None for a branch at the empty root."""
+
+    name: str
+    hash: str
+    committed_at: datetime | None
+    ahead: int
+    behind: int
+
+
+@dataclass(frozen=True)
+class TableContent:
+    """Which state of an Iceberg table a commit holds."""
+
+    id: str
+    metadata_location: str
+    snapshot_id: int
+    schema_id: int
+    spec_id: int
+    sort_order_id: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit of a history."""
+
+    hash: str
+    message: str
+    properties: Mapping[str, str]
+    committed_at: datetime
+    parent: str
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What a merge did: `head` is the target's commit after it, or would be after a dry run."""
+
+    applied: bool
+    head: str
+
+
+def branch_from(reference: Mapping[str, Any]) -> Branch:
+    """A branch from a reference fetched with all its metadata."""
+    metadata = reference.get("metadata") or {}
+    head = metadata.get("commitMetaOfHEAD")
+    return Branch(
+        name=reference["name"],
+        hash=reference["hash"],
+        committed_at=datetime.fromisoformat(head["commitTime"]) if head else None,
+        ahead=metadata.get("numCommitsAhead") or 0,
+        behind=metadata.get("numCommitsBehind") or 0,
+    )
+
+
+def content_from(content: Mapping[str, Any]) -> TableContent:
+    """The state of an Iceberg table from a content as the API tells it."""
+    return TableContent(
+        id=content["id"],
+        metadata_location=content["metadataLocation"],
+        snapshot_id=content["snapshotId"],
+        schema_id=content["schemaId"],
+        spec_id=content["specId"],
+        sort_order_id=content["sortOrderId"],
+    )
+
+
+def commit_from(entry: Mapping[str, Any]) -> Commit:
+    """A commit from an entry of a history."""
+    meta = entry["commitMeta"]
+    return Commit(
+        hash=meta["hash"],
+        message=meta["message"],
+        # Each property is a list of values on the wire; ours have one.
+        properties={name: values[0] for name, values in meta.get("allProperties", {}).items()},
+        committed_at=datetime.fromisoformat(meta["commitTime"]),
+        parent=meta["parentCommitHashes"][0],
+    )
+
+
+Role = Literal["writer", "publisher"]
+
+TOKEN_LIFE_S = 24 * 3600
+KEY_BITS = 2048
+
+READ = ("VIEW_REFERENCE", "READ_ENTRIES", "LIST_COMMIT_LOG", "READ_CONTENT_KEY", "READ_ENTITY_VALUE")
+WRITE = (
+    "CREATE_REFERENCE",
+    "DELETE_REFERENCE",
+    "COMMIT_CHANGE_AGAINST_REFERENCE",
+    "CREATE_ENTITY",
+    "UPDATE_ENTITY",
+    "DELETE_ENTITY",
+)
+RULES = {
+    "read": f"op in {list(READ)}",
+    "branches": f"role=='writer' && ref!='main' && op in {list(WRITE)}",
+    "publish": "role=='publisher'",
+}
+
+
+def signing_key(path: Path) -> rsa.RSAPrivateKey:
+    """The key at `path`, made first when there is none; while it may be missing, hold the folder's lock.
+
+    Raises:
+        NessieError: what is there is no RSA key, or wants a password.
+    """
+    if not path.exists():
+        _make_key(path)
+    try:
+        key: object = load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise NessieError(
+            0, "BAD_KEY", f"{path} is no RSA key. Remove it, and a new one is made when Nessie starts next"
+        )
+    return key
+
+
+def public_key_text(key: rsa.RSAPrivateKey) -> str:
+    """The public half as Quarkus wants it: base64 of the DER, without PEM lines."""
+    der = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(der).decode()
+
+
+def signed_token(key: rsa.RSAPrivateKey, role: Role, life_s: int = TOKEN_LIFE_S) -> str:
+    """A bearer token for `role`."""
+    now = int(time.time())
+    claims = {
+        "iss": "lakeshare",
+        "sub": role,
+        "upn": role,  # what Nessie's rules call `role`; its `roles` are the groups
+        "groups": [role],
+        "iat": now,
+        "exp": now + life_s,
+    }
+    return jwt.encode(claims, key, algorithm="RS256")
+
+
+def _make_key(path: Path) -> None:
+    """Written aside with mode 600 and renamed, so that nobody ever reads half a key."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    descriptor, aside = tempfile.mkstemp(prefix=".key-", dir=path.parent)  # mkstemp makes it 600
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(pem)
+    Path(aside).replace(path)
+
 
 NOT_THERE = "CONTENT_NOT_FOUND"
 TABLE = "ICEBERG_TABLE"

@@ -4,27 +4,260 @@ Delta tables tell their changes in their own log.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.errors import NessieError, NoSuchPublication
-from lakeshare_pipelines.share.table_state import TableState
-from lakeshare_pipelines.spark.faults import explained
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.staged import Staged
+from lakeshare_pipelines.errors import ChangesDoNotAddUp, NessieError, NoSuchPublication
+from lakeshare_pipelines.spark.session import explained
+from lakeshare_pipelines.wap.staged import Lake, Staged
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import Unavailable
-from lakeshare_server.tables import FileIndex, Stores, open_index, write_index
-from lakeshare_server.tables.file_difference import all_files, file_difference
-from lakeshare_server.tables.iceberg.change_index import (
+from lakeshare_server.tables import FileIndex, Stores, TableSnapshot, open_index, read_iceberg, write_index
+from lakeshare_server.tables.iceberg.changes import (
     FeedSource,
+    FileDifference,
     StateChange,
+    all_files,
+    file_difference,
     open_changes,
     write_change_index,
 )
-from lakeshare_server.tables.iceberg.lineage import brings_back_columns, keeps_rows
+from lakeshare_server.tables.iceberg.metadata import brings_back_columns, keeps_rows, open_metadata, schema_at
 from lakeshare_server.tables.index import index_path
+
+if TYPE_CHECKING:
+    from pyiceberg.types import StructType
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+CHANGE_TYPE = "_change_type"
+CAME, WENT = ("insert", "update_postimage"), ("delete", "update_preimage")
+FIELD_ID = "parquet.field.id"
+ROW, KEY, TIMES = "row", "key", "times"
+
+
+def as_columns_of(
+    then: "DataFrame", then_type: StructType, now: "DataFrame", now_type: StructType
+) -> "DataFrame":
+    """The rows of an older state under the columns of a newer one: by field id, promoted, null where there was none."""
+    from pyspark.sql import functions as F
+
+    whole = F.struct(*(named(name) for name in then.columns))
+    row = then.select(whole.alias(ROW))
+    return row.select(_converted(F.col(ROW), then_type, now_type, now.schema).alias(ROW)).select(f"{ROW}.*")
+
+
+def changed_rows(before: "DataFrame", after: "DataFrame", key: Sequence[str]) -> "DataFrame":
+    """The rows that are in one of two frames of the same columns, or more often in one of them, with `_change_type`.
+
+    A row that came and one that went with the same `key`, when they are the only ones with it, are one updated row.
+    """
+    from pyspark.sql import functions as F
+
+    row = F.struct(*(named(name) for name in after.columns))
+    sides = [
+        frame.select(row.alias(ROW), F.lit(times).alias(TIMES)) for frame, times in ((before, -1), (after, 1))
+    ]
+    both = sides[0].unionByName(sides[1])
+    counted = (
+        both.groupBy(comparable(F.col(ROW), both.schema[ROW].dataType).alias(KEY))
+        .agg(F.sum(TIMES).alias(TIMES), F.first(ROW).alias(ROW))
+        .where(F.col(TIMES) != 0)
+    )
+    typed = counted.withColumn(CHANGE_TYPE, _change_type(counted, key))
+    repeated = typed.withColumn(KEY, F.explode(F.sequence(F.lit(1), F.abs(TIMES).cast("int"))))
+    return repeated.select(f"{ROW}.*", CHANGE_TYPE)
+
+
+def comparable(value: "Column", kind: "DataType") -> "Column":
+    """A value in a form that is equal for equal values only, and can be grouped by.
+
+    Maps have no equality, and grouping takes the two zeros of floating point for one.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    if not _has(kind, T.MapType, T.FloatType, T.DoubleType):
+        return value
+    if isinstance(kind, T.StructType):
+        members = (comparable(value.getField(one.name), one.dataType).alias(one.name) for one in kind)
+        return F.when(value.isNotNull(), F.struct(*members))
+    if isinstance(kind, T.ArrayType):
+        return F.transform(value, lambda item: comparable(item, kind.elementType))
+    if isinstance(kind, T.MapType):
+        entries = F.transform(
+            F.map_entries(value),
+            lambda entry: F.struct(
+                comparable(entry["key"], kind.keyType).alias("key"),
+                comparable(entry["value"], kind.valueType).alias("value"),
+            ),
+        )
+        return F.array_sort(entries)
+    return value.cast("string")
+
+
+def with_field_ids(frame: "DataFrame", kind: StructType) -> "DataFrame":
+    """The frame with the table's field ids, which Spark writes into its Parquet files."""
+    ids = {field.name: field for field in kind.fields}
+    columns = []
+    for one in frame.schema:
+        column = named(one.name)
+        if one.name in ids:
+            field = ids[one.name]
+            column = column.cast(_with_ids(one.dataType, field.field_type))
+            column = column.alias(one.name, metadata={FIELD_ID: field.field_id})
+        columns.append(column)
+    return frame.select(*columns)
+
+
+def named(name: str) -> "Column":
+    """A column by its name, whatever is in it."""
+    from pyspark.sql import functions as F
+
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def _change_type(counted: "DataFrame", key: Sequence[str]) -> "Column":
+    from pyspark.sql import functions as F
+    from pyspark.sql.window import Window
+
+    came = F.col(TIMES) > 0
+    plain = F.when(came, F.lit(CAME[0])).otherwise(F.lit(WENT[0]))
+    if not key:
+        return plain
+    row: Any = counted.schema[ROW].dataType
+    kinds = {field.name: field.dataType for field in row}
+    values = [F.col(ROW).getField(name) for name in key]
+    same = Window.partitionBy(
+        *(comparable(value, kinds[name]) for value, name in zip(values, key, strict=True))
+    )
+    alone = [F.sum(F.when(side, F.abs(TIMES)).otherwise(F.lit(0))).over(same) == 1 for side in (came, ~came)]
+    known = [value.isNotNull() for value in values]
+    updated = F.when(came, F.lit(CAME[1])).otherwise(F.lit(WENT[1]))
+    return F.when(reduce(lambda one, other: one & other, known + alone), updated).otherwise(plain)
+
+
+def _converted(value: "Column", then: IcebergType, now: IcebergType, kind: "DataType") -> "Column":
+    from pyspark.sql import functions as F
+
+    spark: Any = kind
+    if then == now:
+        return value
+    if isinstance(then, StructType) and isinstance(now, StructType):
+        older = {field.field_id: field for field in then.fields}
+        members = []
+        for field, member in zip(now.fields, spark, strict=True):
+            was = older.get(field.field_id)
+            converted = (
+                F.lit(None).cast(member.dataType)
+                if was is None
+                else _converted(value.getField(was.name), was.field_type, field.field_type, member.dataType)
+            )
+            members.append(converted.alias(field.name))
+        return F.when(value.isNotNull(), F.struct(*members))
+    if isinstance(then, ListType) and isinstance(now, ListType):
+        return F.transform(value, _each(then.element_type, now.element_type, spark.elementType))
+    if isinstance(then, MapType) and isinstance(now, MapType):
+        key = _each(then.key_type, now.key_type, spark.keyType)
+        item = _each(then.value_type, now.value_type, spark.valueType)
+        entries = F.transform(F.map_entries(value), lambda one: F.struct(key(one["key"]), item(one["value"])))
+        return F.map_from_entries(entries)
+    return value.cast(kind)
+
+
+def _each(then: IcebergType, now: IcebergType, kind: "DataType") -> "Callable[[Column], Column]":
+    return lambda value: _converted(value, then, now, kind)
+
+
+def _with_ids(kind: "DataType", iceberg: IcebergType) -> "DataType":
+    """The type with the ids of fields inside of it."""
+    from pyspark.sql import types as T
+
+    if isinstance(kind, T.StructType) and isinstance(iceberg, StructType):
+        return T.StructType(
+            [
+                T.StructField(
+                    one.name,
+                    _with_ids(one.dataType, field.field_type),
+                    one.nullable,
+                    {FIELD_ID: field.field_id},
+                )
+                for one, field in zip(kind, iceberg.fields, strict=True)
+            ]
+        )
+    if isinstance(kind, T.ArrayType) and isinstance(iceberg, ListType):
+        return T.ArrayType(_with_ids(kind.elementType, iceberg.element_type), kind.containsNull)
+    if isinstance(kind, T.MapType) and isinstance(iceberg, MapType):
+        key, value = _with_ids(kind.keyType, iceberg.key_type), _with_ids(kind.valueType, iceberg.value_type)
+        return T.MapType(key, value, kind.valueContainsNull)
+    return kind
+
+
+def _has(kind: "DataType", *wanted: type) -> bool:
+    """Whether a type is, or has inside of it, one of some types."""
+    inner: Any = kind
+    if isinstance(kind, wanted):
+        return True
+    if hasattr(inner, "fields"):
+        return any(_has(field.dataType, *wanted) for field in inner.fields)
+    parts = (getattr(inner, name, None) for name in ("elementType", "keyType", "valueType"))
+    return any(_has(part, *wanted) for part in parts if part is not None)
+
+
+CHANGES_FOLDER = "_changes"
+"""The folder beside a table's own files that each publication has a folder of change files in."""
+
+
+@dataclass(frozen=True)
+class TableState:
+    """One state of an Iceberg table: a metadata file, and a snapshot that it lists."""
+
+    metadata_location: str
+    snapshot_id: int
+    stores: Stores
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The metadata location and the snapshot id."""
+        return self.metadata_location, self.snapshot_id
+
+    def read(self, vectors_dir: Path) -> TableSnapshot:
+        """The table as recipients get it; large deletion vectors are written to `vectors_dir`.
+
+        Raises:
+            Unserveable: no client could read it.
+            Unavailable: its store does not answer.
+        """
+        return read_iceberg(self.metadata_location, self.snapshot_id, vectors_dir, self.stores)
+
+    def columns(self) -> "StructType":
+        """The columns that readers of the state get."""
+        return schema_at(*open_metadata(self.stores, self.metadata_location, self.snapshot_id)).as_struct()
+
+    def written_ms(self) -> int:
+        """When the snapshot was written."""
+        return open_metadata(self.stores, self.metadata_location, self.snapshot_id)[1].timestamp_ms
+
+    def frame(self, spark: "SparkSession") -> "DataFrame":
+        """The rows."""
+        table, snapshot = open_metadata(self.stores, self.metadata_location, self.snapshot_id)
+        reader = spark.read.format("iceberg")
+        # Told by its id, a snapshot has the columns of the time it was written: the newest one has today's.
+        if snapshot.snapshot_id != table.current_snapshot_id:
+            reader = reader.option("snapshot-id", str(self.snapshot_id))
+        return reader.load(self.metadata_location)
+
 
 CHANGES = "changes"
 
@@ -106,8 +339,6 @@ def _with_change_files(
     lake: Lake, table: Table, change: StateChange, states: tuple[TableState, TableState]
 ) -> StateChange:
     """The change with its change files, where the table's own files do not tell which rows changed."""
-    # Imports pyarrow and pyiceberg, which take a while: definitions load without them.
-    from lakeshare_pipelines.share.change_files import write_change_files
 
     difference = file_difference(change.before, change.after)
     if change.before is None or change.source(difference) != FeedSource.ROWS:
@@ -154,3 +385,160 @@ def _next_version(latest: Publication | None) -> int:
 
 def _digest(latest: Publication | None) -> str:
     return "" if latest is None else latest.index_digest
+
+
+PART = "_lakeshare_part"
+# Times that other engines read; Spark's own default is the INT96 of old.
+PARQUET_CONF = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+# More names than that make a condition that costs more than it saves.
+MOST_NAMES = 5000
+MODIFIED_MS = "unix_millis(_metadata.file_modification_time)"
+
+
+def write_change_files(
+    spark: "SparkSession",
+    location: str,
+    states: tuple[TableState, TableState],
+    difference: FileDifference,
+    key: Sequence[str],
+    partition_columns: Sequence[str],
+) -> pa.Table:
+    """Find the rows that differ between two states, and write them; only files that differ are compared.
+
+    Returns a row for each change file: path, size (bytes), modification_time (ms), the struct partition, and more_rows:
+    how many rows came less those that went.
+
+    Raises:
+        ChangesDoNotAddUp: the rows found are not as many as the files' own counts say.
+    """
+    before, after = states
+    then, now = before.columns(), after.columns()
+    old = _of_files(before.frame(spark), difference.removed)
+    new = _of_files(after.frame(spark), difference.added)
+    rows = changed_rows(as_columns_of(old, then, new, now), new, _known(key, now))
+    run = f"{after.snapshot_id}-{uuid.uuid4().hex}"
+    folder = f"{location.rstrip('/')}/{CHANGES_FOLDER}/{run}"
+    rows = with_field_ids(rows, now)
+    with _conf(spark, PARQUET_CONF):
+        _write(rows, partition_columns, _for_spark(folder))
+    found = _described(spark.read.schema(rows.schema).parquet(_for_spark(folder)), folder, partition_columns)
+    more = pc.sum(found.column("more_rows"), min_count=0).as_py()
+    if difference.more_rows not in (None, more):
+        raise ChangesDoNotAddUp(location, more, difference.more_rows)
+    log.info("%s has %s change files", folder, found.num_rows)
+    if not found.num_rows and folder.startswith("/"):
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def _of_files(frame: "DataFrame", files: pa.Table) -> "DataFrame":
+    """The rows of some files. Bounds let Iceberg pass over other files unread."""
+    from pyspark.sql import functions as F
+
+    columns = [named(name) for name in frame.columns]
+    for condition in _within_bounds(frame, files):
+        frame = frame.where(condition)
+    paths = files.column("path").to_pylist()
+    if len(paths) <= MOST_NAMES and "_file" not in frame.columns:
+        frame = frame.where(F.regexp_replace("_file", "^file:/+", "/").isin(paths))
+    return frame.select(*columns)
+
+
+def _within_bounds(frame: "DataFrame", files: pa.Table) -> "Iterator[Column]":
+    from pyspark.sql import functions as F
+
+    if not {"min", "max"} <= set(files.column_names) or not files.num_rows:
+        return
+    lower, upper = (files.column(name).combine_chunks() for name in ("min", "max"))
+    for name in frame.columns:
+        least, most = (_values(struct, name) for struct in (lower, upper))
+        if least is not None and most is not None:
+            bounds = F.lit(pc.min(least).as_py()), F.lit(pc.max(most).as_py())
+            yield named(name).isNull() | named(name).between(*bounds)
+
+
+def _values(struct: pa.StructArray, name: str) -> pa.Array | None:
+    """The bounds of a column, where they are known of each file, and are what they seem to be."""
+    place = struct.type.get_field_index(name)
+    if place < 0:
+        return None
+    kind = struct.type.field(place).type
+    values = pc.struct_field(struct, [place])
+    is_exact = pa.types.is_integer(kind) or pa.types.is_date(kind)
+    return values if is_exact and not values.null_count else None
+
+
+def _known(key: Sequence[str], columns: StructType) -> list[str]:
+    """The key by the table's own names; none when it lacks one of them."""
+    names = {field.name.lower(): field.name for field in columns.fields}
+    found = [names.get(column.lower()) for column in key]
+    return [name for name in found if name is not None] if None not in found else []
+
+
+def _write(rows: "DataFrame", partition_columns: Sequence[str], folder: str) -> None:
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import BinaryType
+
+    if not partition_columns:
+        rows.write.mode("errorifexists").parquet(folder)
+        return
+    kinds = {field.name: field.dataType for field in rows.schema}
+    values = [
+        (F.hex(named(name)) if isinstance(kinds[name], BinaryType) else named(name).cast("string")).alias(
+            name
+        )
+        for name in partition_columns
+    ]
+    # All rows of a file have the same values, and no folder has a name to be escaped.
+    parted = rows.withColumn(PART, F.sha1(F.to_json(F.struct(*values)))).repartition(F.col(PART))
+    parted.write.mode("errorifexists").partitionBy(PART).parquet(folder)
+
+
+def _described(written: "DataFrame", folder: str, partition_columns: Sequence[str]) -> pa.Table:
+    from pyspark.sql import functions as F
+
+    described = written.groupBy(F.col("_metadata.file_path").alias("written_to")).agg(
+        F.first("_metadata.file_size").alias("size"),
+        F.first(F.expr(MODIFIED_MS)).alias("modification_time"),
+        F.sum(F.when(F.col(CHANGE_TYPE).isin(*CAME), 1).otherwise(-1)).alias("more_rows"),
+        *(F.first(named(name)).alias(f"p{place}") for place, name in enumerate(partition_columns)),
+    )
+    found = described.orderBy("written_to").toArrow()
+    # Spark spells locations in its own way, but not what is below our folder.
+    run = folder.rpartition("/")[2]
+    names = [path.partition(f"/{run}/")[2] for path in found.column("written_to").to_pylist()]
+    values = [found.column(f"p{place}").combine_chunks() for place in range(len(partition_columns))]
+    partition: Any = (
+        pa.StructArray.from_arrays(values, list(partition_columns))
+        if values
+        else pa.array([{}] * found.num_rows, pa.struct([]))
+    )
+    return pa.table(
+        {
+            "path": pa.array([f"{folder}/{name}" for name in names], pa.string()),
+            "size": found.column("size").cast(pa.int64()),
+            "modification_time": found.column("modification_time").cast(pa.int64()),
+            "partition": partition,
+            "more_rows": found.column("more_rows"),
+        }
+    )
+
+
+@contextmanager
+def _conf(spark: "SparkSession", wanted: Mapping[str, str]) -> Iterator[None]:
+    before = {key: spark.conf.get(key) for key in wanted}
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is not None:
+                spark.conf.set(key, old)
+
+
+def _for_spark(location: str) -> str:
+    """A location as Hadoop's file systems name it."""
+    if location.startswith("/"):
+        return f"file://{location}"
+    return f"s3a://{location.removeprefix('s3://')}" if location.startswith("s3://") else location

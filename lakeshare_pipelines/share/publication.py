@@ -4,23 +4,223 @@ The set's lock in the state database is held from the last look at main to the l
 left between the two is finished first.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import logging
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
-from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.errors import NotAudited
+from lakeshare_pipelines.contracts import SetContract, Table
+from lakeshare_pipelines.errors import NoSuchPublication, NotAudited
 from lakeshare_pipelines.ingest import find_delivery
-from lakeshare_pipelines.share.changes import with_changes
-from lakeshare_pipelines.share.repair import pay_debts, record_landed, repair
-from lakeshare_pipelines.wap.branches import drop
+from lakeshare_pipelines.nessie.client import TableContent
+from lakeshare_pipelines.share.changes import (
+    CHANGES_FOLDER,
+    changes_to,
+    ensured_changes,
+    recorded_in,
+    state_at,
+    with_changes,
+)
+from lakeshare_pipelines.wap.audit import judged, with_replay
 from lakeshare_pipelines.wap.checks import checks_of
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.replay import with_replay
-from lakeshare_pipelines.wap.staged import Staged
-from lakeshare_pipelines.wap.staging import staging_for
-from lakeshare_pipelines.wap.verdicts import CUT_SHORT, Verdicts
-from lakeshare_server.catalog import Catalog, Ledger, Publication, set_lock
+from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
+from lakeshare_pipelines.wap.stage import PROPERTY, Landed, drop, find, resealed, staging_for
+from lakeshare_pipelines.wap.staged import CUT_SHORT, Lake, Staged, Verdicts
+from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, set_lock
+from lakeshare_server.tables import Stores, described, read_delta, write_index
+from lakeshare_server.tables.delta.change_index import open_segment
+from lakeshare_server.tables.iceberg.changes import change_files_of
+from lakeshare_server.tables.index import index_path
+
+
+def pinned(
+    lake: Lake,
+    ledger: Ledger,
+    table: Table,
+    *,
+    nessie_hash: str | None,
+    delta_version: int | None,
+    set_name: str,
+    run_id: str,
+    partition: str,
+    contract_digest: str,
+    verdicts: Mapping[str, object],
+    rollback_of: int | None = None,
+    changes_digest: str | None = None,
+    tells_changes: bool = True,
+) -> NewPublication:
+    """The table at a Nessie commit of main, or at a Delta version, indexed.
+
+    `changes_digest` is of the changes as they were recorded before the table came to main; made now where they were
+    not, or against another publication than the latest. Where that one's files are lost, nothing `tells_changes`.
+
+    Raises:
+        Unserveable: the table's state cannot be served correctly; the ledger stays as it was.
+        Unavailable: the table's store does not answer.
+    """
+    state = state_at(lake, table, f"main@{nessie_hash}") if table.format == "iceberg" else None
+    if state is not None:
+        snapshot = state.read(lake.settings.vectors_dir)
+    else:
+        snapshot = read_delta(str(table_location(lake.settings, table)), delta_version, Stores(lake.settings))
+    index = write_index(snapshot, lake.settings.index_dir)
+    if state is not None and tells_changes:
+        changes_digest = ensured_changes(lake, ledger, table, state, index.digest, changes_digest)
+    return NewPublication(
+        table=table.name,
+        set_name=set_name,
+        format=table.format,
+        metadata_location=None if state is None else state.metadata_location,
+        snapshot_id=None if state is None else state.snapshot_id,
+        delta_version=delta_version,
+        nessie_hash=nessie_hash,
+        **described(snapshot, index),
+        index_digest=index.digest,
+        contract_digest=contract_digest,
+        verdicts=verdicts,
+        run_id=run_id,
+        partition=partition,
+        rollback_of=rollback_of,
+        changes_digest=changes_digest,
+    )
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """A rollback as its commit on main tells it: `table` shows publication `version` again."""
+
+    run_id: str
+    table: str
+    version: int
+    nessie_hash: str | None
+    delta_version: int | None
+    changes_digest: str | None
+
+
+def repair(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[Publication]:
+    """Write the ledger entries that crashed runs of this set still owe; needs Spark only where changes are lost.
+
+    Raises:
+        SparkError: the changes of a publication have to be recorded anew, which needs Spark.
+        CatalogConflict: a run of the set is publishing right now.
+    """
+    with set_lock(catalog, contract.name, "repair", wait_s) as lease:
+        return pay_debts(lake, Ledger(catalog), contract, lease)
+
+
+def pay_debts(lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease) -> list[Publication]:
+    """`repair`, for who holds the set's lock already."""
+    repaired = record_rollbacks(lake, ledger, contract, lease)
+    for landed in staging_for(lake, contract).owed(lambda run_id: bool(ledger.by_run(run_id))):
+        log.warning("%s reached main but not the ledger: writing it now", landed.staged.title)
+        repaired += record_landed(lake, ledger, contract, landed, lease)
+        drop(lake, contract, landed.staged.ref)
+    return repaired
+
+
+def record_landed(
+    lake: Lake, ledger: Ledger, contract: SetContract, landed: Landed, lease: Lease
+) -> list[Publication]:
+    """Pin, index and number every table of a set that main shows; all of them or none."""
+    evidence, changes = recorded_in(landed.evidence)
+    rows = [
+        pinned(
+            lake,
+            ledger,
+            table,
+            nessie_hash=landed.nessie_hash,
+            delta_version=landed.versions.get(table.name),
+            set_name=contract.name,
+            run_id=landed.staged.run_id,
+            partition=landed.staged.partition,
+            contract_digest=landed.staged.contract_digest,
+            verdicts=evidence,
+            changes_digest=changes.get(table.name),
+        )
+        for table in contract.tables
+    ]
+    publications = ledger.append(rows, lease)
+    for publication in publications:
+        log.info("%s is publication %s: %s rows", publication.table, publication.version, publication.rows)
+    return publications
+
+
+def record_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease) -> list[Publication]:
+    """Number the rollbacks that main shows and the ledger lacks; a rollback's own last step.
+
+    Raises:
+        NoSuchPublication: the ledger does not have the publication that main was rolled back to.
+    """
+    recorded = []
+    for table in contract.tables:
+        for owed in _owed_rollbacks(lake, ledger, contract, table):
+            target = ledger.at(table.name, owed.version)
+            if target is None:
+                raise NoSuchPublication(table.name, owed.version)
+            row = pinned(
+                lake,
+                ledger,
+                table,
+                nessie_hash=owed.nessie_hash,
+                delta_version=owed.delta_version,
+                set_name=contract.name,
+                run_id=owed.run_id,
+                partition=target.partition,
+                contract_digest=target.contract_digest,
+                verdicts=target.verdicts,
+                rollback_of=target.version,
+                changes_digest=owed.changes_digest,
+            )
+            recorded += ledger.append([row], lease)
+    return recorded
+
+
+def rollback_properties(
+    contract: SetContract, table: Table, version: int, run_id: str, changes_digest: str | None
+) -> dict[str, str]:
+    """What a rollback's commit on main says of it: enough to write the ledger from storage."""
+    note = {"table": table.name, "version": version, "changes": changes_digest}
+    return {
+        PROPERTY + "set": contract.name,
+        PROPERTY + "run": run_id,
+        PROPERTY + "rollback": json.dumps(note),
+    }
+
+
+def _owed_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, table: Table) -> list[RolledBack]:
+    """Oldest first."""
+    found = []
+    for properties, nessie_hash, delta_version in _commits(lake, contract, table):
+        run = properties.get(PROPERTY + "run")
+        if run is None or properties.get(PROPERTY + "set") != contract.name:
+            continue
+        if ledger.by_run(run):
+            break
+        note = json.loads(properties.get(PROPERTY + "rollback", "{}"))
+        if note.get("table") == table.name:
+            changes = note.get("changes")
+            found.append(RolledBack(run, table.name, note["version"], nessie_hash, delta_version, changes))
+    return found[::-1]
+
+
+def _commits(
+    lake: Lake, contract: SetContract, table: Table
+) -> Iterator[tuple[Mapping[str, Any], str | None, int | None]]:
+    """`(properties, Nessie hash, Delta version)` of the commits that may have changed a table, newest first."""
+    if table.format == "iceberg":
+        for commit in lake.nessie().history("main"):
+            yield commit.properties, commit.hash, None
+    else:
+        for version, info in DeltaStaging(lake, contract).commits(table.name):
+            yield info, None, version
 
 
 @dataclass(frozen=True)
@@ -187,3 +387,183 @@ def _of_run(ledger: Ledger, contract: SetContract, run_id: str) -> list[Publicat
 
 def _evidence(staged: Staged, verdicts: Verdicts) -> Mapping[str, object]:
     return {**verdicts.as_evidence(), "deliveries": dict(staged.deliveries), "attempt": staged.attempt}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a retry came to; `publications` is empty when the verdicts are red."""
+
+    verdicts: Verdicts
+    publications: tuple[Publication, ...]
+
+
+def retry(lake: Lake, catalog: Catalog, contracts: Sequence[SetContract], ref: str) -> Outcome:
+    """Audit the staging place `ref` again, with whatever was repaired on it, and publish it if it is green.
+
+    Raises:
+        UnknownStagingPlace: there is none of that name.
+        NotAudited: its run ended before it had written everything; run the partition again instead.
+    """
+    contract, place = find(lake, contracts, ref)
+    if place.attempt is None:
+        raise NotAudited(ref, "its run ended before everything was written; run the partition again")
+    staged = resealed(lake, contract, place.attempt.staged)
+    verdicts = judged(lake, contract, staged)
+    if not verdicts.green:
+        return Outcome(verdicts, ())
+    return Outcome(verdicts, tuple(publish_or_replay(lake, catalog, contract, staged, verdicts)))
+
+
+def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, version: int) -> Publication:
+    """Make publication `version` of a table its newest again, under a new number.
+
+    What a crashed run still owes the ledger is written first: the rollback is newer than it. Where the newest number
+    shows that publication already, as after a rollback that is run again, it is returned and nothing changes.
+
+    Raises:
+        NoSuchPublication: the ledger does not have that number.
+        CatalogConflict: a run of the set is publishing and did not end in time.
+    """
+    ledger = Ledger(catalog)
+    with set_lock(catalog, contract.name, f"rollback of {table.name}", lake.settings.lock_wait_s) as lease:
+        pay_debts(lake, ledger, contract, lease)
+        target = ledger.at(table.name, version)
+        if target is None:
+            raise NoSuchPublication(table.name, version)
+        latest = ledger.latest(table.name)
+        if latest and version in (latest.version, latest.rollback_of) and _is_on_main(lake, table, latest):
+            return latest
+        changes = _changes(lake, ledger, table, target)
+        properties = rollback_properties(contract, table, version, f"rollback-{uuid.uuid4()}", changes)
+        if table.format == "iceberg":
+            _move_main_back(lake, table, target, properties)
+        else:
+            _restore(lake, table, target, properties)
+        return record_rollbacks(lake, ledger, contract, lease)[-1]
+
+
+def rollback_with_views(
+    lake: Lake, catalog: Catalog, contract: SetContract, table: Table, version: int
+) -> list[Publication]:
+    """`rollback` of a table, and before it of its views to what was published of them with that number.
+
+    A view that was not there yet stays as it is. Returns what was published, the table itself last.
+
+    Raises:
+        NoSuchPublication, CatalogConflict: as `rollback` says.
+    """
+    ledger = Ledger(catalog)
+    origin = ledger.at(table.name, version)
+    while origin is not None and origin.rollback_of is not None:
+        origin = ledger.at(table.name, origin.rollback_of)
+    if origin is None:
+        raise NoSuchPublication(table.name, version)
+    numbers = {published.table: published.version for published in ledger.by_run(origin.run_id)}
+    views = [one for one in contract.tables if one.view is not None and one.view.of == table.name]
+    # Views first: broken off in between, they show too little and not what the table has no more.
+    shown = [
+        rollback(lake, catalog, contract, one, numbers[one.name]) for one in views if one.name in numbers
+    ]
+    return [*shown, rollback(lake, catalog, contract, table, version)]
+
+
+def _is_on_main(lake: Lake, table: Table, latest: Publication) -> bool:
+    """Whether main is as the newest publication left it: somebody else may have written to the table since."""
+    if table.format == "delta":
+        from deltalake import DeltaTable
+
+        return DeltaTable(table_location(lake.settings, table)).version() == latest.delta_version
+    content = lake.nessie().content(table.name, "main")
+    return content is not None and (content.metadata_location, content.snapshot_id) == (
+        latest.metadata_location,
+        latest.snapshot_id,
+    )
+
+
+def _changes(lake: Lake, ledger: Ledger, table: Table, target: Publication) -> str | None:
+    """What the rollback will change, recorded before main moves; of a Delta table its log tells."""
+    if table.format == "delta":
+        return None
+    return changes_to(lake, ledger, table, state_at(lake, table, f"main@{target.nessie_hash}"))
+
+
+def _move_main_back(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
+    publisher = lake.nessie("publisher")
+    main = publisher.reference("main").hash
+    old = publisher.content(table.name, f"main@{target.nessie_hash}")
+    now = publisher.content(table.name, f"main@{main}")
+    if old is None or now is None:
+        raise NoSuchPublication(table.name, target.version)
+    publisher.put_table(
+        table.name,
+        TableContent(
+            now.id, old.metadata_location, old.snapshot_id, old.schema_id, old.spec_id, old.sort_order_id
+        ),
+        "main",
+        main,
+        message=f"Roll {table.name} back to publication {target.version}",
+        properties=properties,
+    )
+
+
+def _restore(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
+    from deltalake import DeltaTable
+    from deltalake.transaction import CommitProperties
+
+    if target.delta_version is None:
+        raise NoSuchPublication(table.name, target.version)
+    commit = CommitProperties(custom_metadata=properties, max_commit_retries=0)
+    location = table_location(lake.settings, table)
+    DeltaTable(location).restore(target.delta_version, commit_properties=commit)
+
+
+DAY_S = 24 * 3600
+
+
+def drop_abandoned(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[str]:
+    """Remove the folders of change files of a set that no publication names, older than `branch_days`.
+
+    Tables in other stores than the local disk are left alone. Returns the folders.
+
+    Raises:
+        CatalogConflict: a run of the set is publishing right now.
+    """
+    dropped = []
+    with set_lock(catalog, contract.name, "janitor", wait_s) as lease:
+        ledger = Ledger(catalog)
+        # What is on main already, and not in the ledger, names folders, too.
+        pay_debts(lake, ledger, contract, lease)
+        for table in contract.tables:
+            for folder in _abandoned(lake, ledger, table):
+                log.info("removing change files that no publication names: %s", folder)
+                shutil.rmtree(folder)
+                dropped.append(str(folder))
+    return dropped
+
+
+def _abandoned(lake: Lake, ledger: Ledger, table: Table) -> list[Path]:
+    history = ledger.history(table.name)
+    horizon = time.time() - lake.settings.branch_days * DAY_S
+    places = {Path(one.location) / CHANGES_FOLDER for one in history if one.location.startswith("/")}
+    folders = [folder for place in sorted(places) if place.is_dir() for folder in sorted(place.iterdir())]
+    old = [folder for folder in folders if folder.stat().st_mtime <= horizon]
+    if not old:
+        return []
+    named = _named_files(lake, history)
+    if named is None:
+        log.warning("the change files of %s stay: not all indexes of changes can be read", table.name)
+        return []
+    return [folder for folder in old if not any(path.startswith(f"{folder}/") for path in named)]
+
+
+def _named_files(lake: Lake, history: list[Publication]) -> list[str] | None:
+    """The change files that publications name; None when that cannot be told of all of them."""
+    found: list[str] = []
+    for one in history:
+        if one.changes_digest is not None:
+            try:
+                segment = open_segment(index_path(lake.settings.index_dir, one.changes_digest))
+                found += change_files_of(segment, one.version)
+            except (OSError, KeyError, TypeError, ValueError):
+                return None
+    return found

@@ -1,10 +1,38 @@
 """The shares that contracts declare, applied to the server's catalog."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from statistics import median
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from lakeshare_pipelines.contracts import SetContract, ShareEntry
 from lakeshare_pipelines.errors import ContractError
-from lakeshare_server.catalog import Catalog, DeclaredShare, ShareDiff, SharedTable, apply_shares
+from lakeshare_server.catalog import (
+    Catalog,
+    DeclaredShare,
+    ShareDiff,
+    SharedTable,
+    apply_shares,
+    open_catalog,
+)
+from lakeshare_server.catalog.audit import Usage, last_seen, usage
+from lakeshare_server.catalog.sharing import states
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.settings import ServerSettings
+from lakeshare_server.sql.changes import Provider
+from lakeshare_server.sql.session import SqlSession
+from lakeshare_server.sql.statements import Result, operating_system_user
 
 
 def apply(catalog: Catalog, contracts: Sequence[SetContract]) -> ShareDiff:
@@ -43,3 +71,96 @@ def _shared(contract: SetContract, entry: ShareEntry) -> SharedTable:
         return SharedTable(schema=entry.schema, name=entry.name, table=entry.table)
     rule = None if view.per_recipient is None else view.per_recipient.rule
     return SharedTable(schema=entry.schema, name=entry.name, table=entry.table, kind="VIEW", rule=rule)
+
+
+AT_WORK = ("activated", "rotating")
+# A usual day is the median of those with queries in so many before; of fewer than some nothing is said.
+HISTORY_DAYS = 28
+LEAST_DAYS = 5
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A recipient that was not answered for a while, if ever."""
+
+    recipient: str
+    last_seen: datetime | None
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A recipient's day that is many times a usual one; `measure` is `queries` or `size_bytes`."""
+
+    recipient: str
+    day: date
+    measure: str
+    value: int
+    usual: float
+
+
+def silent_recipients(catalog: Catalog, days: int, now: datetime) -> list[Silent]:
+    """Recipients with a valid token, added before the last so many days, that were not answered in them."""
+    since = now - timedelta(days=days)
+    with catalog.reading() as session:
+        at_work = [
+            one.name for one in states.recipients(session) if one.state in AT_WORK and one.created_at < since
+        ]
+    seen = last_seen(catalog)
+    quiet = [Silent(name, seen.get(name)) for name in at_work]
+    return [one for one in quiet if one.last_seen is None or one.last_seen < since]
+
+
+def usage_spikes(catalog: Catalog, factor: float, day: date) -> list[Spike]:
+    """Recipients that asked on a day for more than `factor` times what they usually do."""
+    found = usage(catalog, day - timedelta(days=HISTORY_DAYS), day)
+    spikes = []
+    for recipient in sorted({one.recipient for one in found}):
+        days = _by_day(one for one in found if one.recipient == recipient)
+        for measure in ("queries", "size_bytes"):
+            usual = [value for when, values in days.items() if when < day and (value := values[measure])]
+            value = days.get(day, {}).get(measure, 0)
+            if len(usual) >= LEAST_DAYS and value > factor * median(usual):
+                spikes.append(Spike(recipient, day, measure, value, median(usual)))
+    return spikes
+
+
+def _by_day(found: Iterable[Usage]) -> dict[date, dict[str, int]]:
+    days: dict[date, dict[str, int]] = {}
+    for one in found:
+        values = days.setdefault(one.day, {"queries": 0, "size_bytes": 0})
+        values["queries"] += one.queries
+        values["size_bytes"] += one.size_bytes
+    return days
+
+
+TYPES: dict[type, DataType] = {
+    str: StringType(),
+    int: LongType(),
+    bool: BooleanType(),
+    datetime: TimestampType(),
+}
+# Of statements that answer in a sentence, and of scripts without statements.
+TOLD = "told"
+
+
+def sql(statements: str, spark: SparkSession | None = None, *, single_transaction: bool = False) -> DataFrame:
+    """Do the statements, in the catalog that the settings name; see `lakeshare_pipelines.sql`."""
+    spark = spark or SparkSession.getActiveSession()
+    if spark is None:
+        raise BadRequest("spark", None, "Give a SparkSession, or make one the active one.")
+    settings = ServerSettings()
+    catalog = open_catalog(settings.catalog_url)
+    try:
+        session = SqlSession(Provider(catalog, settings), operating_system_user())
+        answers = list(session.run(statements, single_transaction=single_transaction))
+    finally:
+        catalog.close()
+    return _frame(spark, answers[-1].result if answers else Result())
+
+
+def _frame(spark: SparkSession, result: Result) -> DataFrame:
+    if not result.columns:
+        told = [(result.told,)] if result.told else []
+        return spark.createDataFrame(told, StructType([StructField(TOLD, StringType())]))
+    fields = [StructField(name, TYPES[kind]) for name, kind in result.columns.items()]
+    return spark.createDataFrame(list(result.rows), StructType(fields))

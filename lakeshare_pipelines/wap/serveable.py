@@ -4,7 +4,7 @@ The server itself is asked, by the code that it publishes with. What can be done
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,13 +14,73 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.contracts import Promise
-from lakeshare_pipelines.nessie.records import TableContent
-from lakeshare_pipelines.wap.rewrites import SOLVABLE
-from lakeshare_pipelines.wap.verdicts import Finding
+from lakeshare_pipelines.nessie.client import TableContent
+from lakeshare_pipelines.wap.staged import Finding
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import Stores, TableHead, TableSnapshot, read_delta, read_iceberg
-from lakeshare_server.tables.delta.features import hindrances
-from lakeshare_server.tables.serveability import Refusal, Verdict, nobody_is_served, serveability
+from lakeshare_server.tables.delta.snapshot import hindrances
+from lakeshare_server.tables.serveability import ReasonCode, Refusal, Verdict, nobody_is_served, serveability
+
+OF_DELETES = frozenset(
+    {ReasonCode.ROW_LEVEL_DELETES, ReasonCode.EQUALITY_DELETES, ReasonCode.DELETE_FORMAT}
+    | {ReasonCode.LARGE_DELETES}
+)
+# Older columns in files: all of them anew, since no procedure knows which files have them.
+OF_COLUMNS = frozenset(
+    {ReasonCode.RENAMED_COLUMNS, ReasonCode.FILES_WITHOUT_IDS, ReasonCode.WIDENED_TYPES}
+    | {ReasonCode.OTHER_TYPES_IN_FILES, ReasonCode.COLUMN_DEFAULTS}
+    | {ReasonCode.PARTITION_VALUES_NOT_IN_FILES}
+)
+OF_FORMAT = frozenset({ReasonCode.FILE_FORMAT})
+SOLVABLE = OF_DELETES | OF_COLUMNS | OF_FORMAT
+
+COPY_ON_WRITE = {f"write.{verb}.mode": "copy-on-write" for verb in ("delete", "update", "merge")}
+IN_PARQUET = {"write.format.default": "parquet"}
+DELETES_IN_PARQUET = {"write.delete.format.default": "parquet"}
+
+ALL_FILES = {"rewrite-all": "true"}
+# No file is too small or too large: those without deleted rows stay as they are.
+FILES_WITH_DELETES = {
+    "delete-file-threshold": "1",
+    "min-file-size-bytes": "0",
+    "max-file-size-bytes": str(2**63 - 1),
+}
+# PyIceberg 0.12 refuses a scan that meets equality deletes, also those that apply to no file any more.
+NO_DELETES_LEFT = {"remove-dangling-deletes": "true"}
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A rewrite of data files: the table's properties before it, and the options of Iceberg's procedure."""
+
+    properties: Mapping[str, str]
+    options: Mapping[str, str]
+
+
+def codes_in_the_way(promised: Collection[str], verdicts: Iterable[Verdict]) -> frozenset[str]:
+    """The codes that a rewrite takes away, of promised clients that could read the table then.
+
+    For a client that something else keeps from the table, too, nothing is rewritten.
+    """
+    of_clients = [[why.code for why in one.refused_for] for one in verdicts if one.id in promised]
+    return frozenset(code for codes in of_clients if SOLVABLE.issuperset(codes) for code in codes if code)
+
+
+def rewrite_for(codes: Collection[str]) -> Rewrite:
+    """The one rewrite that takes away these codes, all of `SOLVABLE`."""
+    found = frozenset(codes)
+    properties: dict[str, str] = {}
+    # A rewrite of all files leaves no deleted rows either.
+    options = FILES_WITH_DELETES if found <= OF_DELETES else ALL_FILES
+    if found & OF_DELETES:
+        properties |= COPY_ON_WRITE
+        options = options | NO_DELETES_LEFT
+    if ReasonCode.DELETE_FORMAT in found:
+        properties |= DELETES_IN_PARQUET
+    if found & OF_FORMAT:
+        properties |= IN_PARQUET
+    return Rewrite(properties, options)
+
 
 log = logging.getLogger(__name__)
 

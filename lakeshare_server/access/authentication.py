@@ -6,18 +6,155 @@ Whatever a header says, there is one answer for all that is wrong with it, and a
 import base64
 import binascii
 import hashlib
+import json
+import logging
+import os
+import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
 
-from lakeshare_server.access.access_tokens import PREFIX, AccessTokens
-from lakeshare_server.access.addresses import is_within, parsed
-from lakeshare_server.access.federation import Federation, IssuerUnavailable
-from lakeshare_server.access.guesses import Guesses
-from lakeshare_server.access.oidc import KEEP_S, claimed_issuer
+from lakeshare_server.access.oidc import KEEP_S, PAUSE_S, Issuers, claimed_issuer
+from lakeshare_server.access.rate_limit import Guesses, is_within, parsed
 from lakeshare_server.catalog import Catalog, GenerationCache
-from lakeshare_server.catalog.credentials import Access, Credentials
-from lakeshare_server.catalog.token_uses import TokenUses
-from lakeshare_server.errors import Denied, Unauthenticated
+from lakeshare_server.catalog.credentials import Access, Credentials, Policy, TokenUses
+from lakeshare_server.catalog.sharing import Given, RecipientState
+from lakeshare_server.catalog.sharing.credentials import PREFIX as KEY_PREFIX
+from lakeshare_server.catalog.sharing.credentials import Role, admin_key_of
+from lakeshare_server.errors import BadRequest, Denied, Unauthenticated, Unavailable, shown
+from lakeshare_server.outbound import Services
+from lakeshare_server.protocol.tokens import Seals
+from lakeshare_server.settings import ServerSettings
+
+PURPOSE = "access token"
+# No bearer token and no JWT begins like this.
+PREFIX = "lsa."
+# Longer than any that is given (LAKESHARE_ACCESS_TOKEN_LIFE_S).
+LONGEST_S = 2 * 86_400
+
+
+@dataclass(frozen=True)
+class AccessToken:
+    """What is in a token."""
+
+    credential_id: str
+    expires_at: datetime
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    credential: str
+    until: float
+
+
+class AccessTokens:
+    """Gives and reads access tokens."""
+
+    def __init__(self, key: bytes, life_s: int) -> None:
+        self._seals = Seals(key, PURPOSE)
+        self.life_s = life_s
+
+    def given(self, credential_id: str, ends_at: datetime | None) -> tuple[str, int]:
+        """A token for a client secret that ends at some time, and for how many seconds it is good."""
+        now = datetime.now(UTC)
+        end = now + timedelta(seconds=self.life_s)
+        end = end if ends_at is None else min(end, ends_at)
+        said = {"credential": credential_id, "until": end.timestamp()}
+        return PREFIX + self._seals.sealed(said), max(0, int((end - now).total_seconds()))
+
+    def read(self, token: str) -> AccessToken | None:
+        """What a token says, None when it is none of ours or has ended."""
+        found = self._seals.opened(token.removeprefix(PREFIX), _Sealed)
+        if found is None or not time.time() < found.until <= time.time() + LONGEST_S:
+            return None
+        return AccessToken(found.credential, datetime.fromtimestamp(found.until, UTC))
+
+
+_log = logging.getLogger(__name__)
+
+
+class IssuerUnavailable(Unavailable):
+    """The keys of a token's issuer cannot be had now; says nothing of the issuer, since anybody can ask for it."""
+
+    def __init__(self, retry_s: int) -> None:
+        super().__init__("the issuer of the token does not answer", "Try again in a moment.", retry_s)
+
+
+@contextmanager
+def no_details() -> Iterator[None]:
+    """Refuse without the issuer's addresses, which are in the server's log.
+
+    Raises:
+        IssuerUnavailable: inside, an issuer's keys could not be had.
+    """
+    try:
+        yield
+    except Unavailable as error:
+        raise IssuerUnavailable(error.retry_s or round(PAUSE_S)) from error
+
+
+class Federation:
+    """The policies of all recipients, and the issuers they name."""
+
+    def __init__(
+        self, catalog: Catalog, credentials: Credentials, settings: ServerSettings, services: Services
+    ) -> None:
+        self._credentials = credentials
+        self._issuers = Issuers(settings, services)
+        self._leeway = timedelta(seconds=settings.oidc_leeway_s)
+        self._policies = GenerationCache[Sequence[Policy] | None](catalog)
+
+    def access(self, token: str, issuer: str, generation: int) -> Access | None:
+        """The recipient whose token this is; only issuers that a policy names are asked for their keys.
+
+        Raises:
+            IssuerUnavailable: the issuer's keys cannot be had now.
+        """
+        policies = self._policies.get(issuer, lambda: self._credentials.policies(issuer) or None, generation)
+        if not policies:
+            return None
+        audiences = sorted({audience for policy in policies for audience in policy.audiences})
+        try:
+            with no_details():
+                claims = self._issuers.verified_claims(token, issuer, audiences)
+        except Unauthenticated as error:
+            _log.info("%s", error)
+            return None
+        fitting = {policy.access.reader.id: policy for policy in policies if _fits(policy, claims)}
+        if len(fitting) > 1:
+            names = ", ".join(sorted(policy.access.reader.name for policy in fitting.values()))
+            _log.warning("a token of %s fits the policies of several recipients (%s): refused", issuer, names)
+        if len(fitting) != 1:
+            return None
+        end = self._end(claims)
+        if end is None:
+            _log.info(
+                "a token of %s is refused: its exp is %s, which is no time", issuer, shown(claims["exp"])
+            )
+            return None
+        return next(iter(fitting.values())).access.until(end)
+
+    def _end(self, claims: Mapping[str, Any]) -> datetime | None:
+        """Until when a token is good; None when no calendar has the time that it says."""
+        try:
+            return datetime.fromtimestamp(int(claims["exp"]), UTC) + self._leeway
+        except (ValueError, OverflowError, OSError):
+            return None
+
+
+def _fits(policy: Policy, claims: Mapping[str, Any]) -> bool:
+    said, audience = claims.get(policy.subject_claim), claims["aud"]
+    audiences = audience if isinstance(audience, list) else [audience]
+    # A claim of groups is a list; one of scopes a text, which is compared as a whole.
+    return policy.subject in (said if isinstance(said, list) else [said]) and not set(
+        policy.audiences
+    ).isdisjoint(audiences)
+
 
 MAX_TOKEN_CHARS = 16_384
 # Recipients that ask between two writes to the catalog.
@@ -170,3 +307,253 @@ def name_and_password(basic: str) -> tuple[str, str, str]:
         return base64.b64decode(basic, validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
         return "", "", ""
+
+
+MAX_KEY_CHARS = 16_384
+REFUSED = "The key is unknown, expired or revoked. An owner gives new ones: `lakeshare admin key add`."
+KEY_MISSING = "Send an administrator's key as `Authorization: Bearer <key>`."
+
+
+class Permission(Enum):
+    """What a call needs; the values are how it is said to somebody who has it not."""
+
+    LOOK = "look at shares, recipients and grants"
+    SHARE = "change shares, recipients and grants"
+    ADMINISTER = "say who administers"
+
+
+ALLOWED: Mapping[Role, frozenset[Permission]] = {
+    "owner": frozenset(Permission),
+    "steward": frozenset({Permission.LOOK, Permission.SHARE}),
+    "auditor": frozenset({Permission.LOOK}),
+}
+
+
+class VerifiesTokens(Protocol):
+    """Verifies what an OIDC issuer signed."""
+
+    def verified_claims(self, token: str, issuer: str, audiences: Sequence[str]) -> Mapping[str, Any]:
+        """What the issuer says in a token for one of the audiences.
+
+        Raises:
+            Unauthenticated: the token is not the issuer's, not for these audiences, or not valid now.
+            Unavailable: the issuer's keys cannot be had now.
+        """
+
+
+@dataclass(frozen=True)
+class Administrator:
+    """Somebody who administers; the name is what the audit log knows them by."""
+
+    name: str
+    role: Role
+
+    def require(self, permission: Permission) -> None:
+        """See that the role is enough.
+
+        Raises:
+            Denied: it is not.
+        """
+        if permission not in ALLOWED[self.role]:
+            enough = [role for role, allowed in ALLOWED.items() if permission in allowed]
+            raise Denied(
+                f"{self.name} is {self.role} and may not {permission.value}; that takes the role "
+                f"{' or '.join(enough)}."
+            )
+
+
+@dataclass(frozen=True)
+class AdminIssuer:
+    """The OIDC issuer whose tokens administer, and which of its claims say what."""
+
+    issuer: str
+    audiences: tuple[str, ...]
+    role_claim: str
+    name_claim: str
+    roles: Mapping[Role, frozenset[str]]
+
+    def administrator(self, claims: Mapping[str, Any]) -> Administrator:
+        """The administrator that verified claims speak of, in the highest role they give.
+
+        Raises:
+            Unauthenticated: they name nobody.
+            Denied: they give no role.
+        """
+        name = claims.get(self.name_claim)
+        if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
+            raise Unauthenticated(f"The token has no usable claim {self.name_claim}, which tells who it is.")
+        values = _values(claims, self.role_claim)
+        for role, wanted in self.roles.items():
+            if values & wanted:
+                # No key has a colon in its name: nobody can be taken for somebody with a key.
+                return Administrator(f"oidc:{name}", role)
+        raise Denied(f"oidc:{name} has no role here: none of its {self.role_claim} is one that administers.")
+
+
+def admin_issuer(settings: ServerSettings) -> AdminIssuer | None:
+    """The issuer of the settings, None when administrators have keys only.
+
+    Raises:
+        BadRequest: there is an issuer, but no audience: a token for any other service would do.
+    """
+    if settings.admin_oidc_issuer is None:
+        return None
+    audiences = tuple(settings.admin_oidc_audiences.split())
+    if not audiences:
+        raise BadRequest(
+            "LAKESHARE_ADMIN_OIDC_AUDIENCES",
+            settings.admin_oidc_audiences,
+            "Name the audience that the issuer's tokens for this server have; without one, tokens for any "
+            "other service would do.",
+        )
+    values: dict[Role, str] = {
+        "owner": settings.admin_oidc_owners,
+        "steward": settings.admin_oidc_stewards,
+        "auditor": settings.admin_oidc_auditors,
+    }
+    return AdminIssuer(
+        issuer=settings.admin_oidc_issuer,
+        audiences=audiences,
+        role_claim=settings.admin_oidc_role_claim,
+        name_claim=settings.admin_oidc_name_claim,
+        roles={role: frozenset(said.split()) for role, said in values.items()},
+    )
+
+
+class Administrators:
+    """The administrators behind keys and tokens."""
+
+    def __init__(
+        self, catalog: Catalog, issuer: AdminIssuer | None, verifier: VerifiesTokens, guesses: Guesses
+    ) -> None:
+        self._catalog, self._issuer = catalog, issuer
+        self._verifier, self._guesses = verifier, guesses
+
+    def authenticated(self, header: str | None, address: str | None) -> Administrator:
+        """The administrator whose key or token the header carries; looked up each time, so that revoking is at once.
+
+        Raises:
+            Unauthenticated: none, or not one that is valid now; which of these is not told.
+            Denied: a good token of the issuer that gives no role.
+            TooManyRequests: too many wrong ones came from this address.
+            Unavailable: the database or the issuer does not answer.
+        """
+        scheme, _, key = (header or "").partition(" ")
+        key = key.strip()
+        if scheme.lower() != "bearer" or not key:
+            raise Unauthenticated(KEY_MISSING)
+        digest = hashlib.sha256(key.encode("utf-8", "replace")).digest()
+        try:
+            return self._found(key)
+        except (Unauthenticated, IssuerUnavailable):
+            self._guesses.count(address, digest)
+            raise
+
+    def _found(self, key: str) -> Administrator:
+        if len(key) > MAX_KEY_CHARS:
+            raise Unauthenticated(REFUSED)
+        if not key.startswith(KEY_PREFIX):
+            return self._by_token(key)
+        with self._catalog.reading() as session:
+            found = admin_key_of(session, key)
+        if found is None:
+            raise Unauthenticated(REFUSED)
+        return Administrator(found.name, found.role)
+
+    def _by_token(self, token: str) -> Administrator:
+        issuer = self._issuer
+        if issuer is None or token.count(".") != 2:
+            raise Unauthenticated(REFUSED)
+        with no_details():
+            claims = self._verifier.verified_claims(token, issuer.issuer, list(issuer.audiences))
+        return issuer.administrator(claims)
+
+
+def _values(claims: Mapping[str, Any], name: str) -> set[str]:
+    """The texts of a claim, which is one or a list; `realm_access.roles` is looked for inside, as Keycloak has it."""
+    said: Any = claims.get(name)
+    if said is None and "." in name:
+        outer, _, inner = name.partition(".")
+        found = claims.get(outer)
+        return _values(found, inner) if isinstance(found, Mapping) else set()
+    many = said if isinstance(said, list) else [said]
+    return {one for one in many if isinstance(one, str)}
+
+
+def profile_of(recipient: RecipientState, given: Given, settings: ServerSettings) -> dict[str, object]:
+    """The profile around a secret that was just given: the one that clients take it from."""
+    if given.state.kind == "client_secret":
+        return oauth_profile(
+            settings.base_url(), settings.token_url(), recipient.id, given.secret, settings.iceberg_url()
+        )
+    ends = [end for end in (given.state.expires_at, recipient.expires_at) if end is not None]
+    return bearer_profile(settings.base_url(), given.secret, min(ends, default=None), settings.iceberg_url())
+
+
+def oauth_profile(
+    base_url: str, token_url: str, client_id: str, client_secret: str, iceberg_url: str | None = None
+) -> dict[str, object]:
+    """A profile with a client secret, for which clients get access tokens. They take it in version 2 only."""
+    profile: dict[str, object] = {
+        "shareCredentialsVersion": 2,
+        "type": "oauth_client_credentials",
+        "endpoint": base_url,
+        "tokenEndpoint": token_url,
+        "clientId": client_id,
+        "clientSecret": client_secret,
+    }
+    if iceberg_url is not None:
+        profile["icebergEndpoint"] = iceberg_url
+    return profile
+
+
+def basic_profile(base_url: str, recipient_id: str, token: str) -> dict[str, object]:
+    """A profile with the same bearer token as a password, for what speaks Basic only."""
+    return {
+        "shareCredentialsVersion": 2,
+        "type": "basic",
+        "endpoint": base_url,
+        "username": recipient_id,
+        "password": token,
+    }
+
+
+def bearer_profile(
+    base_url: str, token: str, expires_at: datetime | None, iceberg_url: str | None = None
+) -> dict[str, object]:
+    """A profile with a bearer token.
+
+    `iceberg_url` is where Iceberg clients find the same shares (OpenSharing's `icebergEndpoint`).
+    """
+    profile: dict[str, object] = {"shareCredentialsVersion": 1, "endpoint": base_url, "bearerToken": token}
+    if iceberg_url is not None:
+        profile["icebergEndpoint"] = iceberg_url
+    if expires_at is not None:
+        profile["expirationTime"] = expires_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return profile
+
+
+def profile_text(profile: Mapping[str, object]) -> str:
+    """A profile as its file has it."""
+    return json.dumps(profile, indent=2) + "\n"
+
+
+def write_profile(
+    path: Path, base_url: str, token: str, expires_at: datetime | None, iceberg_url: str | None = None
+) -> None:
+    """Write a profile with a bearer token, as `write_profile_file` does."""
+    write_profile_file(path, bearer_profile(base_url, token, expires_at, iceberg_url))
+
+
+def write_profile_file(path: Path, profile: Mapping[str, object]) -> None:
+    """Write a profile that only its owner can read, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # mkstemp gives mode 600, and the rename keeps it.
+    descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(profile_text(profile))
+        Path(scratch).replace(path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise

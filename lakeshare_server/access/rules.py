@@ -7,18 +7,25 @@ through when it turns up all the same.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from datetime import date
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, Protocol, cast
 
-from lakeshare_server.access.rule_text import parse_rule, properties_of, with_properties
+from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken, v_args
+
 from lakeshare_server.catalog import EffectiveGrant
 from lakeshare_server.catalog.sharing import Change, Edit
-from lakeshare_server.catalog.sharing.look import grants_on, objects
+from lakeshare_server.catalog.sharing.states import grants_on, objects
 from lakeshare_server.errors import BadRequest, NotFound
-from lakeshare_server.tables.part_of_index import undecided_in
-from lakeshare_server.tables.predicate import (
+from lakeshare_server.protocol.sql_predicate import following
+from lakeshare_server.tables.predicates import (
     EVERYTHING,
+    MAX_DEPTH,
+    MIRRORED,
     And,
     Compare,
+    Comparison,
     Constant,
     IsNull,
     Not,
@@ -26,7 +33,245 @@ from lakeshare_server.tables.predicate import (
     Predicate,
     Value,
 )
+from lakeshare_server.tables.restrictions import undecided_in
 from lakeshare_server.versions import TableVersions
+
+KEPT = 4096
+LONGEST_SHOWN = 40
+FIELD = "rule"
+# Patterns are for texts alone: a number that begins with 1 is no number from 1 up to 2.
+TEXT = "string"
+EXAMPLE = "Give a predicate on partition columns, like region = 'EU' or region = current_recipient('region')."
+GRAMMAR = r"""
+?start: disjunction
+?disjunction: conjunction (_OR conjunction)*
+?conjunction: negation (_AND negation)*
+?negation: _NOT negation -> negated
+    | "(" disjunction ")"
+    | test
+?test: column OPERATOR value -> compared
+    | value OPERATOR column -> mirrored
+    | column _IS _NULL -> is_null
+    | column _IS _NOT _NULL -> is_set
+    | column _IN "(" value ("," value)* ")" -> one_of
+    | column _NOT _IN "(" value ("," value)* ")" -> none_of
+    | column _BETWEEN value _AND value -> between
+    | column _NOT _BETWEEN value _AND value -> not_between
+    | column _LIKE STRING -> like
+    | column _NOT _LIKE STRING -> not_like
+    | column -> is_true
+    | BOOLEAN -> constant
+column: NAME | QUOTED
+?value: STRING -> text
+    | NUMBER -> number
+    | _DATE STRING -> day
+    | BOOLEAN -> boolean
+    | _RECIPIENT "(" STRING ")" -> property
+    | _RECIPIENT "(" ")" "." _path -> path
+_path: NAME ("." NAME)* | QUOTED
+_OR.2: /or\b/i
+_AND.2: /and\b/i
+_NOT.2: /not\b/i
+_IS.2: /is\b/i
+_NULL.2: /null\b/i
+_IN.2: /in\b/i
+_BETWEEN.2: /between\b/i
+_LIKE.2: /like\b/i
+_DATE.2: /date(?=\s*')/i
+_RECIPIENT.2: /current_recipient(?=\s*\()/i
+BOOLEAN.2: /(true|false)\b/i
+OPERATOR: "<=" | ">=" | "<>" | "!=" | "==" | "=" | "<" | ">"
+STRING: /'([^'\\]|'')*'/
+NUMBER: /[+-]?[0-9]+(\.[0-9]+)?/
+QUOTED: /`([^`]|``)+`/
+NAME: /[^\W\d]\w*/
+%ignore /[ \t\r\n]+/
+"""
+
+
+class RecipientProperty(str):
+    """Stands in a rule for what a property of its reader says; the text is the property's name."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"current_recipient({str(self)!r})"
+
+
+def parse_rule(text: str, field: str = FIELD) -> Predicate:
+    """The predicate of a rule, with `RecipientProperty` for what its reader's properties will say.
+
+    Raises:
+        BadRequest: it is none; says where.
+    """
+    try:
+        return _parsed(text)
+    except UnexpectedInput as error:
+        is_at_end = isinstance(error, UnexpectedToken) and error.token.type == "$END"
+        place = len(text) if is_at_end else error.pos_in_stream or 0
+        rest = text[place : place + LONGEST_SHOWN]
+        what = (
+            f"From character {place + 1} on, `{rest}`, it cannot be read." if rest else "Its end is missing."
+        )
+        raise BadRequest(field, text, f"{what} {EXAMPLE}") from error
+    except ValueError as error:
+        raise BadRequest(field, text, f"{error}. {EXAMPLE}") from error
+
+
+def properties_of(rule: Predicate) -> set[str]:
+    """The properties of its reader that a rule speaks of."""
+    match rule:
+        case Not(operand):
+            return properties_of(operand)
+        case And(operands) | Or(operands):
+            return {name for operand in operands for name in properties_of(operand)}
+        case Compare(value=RecipientProperty() as name):
+            return {str(name)}
+        case _:
+            return set()
+
+
+def with_properties(rule: Predicate, properties: Mapping[str, Value]) -> Predicate:
+    """The rule for one reader, who has all properties that it speaks of."""
+    match rule:
+        case Not(operand):
+            return Not(with_properties(operand, properties))
+        case And(operands):
+            return And(tuple(with_properties(operand, properties) for operand in operands))
+        case Or(operands):
+            return Or(tuple(with_properties(operand, properties) for operand in operands))
+        case Compare(column, operator, RecipientProperty() as name, kind):
+            return Compare(column, operator, properties[str(name)], kind)
+        case _:
+            return rule
+
+
+@v_args(inline=True)
+class _Reading(Transformer[Token, Any]):
+    """From the grammar's parts to a predicate, from the inside out: of any depth without recursion."""
+
+    def disjunction(self, *operands: Predicate) -> Predicate:
+        return _bounded(Or(operands))
+
+    def conjunction(self, *operands: Predicate) -> Predicate:
+        return _bounded(And(operands))
+
+    def negated(self, operand: Predicate) -> Predicate:
+        # Twice is not at all, of true, false and null alike.
+        return operand.operand if isinstance(operand, Not) else _bounded(Not(operand))
+
+    def compared(self, column: str, operator: Token, value: Value) -> Predicate:
+        return _comparison(column, str(operator), value)
+
+    def mirrored(self, value: Value, operator: Token, column: str) -> Predicate:
+        return _comparison(column, _mirror(str(operator)), value)
+
+    def is_true(self, column: str) -> Predicate:
+        return Compare((column,), "=", True, None)
+
+    def is_null(self, column: str) -> Predicate:
+        return IsNull((column,))
+
+    def is_set(self, column: str) -> Predicate:
+        return Not(IsNull((column,)))
+
+    def one_of(self, column: str, *values: Value) -> Predicate:
+        return Or(tuple(_comparison(column, "=", value) for value in values))
+
+    def none_of(self, column: str, *values: Value) -> Predicate:
+        return Not(self.one_of(column, *values))
+
+    def between(self, column: str, low: Value, high: Value) -> Predicate:
+        return And((_comparison(column, ">=", low), _comparison(column, "<=", high)))
+
+    def not_between(self, column: str, low: Value, high: Value) -> Predicate:
+        return Not(self.between(column, low, high))
+
+    def like(self, column: str, pattern: Token) -> Predicate:
+        text = self.text(pattern)
+        prefix = text.removesuffix("%")
+        if "%" in prefix or "_" in prefix:
+            raise ValueError("LIKE takes a beginning alone, like 'EU%'")
+        if prefix == text:
+            return Compare((column,), "=", text, TEXT)
+        after = following(prefix)
+        low = Compare((column,), ">=", prefix, TEXT)
+        return low if after is None else And((low, Compare((column,), "<", after, TEXT)))
+
+    def not_like(self, column: str, pattern: Token) -> Predicate:
+        return Not(self.like(column, pattern))
+
+    def constant(self, value: Token) -> Predicate:
+        return Constant(self.boolean(value))
+
+    def column(self, name: Token) -> str:
+        return _unquoted(name)
+
+    def text(self, token: Token) -> str:
+        return str(token)[1:-1].replace("''", "'")
+
+    def number(self, token: Token) -> Value:
+        return Decimal(token) if "." in token else int(token)
+
+    def day(self, token: Token) -> Value:
+        try:
+            return date.fromisoformat(self.text(token))
+        except ValueError as error:
+            raise ValueError(f"DATE {token} is no day") from error
+
+    def boolean(self, token: Token) -> bool:
+        return token.lower() == "true"
+
+    def property(self, token: Token) -> RecipientProperty:
+        return RecipientProperty(self.text(token))
+
+    def path(self, *path: Token) -> RecipientProperty:
+        return RecipientProperty(".".join(map(_unquoted, path)))
+
+
+def _comparison(column: str, operator: str, value: Value) -> Predicate:
+    if operator in ("<>", "!="):
+        return Not(Compare((column,), "=", value, None))
+    return Compare((column,), _OPERATORS[operator], value, None)
+
+
+def _mirror(operator: str) -> str:
+    found = _OPERATORS.get(operator)
+    return operator if found is None else MIRRORED[found]
+
+
+def _unquoted(name: Token) -> str:
+    return str(name)[1:-1].replace("``", "`") if name.type == "QUOTED" else str(name)
+
+
+def _bounded(rule: Predicate) -> Predicate:
+    if _depth(rule) > MAX_DEPTH:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+    return rule
+
+
+def _depth(rule: Predicate) -> int:
+    # Every part was bounded before: this goes no deeper than one level more.
+    match rule:
+        case Not(operand):
+            return 1 + _depth(operand)
+        case And(operands) | Or(operands):
+            return 1 + max(map(_depth, operands))
+        case _:
+            return 1
+
+
+_OPERATORS: Mapping[str, Comparison] = {
+    "=": "=", "==": "=", "<": "<", "<=": "<=", ">": ">", ">=": ">=",
+}  # fmt: skip
+_PARSER = Lark(GRAMMAR, parser="lalr", transformer=_Reading())
+
+
+@lru_cache(KEPT)
+def _parsed(text: str) -> Predicate:
+    # With a transformer, the parser gives what that made, not the tree that it is typed as.
+    return cast("Predicate", _PARSER.parse(text))
+
 
 NOTHING = Constant(False)
 # What every recipient has, whatever properties it was given.

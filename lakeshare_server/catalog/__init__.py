@@ -3,26 +3,32 @@
 The wire, the signing of URLs and the reading of table formats live elsewhere.
 """
 
-from lakeshare_server.catalog.allowances import Allowances
 from lakeshare_server.catalog.async_queries import AsyncQueries, AsyncQuery, Claim
 from lakeshare_server.catalog.audit import AuditEvent, AuditLog, append_events, newest_requests
-from lakeshare_server.catalog.cache import GenerationCache
-from lakeshare_server.catalog.credentials import Access, Credentials, Policy, Reader
-from lakeshare_server.catalog.database import Catalog, open_catalog
-from lakeshare_server.catalog.effective import EffectiveGrant
-from lakeshare_server.catalog.followed import FollowedTable, FollowedTables, IcebergIdentity
-from lakeshare_server.catalog.hand_shares import (
+from lakeshare_server.catalog.credentials import Access, Allowances, Credentials, Policy, Reader, TokenUses
+from lakeshare_server.catalog.database import Catalog, GenerationCache, open_catalog
+from lakeshare_server.catalog.ledger import (
+    FollowedTable,
+    FollowedTables,
+    IcebergIdentity,
+    Lease,
+    Ledger,
+    NewPublication,
+    NumberedSnapshot,
+    Publication,
+    set_lock,
+)
+from lakeshare_server.catalog.listings import EffectiveGrant, GrantedTable, Listings, ShareEntry, TableEntry
+from lakeshare_server.catalog.recipients import Recipient, Recipients
+from lakeshare_server.catalog.shares import (
+    DeclaredShare,
+    ShareDiff,
+    SharedTable,
     allow_directory_access,
+    apply_shares,
     share_table,
     unshare_table,
 )
-from lakeshare_server.catalog.ledger import Ledger
-from lakeshare_server.catalog.listings import GrantedTable, Listings, ShareEntry, TableEntry
-from lakeshare_server.catalog.publications import NewPublication, NumberedSnapshot, Publication
-from lakeshare_server.catalog.recipients import Recipient, Recipients
-from lakeshare_server.catalog.set_lock import Lease, set_lock
-from lakeshare_server.catalog.shares import DeclaredShare, ShareDiff, SharedTable, apply_shares
-from lakeshare_server.catalog.token_uses import TokenUses
 
 __all__ = [
     "Access",

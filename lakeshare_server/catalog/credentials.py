@@ -3,17 +3,40 @@
 Found here is only what is in force now. Whether an address may use it is for `access` to say.
 """
 
+import hashlib
+import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, or_, select
+from sqlalchemy import ColumnElement, Select, delete, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.models import FederationPolicyRow, RecipientRow, TokenRow
-from lakeshare_server.catalog.tokens import token_digest
+from lakeshare_server.catalog.models import (
+    AllowanceRow,
+    FederationPolicyRow,
+    RecipientRow,
+    TokenRow,
+    TokenUseRow,
+)
+
+TOKEN_BYTES = 32
+
+
+def new_token() -> str:
+    """A fresh URL-safe bearer token of 256 random bits."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def token_digest(token: str) -> str:
+    """The SHA-256 of `token` in hex: what the catalog stores and looks up."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
 
 Network = IPv4Network | IPv6Network
 
@@ -157,3 +180,114 @@ def _named(found: Access | None, name: str) -> Access | None:
     if found is None or name.lower() not in (found.reader.id, found.reader.name.lower()):
         return None
     return found
+
+
+KEPT_FOR = timedelta(days=2)
+
+
+class Allowances:
+    """The counts of the catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def take(
+        self, subject: str, kind: str, window_began_at: datetime, most: int, wanted: int, owed: int = 0
+    ) -> int:
+        """Count what is owed, and take as many permits more as are wanted, or as are left of `most`.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
+        with self.catalog.writing(seen=False) as session:
+            row = self._row(session, subject, kind, window_began_at)
+            if row.window_began_at < window_began_at:
+                row.window_began_at, row.taken = window_began_at, 0
+            granted = max(0, min(wanted, most - row.taken - owed))
+            row.taken += owed + granted
+            return granted
+
+    def _row(self, session: Session, subject: str, kind: str, window_began_at: datetime) -> AllowanceRow:
+        own = (AllowanceRow.subject == subject) & (AllowanceRow.kind == kind)
+        found = session.scalars(select(AllowanceRow).where(own).with_for_update()).one_or_none()
+        if found is not None:
+            return found
+        session.execute(delete(AllowanceRow).where(AllowanceRow.window_began_at < _long_ago()))
+        # Another worker may be about to do the same.
+        values = {"subject": subject, "kind": kind, "window_began_at": window_began_at, "taken": 0}
+        session.execute(inserting(session, AllowanceRow, values).on_conflict_do_nothing())
+        return session.scalars(select(AllowanceRow).where(own).with_for_update()).one()
+
+
+def inserting(session: Session, model: Any, values: Any) -> Any:
+    """An insert that can say what is to be done where a row is there already: each database has its own."""
+    make = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    return make(model).values(values)
+
+
+def _long_ago() -> datetime:
+    return datetime.now(UTC) - KEPT_FOR
+
+
+LONGEST_ADDRESS = 64
+ACCURACY = timedelta(minutes=1)
+MOST = 50_000
+
+
+class TokenUses:
+    """Notes uses at the price of a look into a dictionary, to the minute; safe from any thread."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._noted: dict[str, tuple[datetime, str | None]] = {}
+        self._unwritten: dict[str, tuple[datetime, str | None]] = {}
+        self._turn = threading.Lock()
+
+    def note(self, credential_id: str, address: str | None) -> None:
+        """A token, client secret or policy let somebody in, just now."""
+        now = datetime.now(UTC)
+        last = self._noted.get(credential_id)
+        if last is not None and now - last[0] < ACCURACY and last[1] == address:
+            return
+        with self._turn:
+            if len(self._noted) >= MOST:
+                self._noted.clear()
+            self._noted[credential_id] = self._unwritten[credential_id] = now, address
+
+    def write(self) -> None:
+        """Write what was noted since the last time.
+
+        Raises:
+            Unavailable: the database does not answer; what was noted is kept.
+        """
+        with self._turn:
+            noted, self._unwritten = self._unwritten, {}
+        if not noted:
+            return
+        try:
+            self._write(noted)
+        except BaseException:
+            with self._turn:
+                self._unwritten = noted | self._unwritten
+            raise
+
+    def _write(self, noted: dict[str, tuple[datetime, str | None]]) -> None:
+        # In one order everywhere: two workers that write the same rows wait for each other, not for ever.
+        rows = [
+            {
+                "token_id": token_id,
+                "last_used_at": at,
+                "last_used_from": address and address[:LONGEST_ADDRESS],
+            }
+            for token_id, (at, address) in sorted(noted.items())
+        ]
+        with self.catalog.writing(seen=False) as session:
+            put = inserting(session, TokenUseRow, rows)
+            newer = {name: put.excluded[name] for name in ("last_used_at", "last_used_from")}
+            session.execute(
+                put.on_conflict_do_update(
+                    index_elements=["token_id"],
+                    set_=newer,
+                    where=TokenUseRow.last_used_at < put.excluded.last_used_at,
+                )
+            )

@@ -6,14 +6,15 @@ Several processes may open the same catalog at once; one of them migrates, the o
 import logging
 import os
 import sqlite3
+import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Engine, TextClause, UpdateBase, create_engine, event, inspect, text, update
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import (
     ArgumentError,
@@ -26,9 +27,148 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog.generation import NEXT_GENERATION, UNSEEN, generation_reader, guard
+from lakeshare_server.catalog.models import (
+    AdminKeyRow,
+    AllowanceRow,
+    AsyncQueryRow,
+    AuditChainRow,
+    AuditJournalRow,
+    AuditRow,
+    SetLockRow,
+    StateRow,
+    TokenUseRow,
+    UsageRow,
+)
 from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
 from lakeshare_server.settings import make_private
+
+UNSEEN = frozenset(
+    model.__tablename__
+    for model in (
+        AdminKeyRow,
+        AuditRow,
+        AuditChainRow,
+        AuditJournalRow,
+        SetLockRow,
+        AsyncQueryRow,
+        TokenUseRow,
+        AllowanceRow,
+        UsageRow,
+    )
+)
+NEXT_GENERATION = update(StateRow).values(generation=StateRow.generation + 1)
+CURRENT = "SELECT generation FROM catalog_state"
+
+
+class GenerationReader(Protocol):
+    """Something that reads the generation; safe from any thread."""
+
+    def read(self) -> int:
+        """The generation of the newest committed write."""
+
+    def close(self) -> None:
+        """Give the connections back."""
+
+
+def generation_reader(engine: Engine) -> GenerationReader:
+    """The cheapest way to read the generation of this database."""
+    if engine.dialect.name == "sqlite" and engine.url.database:
+        return SqliteGeneration(engine)
+    return QueriedGeneration(engine)
+
+
+def guard(engine: Engine, allowed: frozenset[str]) -> Engine:
+    """Make every write through this engine but those to the allowed tables an error."""
+
+    def refuse(_connection: Connection, statement: object, *_: Any) -> None:
+        written = getattr(statement.table, "name", None) if isinstance(statement, UpdateBase) else None
+        is_unknown = isinstance(statement, TextClause) and allowed
+        if is_unknown or (isinstance(statement, UpdateBase) and written not in allowed):
+            raise AssertionError(
+                f"{written or statement} may change what recipients see: write it in Catalog.writing()"
+            )
+
+    event.listen(engine, "before_execute", refuse)
+    return engine
+
+
+class _Eye:
+    """One thread's own connection, and the generation it saw last."""
+
+    def __init__(self, engine: Engine) -> None:
+        fairy = engine.raw_connection()
+        fairy.detach()
+        connection: Any = fairy.dbapi_connection  # the driver's own, without a layer's cost
+        self.execute: Callable[[str], sqlite3.Cursor] = connection.execute
+        self.data_version: int = -1
+        self.generation: int = -1
+        self.close = weakref.finalize(self, connection.close)
+
+
+class SqliteGeneration:
+    """Asks SQLite whether anything was committed since the last look, and only then for the generation."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._own = threading.local()
+        self._eyes: weakref.WeakSet[_Eye] = weakref.WeakSet()
+
+    def read(self) -> int:
+        """The generation of the newest committed write."""
+        eye: _Eye | None = getattr(self._own, "eye", None)
+        if eye is None or not eye.close.alive:
+            eye = self._own.eye = _Eye(self._engine)
+            self._eyes.add(eye)
+        # It moves for commits of other connections only; this one never writes.
+        (data_version,) = eye.execute("PRAGMA data_version").fetchone()
+        if data_version != eye.data_version:
+            (eye.generation,) = eye.execute(CURRENT).fetchone()
+            eye.data_version = data_version
+        return eye.generation
+
+    def close(self) -> None:
+        """Give the connections back."""
+        for eye in list(self._eyes):
+            eye.close()
+
+
+class QueriedGeneration:
+    """Asks the database each time, over one connection kept for this."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._connection: Connection | None = None
+        self._turn = threading.Lock()
+
+    def read(self) -> int:
+        """The generation of the newest committed write."""
+        with self._turn:
+            try:
+                return self._ask()
+            except DBAPIError:
+                # The database may have dropped an idle connection: a fresh one decides.
+                return self._ask()
+
+    def close(self) -> None:
+        """Give the connection back."""
+        with self._turn:
+            self._drop()
+
+    def _ask(self) -> int:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        try:
+            return int(self._connection.exec_driver_sql(CURRENT).scalar_one())
+        except SQLAlchemyError:
+            # Kept, a connection that was cut would refuse every later read.
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
 
 HEAD = "0008"
 BUSY_TIMEOUT_S = 30
@@ -345,3 +485,63 @@ def _upgrade(connection: Connection, revision: str) -> None:
             f"the catalog is at revision {_revision(connection) or revision}, this lakeshare knows up to {HEAD}",
             "Use the lakeshare version that migrated it, or a newer one.",
         ) from error
+
+
+ENTRIES = 4096
+
+Value = TypeVar("Value")
+
+
+class GenerationCache(Generic[Value]):
+    """Values by key, all of one generation of the catalog; safe from any thread.
+
+    `generation` is that of `Catalog.generation()` where the caller has asked it already for this request. A value that
+    `is_over` is looked up again.
+    """
+
+    def __init__(
+        self, catalog: Catalog, entries: int = ENTRIES, is_over: Callable[[Value], bool] | None = None
+    ) -> None:
+        self.catalog, self.entries = catalog, entries
+        self._is_over = is_over or _never
+        # Replaced as a whole: a reader without the lock sees a number and the values that belong to it.
+        self._held: tuple[int, dict[Hashable, Value]] = (-1, {})
+        self._turn = threading.Lock()
+
+    def peek(self, key: Hashable, generation: int | None = None) -> Value | None:
+        """The value if it is here and still true; never loads, so it is fit for an event loop."""
+        now = self.catalog.generation() if generation is None else generation
+        return self._known(key, now)
+
+    def get(self, key: Hashable, load: Callable[[], Value], generation: int | None = None) -> Value:
+        """The value, loaded when it is not here. None is not kept: invented names fill nothing."""
+        # Read before loading: a write in between makes the entry's number old, never its value.
+        now = self.catalog.generation() if generation is None else generation
+        found = self._known(key, now)
+        if found is not None:
+            return found
+        loaded = load()
+        if loaded is not None:
+            self._keep(now, key, loaded)
+        return loaded
+
+    def _known(self, key: Hashable, generation: int) -> Value | None:
+        held, values = self._held
+        found = values.get(key) if held == generation else None
+        return None if found is None or self._is_over(found) else found
+
+    def _keep(self, generation: int, key: Hashable, value: Value) -> None:
+        with self._turn:
+            held, values = self._held
+            if generation < held:
+                return
+            if generation > held:
+                values = {}
+                self._held = (generation, values)
+            if len(values) >= self.entries and key not in values:
+                del values[next(iter(values))]
+            values[key] = value
+
+
+def _never(_value: object) -> bool:
+    return False

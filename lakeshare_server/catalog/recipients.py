@@ -16,9 +16,9 @@ from lakeshare_server.catalog.sharing import (
     editing,
     grant,
     issue_token,
-    look,
     revoke_recipient,
     rotate_token,
+    states,
 )
 from lakeshare_server.catalog.sharing.states import RecipientState
 
@@ -59,12 +59,12 @@ class Recipients:
             for share in {share.lower(): share for share in shares}.values():
                 grant(edit, share, recipient=name)
             given = issue_token(edit, name, expires_at=expires_at)
-            return _recipient(edit.session, look.recipient(edit.session, name)), given.secret
+            return _recipient(edit.session, states.recipient(edit.session, name)), given.secret
 
     def list(self) -> list[Recipient]:
         """All recipients by name, revoked ones too."""
         with self.catalog.reading() as session:
-            found = look.recipients(session)
+            found = states.recipients(session)
             return [_recipient(session, one) for one in sorted(found, key=lambda one: one.name.lower())]
 
     def by_token(self, token: str) -> Reader | None:
@@ -81,7 +81,7 @@ class Recipients:
         """
         with editing(self.catalog, self.by) as edit:
             given = rotate_token(edit, name, expires_at=expires_at)
-            return _recipient(edit.session, look.recipient(edit.session, name)), given.secret
+            return _recipient(edit.session, states.recipient(edit.session, name)), given.secret
 
     def revoke(self, name: str) -> Recipient:
         """End all access of the recipient at once; its name and its audit rows stay.
@@ -98,7 +98,7 @@ def _recipient(session: Session, told: RecipientState) -> Recipient:
     return Recipient(
         id=told.id,
         name=told.name,
-        shares=tuple(one.share for one in look.grants_to(session, told.name)),
+        shares=tuple(one.share for one in states.grants_to(session, told.name)),
         comment=told.comment,
         created_at=told.created_at,
         expires_at=in_force[-1].expires_at if in_force else None,

@@ -1,6 +1,7 @@
 """Templates and the files beside them: everything a page needs comes from this package."""
 
 import hashlib
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -8,9 +9,79 @@ from typing import Any
 
 from fastapi import Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lakeshare_server.pages.headers import STATIC_PATH
-from lakeshare_server.settings import PORTAL_PATH, ServerSettings
+from lakeshare_server.access.table_access import TableView
+from lakeshare_server.catalog.sharing import RecipientState, states
+from lakeshare_server.provider.serveability import TableServeability
+from lakeshare_server.routes.context import AskedTable, Parts
+from lakeshare_server.settings import ACTIVATION_PATH, PORTAL_PATH, ServerSettings
+from lakeshare_server.snippets import ToldSnippet, doors_of, snippet_table, told_snippets
+
+STATIC_PATH = "/pages"
+
+# Scripts are files of ours, and what they write into a page is text: nothing of a provider's or a recipient's runs.
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    # A link is a secret until it was used: no other site is to learn where the reader came from.
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "X-Robots-Tag": "noindex, nofollow",
+}
+NO_STORE = "no-store"
+LOOK = "look_at_link"
+
+
+class PageHeaders:
+    """Adds the headers to every answer below the paths of pages, refusals included."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _is_of_pages(scope["path"]):
+            await self.app(scope, receive, send)
+            return
+
+        if scope["path"].startswith(f"{ACTIVATION_PATH}/"):
+            # The audit log names the path of what no route takes, and these paths are secrets.
+            scope["state"]["note"].action = LOOK
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                # Files of ours have their own; profiles, links and rows stay in no cache.
+                headers.setdefault("Cache-Control", NO_STORE)
+            await send(message)
+
+        await self.app(scope, receive, send_guarded)
+
+
+def _is_of_pages(path: str) -> bool:
+    return path == "/" or any(
+        path == root or path.startswith(f"{root}/") for root in (ACTIVATION_PATH, PORTAL_PATH, STATIC_PATH)
+    )
+
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -73,3 +144,39 @@ def moment(at: datetime) -> str:
 
 def _iso(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def table_code(by: AskedTable) -> list[dict[str, Any]]:
+    """The snippets of a table as JSON's types.
+
+    Raises:
+        NotFound: nothing was published yet.
+        Unavailable: what tells of credentials is not there now.
+    """
+    with by.parts.catalog.reading() as session:
+        recipient = states.recipient(session, by.reader.name)
+    return [asdict(one) for one in view_code(by.parts, by.view, recipient)]
+
+
+def view_code(parts: Parts, view: TableView, recipient: RecipientState) -> list[ToldSnippet]:
+    """The snippets of a table that a recipient may read.
+
+    Raises:
+        NotFound, Unavailable: as `table_code`.
+    """
+    doors = doors_of(TableServeability(parts.iceberg_tables, parts.signers, parts.settings).judge(view))
+    table = snippet_table(
+        view.entry,
+        doors,
+        profile=profile_name(recipient.name),
+        iceberg_url=parts.settings.iceberg_url(),
+        sharing_url=parts.settings.base_url(),
+    )
+    # Snippets for Iceberg's door read a bearer token from the profile; other profiles have none.
+    return told_snippets(table, doors, None if recipient.authentication == "TOKEN" else "delta-sharing")
+
+
+def profile_name(recipient: str) -> str:
+    """What a recipient's profile file is called: without characters that files, or URLs of tables, cannot have."""
+    plain = "".join(one if one.isalnum() or one in "-_." else "-" for one in recipient)
+    return f"{plain.strip('.-')[:100] or 'recipient'}.share"

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from typing import Any
 
-from lakeshare_server.tables.literals import NUMBER, float32
-from lakeshare_server.tables.predicate import (
+from lakeshare_server.tables.predicates import (
     MAX_DEPTH,
     MIRRORED,
+    NUMBER,
     And,
     Compare,
     Comparison,
@@ -23,6 +23,7 @@ from lakeshare_server.tables.predicate import (
     Predicate,
     Unknown,
     Value,
+    float32,
 )
 
 MAX_CHARS = 1_048_576

@@ -3,15 +3,135 @@
 The words of the refusals begin as clients' tests expect them (protocol §1.7).
 """
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from lakeshare_server.errors import BadRequest
+from lakeshare_server.errors import BadRequest, MalformedRequest, shown
 from lakeshare_server.protocol.json_predicate import parse_json_predicate
-from lakeshare_server.protocol.parameters import MAX_INT, optional_number, optional_text, optional_truth
-from lakeshare_server.protocol.timestamps import milliseconds
-from lakeshare_server.tables.predicate import EVERYTHING, Predicate, affordable, all_of
+from lakeshare_server.tables.predicates import EVERYTHING, Predicate, affordable, all_of
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The object in a body; an empty body is an empty object.
+
+    Raises:
+        MalformedRequest: it is something else.
+    """
+    if not body.strip():
+        return {}
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedRequest(
+            f"the body is not JSON ({error})", "Send a JSON object, {} to ask for all."
+        ) from error
+    if not isinstance(fields, dict):
+        raise MalformedRequest("the body is not a JSON object", "Send an object, {} to ask for all.")
+    return fields
+
+
+DIGITS = re.compile(r"-?[0-9]{1,19}")
+MAX_LONG = (1 << 63) - 1
+MAX_INT = (1 << 31) - 1
+
+
+def whole_number(
+    field: str, value: Any, *, low: int = 0, high: int = MAX_LONG, said: str | None = None
+) -> int:
+    """A whole number, written as a number or as digits; `said` is how clients' tests know the field.
+
+    Raises:
+        BadRequest: it is not one, or out of range.
+    """
+    number = value
+    if isinstance(value, str) and DIGITS.fullmatch(value):
+        number = int(value)
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int):
+        hint = f"{field} is not a valid number. Not a numeric value: {shown(value)}."
+        raise BadRequest(field, value, hint)
+    if number < low and low == 0:
+        raise BadRequest(field, value, f"{said or field} cannot be negative.")
+    if number < low and low == 1:
+        raise BadRequest(field, value, f"{said or field} must be positive.")
+    if not low <= number <= high:
+        raise BadRequest(field, value, f"Give a number from {low} to {high}.")
+    return number
+
+
+def optional_number(fields: Mapping[str, Any], name: str, **limits: Any) -> int | None:
+    """The whole number under a name, None when it is not given."""
+    value = fields.get(name)
+    return None if value is None else whole_number(name, value, **limits)
+
+
+def truth(field: str, value: Any) -> bool:
+    """True or false, as a boolean or as text in any case (Python's client sends `True`, protocol §0.11).
+
+    Raises:
+        BadRequest: it is neither.
+    """
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise BadRequest(field, value, "Give true or false.")
+
+
+def optional_truth(fields: Mapping[str, Any], name: str) -> bool:
+    """The truth under a name, False when it is not given."""
+    value = fields.get(name)
+    return False if value is None else truth(name, value)
+
+
+def optional_text(fields: Mapping[str, Any], name: str) -> str | None:
+    """The text under a name, None when it is not given.
+
+    Raises:
+        BadRequest: it is something else.
+    """
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise BadRequest(name, value, "Give a text.")
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# fromisoformat takes more than the protocol does: dates alone, week dates, times without separators.
+ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|z|[+-]\d\d:?\d\d)")
+
+
+def milliseconds(field: str, text: object) -> int:
+    """The moment a text names, cut to milliseconds.
+
+    Raises:
+        BadRequest: it is not a time with its zone.
+    """
+    if not isinstance(text, str) or not ISO.fullmatch(text):
+        raise _no_time(field, text)
+    try:
+        moment = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text.replace("z", "Z")))
+    except ValueError as error:
+        raise _no_time(field, text) from error
+    return (moment - EPOCH) // timedelta(milliseconds=1)
+
+
+def _no_time(field: str, text: object) -> BadRequest:
+    # "Invalid startingTimestamp:" is what clients' tests look for, whichever field it was.
+    hint = f"Invalid startingTimestamp: {shown(text)}. Give a time in UTC, like 2022-01-01T00:00:00Z."
+    return BadRequest(field, text, hint)
+
+
+def iso(ms: int) -> str:
+    """Milliseconds since 1970 as the protocol writes times."""
+    seconds, rest = divmod(ms, 1000)
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{rest:03d}Z"
+
 
 MAX_HINTS = 1000
 MAX_PARTS = 2000
@@ -181,3 +301,105 @@ def _texts(hints: Any) -> list[str]:
     if len(hints) > MAX_HINTS:
         raise BadRequest("predicateHints", f"{len(hints)} texts", f"Give at most {MAX_HINTS}.")
     return hints
+
+
+SAME_CHANGES_ON_EVERY_PAGE = (
+    "startingVersion",
+    "startingTimestamp",
+    "endingVersion",
+    "endingTimestamp",
+    "includeHistoricalMetadata",
+    "includeHistoricalProtocol",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangesRequest:
+    """A range of versions; of the two ways to say where it starts exactly one is given."""
+
+    starting_version: int | None
+    starting_timestamp: TimePoint | None
+    ending_version: int | None
+    ending_timestamp: TimePoint | None
+    include_historical_metadata: bool
+    include_historical_protocol: bool
+    paging: Paging
+    parameters: Mapping[str, str]
+
+
+def parse_changes(query: Mapping[str, str]) -> ChangesRequest:
+    """The request in a query string.
+
+    Raises:
+        BadRequest: a bound is missing, given twice, or has a value that cannot be used.
+    """
+    _require_bounds(query)
+    return ChangesRequest(
+        starting_version=optional_number(query, "startingVersion"),
+        starting_timestamp=_time(query, "startingTimestamp"),
+        ending_version=optional_number(query, "endingVersion"),
+        ending_timestamp=_time(query, "endingTimestamp"),
+        include_historical_metadata=optional_truth(query, "includeHistoricalMetadata"),
+        include_historical_protocol=optional_truth(query, "includeHistoricalProtocol"),
+        paging=paging_of(query),
+        # A page of the feed is no page of a query that spells its parameters the same way.
+        parameters={
+            "call": "changes",
+            **{name: query[name] for name in SAME_CHANGES_ON_EVERY_PAGE if name in query},
+        },
+    )
+
+
+def _require_bounds(query: Mapping[str, str]) -> None:
+    starts = [name for name in ("startingVersion", "startingTimestamp") if name in query]
+    ends = [name for name in ("endingVersion", "endingTimestamp") if name in query]
+    if not starts:
+        raise BadRequest(
+            "startingVersion",
+            None,
+            "No startingVersion or startingTimestamp provided for CDF read. Give one.",
+        )
+    if len(starts) > 1:
+        raise BadRequest(
+            ",".join(starts), "both", "Multiple starting arguments provided for CDF read. Give one."
+        )
+    if len(ends) > 1:
+        raise BadRequest(",".join(ends), "both", "Multiple ending arguments provided for CDF read. Give one.")
+
+
+def _time(query: Mapping[str, str], name: str) -> TimePoint | None:
+    text = query.get(name)
+    return None if text is None else TimePoint(milliseconds(name, text), text)
+
+
+SINGLE = re.compile(r"\s*bytes\s*=\s*(\d{0,64})\s*-\s*(\d{0,64})\s*", re.IGNORECASE | re.ASCII)
+TAGS = re.compile(r'(?:W/)?("[^"]*")')
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Which bytes to send."""
+
+    start: int
+    length: int
+    is_partial: bool
+
+
+def parse_range(header: str | None, size: int) -> ByteRange | None:
+    """The bytes asked for of a file of `size`; None when none of them exists."""
+    found = SINGLE.fullmatch(header or "")
+    if found is None or not (found[1] or found[2]):
+        return ByteRange(0, size, False)
+    if not found[1]:
+        length = min(int(found[2]), size)
+        return ByteRange(size - length, length, True) if length else None
+    start = int(found[1])
+    last = min(int(found[2]), size - 1) if found[2] else size - 1
+    if found[2] and int(found[2]) < start:
+        return ByteRange(0, size, False)
+    return ByteRange(start, last - start + 1, True) if start < size else None
+
+
+def matches(header: str, etag: str) -> bool:
+    """Whether a list of entity tags, or `*`, has this one; as weak tags are compared (RFC 9110 §8.8.3.2)."""
+    return header.strip() == "*" or etag in TAGS.findall(header)

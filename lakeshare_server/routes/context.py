@@ -1,48 +1,145 @@
 """What routes are given: the app's parts, the recipient behind the token, and the note for the audit log."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
-from functools import cached_property
+from datetime import UTC, datetime
+from functools import cached_property, partial, wraps
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import httpx
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lakeshare_server.access.access_tokens import AccessTokens
-from lakeshare_server.access.administrators import Administrators
-from lakeshare_server.access.async_worker import AsyncWorker
-from lakeshare_server.access.authentication import Asking, Readers
-from lakeshare_server.access.bookkeeping import Bookkeeping
-from lakeshare_server.access.file_tickets import FileTickets
-from lakeshare_server.access.iceberg import IcebergTables
-from lakeshare_server.access.iceberg_scans import IcebergScans
-from lakeshare_server.access.iceberg_signing import SignableFiles
-from lakeshare_server.access.limits import Limits
-from lakeshare_server.access.view import TableView, Views
+from lakeshare_server.access.allowed_locations import FileTickets
+from lakeshare_server.access.authentication import AccessTokens, Administrators, Asking, Readers
+from lakeshare_server.access.rate_limit import Bookkeeping, Limits
+from lakeshare_server.access.table_access import AsyncWorker, TableView, Views
 from lakeshare_server.catalog import Access, AsyncQueries, AuditLog, Catalog, Reader
-from lakeshare_server.errors import BadRequest, MalformedRequest, shown
-from lakeshare_server.outbound import Services
-from lakeshare_server.protocol.capabilities import HEADER, Capabilities, parse_capabilities
-from lakeshare_server.protocol.iceberg_scans import PlanTasks
-from lakeshare_server.protocol.negotiation import ResponseFormat
-from lakeshare_server.protocol.paging import Pager, PageRequest
-from lakeshare_server.protocol.table_tokens import Asker, TableTokens
-from lakeshare_server.routes.pools import GUESSING, ISSUERS, Pools
-from lakeshare_server.routes.seen_as import SEEN_AS, SeenAs
+from lakeshare_server.catalog.sharing import states
+from lakeshare_server.errors import BadRequest, MalformedRequest, Unauthenticated, Unavailable, shown
+from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
+from lakeshare_server.iceberg_rest.tables import IcebergTables
+from lakeshare_server.outbound import LATER, PAUSE_S, Services
+from lakeshare_server.protocol.lines import HEADER, Capabilities, ResponseFormat, parse_capabilities
+from lakeshare_server.protocol.tokens import Asker, Pager, PageRequest, TableTokens
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, Signers
+from lakeshare_server.storage import LocalSigner, Signers
 from lakeshare_server.versions import Versions
 
 if TYPE_CHECKING:
-    from lakeshare_server.routes.health import WriteCheck
-    from lakeshare_server.routes.metrics import Metrics
+    from lakeshare_server.routes.health import Metrics, WriteCheck
+
+THREADS = 16
+# What may look at tables of several stores, or wait for the database to write, in one request.
+LISTINGS, READINESS = ("listings",), ("readiness",)
+# Tokens of OIDC issuers, and those from addresses that have tried too many wrong ones.
+ISSUERS, GUESSING = ("issuers",), ("guessing",)
+
+Result = TypeVar("Result")
+
+
+class Pools:
+    """The pools of this process, each made when it is first used."""
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
+        self._executors: dict[tuple[str, ...], ThreadPoolExecutor] = {}
+        self._turn = Lock()
+
+    async def run(self, services: Sequence[str], work: Callable[..., Result], *arguments: Any) -> Result:
+        """Run `work` where waiting for these services delays nobody else; for none of them, in the shared pool.
+
+        Raises:
+            Unavailable: it did not end in time. It goes on, but nobody waits for it.
+        """
+        if not services:
+            return await run_in_threadpool(work, *arguments)
+        call = partial(copy_context().run, work, *arguments)
+        running = asyncio.get_running_loop().run_in_executor(self.executor(services), call)
+        try:
+            async with asyncio.timeout(self._within_s) as deadline:
+                return await running
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            what = f"{' and '.join(services)} did not answer within {self._within_s:g} seconds"
+            raise Unavailable(what, LATER, math.ceil(PAUSE_S)) from None
+
+    def executor(self, services: Sequence[str]) -> ThreadPoolExecutor:
+        """The threads for work that needs these services."""
+        key = tuple(services)
+        found = self._executors.get(key)
+        if found is None:
+            with self._turn:
+                found = self._executors.get(key) or ThreadPoolExecutor(THREADS, "-".join(key))
+                self._executors[key] = found
+        return found
+
+    def close(self) -> None:
+        """Start nothing new; what is running ends by itself."""
+        for executor in self._executors.values():
+            executor.shutdown(wait=False, cancel_futures=True)
+
+
+def in_table_pool(route: Callable[..., Result]) -> Callable[..., Awaitable[Result]]:
+    """A synchronous route of a table, whose first parameter is `by`, run in the pool of the table's services."""
+
+    @wraps(route)
+    async def pooled(by: "AskedTable", **named: Any) -> Result:
+        return await by.run(partial(route, by, **named))
+
+    return pooled
+
+
+SEEN_AS = "lakeshare.seen_as"
+AGENT = "lakeshare as"
+
+
+@dataclass(frozen=True)
+class SeenAs:
+    """`by` administers, and looks at what the reader gets."""
+
+    reader: Reader
+    by: str
+
+
+def seen_as(catalog: Catalog, recipient: str, by: str) -> SeenAs:
+    """The eyes of a recipient, lent to `by`.
+
+    Raises:
+        NotFound: there is no such recipient.
+        Unauthenticated: it was revoked, or has expired: it is let in nowhere, so there is nothing to see.
+    """
+    with catalog.reading() as session:
+        found = states.recipient(session, recipient)
+    if found.revoked_at is not None:
+        raise Unauthenticated(
+            f"{found.name} gets nothing: it was revoked on {found.revoked_at:%Y-%m-%d %H:%MZ}."
+        )
+    if found.expires_at is not None and found.expires_at <= datetime.now(UTC):
+        raise Unauthenticated(f"{found.name} gets nothing: it expired on {found.expires_at:%Y-%m-%d %H:%MZ}.")
+    return SeenAs(Reader(found.id, found.name), by)
+
+
+def eyes(app: ASGIApp, seen: SeenAs, root: str) -> httpx.AsyncClient:
+    """A client of the app below `root` that asks as the recipient; it sends no token, and needs none."""
+
+    async def looked_at(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, SEEN_AS: seen, "client": None}, receive, send)
+
+    transport = httpx.ASGITransport(looked_at, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url=root, headers={"User-Agent": AGENT})
+
 
 FILE_IDS_HEADER = "fileidhash"
 # The methods of what can be read: HEAD has the headers of GET, and no body.
 READING = ["GET", "HEAD"]
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)

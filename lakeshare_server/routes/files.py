@@ -14,13 +14,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from lakeshare_server.access.elsewhere import is_handed_out
+from lakeshare_server.access.allowed_locations import is_handed_out
 from lakeshare_server.errors import Denied, NotFound
-from lakeshare_server.protocol.byte_range import ByteRange, matches, parse_range
+from lakeshare_server.protocol.requests import ByteRange, matches, parse_range
 from lakeshare_server.routes.context import NoteDep, PartsDep
 from lakeshare_server.routes.responses import error_response
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing.local import SIGNATURE, Claim
+from lakeshare_server.storage.remote import SIGNATURE, Claim
 
 PREFIX = "/files"
 PIECE_BYTES = 1 << 20

@@ -1,19 +1,87 @@
 """Talking SQL at a terminal: history, completion, several lines up to the `;`."""
 
-from collections.abc import Callable
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
+from lark.exceptions import UnexpectedInput
 from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 
+from lakeshare_server.catalog import Catalog, Ledger
+from lakeshare_server.catalog.sharing import states
 from lakeshare_server.settings import make_private
-from lakeshare_server.sql.completion import SqlCompleter, names_of
-from lakeshare_server.sql.errors import SqlError
-from lakeshare_server.sql.grammar import is_unfinished
+from lakeshare_server.sql.grammar import called, is_unfinished, parser
 from lakeshare_server.sql.session import Done, SqlSession
+from lakeshare_server.sql.show import SCHEMA, VIEWS, written
+from lakeshare_server.sql.statements import Cell, SqlError, printable, quoted_name
+
+WORD = re.compile(r"[\w.`]*\Z")
+
+# The names that can follow a keyword, by what the grammar calls it.
+Names = Mapping[str, Callable[[], Iterable[str]]]
+
+
+def names_of(catalog: Catalog) -> Names:
+    """The names in a catalog, looked up when they are asked for."""
+
+    def named(read: Callable[..., Iterable[object]]) -> Callable[[], list[str]]:
+        def names() -> list[str]:
+            with catalog.reading() as session:
+                return [quoted_name(str(getattr(one, "name", ""))) for one in read(session)]
+
+        return names
+
+    def tables() -> list[str]:
+        return [".".join(map(quoted_name, table.split("."))) for table in Ledger(catalog).tables()]
+
+    return {
+        "SHARE": named(states.shares),
+        "RECIPIENT": named(states.recipients),
+        "GROUP": named(states.groups),
+        **dict.fromkeys(("TABLE", "VIEW", "ADD", "ALTER"), tables),
+        "FROM": lambda: [f"{SCHEMA}.{view}" for view in VIEWS],
+    }
+
+
+def following(text: str, names: Names) -> tuple[str, list[str]]:
+    """The word that is being written at the end of a text, and what it can become."""
+    match = WORD.search(text)
+    word = match.group() if match else ""
+    follower = parser().parse_interactive(text[: len(text) - len(word)])
+    try:
+        tokens = list(follower.exhaust_lexer())
+    except UnexpectedInput:
+        return word, []
+    accepted = follower.accepts()  # type: ignore[no-untyped-call]  # lark says nothing
+    keywords = sorted(filter(str.isupper, filter(None, map(called, accepted))))
+    before = tokens[-1].type if tokens else ""
+    known = names[before]() if before in names and "NAME" in accepted else ()
+    return word, [one for one in (*known, *keywords) if one.lower().startswith(word.lower()) and one != word]
+
+
+class SqlCompleter(Completer):
+    """Completes by the grammar and the catalog."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        """What the word before the cursor can become."""
+        word, candidates = following(document.text_before_cursor, self.names)
+        for candidate in candidates:
+            yield Completion(candidate, start_position=-len(word))
+
 
 LEAVING = frozenset({"exit", "quit", r"\q", "exit;", "quit;"})
 ASKING = frozenset({"help", "?", r"\h", "help;"})
@@ -96,3 +164,58 @@ def _bindings() -> KeyBindings:
             buffer.insert_text("\n")
 
     return bindings
+
+
+OutputFormat = Literal["table", "csv", "json"]
+NOTHING = "NULL"
+
+
+def as_table(answer: Done) -> str:
+    """Columns in line, and what was done or how many rows there are."""
+    result = answer.result
+    told = printable(result.told)
+    if not result.columns:
+        return told
+    cells = [list(result.columns), *([_shown(cell) for cell in row] for row in result.rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(result.columns))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+    rule = "  ".join("-" * width for width in widths)
+    count = f"({len(result.rows)} row{'' if len(result.rows) == 1 else 's'})"
+    return "\n".join([lines[0], rule, *lines[1:], f"{count} {told}".rstrip()])
+
+
+def as_csv(answer: Done) -> str:
+    """A header and the rows; nothing for statements without rows."""
+    result = answer.result
+    if not result.columns:
+        return ""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(result.columns)
+    writer.writerows([_text(cell) for cell in row] for row in result.rows)
+    return text.getvalue().removesuffix("\n")
+
+
+def as_json(answer: Done) -> str:
+    """One object in one line: the statement, what was done, the rows as objects."""
+    rows = [dict(zip(answer.result.columns, map(_plain, row), strict=True)) for row in answer.result.rows]
+    told = {"statement": answer.text, "told": answer.result.told, "rows": rows}
+    return json.dumps(told, ensure_ascii=False)
+
+
+PRINTED: Mapping[OutputFormat, Callable[[Done], str]] = {"table": as_table, "csv": as_csv, "json": as_json}
+
+
+def _plain(cell: Cell) -> str | int | bool | None:
+    return written(cell) if isinstance(cell, datetime) else cell
+
+
+def _text(cell: Cell) -> str | int | None:
+    return str(cell).lower() if isinstance(cell, bool) else _plain(cell)
+
+
+def _shown(cell: Cell) -> str:
+    return NOTHING if cell is None else printable(str(_text(cell)))

@@ -11,17 +11,15 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from lakeshare_server.access.rules import require_decidable_rules
-from lakeshare_server.access.versions_ahead import find_versions_ahead
-from lakeshare_server.catalog.sharing import Edit, editing, look
+from lakeshare_server.catalog.sharing import Edit, editing, states
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, NotFound
-from lakeshare_server.sql import following, information_schema, looks, recipient_changes, share_changes
+from lakeshare_server.provider.following import find_versions_ahead
+from lakeshare_server.sql import changes, show
 from lakeshare_server.sql import statements as said
-from lakeshare_server.sql.errors import Place, StatementRefused
-from lakeshare_server.sql.grammar import parse
-from lakeshare_server.sql.provider import Provider
-from lakeshare_server.sql.results import Result, done
-from lakeshare_server.sql.seen_as import RowsReadBy, SeenAs
-from lakeshare_server.sql.statement_building import Placed
+from lakeshare_server.sql.changes import Provider
+from lakeshare_server.sql.grammar import Placed, parse
+from lakeshare_server.sql.show import RowsReadBy, SeenAs
+from lakeshare_server.sql.statements import Place, Result, StatementRefused, done
 
 
 @dataclass(frozen=True)
@@ -108,10 +106,10 @@ class SqlSession:
             with catalog.reading() as session:
                 return self._shown(session, asked)
         self._require_provider()
-        if isinstance(asked, following.Follow):
-            return following.do_follow(asked, self.provider, self.principal)
-        if isinstance(asked, following.Unfollow):
-            return following.do_unfollow(asked, self.provider, self.principal)
+        if isinstance(asked, changes.Follow):
+            return changes.do_follow(asked, self.provider, self.principal)
+        if isinstance(asked, changes.Unfollow):
+            return changes.do_unfollow(asked, self.provider, self.principal)
         self._look_ahead([asked])
         with editing(catalog, self.principal) as edit:
             result = _CHANGES[type(asked)](edit, asked, self.provider)
@@ -123,8 +121,8 @@ class SqlSession:
             hint = "Recipients see what is committed: look as one outside of the transaction."
             raise BadRequest("SET RECIPIENT", asked.name or "", hint)
         self._require_provider()
-        if isinstance(asked, following.Follow | following.Unfollow):
-            name = "FOLLOW" if isinstance(asked, following.Follow) else "UNFOLLOW"
+        if isinstance(asked, changes.Follow | changes.Unfollow):
+            name = "FOLLOW" if isinstance(asked, changes.Follow) else "UNFOLLOW"
             raise BadRequest(name, name, "It reads stores: run it outside of the transaction.")
         if isinstance(asked, said.Look):
             return self._shown(edit.session, asked)
@@ -132,7 +130,7 @@ class SqlSession:
 
     def _shown(self, session: Session, asked: said.Look) -> Result:
         if isinstance(asked, said.ShowUsage):
-            return looks.show_usage(session, asked, self.provider.catalog)
+            return show.show_usage(session, asked, self.provider.catalog)
         return _LOOKS[type(asked)](session, asked)
 
     def _turn_to(self, name: str | None) -> Result:
@@ -140,7 +138,7 @@ class SqlSession:
             self.seen_as = None
             return done("this is what the provider sees again")
         with self.provider.catalog.reading() as session:
-            found = look.recipient(session, name)
+            found = states.recipient(session, name)
         self.seen_as = SeenAs(self.provider, found.name, found.id, self._rows_read_by)
         return done(f"this is what {found.name} sees; its state is {found.state}")
 
@@ -192,44 +190,44 @@ def _meant(error: LakeshareError, placed: Placed, text: str) -> Place:
 
 # By the type of the statement, which each function takes.
 _LOOKS: Mapping[type, Callable[[Session, Any], Result]] = {
-    said.ShowShares: looks.show_shares,
-    said.ShowSharesInProvider: looks.show_shares_in_provider,
-    said.ShowAllInShare: looks.show_all_in_share,
-    said.ShowRecipients: looks.show_recipients,
-    said.ShowGroups: looks.show_groups,
-    following.ShowFollowedTables: following.show_followed_tables,
-    said.ShowGrantsOnShare: looks.show_grants_on_share,
-    said.ShowGrantsTo: looks.show_grants_to,
-    said.DescribeShare: looks.describe_share,
-    said.DescribeRecipient: looks.describe_recipient,
-    said.DescribeGroup: looks.describe_group,
-    said.SelectAll: information_schema.select_all,
+    said.ShowShares: show.show_shares,
+    said.ShowSharesInProvider: show.show_shares_in_provider,
+    said.ShowAllInShare: show.show_all_in_share,
+    said.ShowRecipients: show.show_recipients,
+    said.ShowGroups: show.show_groups,
+    changes.ShowFollowedTables: changes.show_followed_tables,
+    said.ShowGrantsOnShare: show.show_grants_on_share,
+    said.ShowGrantsTo: show.show_grants_to,
+    said.DescribeShare: show.describe_share,
+    said.DescribeRecipient: show.describe_recipient,
+    said.DescribeGroup: show.describe_group,
+    said.SelectAll: show.select_all,
 }
 _CHANGES: Mapping[type, Callable[[Edit, Any, Provider], Result]] = {
-    said.CreateShare: share_changes.do_create_share,
-    said.AlterShare: share_changes.do_alter_share,
-    said.DropShare: share_changes.do_drop_share,
-    said.PutObject: share_changes.do_put_object,
-    said.PutSchema: share_changes.do_put_schema,
-    said.RemoveObject: share_changes.do_remove_object,
-    said.RemoveSchema: share_changes.do_remove_schema,
-    said.PinPublication: share_changes.do_pin_publication,
-    said.Publish: share_changes.do_publish,
-    said.CreateRecipient: recipient_changes.do_create_recipient,
-    said.AlterRecipient: recipient_changes.do_alter_recipient,
-    said.SetProperties: recipient_changes.do_set_properties,
-    said.UnsetProperties: recipient_changes.do_unset_properties,
-    said.RotateToken: recipient_changes.do_rotate_token,
-    said.RevokeToken: recipient_changes.do_revoke_token,
-    said.Invite: recipient_changes.do_invite,
-    said.PutPolicy: recipient_changes.do_put_policy,
-    said.DropPolicy: recipient_changes.do_drop_policy,
-    said.RevokeRecipient: recipient_changes.do_revoke_recipient,
-    said.DropRecipient: recipient_changes.do_drop_recipient,
-    said.CreateGroup: recipient_changes.do_create_group,
-    said.AlterGroup: recipient_changes.do_alter_group,
-    said.ChangeMembers: recipient_changes.do_change_members,
-    said.DropGroup: recipient_changes.do_drop_group,
-    said.Grant: recipient_changes.do_grant,
-    said.Revoke: recipient_changes.do_revoke,
+    said.CreateShare: changes.do_create_share,
+    said.AlterShare: changes.do_alter_share,
+    said.DropShare: changes.do_drop_share,
+    said.PutObject: changes.do_put_object,
+    said.PutSchema: changes.do_put_schema,
+    said.RemoveObject: changes.do_remove_object,
+    said.RemoveSchema: changes.do_remove_schema,
+    said.PinPublication: changes.do_pin_publication,
+    said.Publish: changes.do_publish,
+    said.CreateRecipient: changes.do_create_recipient,
+    said.AlterRecipient: changes.do_alter_recipient,
+    said.SetProperties: changes.do_set_properties,
+    said.UnsetProperties: changes.do_unset_properties,
+    said.RotateToken: changes.do_rotate_token,
+    said.RevokeToken: changes.do_revoke_token,
+    said.Invite: changes.do_invite,
+    said.PutPolicy: changes.do_put_policy,
+    said.DropPolicy: changes.do_drop_policy,
+    said.RevokeRecipient: changes.do_revoke_recipient,
+    said.DropRecipient: changes.do_drop_recipient,
+    said.CreateGroup: changes.do_create_group,
+    said.AlterGroup: changes.do_alter_group,
+    said.ChangeMembers: changes.do_change_members,
+    said.DropGroup: changes.do_drop_group,
+    said.Grant: changes.do_grant,
+    said.Revoke: changes.do_revoke,
 }

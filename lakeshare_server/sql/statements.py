@@ -1,9 +1,14 @@
 """What a person can say in SQL, as data. Nothing here knows how it was spelt or how it is done."""
 
-from collections.abc import Mapping
+import os
+import pwd
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
+
+from lakeshare_server.errors import LakeshareError, NotFound
 
 SharedKind = Literal["TABLE", "VIEW"]
 Kind = Literal["TABLE", "VIEW", "MODEL"]
@@ -388,3 +393,202 @@ class SetRecipient(Statement):
     """SET RECIPIENT: from here on the session shows what that recipient sees; None ends it."""
 
     name: str | None
+
+
+MOMENT = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?))?\s*(Z|[+-]\d\d:?\d\d)?", re.I
+)
+SPAN = re.compile(r"(\d{1,9})\s*(second|minute|hour|day|week)s?", re.I)
+PLAIN = re.compile(r"[^\W\d]\w*")
+# Keywords where a name could stand, here or in a predicate.
+QUOTED = frozenset((
+    "IF", "TABLE", "VIEW", "MATERIALIZED", "MODEL", "SCHEMA", "CURRENT_RECIPIENT", "DATE", "TIMESTAMP", "SELECT",
+    "AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE", "CASE", "CAST", "EXISTS",
+))  # fmt: skip
+BETWEEN_SPANS = re.compile(r"[\s,]*")
+
+
+def plain_name(written: str) -> str:
+    """A name without its back-quotes."""
+    return written[1:-1].replace("``", "`") if written.startswith("`") else written
+
+
+def plain_text(written: str) -> str:
+    """A text without its quotes; a quote inside is doubled, a backslash is a backslash."""
+    quote = written[0]
+    return written[1:-1].replace(quote * 2, quote)
+
+
+def quoted_text(text: str) -> str:
+    """A text as SQL writes it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quoted_name(name: str) -> str:
+    """A name as SQL writes it, in back-quotes where it needs them."""
+    is_plain = PLAIN.fullmatch(name) and name.upper() not in QUOTED
+    return name if is_plain else "`" + name.replace("`", "``") + "`"
+
+
+def moment(text: str) -> datetime:
+    """The moment a text names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    found = MOMENT.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(text)
+    day, time, zone = found.groups()
+    at = datetime.fromisoformat(f"{day}T{time or '00:00'}{(zone or 'Z').upper()}")
+    try:
+        return at.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(text) from error
+
+
+def span(text: str) -> timedelta:
+    """The span of time a text names, like `24 hours` or `1 day 12 hours`.
+
+    Raises:
+        ValueError: it names none.
+    """
+    parts = SPAN.findall(text)
+    if not parts or not BETWEEN_SPANS.fullmatch(SPAN.sub("", text)):
+        raise ValueError(text)
+    try:
+        return sum((timedelta(**{f"{unit.lower()}s": int(count)}) for count, unit in parts), timedelta())
+    except OverflowError as error:
+        raise ValueError(text) from error
+
+
+KEYWORDS = frozenset(["AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE"])
+GLUED_BEFORE = frozenset(",).")
+GLUED_AFTER = frozenset("(.")
+SIGNS = frozenset("+-")
+WORD = re.compile(r"[^\W\d]\w*")
+
+
+def any_of(groups: Iterable[Sequence[str]]) -> str:
+    """PARTITION groups as one predicate: a group holds where all of its tests do, the clause where any group does."""
+    texts = [" AND ".join(tests) for tests in groups]
+    return texts[0] if len(texts) == 1 else " OR ".join(f"({text})" for text in texts)
+
+
+def spelt(tokens: Iterable[str]) -> str:
+    """The tokens of a predicate with one space where one is needed, keywords in capitals."""
+    written: list[str] = []
+    for token in tokens:
+        word = token.upper() if token.upper() in KEYWORDS else token
+        if written and not _is_glued(written[-1], word):
+            written.append(" ")
+        written.append(word)
+    return "".join(written)
+
+
+def _is_glued(before: str, after: str) -> bool:
+    if after in GLUED_BEFORE or before in GLUED_AFTER:
+        return True
+    # Rules do not reckon: a sign belongs to the number behind it.
+    if before in SIGNS:
+        return after[0].isdigit()
+    return after == "(" and WORD.fullmatch(before) is not None and before not in KEYWORDS
+
+
+Cell = str | int | bool | datetime | None
+Columns = Mapping[str, type]  # str, int, bool or datetime
+
+
+@dataclass(frozen=True)
+class Result:
+    """Rows, or none; `told` is for a person to read and never needed to understand the rows."""
+
+    columns: Columns = field(default_factory=dict)
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    told: str = ""
+
+
+def rows_of(columns: Columns, rows: Iterable[tuple[Cell, ...]], told: str = "") -> Result:
+    """A result with rows."""
+    return Result(columns, tuple(rows), told)
+
+
+def done(told: str) -> Result:
+    """A result without rows."""
+    return Result(told=told)
+
+
+def matches(pattern: str | None, name: str) -> bool:
+    """Whether a name is like a pattern: `*` stands for anything, `|` between alternatives; case makes no difference."""
+    if pattern is None:
+        return True
+    alternatives = pattern.strip().split("|")
+    parts = (".*".join(map(re.escape, one.strip().split("*"))) for one in alternatives)
+    return any(re.fullmatch(part, name, re.IGNORECASE | re.DOTALL) for part in parts)
+
+
+LONGEST_LINE = 110
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something stands in a text, counted from 1, and how many characters it takes."""
+
+    line: int
+    column: int
+    length: int = 1
+
+
+class SqlError(LakeshareError):
+    """The text cannot be read as SQL; tells the place by line, column and a caret."""
+
+    def __init__(self, what: str, place: Place, text: str, source: str | None = None) -> None:
+        at = f"{place.line}:{place.column}"
+        where = f"{source}:{at}" if source else f"line {place.line}, column {place.column}"
+        super().__init__(f"{where}: {printable(what)}\n{pointed_at(text, place)}")
+        self.what, self.place, self.source = what, place, source
+
+
+class StatementRefused(SqlError):
+    """A statement that was understood and cannot be done: why, and which of its script took effect."""
+
+    def __init__(
+        self, cause: LakeshareError, place: Place, text: str, source: str | None, took: int, total: int
+    ) -> None:
+        # The catalog speaks to recipients of what is not there, who are to ask somebody else.
+        what = f"{cause.kind} {cause.name} does not exist." if isinstance(cause, NotFound) else str(cause)
+        super().__init__(what, place, text, source)
+        self.cause, self.took, self.total = cause, took, total
+
+    @property
+    def effect(self) -> str:
+        """Which statements of the script took effect."""
+        if self.took == 0:
+            return "Nothing of it took effect."
+        first = "The first statement" if self.took == 1 else f"The first {self.took} statements"
+        return f"{first} of {self.total} took effect; this one and what follows did not."
+
+
+def printable(text: str) -> str:
+    """A text on one line that does nothing to a terminal, whatever a name or a comment has in it."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def pointed_at(text: str, place: Place) -> str:
+    """The line of the text with a caret below what is meant; of long lines the part around it."""
+    lines = text.split("\n")
+    line = lines[place.line - 1].rstrip("\r") if place.line <= len(lines) else ""
+    before = place.column - 1
+    start = max(0, before - LONGEST_LINE // 2) if len(line) > LONGEST_LINE else 0
+    # Each character stays one: an escape would move the caret away.
+    shown = "".join(one if one.isprintable() else " " for one in line[start : start + LONGEST_LINE])
+    room = max(1, len(shown) - (before - start))
+    return f"  {shown}\n  {' ' * (before - start)}{'^' * min(max(1, place.length), room)}"
+
+
+def operating_system_user() -> str:
+    """Who runs this process, as the operating system knows, whatever the environment says."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container, say, whose user has no name
+        return f"uid {os.getuid()}"

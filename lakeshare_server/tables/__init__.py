@@ -3,14 +3,11 @@
 Delta logs and Iceberg metadata are read when something is published; requests only touch the index.
 """
 
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta import read_delta
-from lakeshare_server.tables.description import described
-from lakeshare_server.tables.head import TableHead, TableProtocol
 from lakeshare_server.tables.iceberg import read_iceberg
-from lakeshare_server.tables.index import FileIndex, open_index
-from lakeshare_server.tables.index_writing import StoredIndex, write_index
-from lakeshare_server.tables.snapshot import TableSnapshot
+from lakeshare_server.tables.index import FileIndex, StoredIndex, described, open_index, write_index
+from lakeshare_server.tables.snapshot import TableHead, TableProtocol, TableSnapshot
 
 __all__ = [
     "FileIndex",

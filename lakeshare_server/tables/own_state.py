@@ -8,7 +8,7 @@ import orjson
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.stores import Stores, place_of
+from lakeshare_server.storage import Stores, place_of
 from lakeshare_server.tables.delta.log import list_for_latest
 
 GZIP = b"\x1f\x8b"

@@ -1,9 +1,8 @@
 """Which versions of a table recipients can read: the ledger's publications, or those found in storage."""
 
-from lakeshare_server.versions.followed_place import spelt, table_name_at, tables_at
-from lakeshare_server.versions.found_table import found_at
-from lakeshare_server.versions.pinned import VersionsUntil
-from lakeshare_server.versions.version import PinnedSnapshot, TableVersions, Version
+from lakeshare_server.versions.followed_iceberg import found_at
+from lakeshare_server.versions.metadata_sources import spelt, table_name_at, tables_at
+from lakeshare_server.versions.version import PinnedSnapshot, TableVersions, Version, VersionsUntil
 from lakeshare_server.versions.versions import Versions
 
 __all__ = [

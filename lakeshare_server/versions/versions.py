@@ -11,16 +11,14 @@ from lakeshare_server.catalog import (
     Ledger,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.changes import segment_cache
-from lakeshare_server.tables.index_cache import IndexCache
-from lakeshare_server.versions.followed import FollowedVersions
-from lakeshare_server.versions.followed_log import FollowedLog
-from lakeshare_server.versions.followed_place import source_of
-from lakeshare_server.versions.followed_snapshots import FollowedSnapshots
-from lakeshare_server.versions.published import PublishedVersions
-from lakeshare_server.versions.published_changes import ChangeFiles
-from lakeshare_server.versions.snapshot_look import SnapshotLook
+from lakeshare_server.tables.index import IndexCache
+from lakeshare_server.versions.followed_delta import FollowedLog, FollowedVersions
+from lakeshare_server.versions.followed_iceberg import FollowedSnapshots
+from lakeshare_server.versions.iceberg_history import SnapshotLook
+from lakeshare_server.versions.metadata_sources import source_of
+from lakeshare_server.versions.published import ChangeFiles, PublishedVersions
 from lakeshare_server.versions.version import TableVersions
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.declared import export, read_files
-from lakeshare_server.catalog.declared.objects import FoundTable, Key, TableLocation, Wanted
-from lakeshare_server.catalog.declared.planning import Step
-from lakeshare_server.catalog.sharing import editing, look
+from lakeshare_server.catalog.declared.files import FoundTable, Key, TableLocation, Wanted
+from lakeshare_server.catalog.declared.plan import Step
+from lakeshare_server.catalog.sharing import editing, states
 
 EVERYTHING = """
 shares:
@@ -81,7 +81,7 @@ def told(steps: tuple[Step, ...]) -> list[tuple[str, str, list[str]]]:
 def paths(catalog: Catalog) -> list[str]:
     """The shared tables."""
     with catalog.reading() as session:
-        return sorted(one.path for one in look.objects(session))
+        return sorted(one.path for one in states.objects(session))
 
 
 def by_hand(catalog: Catalog, operation: Callable[[Any], object]) -> None:

@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lakeshare_pipelines.contracts import Column, Reference, Rule, SetContract, Table
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.staged import Staged, StagedTable, staging_name
-from lakeshare_pipelines.wap.staging import staging_for
-from lakeshare_pipelines.wap.verdicts import Severity, Verdict, Verdicts
+from lakeshare_pipelines.wap.stage import staging_for
+from lakeshare_pipelines.wap.staged import (
+    Lake,
+    Severity,
+    Staged,
+    StagedTable,
+    Verdict,
+    Verdicts,
+    staging_name,
+)
 
 NOT_NULL = "expect_column_values_to_not_be_null"
 UNIQUE = "expect_column_values_to_be_unique"

@@ -44,7 +44,7 @@ def a_batch_process(
     command = [
         sys.executable,
         "-c",
-        "from lakeshare_pipelines.cli import main; main()",
+        "from lakeshare_pipelines.cli.main import main; main()",
         "backup",
         "batch-server",
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakeshare_pipelines.backup.copy.engine import CopyTask
-from lakeshare_pipelines.backup.rows import DONE, whole_table
+from lakeshare_pipelines.backup.model import DONE, whole_table
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from tests.builders.backup_plan import plan_folder, planned
 

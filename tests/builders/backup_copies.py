@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakeshare_pipelines.backup.copy.engine import CopyTask
-from lakeshare_pipelines.backup.rows import DONE, PLAN, whole_table, write_rows
+from lakeshare_pipelines.backup.model import DONE, PLAN, whole_table, write_rows
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 
 AS_OF = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)

@@ -14,12 +14,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import CopyTask
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.plan.make import make_plan
-from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import (
+from lakeshare_pipelines.backup.model import (
+    DONE,
+    LISTING,
+    PLAN,
     CopyRecord,
     Estimate,
     FoundTable,
@@ -27,12 +28,13 @@ from lakeshare_pipelines.backup.records import (
     PlanRecord,
     Point,
     Verification,
+    write_rows,
 )
-from lakeshare_pipelines.backup.rows import DONE, LISTING, PLAN, write_rows
+from lakeshare_pipelines.backup.plan import make_plan
+from lakeshare_pipelines.backup.points import Points, Workspace, end_of
 from lakeshare_pipelines.backup.stores import Listed, StoreAddress, open_store
-from lakeshare_pipelines.backup.verify.make import verify_copies
-from lakeshare_pipelines.backup.verify.spark_opening import OpenSpark
-from lakeshare_pipelines.backup.workspace import Workspace, end_of
+from lakeshare_pipelines.backup.verify.objects import OpenSpark
+from lakeshare_pipelines.backup.verify.run import verify_copies
 
 DAY = "2026-11-20"
 AS_OF = end_of(DAY)

@@ -3,12 +3,11 @@
 import datetime as dt
 from pathlib import Path
 
-from lakeshare_pipelines.backup.declared import Backup, ListingSource
-from lakeshare_pipelines.backup.listing.make import make_listing
-from lakeshare_pipelines.backup.records import ListingRecord
-from lakeshare_pipelines.backup.rows import LISTING, whole_table
+from lakeshare_pipelines.backup.config import Backup, ListingSource
+from lakeshare_pipelines.backup.inventory.sources import make_listing
+from lakeshare_pipelines.backup.model import LISTING, ListingRecord, whole_table
+from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.workspace import Workspace
 from tests.builders.backup_inventory import InventoryReports, Stored
 
 DAY = "2026-11-20"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.rows import PLAN, write_rows
+from lakeshare_pipelines.backup.model import PLAN, write_rows
 
 MODIFIED = dt.datetime(2026, 11, 19, 12, tzinfo=dt.UTC)
 

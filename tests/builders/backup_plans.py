@@ -8,20 +8,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.plan.make import draw_plan, make_plan
-from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import (
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.model import (
+    HELD,
+    LISTING,
+    PLAN,
     CopyRecord,
     ListingRecord,
     PlanRecord,
     Point,
     Status,
     Verification,
+    whole_table,
+    write_rows,
 )
-from lakeshare_pipelines.backup.rows import HELD, LISTING, PLAN, whole_table, write_rows
+from lakeshare_pipelines.backup.plan import draw_plan, make_plan
+from lakeshare_pipelines.backup.points import Points, Workspace, end_of
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.workspace import Workspace, end_of
 
 MORNING = dt.datetime(2026, 11, 1, 6, tzinfo=dt.UTC)
 BUCKET = "lake"

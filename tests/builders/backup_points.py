@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import (
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.model import (
+    HELD,
     CopyRecord,
     Estimate,
     FoundTable,
@@ -21,8 +21,9 @@ from lakeshare_pipelines.backup.records import (
     Point,
     TableProof,
     Verification,
+    write_rows,
 )
-from lakeshare_pipelines.backup.rows import HELD, write_rows
+from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 
 DAY = "2026-11-20"

@@ -9,11 +9,9 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_pipelines.backup.records import FoundTable
-from lakeshare_pipelines.backup.rows import read_rows
+from lakeshare_pipelines.backup.model import FoundTable, read_rows
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.verify.objects import judged, looked_up, reported_objects
-from lakeshare_pipelines.backup.verify.table_copy import TableCopy
+from lakeshare_pipelines.backup.verify.objects import TableCopy, judged, looked_up, reported_objects
 from tests.builders.backup_lakes import AS_OF, Lake, at
 from tests.builders.deletion_vector import to_z85
 from tests.builders.log_files import WrittenLog, add, metadata, remove

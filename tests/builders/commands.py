@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.commands import main
+from lakeshare_server.cli import main
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,9 @@ from pathlib import Path
 from random import Random
 
 from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.share.repair import record_landed
-from lakeshare_pipelines.share.rollback import rollback
+from lakeshare_pipelines.share.publication import record_landed, rollback
 from lakeshare_pipelines.wap.iceberg import IcebergStaging
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.staged import Staged, staging_name
+from lakeshare_pipelines.wap.staged import Lake, Staged, staging_name
 from lakeshare_server.catalog import Catalog, Ledger, Publication, set_lock
 from tests.builders.canonical import Rows
 from tests.builders.sets import a_contract

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from lakeshare_server.catalog import Ledger, Publication, open_catalog
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.versions import TableVersions, Versions
 from tests.builders.lake_tables import IcebergTable, some_rows
 from tests.builders.sharing import FLIGHTS, Provider, a_server, files

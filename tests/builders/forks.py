@@ -4,5 +4,5 @@ import multiprocessing
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["tests.builders.killed_run", "great_expectations", "lakeshare_pipelines.backup.copy.portion_copy"]
+    ["tests.builders.killed_run", "great_expectations", "lakeshare_pipelines.backup.copy.spark"]
 )

@@ -21,11 +21,9 @@ from lakeshare_pipelines.nessie.server import nessie_status
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.spark.session import driver_pid
-from lakeshare_pipelines.wap import replay
-from lakeshare_pipelines.wap.lake import Lake, with_spark
+from lakeshare_pipelines.wap import audit
 from lakeshare_pipelines.wap.stage import stage
-from lakeshare_pipelines.wap.staged import Staged
-from lakeshare_pipelines.wap.verdicts import Verdicts
+from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts, with_spark
 from lakeshare_server.catalog import open_catalog
 from lakeshare_server.errors import LakeshareError
 from tests.builders.forks import FORKS
@@ -103,7 +101,7 @@ def carry_out(error_file: Path, run: Run) -> None:
         with _lake(run) as lake:
             if run.judged is None:
                 staged = stage(lake, run.contract, [run.day], run.run_id)
-                verdicts = replay.judged(lake, run.contract, staged)
+                verdicts = audit.judged(lake, run.contract, staged)
             else:
                 staged, verdicts = run.judged
             publish_or_replay(lake, open_catalog(run.settings.catalog_url), run.contract, staged, verdicts)

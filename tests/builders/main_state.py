@@ -2,7 +2,7 @@
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 
 
 def main_state(lake: Lake, contract: SetContract) -> dict[str, object]:

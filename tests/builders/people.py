@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.tables import TableSnapshot, open_index, read_iceberg, write_index
-from lakeshare_server.tables.iceberg.change_index import StateChange, write_change_index
+from lakeshare_server.tables.iceberg.changes import StateChange, write_change_index
 from tests.builders.canonical import Rows
 from tests.builders.lake_tables import IcebergTable
 from tests.builders.protocol_lines import Format

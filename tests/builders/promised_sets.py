@@ -8,7 +8,7 @@ from uuid import uuid4
 import yaml
 
 from lakeshare_pipelines.contracts import SetContract, load_contract
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.spark_iceberg import SparkIceberg
 
 MONDAY, TUESDAY = "2024-01-01", "2024-01-02"

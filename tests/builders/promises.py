@@ -4,11 +4,11 @@ from typing import Any
 
 import httpx
 
-from lakeshare_server.access.serveability import TableServeability, provider_view
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.listings import shared_table_at
+from lakeshare_server.provider.serveability import TableServeability, provider_view
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables.serveability import CLIENTS, ICEBERG_REST_ID, Verdict
 from lakeshare_server.versions import Versions
 

@@ -10,9 +10,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from lakeshare_server.stores import Stores
-from lakeshare_server.tables.iceberg.delete_targets import targets_of
-from lakeshare_server.tables.iceberg.deletes import deletion_vectors
+from lakeshare_server.storage import Stores
+from lakeshare_server.tables.iceberg.deletes import deletion_vectors, targets_of
 from lakeshare_server.tables.iceberg.equality_deletes import rows_deleted_by_equality
 from lakeshare_server.tables.iceberg.manifests import live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata

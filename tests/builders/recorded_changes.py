@@ -8,9 +8,8 @@ from pyspark.sql import SparkSession
 
 from lakeshare_pipelines.contracts import Column, Table
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share.changes import changes_to
-from lakeshare_pipelines.share.table_state import TableState
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.share.changes import TableState, changes_to
+from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.tables import Stores
 from tests.builders.canonical import Rows

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeshare_server.tables.iceberg.delete_targets import Target
+from lakeshare_server.tables.iceberg.deletes import Target
 from lakeshare_server.tables.iceberg.manifests import DeleteFile
 from tests.builders.deletion_vector import positions, serialized
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from lakeshare_pipelines.contracts import SetContract, load_contract
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.staged import Staged
-from lakeshare_pipelines.wap.verdicts import Verdicts
+from lakeshare_pipelines.wap.staged import Staged, Verdicts
 
 CONTRACT = """\
 apiVersion: v3.1.0

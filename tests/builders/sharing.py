@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from bench.wide_table import many_files_table
-from lakeshare_server.access.profile import write_profile
+from lakeshare_server.access.authentication import write_profile
 from lakeshare_server.app import make_server
 from lakeshare_server.catalog import (
     Catalog,
@@ -27,8 +27,7 @@ from lakeshare_server.catalog import (
     apply_shares,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import SigningSession
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import SigningSession, Stores
 from lakeshare_server.tables import TableSnapshot, described, read_delta, read_iceberg, write_index
 from lakeshare_server.versions import found_at, spelt
 from tests.builders.database_schema import open_migrated

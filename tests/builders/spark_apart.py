@@ -14,14 +14,14 @@ import dagster as dg
 import pandas as pd
 from pyspark.sql import SparkSession
 
-from lakeshare_pipelines import cli
+from lakeshare_pipelines.cli import main
 from lakeshare_pipelines.contracts import SetContract, load_contracts
-from lakeshare_pipelines.demo.runs import PARTITION, run_job
+from lakeshare_pipelines.demo.processes import PARTITION, run_job
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars
 from lakeshare_pipelines.spark.session import session_conf, start_driver, stop_session
 from lakeshare_pipelines.wap.delta import table_location
-from lakeshare_pipelines.wap.lake import with_spark
+from lakeshare_pipelines.wap.staged import with_spark
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def run_command(*arguments: str) -> tuple[object, str]:
     sys.argv = ["lakeshare", *arguments]
     try:
         with redirect_stdout(printed), redirect_stderr(printed):
-            cli.main()
+            main.main()
     except SystemExit as ended:
         return ended.code, printed.getvalue()
     finally:

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 
 from lakeshare_server.catalog import Catalog
-from lakeshare_server.catalog.sharing import drop_group, drop_recipient, drop_share, editing, look
+from lakeshare_server.catalog.sharing import drop_group, drop_recipient, drop_share, editing, states
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.sql.provider import Provider
-from lakeshare_server.sql.results import Result
+from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.session import SqlSession
+from lakeshare_server.sql.statements import Result
 from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import a_delta_table, append_delta
 from tests.builders.sharing import Provider as Publishing
@@ -59,9 +59,9 @@ def rows(session: SqlSession, script: str, *columns: str) -> list[tuple[Any, ...
 def empty(catalog: Catalog) -> None:
     """Drop every share, recipient and group; what is published stays."""
     with editing(catalog, "tests") as edit:
-        for share in look.shares(edit.session):
+        for share in states.shares(edit.session):
             drop_share(edit, share.name)
-        for recipient in look.recipients(edit.session):
+        for recipient in states.recipients(edit.session):
             drop_recipient(edit, recipient.name)
-        for group in look.groups(edit.session):
+        for group in states.groups(edit.session):
             drop_group(edit, group.name)

@@ -8,16 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakeshare_server.protocol.answer import Progress
-from lakeshare_server.protocol.change_answer import ChangeAnswer
-from lakeshare_server.protocol.change_lines import ChangeLines
-from lakeshare_server.protocol.heads import HeadLines
-from lakeshare_server.protocol.negotiation import ResponseFormat
+from lakeshare_server.protocol.lines import ChangeAnswer, ChangeLines, HeadLines, Progress, ResponseFormat
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.stores import Stores
-from lakeshare_server.tables.delta.changes import (
-    VersionChanges,
-)
+from lakeshare_server.storage import Stores
+from lakeshare_server.tables.delta.changes import VersionChanges
 from tests.builders import delta_log
 from tests.builders.deletion_vector import relative_path
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lakeshare_server.catalog import SharedTable
-from lakeshare_server.commands import main
+from lakeshare_server.cli import main
 from tests.builders.lake_tables import IcebergTable, a_delta_table, some_rows
 from tests.builders.sharing import Provider, a_server
 from tests.fakes.model_on_disk import ModelRecipients, profile_file, share_model_tables

@@ -10,11 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lakeshare_server.conformance.client import Client
-from lakeshare_server.conformance.ground import survey
-from lakeshare_server.conformance.profile import Profile
-from lakeshare_server.conformance.runner import Outcome, run
-from lakeshare_server.conformance.suite import chosen_cases
+from lakeshare_conformance.client import Client, Profile
+from lakeshare_conformance.ground import survey
+from lakeshare_conformance.report import Outcome, chosen_cases, run
 from lakeshare_server.errors import LakeshareError
 from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.sharing import a_provider, a_server

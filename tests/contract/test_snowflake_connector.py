@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.cli import main
+from lakeshare_pipelines.cli.main import main
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share.snowflake.follow import follow
-from lakeshare_pipelines.share.snowflake.names import TableName
-from lakeshare_pipelines.share.snowflake.session import snowflake_session
+from lakeshare_pipelines.share.snowflake import TableName, follow, snowflake_session
 from lakeshare_server.catalog import Catalog, Ledger
 from tests.builders.database_schema import open_migrated
 from tests.builders.publications import a_publication

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from lakeshare_pipelines.backup.declared import Backup, backup_named
+from lakeshare_pipelines.backup.config import Backup, backup_named
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.defs.backup import backup_definitions, backup_key
-from lakeshare_pipelines.defs.backup_upkeep import backup_upkeep
+from lakeshare_pipelines.defs.backup import backup_definitions, backup_key, backup_upkeep
 from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.sets import a_contract

@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from lakeshare_pipelines.ci_gate import UnknownSelection, failed_checks
+from lakeshare_pipelines.cli.ci_gate import UnknownSelection, failed_checks
 
 DEPARTURES, DELAYS = dg.AssetKey(["flights", "departures"]), dg.AssetKey(["flights", "daily_delays"])
 BOTH = "flights/departures,flights/daily_delays"

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from lakeshare_pipelines.demo.runs import MARK, EndedSteps
+from lakeshare_pipelines.demo.processes import MARK, EndedSteps
 
 
 @dg.op

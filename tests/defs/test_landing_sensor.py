@@ -5,8 +5,8 @@ import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.definitions import defs
-from lakeshare_pipelines.defs.ingest import landing_sensor
-from lakeshare_pipelines.ingest.samples import deliver
+from lakeshare_pipelines.defs.wap import landing_sensor
+from lakeshare_pipelines.demo.processes import deliver
 from lakeshare_pipelines.settings import LakeSettings
 
 FLIGHTS = next(contract for contract in load_contracts() if contract.name == "flights")

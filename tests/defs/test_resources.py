@@ -4,7 +4,7 @@ import dagster as dg
 import pytest
 
 from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 
 
 class Session:

@@ -12,8 +12,8 @@ from dagster_aws.s3 import S3Resource
 
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.definitions import defs
+from lakeshare_pipelines.demo.processes import deliver
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest.samples import deliver
 from lakeshare_pipelines.settings import LakeSettings
 from tests.integration.s3_server import REGION, S3Server, running_s3
 

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from lakeshare_pipelines.defs.alerts import tell_red
+from lakeshare_pipelines.defs.resources import tell_red
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.staged import Staged
-from lakeshare_pipelines.wap.verdicts import Verdict, Verdicts
+from lakeshare_pipelines.wap.staged import Staged, Verdict, Verdicts
 from tests.builders.slack import SlackStandIn, slack_stand_in
 
 STAGED = Staged("flights", "run-1", ("2013-01-04",), "wap-flights-2013-01-04-run1", "b", "h", (), {}, "c")

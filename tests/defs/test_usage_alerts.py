@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import update
 
 from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
-from lakeshare_pipelines.defs.usage import usage_checks
-from lakeshare_pipelines.share.usage import silent_recipients, usage_spikes
+from lakeshare_pipelines.defs.share import usage_checks
+from lakeshare_pipelines.share.shares import silent_recipients, usage_spikes
 from lakeshare_server.catalog import Catalog, Recipients, open_catalog
 from lakeshare_server.catalog.audit import prune
 from lakeshare_server.catalog.models import RecipientRow

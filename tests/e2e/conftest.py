@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.demo.stage_hands import free_port, sharing_server
+from lakeshare_pipelines.demo.processes import free_port, sharing_server
 from lakeshare_pipelines.nessie.server import nessie_for, stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.hostile.families import TABLES

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
-from lakeshare_pipelines.demo import reader
+from lakeshare_pipelines.demo import processes
 from lakeshare_server.catalog import Ledger, open_catalog
 from tests.builders.spark_apart import (
     delete_on_branch,
@@ -56,7 +56,7 @@ def test_a_second_start_starts_no_run_and_is_right_again(demo):
 
 
 def test_the_recipient_sees_the_tables_of_both_sets(served):
-    assert reader.tables(served) == sorted(TABLES)
+    assert processes.tables(served) == sorted(TABLES)
 
 
 @pytest.fixture(scope="module")
@@ -108,17 +108,17 @@ def latest(demo):
 
 def test_during_a_red_run_recipients_see_one_version_and_one_set_of_rows(demo, served):
     before = latest(demo)
-    rows = reader.read(served, TABLE)
+    rows = processes.read(served, TABLE)
     assert demo.lakeshare("deliver", "flights", "--day", "2013-01-05", "--nulls", "carrier").code == 0
 
-    with reader.watching(served, TABLE) as watch:
+    with processes.watching(served, TABLE) as watch:
         ran = materialize(demo, "2013-01-05")
 
     assert ran.code != 0
     assert watch.looks > 10
-    assert watch.saw_only(before.version, reader.fingerprint(rows))
+    assert watch.saw_only(before.version, processes.fingerprint(rows))
     assert latest(demo) == before
-    assert reader.read(served, TABLE).equals(rows)
+    assert processes.read(served, TABLE).equals(rows)
     gate = demo.lakeshare(*CI_GATE)
     assert gate.code == 1
     assert "flights/departures expect_column_values_to_not_be_null__carrier: ERROR failed" in gate.text
@@ -137,7 +137,7 @@ def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart):
     assert code == 0, text
     assert latest(demo).version == before.version + 1
     assert latest(demo).partition == "2013-01-05"
-    assert reader.version(served, TABLE) == before.version + 1
+    assert processes.version(served, TABLE) == before.version + 1
     assert ref not in demo.lakeshare("wap", "list").text
 
 

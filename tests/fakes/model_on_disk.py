@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lakeshare_server.access.profile import write_profile
+from lakeshare_server.access.authentication import write_profile
 from lakeshare_server.catalog import DeclaredShare, SharedTable, apply_shares
 from tests.builders.sharing import Provider
 from tests.builders.waiting import wait_until

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from lakeshare_server.conformance.profile import Profile
+from lakeshare_conformance.client import Profile
 from tests.builders.http_server import listening
 from tests.fakes.model_answers import EXPIRED_TOKEN, FOREIGN_TOKEN, TOKEN, Model
 from tests.fakes.model_requests import Reply, Request

@@ -9,7 +9,7 @@ import pytest
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.lake import Lake, with_spark
+from lakeshare_pipelines.wap.staged import Lake, with_spark
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from tests.builders.sets import a_contract
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lakeshare_pipelines.errors import NessieError
-from lakeshare_pipelines.nessie.calls import Calls
-from lakeshare_pipelines.nessie.client import Nessie
-from lakeshare_pipelines.nessie.server import NessieEndpoint, ensure_nessie, stop_nessie
+from lakeshare_pipelines.nessie.client import Calls, Nessie, NessieEndpoint
+from lakeshare_pipelines.nessie.server import ensure_nessie, stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.jars import ensure_pinned, locked_jars
-from lakeshare_pipelines.spark.java import find_java
+from lakeshare_pipelines.spark.jars import ensure_pinned, find_java, locked_jars
 from tests.integration.processes import free_ports, running
 
 LOCK = Path(__file__).with_name("oidc.lock.toml")

@@ -9,10 +9,9 @@ from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import driver_pid
-from lakeshare_pipelines.wap import table_audit
+from lakeshare_pipelines.wap import audit as table_audit
 from lakeshare_pipelines.wap.audit import audit
-from lakeshare_pipelines.wap.lake import with_spark
-from lakeshare_pipelines.wap.staged import Staged
+from lakeshare_pipelines.wap.staged import Staged, with_spark
 from tests.builders.audits import NOT_NULL, a_rule, a_set, flight_rows, flights, stage_rows
 from tests.builders.forks import FORKS
 from tests.builders.killed_run import wait_for_exit

@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_pipelines.cli import app
-from lakeshare_pipelines.defs.metadata import check_metadata
+from lakeshare_pipelines.cli.main import app
+from lakeshare_pipelines.defs.wap import check_metadata
 from lakeshare_pipelines.ingest.frame import TableFrame
-from lakeshare_pipelines.wap.audit import audit
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.quarantine import keep_rejected, quarantine_path, quarantined
-from lakeshare_pipelines.wap.replay import judged
+from lakeshare_pipelines.wap.audit import audit, judged
+from lakeshare_pipelines.wap.staged import Lake, keep_rejected, quarantine_path, quarantined
 from tests.builders.audits import a_set, carrier_rows, carriers, flight_rows, flights, of, stage_rows
 
 
@@ -136,7 +134,7 @@ def test_rejected_rows_are_shown_by_a_command_or_a_setting_and_their_files_are_p
     command = metadata["observed/show_rejected_rows"]
     assert command == f"lakeshare wap rejected {contract.name} --run run1 --table {table.name}"
 
-    monkeypatch.setattr("lakeshare_pipelines.cli._contracts", lambda: (contract,))
+    monkeypatch.setattr("lakeshare_pipelines.cli.main._contracts", lambda: (contract,))
     folders = {
         "LAKESHARE_STATE_DIR": lake.settings.state_dir,
         "LAKESHARE_WAREHOUSE_DIR": lake.settings.warehouse,

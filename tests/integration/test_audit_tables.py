@@ -5,7 +5,7 @@ import pytest
 from lakeshare_pipelines.contracts import Column, Drift
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.checks import checks_of
-from lakeshare_pipelines.wap.staging import staging_for
+from lakeshare_pipelines.wap.stage import staging_for
 from tests.builders.audits import (
     DAY,
     FLIGHT_COLUMNS,

@@ -9,7 +9,7 @@ from lakeshare_pipelines.errors import BranchMoved
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.checks import checks_of
 from lakeshare_pipelines.wap.delta import table_location
-from lakeshare_pipelines.wap.verdicts import Verdicts
+from lakeshare_pipelines.wap.staged import Verdicts
 from tests.builders.audits import (
     BETWEEN,
     NOT_NULL,

@@ -9,11 +9,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from lakeshare_pipelines.backup.copy.aws_batch import AwsBatchEngine
-from lakeshare_pipelines.backup.copy.batch.attempts import Attempts, AttemptsOf
+from lakeshare_pipelines.backup.config import Backup, Batch
+from lakeshare_pipelines.backup.copy.aws_batch import Attempts, AttemptsOf, AwsBatchEngine
 from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress
-from lakeshare_pipelines.backup.declared import Backup, Batch
-from lakeshare_pipelines.backup_commands import backup_app
+from lakeshare_pipelines.cli.backup import backup_app
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_batch import ACCOUNT, ROLE, keys_of, running_batch_server, s3control
 from tests.builders.backup_buckets import Copies, buckets, done_of
@@ -267,7 +266,7 @@ def test_who_may_not_make_jobs_is_told_what_to_allow(
     task = copies.task(copies.rows())
     engine = stand.engine(copies)
     monkeypatch.setattr(
-        "lakeshare_pipelines.backup.copy.batch.requests.s3_client",
+        "lakeshare_pipelines.backup.copy.batch_jobs.s3_client",
         lambda address, service: _client_of_a_stranger(stand, address.endpoint, service),
     )
     with pytest.raises(BackupError, match=r"create_job in account 222222222222: the service refused"):

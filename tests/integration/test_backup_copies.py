@@ -12,8 +12,7 @@ from zlib import crc32
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.capabilities import capabilities_of
-from lakeshare_pipelines.backup.copy.local import LocalEngine
+from lakeshare_pipelines.backup.copy.local import LocalEngine, capabilities_of
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from lakeshare_pipelines.errors import BackupError, NoAnswer
@@ -196,7 +195,7 @@ def test_every_version_that_is_asked_for_is_the_one_that_is_copied(
 ) -> None:
     import pyarrow as pa
 
-    from lakeshare_pipelines.backup.rows import PLAN, whole_table, write_rows
+    from lakeshare_pipelines.backup.model import PLAN, whole_table, write_rows
 
     for bucket in (lake.bucket, vault.bucket):
         client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.ledger import BATCH, Ledger
+from lakeshare_pipelines.backup.copy.engine import BATCH, Ledger
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from tests.builders.backup_copies import WORK, a_plan, a_task, done_of

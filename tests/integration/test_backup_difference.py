@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.plan import difference
-from lakeshare_pipelines.backup.rows import HELD, LISTING, whole_table, write_rows
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.backup import plan
+from lakeshare_pipelines.backup.model import HELD, LISTING, whole_table, write_rows
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_plans import an_object
 
 Differ = Callable[[Path, Path, Path, Path], None]
@@ -21,9 +21,9 @@ Rows = list[dict[str, Any]]
 @pytest.fixture(params=["duckdb", "spark"])
 def differ(request: pytest.FixtureRequest) -> Differ:
     if request.param == "duckdb":
-        return difference.by_duckdb
+        return plan.by_duckdb
     lake: Lake = request.getfixturevalue("lake")
-    return partial(difference.by_spark, spark=lake.spark)
+    return partial(plan.by_spark, spark=lake.spark)
 
 
 def told(differ: Differ, folder: Path, listed: Rows, held: Rows) -> tuple[Rows, Rows]:
@@ -32,7 +32,7 @@ def told(differ: Differ, folder: Path, listed: Rows, held: Rows) -> tuple[Rows, 
     write_rows(folder / "held", HELD, [pa.Table.from_pylist(held, HELD)])
     differ(folder / "listed", folder / "held", folder / "fresh", folder / "gone")
     assert sorted(path.name for path in folder.iterdir()) == ["fresh", "gone", "held", "listed"]
-    found = [whole_table(folder / "fresh", LISTING), whole_table(folder / "gone", difference.GONE)]
+    found = [whole_table(folder / "fresh", LISTING), whole_table(folder / "gone", plan.GONE)]
     fresh, gone = (table.sort_by("key").to_pylist() for table in found)
     return fresh, gone
 

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.policies.checks import EVERYTHING, Check, checks_of
-from lakeshare_pipelines.backup.policies.documents import policy_files
-from lakeshare_pipelines.backup.policies.evaluate import Request, decide
-from lakeshare_pipelines.backup.policies.parties import Parties
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.policies import Parties, policy_files
+from lakeshare_pipelines.backup.policy_checks import EVERYTHING, Check, Request, checks_of, decide
 from tests.builders.backup_batch import keys_of
 from tests.integration.ministack import MiniStack, running_ministack
 from tests.integration.s3_server import S3User, a_client

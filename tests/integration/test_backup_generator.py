@@ -10,19 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.declared import Backup, ListingSource
-from lakeshare_pipelines.backup.listing.columns import FORMATS, ReportFormat
-from lakeshare_pipelines.backup.listing.data_files import listed_rows
-from lakeshare_pipelines.backup.listing.generator import ReportPlace, generate_report, list_source, ranges
-from lakeshare_pipelines.backup.listing.generator.bucket import PAGES_BEFORE_CUT, BucketListing
-from lakeshare_pipelines.backup.listing.reports import reports_at
-from lakeshare_pipelines.backup.rows import LISTING, whole_table
+from lakeshare_pipelines.backup.config import Backup, ListingSource
+from lakeshare_pipelines.backup.inventory import list_objects
+from lakeshare_pipelines.backup.inventory.configuration import FORMATS, ReportFormat
+from lakeshare_pipelines.backup.inventory.generate import ReportPlace, generate_report, list_source
+from lakeshare_pipelines.backup.inventory.list_objects import PAGES_BEFORE_CUT, BucketListing
+from lakeshare_pipelines.backup.inventory.reports import listed_rows, reports_at
+from lakeshare_pipelines.backup.model import LISTING, whole_table
+from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
-from lakeshare_pipelines.backup.stores.s3 import s3_client
-from lakeshare_pipelines.backup.workspace import Workspace
+from lakeshare_pipelines.backup.stores.store import s3_client
 from lakeshare_pipelines.errors import BackupError
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_batch import keys_of
 from tests.builders.backup_keys import put_keys
 from tests.integration.ministack import running_ministack
@@ -125,7 +125,7 @@ def test_a_flat_folder_is_shared_among_idle_workers(
     cuts, is_cut, pages, page_of = [], asyncio.Event(), itertools.count(1), BucketListing.page
 
     async def cut_of(*arguments: Any, **options: Any) -> str | None:
-        cuts.append(await ranges.cut_of(*arguments, **options))
+        cuts.append(await list_objects.cut_of(*arguments, **options))
         is_cut.set()
         return cuts[-1]
 
@@ -136,7 +136,7 @@ def test_a_flat_folder_is_shared_among_idle_workers(
         return await page_of(listing, *place, **more)
 
     monkeypatch.setattr(BucketListing, "page", page)
-    monkeypatch.setattr("lakeshare_pipelines.backup.listing.generator.bucket.cut_of", cut_of)
+    monkeypatch.setattr("lakeshare_pipelines.backup.inventory.list_objects.cut_of", cut_of)
     flat = bucket.model_copy(update={"url": "s3://lake/wh/flat"})
     found = Counter(row["key"] for row in listed(flat, 8, versions=False))
     assert found == Counter(FLAT)
@@ -155,7 +155,7 @@ def test_a_cut_that_is_looked_for_longer_than_its_range_is_listed_holds_nobody_u
             given_up.append(True)
             raise
 
-    monkeypatch.setattr("lakeshare_pipelines.backup.listing.generator.bucket.cut_of", endless)
+    monkeypatch.setattr("lakeshare_pipelines.backup.inventory.list_objects.cut_of", endless)
     flat = bucket.model_copy(update={"url": "s3://lake/wh/flat"})
     assert Counter(row["key"] for row in listed(flat, 8, versions=False)) == Counter(FLAT)
     assert given_up

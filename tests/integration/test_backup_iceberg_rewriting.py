@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from lakeshare_pipelines.backup.rewriting import Rewritten
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_moves import Move
 from tests.builders.canonical import same_rows
 from tests.builders.iceberg_matrix import TABLES

@@ -8,17 +8,15 @@ from urllib.parse import quote
 
 import pytest
 
-from lakeshare_pipelines.backup.declared import Backup, ListingSource
-from lakeshare_pipelines.backup.listing import inventory
-from lakeshare_pipelines.backup.listing.configuration import Wanted, put_configuration
-from lakeshare_pipelines.backup.listing.make import make_listing
-from lakeshare_pipelines.backup.listing.telling import to_log
-from lakeshare_pipelines.backup.records import ListingRecord
-from lakeshare_pipelines.backup.rows import LISTING, whole_table
+from lakeshare_pipelines.backup.config import Backup, ListingSource
+from lakeshare_pipelines.backup.inventory import reports as inventory
+from lakeshare_pipelines.backup.inventory.configuration import Wanted, put_configuration, to_log
+from lakeshare_pipelines.backup.inventory.sources import make_listing
+from lakeshare_pipelines.backup.model import LISTING, ListingRecord, whole_table
+from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.workspace import Workspace
 from lakeshare_pipelines.errors import BackupError
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_inventory import InventoryReports, Stored, stored_in
 from tests.builders.backup_listings import DAY, IN_TIME, a_backup, as_listed, listed, reports_in
 from tests.integration.s3_server import S3Server, running_s3

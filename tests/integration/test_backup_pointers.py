@@ -5,9 +5,9 @@ from pathlib import Path
 
 from nessie_fixtures import RunningNessie, a_table
 
-from lakeshare_pipelines.backup.verify.iceberg.pointers import pointers_of_main
+from lakeshare_pipelines.backup.verify.iceberg import pointers_of_main
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.waiting import wait_until
 
 

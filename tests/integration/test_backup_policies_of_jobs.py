@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.policies.documents import policy_files
-from lakeshare_pipelines.backup.policies.parties import Parties
-from lakeshare_pipelines.backup.policies.writing import write_policies
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.policies import Parties, policy_files, write_policies
 from tests.builders.backup_batch import ACCOUNT, ROLE, a_copy_job, ended, running_batch_server, s3control
 from tests.integration.s3_server import S3Server, running_s3
 

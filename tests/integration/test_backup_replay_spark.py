@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.verify.delta.table import assess, replay_here, replay_in
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.backup.verify.delta import assess, replay_here, replay_in
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_lakes import AS_OF
 from tests.builders.backup_replays import CASES, Case, copied
 

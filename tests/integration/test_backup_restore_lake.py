@@ -10,19 +10,17 @@ from uuid import uuid4
 
 import pytest
 
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.records import Point
-from lakeshare_pipelines.backup.restore.many import restore_each
-from lakeshare_pipelines.backup.restore.records import RestoreRecord
-from lakeshare_pipelines.backup.restore.tables import Restores
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.model import Point
+from lakeshare_pipelines.backup.restore.selection import RestoreRecord
+from lakeshare_pipelines.backup.restore.tables import Restores, restore_each
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.share.publication import publish_or_replay
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.replay import judged
+from lakeshare_pipelines.wap.audit import judged
 from lakeshare_pipelines.wap.stage import stage
-from lakeshare_pipelines.wap.verdicts import Verdicts
+from lakeshare_pipelines.wap.staged import Lake, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication
-from lakeshare_server.stores import normalised
+from lakeshare_server.storage import normalised
 from lakeshare_server.tables import open_index
 from tests.builders.backup_points import DAY, a_backup, a_point
 from tests.builders.main_state import rows_on_main

@@ -10,16 +10,14 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table import StaticTable
 
-from lakeshare_pipelines.backup.declared import Backup, ListingSource
-from lakeshare_pipelines.backup.drill import run_drill
-from lakeshare_pipelines.backup.making import Making, make_point
-from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import Point
-from lakeshare_pipelines.backup.restore.mount import mounted
+from lakeshare_pipelines.backup.config import Backup, ListingSource
+from lakeshare_pipelines.backup.model import Point
+from lakeshare_pipelines.backup.points import Points, point_of_this_moment
 from lakeshare_pipelines.backup.restore.tables import Restores
+from lakeshare_pipelines.backup.restore.targets import mounted
+from lakeshare_pipelines.backup.run import Making, make_point, run_drill
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.readers import file_properties, storage_options
-from lakeshare_pipelines.backup.workspace import point_of_this_moment
+from lakeshare_pipelines.backup.stores.store import file_properties, storage_options
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
 from tests.builders.lake_tables import IcebergTable, some_rows

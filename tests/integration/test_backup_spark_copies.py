@@ -16,18 +16,20 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress
-from lakeshare_pipelines.backup.copy.ledger import BATCH
+from lakeshare_pipelines.backup.copy.engine import BATCH, CopyTask, Outcome, Progress, Wanted
 from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.copy.objects import ServerSideCopier
-from lakeshare_pipelines.backup.copy.outcomes import Outcome, Wanted
-from lakeshare_pipelines.backup.copy.portion_copy import PortionWork, done_record, done_rows
-from lakeshare_pipelines.backup.copy.portions import portions_of
-from lakeshare_pipelines.backup.copy.spark import SparkEngine
+from lakeshare_pipelines.backup.copy.spark import (
+    PortionWork,
+    SparkEngine,
+    done_record,
+    done_rows,
+    portions_of,
+)
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import driver_pid, spark_session
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_batch import keys_of
 from tests.builders.backup_buckets import Copies, buckets, done_of
 from tests.builders.campaign import campaign_size

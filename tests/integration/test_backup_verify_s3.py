@@ -10,14 +10,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table import StaticTable
 
-from lakeshare_pipelines.backup.declared import Backup
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.model import HELD, TableProof, whole_table
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import TableProof
 from lakeshare_pipelines.backup.restore.tables import Restores
-from lakeshare_pipelines.backup.rows import HELD, whole_table
 from lakeshare_pipelines.backup.scrub import scrub
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.readers import file_properties, storage_options
+from lakeshare_pipelines.backup.stores.store import file_properties, storage_options
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_lakes import Lake, listed_as
 from tests.builders.lake_tables import IcebergTable, some_rows

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.records import TableProof
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.model import TableProof
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.verify.iceberg.closure import spelt
-from lakeshare_pipelines.backup.verify.spark_opening import OpenSpark
-from lakeshare_pipelines.wap.lake import Lake as SparkLake
+from lakeshare_pipelines.backup.verify.iceberg import spelt
+from lakeshare_pipelines.backup.verify.objects import OpenSpark
+from lakeshare_pipelines.wap.staged import Lake as SparkLake
 from tests.builders.backup_lakes import Lake
 from tests.builders.iceberg_matrix import TABLES
 from tests.builders.iceberg_matrix.made import Makers, Written

@@ -19,14 +19,13 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import StaticTable
 
-from lakeshare_pipelines.backup.copy.ledger import BATCH
-from lakeshare_pipelines.backup.declared import Backup, Batch, ListingSource
-from lakeshare_pipelines.backup.making import Making, make_point
-from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import Point
+from lakeshare_pipelines.backup.config import Backup, Batch, ListingSource
+from lakeshare_pipelines.backup.copy.engine import BATCH
+from lakeshare_pipelines.backup.model import Point
+from lakeshare_pipelines.backup.points import Points, point_of_this_moment
 from lakeshare_pipelines.backup.restore.tables import Restores
+from lakeshare_pipelines.backup.run import Making, make_point
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.workspace import point_of_this_moment
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import open_catalog
 from tests.builders.backup_batch import ACCOUNT, ROLE, running_batch_server

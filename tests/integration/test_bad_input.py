@@ -15,10 +15,9 @@ from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.spark.session import driver_pid
-from lakeshare_pipelines.wap.branches import StagingPlace, places
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.replay import judged
-from lakeshare_pipelines.wap.stage import stage
+from lakeshare_pipelines.wap.audit import judged
+from lakeshare_pipelines.wap.stage import StagingPlace, places, stage
+from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Ledger, Publication, open_catalog
 from tests.builders.killed_run import run_until_killed
 from tests.builders.main_state import main_state, rows_on_main

@@ -9,9 +9,9 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from lakeshare_server.catalog import Ledger
-from lakeshare_server.commands import main
+from lakeshare_server.cli import main
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions, tables_at
 from tests.builders.followed_iceberg import NAME, a_reader, count_of, numbered, pinned, refused, version_of
 from tests.builders.iceberg_door import rest_catalog

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.campaign import campaign_size
 from tests.builders.canonical import same_rows
 from tests.builders.hostile.families import TABLES

@@ -13,7 +13,7 @@ import httpx
 import pandas as pd
 import pytest
 
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.applied_changes import applied
 from tests.builders.canonical import Rows, same_frame, same_rows
 from tests.builders.hostile.served import quietly

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_server.tables.deletion_vectors import INLINE_BYTES, framed
-from lakeshare_server.tables.locations import local_path
+from lakeshare_pipelines.wap.staged import Lake
+from lakeshare_server.storage.locations import local_path
+from lakeshare_server.tables.iceberg.deletes import INLINE_BYTES, framed
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.deletion_vector import from_z85
 from tests.builders.hostile.served import quietly

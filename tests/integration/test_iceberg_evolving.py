@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import open_catalog
 from lakeshare_server.settings import ServerSettings
 from tests.builders.applied_changes import applied

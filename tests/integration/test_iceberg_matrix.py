@@ -19,12 +19,12 @@ from pyiceberg.exceptions import ValidationError as MetadataError
 from pyiceberg.table import StaticTable
 from typer.testing import CliRunner
 
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Publication
-from lakeshare_server.commands.tables import table_app
+from lakeshare_server.cli.tables import table_app
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables.locations import local_path
-from lakeshare_server.tables.reason_codes import ReasonCode
+from lakeshare_server.storage.locations import local_path
+from lakeshare_server.tables.serveability import ReasonCode
 from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.canonical import Rows, same_frame, same_rows
 from tests.builders.hostile.served import quietly

@@ -25,16 +25,15 @@ from sqlalchemy import select
 
 from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share import pin
-from lakeshare_pipelines.share.table_state import TableState
-from lakeshare_pipelines.wap.lake import without_spark
+from lakeshare_pipelines.share import publication
+from lakeshare_pipelines.share.changes import TableState
+from lakeshare_pipelines.wap.staged import without_spark
 from lakeshare_server.catalog import Ledger, Recipients
-from lakeshare_server.catalog.hand_shares import allow_directory_access
 from lakeshare_server.catalog.models import AuditRow
+from lakeshare_server.catalog.shares import allow_directory_access
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.stores import Stores
-from lakeshare_server.tables.iceberg.delete_targets import Targets
-from lakeshare_server.tables.iceberg.deletes import deletion_vectors
+from lakeshare_server.storage import Stores
+from lakeshare_server.tables.iceberg.deletes import Targets, deletion_vectors
 from tests.builders.deletion_vector import positions
 from tests.builders.grants import grant_to
 from tests.builders.iceberg_door import (
@@ -165,11 +164,11 @@ def test_pipelines_read_what_they_publish_with_their_own_settings(
     state = state_of(made)
     lake = without_spark(LakeSettings(**provider.settings.model_dump(include=set(LakeSettings.model_fields))))
     told = TableState(state.metadata_location, state.snapshot_id, Stores(lake.settings))
-    monkeypatch.setattr(pin, "state_at", lambda *_: told)
+    monkeypatch.setattr(publication, "state_at", lambda *_: told)
     table = Table("lake.flights", "iceberg", ())
     nothing = {"set_name": "", "run_id": "", "partition": "", "contract_digest": "", "verdicts": {}}
     ledger = Ledger(provider.catalog)
-    found = pin.pinned(lake, ledger, table, nessie_hash="0", delta_version=None, **nothing)
+    found = publication.pinned(lake, ledger, table, nessie_hash="0", delta_version=None, **nothing)
     assert (found.rows, found.location) == (12, made.table.location())
     assert found.changes_digest is not None
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Ledger
 from lakeshare_server.catalog.models import AuditRow
 from tests.builders.iceberg_door import door_url, rest_catalog

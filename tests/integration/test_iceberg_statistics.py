@@ -13,7 +13,7 @@ import httpx
 import pytest
 from pyspark.sql import DataFrame, Row
 
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.campaign import campaign_size
 from tests.builders.iceberg_matrix.made import session_of_its_own
 from tests.builders.protocol_reader import ProtocolReader

@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.demo.processes import data_folder, deliver
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
-from lakeshare_pipelines.ingest.samples import data_folder, deliver
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 
 FLIGHTS, REFERENCE = load_contracts()
 

@@ -10,7 +10,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import (
     COLUMNS,
     a_readings_contract,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import COLUMNS, a_readings_contract, csv_text, landed, parquet_bytes
 
 ONE = {"id": "1", "name": "a"}

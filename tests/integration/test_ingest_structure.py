@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.demo.processes import deliver
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
-from lakeshare_pipelines.ingest.samples import deliver
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import a_readings_contract, landed, parquet_bytes
 
 FLIGHTS, _ = load_contracts()

@@ -7,9 +7,9 @@ import pytest
 
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.frame import read_delivery
-from lakeshare_pipelines.ingest.integrity import ReadingLimits
-from lakeshare_pipelines.spark.faults import explained
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.ingest.sources import ReadingLimits
+from lakeshare_pipelines.spark.session import explained
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import a_readings_contract, landed, parquet_bytes, zipped
 
 TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalType": "string"}]

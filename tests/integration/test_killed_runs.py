@@ -11,14 +11,10 @@ from uuid import uuid4
 
 import pytest
 
-from lakeshare_pipelines.share.publication import publish, publish_or_replay
-from lakeshare_pipelines.share.repair import repair
-from lakeshare_pipelines.share.rollback import rollback
-from lakeshare_pipelines.wap.branches import drop_abandoned, places
-from lakeshare_pipelines.wap.records import recorded
-from lakeshare_pipelines.wap.replay import judged
-from lakeshare_pipelines.wap.stage import stage
-from lakeshare_pipelines.wap.staged import staging_prefix
+from lakeshare_pipelines.share.publication import publish, publish_or_replay, repair, rollback
+from lakeshare_pipelines.wap.audit import judged
+from lakeshare_pipelines.wap.stage import drop_abandoned, places, stage
+from lakeshare_pipelines.wap.staged import recorded, staging_prefix
 from tests.builders.killed_run import run_until_killed
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_contract, a_delivery, as_good_as, orders
@@ -32,14 +28,14 @@ BEFORE_PUBLISH = {
     "the staging location was made": ("{staging}.open", 1),
     "its first table was written": ("{staging}.write", 1),
     "its last table was written": ("{staging}.write", 2),
-    "it was audited": ("lakeshare_pipelines.wap.replay:judged", 1),
+    "it was audited": ("lakeshare_pipelines.wap.audit:judged", 1),
 }
 BEFORE_IT_LANDED = "earlier runs were completed"
 WHILE_PUBLISHING = {
     BEFORE_IT_LANDED: ("lakeshare_pipelines.share.publication:pay_debts", 1),
     "the set landed on main": ("{staging}.land", 1),
-    "its first index was written": ("lakeshare_pipelines.share.pin:write_index", 1),
-    "its last index was written": ("lakeshare_pipelines.share.pin:write_index", 2),
+    "its first index was written": ("lakeshare_pipelines.share.publication:write_index", 1),
+    "its last index was written": ("lakeshare_pipelines.share.publication:write_index", 2),
     "the ledger was written": ("lakeshare_server.catalog.ledger:Ledger.append", 1),
     "the staging location was dropped": ("{staging}.discard", 1),
 }

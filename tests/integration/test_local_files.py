@@ -4,7 +4,7 @@ import stat
 from pathlib import Path
 from zipfile import ZipFile
 
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from tests.conftest import LOCAL_FILES
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nessie_fixtures import a_running_nessie
 
-from lakeshare_pipelines.spark.java import packaged_java
+from lakeshare_pipelines.spark.jars import packaged_java
 
 # In a process of its own: a driver's Java cannot be changed once it runs, and other tests have theirs.
 PROGRAM = """\
@@ -17,7 +17,7 @@ import json, sys
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.catalogs import attach
+from lakeshare_pipelines.spark.session import attach
 from lakeshare_pipelines.spark.session import spark_session
 
 state_dir, java_home = sys.argv[1:]

@@ -14,18 +14,12 @@ from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
 from lakeshare_pipelines.defs.wap import wap_set
 from lakeshare_pipelines.errors import BranchMoved, NoSuchPublication, NotAudited, SnowflakeError
-from lakeshare_pipelines.share.publication import publish, publish_or_replay
-from lakeshare_pipelines.share.retry import retry
-from lakeshare_pipelines.share.rollback import rollback
-from lakeshare_pipelines.share.snowflake.shown_state import require_shown
-from lakeshare_pipelines.share.snowflake.target import published
-from lakeshare_pipelines.wap.branches import drop_abandoned, places
+from lakeshare_pipelines.share.publication import publish, publish_or_replay, retry, rollback
+from lakeshare_pipelines.share.snowflake import published, require_shown
+from lakeshare_pipelines.wap.audit import judged
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.replay import judged
-from lakeshare_pipelines.wap.stage import stage
-from lakeshare_pipelines.wap.staged import Staged
-from lakeshare_pipelines.wap.verdicts import Verdicts
+from lakeshare_pipelines.wap.stage import drop_abandoned, places, stage
+from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication
 from tests.builders.main_state import main_state, rows_on_main
 from tests.builders.sets import a_delivery, an_order, as_good_as, orders

@@ -11,14 +11,14 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import SparkError
-from lakeshare_pipelines.share import abandoned_changes, publication
-from lakeshare_pipelines.share.repair import repair
-from lakeshare_pipelines.share.rollback import rollback
-from lakeshare_pipelines.share.table_state import CHANGES_FOLDER
+from lakeshare_pipelines.share import publication
+from lakeshare_pipelines.share import publication as abandoned_changes
+from lakeshare_pipelines.share.changes import CHANGES_FOLDER
+from lakeshare_pipelines.share.publication import repair, rollback
+from lakeshare_pipelines.wap.audit import judged
 from lakeshare_pipelines.wap.iceberg import IcebergStaging
-from lakeshare_pipelines.wap.lake import Lake, without_spark
-from lakeshare_pipelines.wap.replay import judged
 from lakeshare_pipelines.wap.stage import stage
+from lakeshare_pipelines.wap.staged import Lake, without_spark
 from lakeshare_server.catalog import (
     Catalog,
     DeclaredShare,
@@ -29,8 +29,8 @@ from lakeshare_server.catalog import (
     apply_shares,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.tables.delta.change_segment import open_segment
-from lakeshare_server.tables.iceberg.change_index import change_files_of
+from lakeshare_server.tables.delta.change_index import open_segment
+from lakeshare_server.tables.iceberg.changes import change_files_of
 from lakeshare_server.tables.index import index_path
 from tests.builders.applied_changes import applied
 from tests.builders.canonical import Rows, same_rows

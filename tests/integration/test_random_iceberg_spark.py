@@ -12,9 +12,9 @@ import httpx
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables.reason_codes import REWRITE
+from lakeshare_server.tables.serveability import REWRITE
 from tests.builders.campaign import campaign_size
 from tests.builders.canonical import same_rows
 from tests.builders.iceberg_matrix.made import session_of_its_own

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Ledger
 from tests.builders.applied_changes import applied
 from tests.builders.canonical import Rows, same_rows

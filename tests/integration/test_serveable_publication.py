@@ -17,11 +17,9 @@ from pyiceberg.table import StaticTable
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import NotAudited
 from lakeshare_pipelines.share.publication import publish
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.replay import judged
+from lakeshare_pipelines.wap.audit import judged
 from lakeshare_pipelines.wap.stage import stage
-from lakeshare_pipelines.wap.staged import Staged
-from lakeshare_pipelines.wap.verdicts import Verdict, Verdicts
+from lakeshare_pipelines.wap.staged import Lake, Staged, Verdict, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables import read_iceberg

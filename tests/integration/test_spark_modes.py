@@ -11,9 +11,8 @@ import pytest
 
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.java import find_java
-from lakeshare_pipelines.spark.session import open_session, session_conf
-from lakeshare_pipelines.spark.shim import spark_home_for
+from lakeshare_pipelines.spark.jars import find_java
+from lakeshare_pipelines.spark.session import open_session, session_conf, spark_home_for
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_server.commands import main
+from lakeshare_pipelines.wap.staged import Lake
+from lakeshare_server.cli import main
 from tests.builders.lake_tables import an_iceberg_table, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server
 

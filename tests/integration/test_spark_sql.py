@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import lakeshare_pipelines as lakeshare
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_server.sql.errors import StatementRefused
+from lakeshare_pipelines.wap.staged import Lake
+from lakeshare_server.sql.statements import StatementRefused
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,10 @@ from azure.storage.blob import BlobServiceClient, generate_container_sas
 from typer.testing import CliRunner
 
 from lakeshare_server.catalog import allow_directory_access
-from lakeshare_server.commands.root import commands
+from lakeshare_server.cli.main import commands
 from lakeshare_server.errors import StoreDenied, StoreMissing, Unavailable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, Signers
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import LocalSigner, Signers, Stores
 from tests.builders.answering_store import answering_store, said
 from tests.builders.keys import AWKWARD_KEYS
 from tests.builders.lake_tables import a_delta_table

@@ -16,8 +16,7 @@ from google.cloud import storage
 
 from lakeshare_server.errors import StoreMissing
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, Signers
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import LocalSigner, Signers, Stores
 from tests.builders.answering_store import answering_store
 from tests.builders.google_account import account_file, token_answer
 from tests.builders.keys import AWKWARD_KEYS

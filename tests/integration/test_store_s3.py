@@ -16,11 +16,10 @@ from botocore.exceptions import ClientError
 from deltalake import DeltaTable, write_deltalake
 
 from lakeshare_server.catalog import SharedTable
-from lakeshare_server.catalog.hand_shares import allow_directory_access, share_table
+from lakeshare_server.catalog.shares import allow_directory_access, share_table
 from lakeshare_server.errors import StoreDenied, StoreMissing, Unavailable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, Signers, TemporaryCredentials
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import LocalSigner, Signers, Stores, TemporaryCredentials
 from tests.builders.keys import AWKWARD_KEYS
 from tests.builders.sharing import a_provider, a_server
 from tests.integration.s3_server import REGION, S3Server, S3User, running_s3

@@ -9,9 +9,8 @@ import pytest
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, Signers
-from lakeshare_server.stores import Stores
-from lakeshare_server.stores.remote import NOT_AS_IT_IS
+from lakeshare_server.storage import LocalSigner, Signers, Stores
+from lakeshare_server.storage.remote import NOT_AS_IT_IS
 from tests.builders.keys import AWKWARD_KEYS
 from tests.integration.ministack import MiniStack, running_ministack
 from tests.integration.s3_server import REGION, a_client

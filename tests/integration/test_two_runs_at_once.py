@@ -4,9 +4,8 @@ import time
 from uuid import uuid4
 
 from lakeshare_pipelines.share.publication import publish_or_replay
-from lakeshare_pipelines.wap.branches import places
-from lakeshare_pipelines.wap.replay import judged
-from lakeshare_pipelines.wap.stage import stage
+from lakeshare_pipelines.wap.audit import judged
+from lakeshare_pipelines.wap.stage import places, stage
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders

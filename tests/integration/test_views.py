@@ -18,16 +18,12 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract, load_contract
 from lakeshare_pipelines.errors import ContractError, NotAudited
-from lakeshare_pipelines.share.publication import publish, publish_or_replay
-from lakeshare_pipelines.share.rollback import rollback, rollback_with_views
+from lakeshare_pipelines.share.publication import publish, publish_or_replay, rollback, rollback_with_views
 from lakeshare_pipelines.share.shares import apply
-from lakeshare_pipelines.wap.branches import resealed
+from lakeshare_pipelines.wap.audit import judged
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
-from lakeshare_pipelines.wap.lake import Lake
-from lakeshare_pipelines.wap.replay import judged
-from lakeshare_pipelines.wap.stage import stage
-from lakeshare_pipelines.wap.staging import staging_for
-from lakeshare_pipelines.wap.views import selected
+from lakeshare_pipelines.wap.stage import resealed, selected, stage, staging_for
+from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Publication, Recipients, open_catalog
 from lakeshare_server.catalog.sharing import create_recipient, editing, grant, issue_token
 from lakeshare_server.settings import ServerSettings

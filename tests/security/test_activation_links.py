@@ -18,8 +18,8 @@ from lakeshare_server.catalog.sharing import (
     create_recipient,
     editing,
     grant,
-    look,
     revoke_recipient,
+    states,
 )
 from tests.builders.offered_lake import AGREEMENT, OfferedLake, an_offered_lake
 
@@ -35,7 +35,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfferedLake]:
 
 def state(lake: OfferedLake, name: str) -> RecipientState:
     with lake.provider.catalog.reading() as session:
-        return look.recipient(session, name)
+        return states.recipient(session, name)
 
 
 def is_open(lake: OfferedLake, name: str) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from lakeshare_server.catalog.admin_keys import (
+from lakeshare_server.catalog.sharing import editing
+from lakeshare_server.catalog.sharing.credentials import (
     FIRST,
     PREFIX,
     add_admin_key,
@@ -17,7 +18,6 @@ from lakeshare_server.catalog.admin_keys import (
     first_admin_key,
     revoke_admin_key,
 )
-from lakeshare_server.catalog.sharing import editing
 from lakeshare_server.errors import BadRequest, NameTaken
 from tests.builders.administration import PROVIDER, ROLES, UNITY, Administered, an_administered_server
 from tests.builders.oidc_issuer import AnIssuer, an_issuer

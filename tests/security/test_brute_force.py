@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from lakeshare_server.access import meters
-from lakeshare_server.catalog.audit.reading import newest_requests
+from lakeshare_server.access import rate_limit
+from lakeshare_server.catalog.audit.log import newest_requests
 from lakeshare_server.catalog.sharing import editing, rotate_token
 from tests.builders.credentials import OAUTH, a_recipient, ask_token
 from tests.builders.sharing import Provider, Running, a_provider_of_flights, a_server
@@ -20,7 +20,7 @@ MOST = 20
 def _one_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not end while a test runs; there are 20 seconds left of it."""
     moment = time.time() // 60 * 60 + 40
-    monkeypatch.setattr(meters, "now", lambda: moment)
+    monkeypatch.setattr(rate_limit, "now", lambda: moment)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lakeshare_server.access import meters, oidc
+from lakeshare_server.access import oidc, rate_limit
 from tests.builders.credentials import OIDC, a_policy, a_recipient
 from tests.builders.held_requests import held_requests
 from tests.builders.oidc_issuer import AnIssuer, an_issuer
@@ -93,7 +93,7 @@ def test_tokens_that_could_not_be_verified_count_as_guesses(
     tmp_path: Path, issuer: AnIssuer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     moment = time.time() // 60 * 60 + 40
-    monkeypatch.setattr(meters, "now", lambda: moment)
+    monkeypatch.setattr(rate_limit, "now", lambda: moment)
     provider = a_provider_of_flights(
         tmp_path, oidc_private_hosts=issuer.host, guesses_per_minute=MOST, trusted_proxies="127.0.0.1"
     )

@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from lakeshare_server.access.addresses import Proxies, neighbourhood
+from lakeshare_server.access.rate_limit import Proxies, neighbourhood
 from lakeshare_server.app import create_app
 from lakeshare_server.errors import BadRequest
 from tests.builders.credentials import Known, a_recipient

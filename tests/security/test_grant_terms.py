@@ -19,11 +19,11 @@ from lakeshare_server.catalog.sharing import (
     drop_share,
     editing,
     grant,
-    look,
     revoke,
+    states,
 )
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 from tests.builders.grants import alter_shared, describe, grant_to, grant_to_group
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
@@ -306,8 +306,8 @@ def test_an_edit_whose_rules_are_not_decided_leaves_nothing_behind(provider: Pro
         with pytest.raises(BadRequest, match="rule"):
             edited(*steps)
     with provider.catalog.reading() as session:
-        assert [one.rule for one in look.grants_on(session, name)] == ["day = '2013-01-01'"]
-        assert [(one.name, one.rule) for one in look.objects(session, name)] == [("flights", None)]
+        assert [one.rule for one in states.grants_on(session, name)] == ["day = '2013-01-01'"]
+        assert [(one.name, one.rule) for one in states.objects(session, name)] == [("flights", None)]
     edited(granted("nothing = 1"), lambda edit: drop_share(edit, name))
 
 

@@ -15,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lakeshare_server import app
-from lakeshare_server.access.addresses import Proxies
-from lakeshare_server.routes.connections import BoundedConnection, ConnectionLimits
+from lakeshare_server.access.rate_limit import Proxies
+from lakeshare_server.routes.responses import BoundedConnection, ConnectionLimits
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 from tests.builders.waiting import wait_until
 

@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.protocol.admin.fields import parsed
-from lakeshare_server.protocol.admin.partitions import partitions_of, rule_of
-from lakeshare_server.protocol.admin.requests import Partition
+from lakeshare_server.protocol.admin_requests import Partition, parsed
+from lakeshare_server.protocol.admin_responses import partitions_of, rule_of
 from tests.builders.administration import UNITY, Administered, an_administered_server
 
 HOSTILE = [

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from lakeshare_pipelines.demo.stage_hands import free_port, sharing_server
+from lakeshare_pipelines.demo.processes import free_port, sharing_server
 from lakeshare_pipelines.demo.story import hand_out_profile
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.catalog.admin_keys import PREFIX, admin_keys, first_admin_key
+from lakeshare_server.catalog.sharing.credentials import PREFIX, admin_keys, first_admin_key
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import load_key
+from lakeshare_server.storage import load_key
 from tests.builders.sharing import a_provider
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from lakeshare_server.catalog import Recipients
-from lakeshare_server.pages.headers import HEADERS
+from lakeshare_server.pages.rendering import HEADERS
 from tests.builders.offered_lake import AGREEMENT, OfferedLake, an_offered_lake
 
 TABLE = "/portal/api/shares/flights/schemas/lake/tables/flights"

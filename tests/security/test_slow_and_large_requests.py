@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from lakeshare_server.routes.connections import MOST_HEAD_BYTES
+from lakeshare_server.routes.responses import MOST_HEAD_BYTES
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server
 

@@ -8,12 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lark import Token
 
-from lakeshare_server.catalog.sharing import look
-from lakeshare_server.sql.errors import Place, SqlError
+from lakeshare_server.catalog.sharing import states
+from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.grammar import END, is_unfinished, parse, parser
-from lakeshare_server.sql.provider import Provider
 from lakeshare_server.sql.session import SqlSession
-from lakeshare_server.sql.words import quoted_name, quoted_text
+from lakeshare_server.sql.statements import Place, SqlError, quoted_name, quoted_text
 from tests.builders.sql_sessions import a_lake, a_session, empty, rows
 
 AWKWARD = [
@@ -188,5 +187,5 @@ def test_any_statement_is_done_or_refused_and_the_catalog_stays_readable(
     ):
         rows(session, f"SELECT * FROM information_schema.{view}")
     with lake.catalog.reading() as looking:
-        for recipient in look.recipients(looking):
-            assert look.grants_to(looking, recipient.name) is not None
+        for recipient in states.recipients(looking):
+            assert states.grants_to(looking, recipient.name) is not None

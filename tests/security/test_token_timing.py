@@ -17,8 +17,8 @@ from sqlalchemy import insert
 
 from lakeshare_server.access.authentication import Asking, Readers
 from lakeshare_server.app import create_app
+from lakeshare_server.catalog.credentials import new_token, token_digest
 from lakeshare_server.catalog.models import TokenRow
-from lakeshare_server.catalog.tokens import new_token, token_digest
 from lakeshare_server.errors import Unauthenticated
 from tests.builders.credentials import a_recipient
 from tests.builders.sharing import Provider, a_provider_of_flights

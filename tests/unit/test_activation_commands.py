@@ -12,8 +12,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from lakeshare_server.catalog.sharing import LinkState, look
-from lakeshare_server.commands import main
+from lakeshare_server.catalog.sharing import LinkState, states
+from lakeshare_server.cli import main
 from tests.builders.http_server import listening
 from tests.builders.offered_lake import AGREEMENT, OfferedLake, an_offered_lake
 
@@ -61,7 +61,7 @@ def link_in(ended: Ended) -> str:
 
 def last_link(lake: OfferedLake, name: str) -> LinkState:
     with lake.provider.catalog.reading() as session:
-        return look.recipient(session, name).links[-1]
+        return states.recipient(session, name).links[-1]
 
 
 def test_a_recipient_is_added_with_a_link_and_activates_itself(
@@ -103,7 +103,7 @@ def test_a_new_link_ends_the_one_before_and_leaves_tokens_alone(run: Run, lake: 
     third = link_in(run("recipient", "invite", "rotated", "--token-days", "1"))
     assert run("activate", third, "-o", "newer.share").code == 0
     with lake.provider.catalog.reading() as session:
-        tokens = look.recipient(session, "rotated").tokens
+        tokens = states.recipient(session, "rotated").tokens
     assert [token.is_valid(datetime.now(UTC)) for token in tokens] == [True, True]
 
 

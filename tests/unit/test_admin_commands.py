@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_server.catalog.admin_keys import PREFIX, admin_key_of, admin_keys
-from lakeshare_server.commands.administrators import KEY_FILE, tell_first_key
-from lakeshare_server.commands.console import operator
-from lakeshare_server.commands.root import commands
+from lakeshare_server.catalog.sharing.credentials import PREFIX, admin_key_of, admin_keys
+from lakeshare_server.cli.admin import KEY_FILE, tell_first_key
+from lakeshare_server.cli.console import operator
+from lakeshare_server.cli.main import commands
 from lakeshare_server.errors import BadRequest, NameTaken, NotFound
 from tests.builders.sharing import Provider, a_provider
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.commands.console import operator
+from lakeshare_server.cli.console import operator
 from tests.builders.commands import Runner, a_state_folder
 
 TEXT = """shares:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lakeshare_server.catalog.declared import Document, read_files
-from lakeshare_server.catalog.declared.objects import (
+from lakeshare_server.catalog.declared.files import (
     FindTables,
     TableLocation,
     recipient_key,

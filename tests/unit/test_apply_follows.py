@@ -7,10 +7,10 @@ from threading import Barrier
 
 import pytest
 
-from lakeshare_server.access import following
 from lakeshare_server.catalog import FollowedTables, open_catalog
 from lakeshare_server.catalog.listings import all_shared_tables
 from lakeshare_server.catalog.sharing import alter_share, create_share, editing
+from lakeshare_server.provider import following
 from lakeshare_server.settings import ServerSettings
 from tests.builders.commands import Runner, a_state_folder
 from tests.builders.database_schema import open_migrated

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lakeshare_server.catalog.declared import file_plan, plan_json, plan_lines
-from lakeshare_server.catalog.declared.objects import (
+from lakeshare_server.catalog.declared.documents import Origin, SourceFile, parse
+from lakeshare_server.catalog.declared.files import (
     Held,
     Key,
     Wanted,
@@ -16,8 +17,6 @@ from lakeshare_server.catalog.declared.objects import (
     share_key,
     table_key,
 )
-from lakeshare_server.catalog.declared.origin import Origin, SourceFile
-from lakeshare_server.catalog.declared.yaml_lines import parse
 from lakeshare_server.errors import DocumentError
 
 FILE = SourceFile(Path("shares.yaml"), parse("grants: []"))

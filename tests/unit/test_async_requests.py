@@ -10,14 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from lakeshare_server.access import async_worker
-from lakeshare_server.access.async_worker import AsyncWorker, Submission, prepare
-from lakeshare_server.access.view import TableView, Views
+from lakeshare_server.access import table_access
+from lakeshare_server.access.table_access import AsyncWorker, Submission, TableView, Views, prepare
 from lakeshare_server.catalog import AsyncQueries, AsyncQuery, Reader, Recipients
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.protocol.requests import FIELDS, QueryRequest, query_of
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.versions.versions import Versions
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sharing import (
@@ -172,7 +171,7 @@ def test_a_query_whose_store_does_not_answer_is_tried_again(
     name: str | None,
 ) -> None:
     store = Unready(failures)
-    monkeypatch.setattr(async_worker, "prepare", store.prepare)
+    monkeypatch.setattr(table_access, "prepare", store.prepare)
     provider = a_provider_of_flights(tmp_path)
     queries = AsyncQueries(provider.catalog, dead_after_s=0)
     ended = worked_on(provider, queries)

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from lakeshare_server.errors import Unavailable, Unserveable
-from lakeshare_server.tables import cache_folder, read_delta
-from lakeshare_server.tables.cache_folder import OPEN_FILES, CacheFolder
-from lakeshare_server.tables.index_cache import IndexCache
-from lakeshare_server.tables.scratch import ABANDONED_AFTER_S, PREFIX
+from lakeshare_server.tables import index, read_delta
+from lakeshare_server.tables.index import ABANDONED_AFTER_S, OPEN_FILES, PREFIX, CacheFolder, IndexCache
 from tests.builders.lake_tables import a_delta_table
 
 
@@ -92,7 +90,7 @@ def test_many_threads_build_once(tmp_path: Path) -> None:
 BUILD = """
 import sys, time
 from pathlib import Path
-from lakeshare_server.tables.cache_folder import CacheFolder
+from lakeshare_server.tables.index import CacheFolder
 
 def write(path):
     print("built")
@@ -128,7 +126,7 @@ def test_what_is_in_use_is_not_what_was_used_longest_ago(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An open file is found in memory: others have to see that it is in use."""
-    monkeypatch.setattr(cache_folder, "MARKED_EVERY_S", 0.0)
+    monkeypatch.setattr(index, "MARKED_EVERY_S", 0.0)
     texts = Texts(tmp_path, max_bytes=2)
     for name in "ab":
         texts.get(name)
@@ -262,7 +260,7 @@ def test_an_open_index_stays_readable_when_its_file_makes_room(tmp_path: Path) -
 
 def test_a_build_may_need_a_build_of_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Indexes of changes are made from file indexes; with one lock for all keys, any two keys meet at it.
-    monkeypatch.setattr(cache_folder, "LOCKS", 1)
+    monkeypatch.setattr(index, "LOCKS", 1)
     inner, outer = Texts(tmp_path, kind="inner"), Texts(tmp_path, kind="outer")
     found: list[str] = []
 

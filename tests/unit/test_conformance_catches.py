@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from lakeshare_server.conformance.client import Client
-from lakeshare_server.conformance.ground import survey
-from lakeshare_server.conformance.runner import FAILED, PASSED, Outcome, run
-from lakeshare_server.conformance.suite import chosen_cases, every_case
+from lakeshare_conformance.client import Client
+from lakeshare_conformance.ground import survey
+from lakeshare_conformance.report import FAILED, PASSED, Outcome, chosen_cases, every_case, run
 from tests.fakes.defects import (
     of_data_files,
     of_listings,

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.commands import main
-from lakeshare_server.conformance.client import Client
-from lakeshare_server.conformance.command import progress
-from lakeshare_server.conformance.ground import MOST_TABLES, survey
-from lakeshare_server.conformance.profile import read_profile
-from lakeshare_server.conformance.runner import NOT_APPLICABLE, run
-from lakeshare_server.conformance.suite import chosen_cases, every_case
-from lakeshare_server.errors import BadRequest, Unavailable
+from lakeshare_conformance.client import BadOption, Client, Unreachable, read_profile
+from lakeshare_conformance.command import progress
+from lakeshare_conformance.ground import MOST_TABLES, survey
+from lakeshare_conformance.report import NOT_APPLICABLE, chosen_cases, every_case, run
+from lakeshare_server.cli import main
 from tests.fakes.defects.tools import METADATA, QUERY, TABLE, VERSION, Defect, answer, asked, at, header
 from tests.fakes.model_requests import Reply, Request
 from tests.fakes.model_server import ModelServer, a_model_server
@@ -121,13 +118,13 @@ def test_a_run_without_a_profile_is_a_usage_error(command: Command) -> None:
 )
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.share").write_text(text)
-    with pytest.raises(BadRequest, match="PROFILE"):
+    with pytest.raises(BadOption, match="PROFILE"):
         read_profile(tmp_path / "x.share")
 
 
 def test_a_server_that_is_not_there_is_told_at_once(server: ModelServer) -> None:
     gone = replace(server.profile, endpoint="http://127.0.0.1:9/delta-sharing")
-    with Client(gone) as client, pytest.raises(Unavailable, match="Check the profile's endpoint"):
+    with Client(gone) as client, pytest.raises(Unreachable, match="Check the profile's endpoint"):
         survey(client, gone)
 
 

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.conformance.case import MUST, OPTIONAL, SHOULD, Case, Level, shown
-from lakeshare_server.conformance.client import Client
-from lakeshare_server.conformance.ground import Ground, survey
-from lakeshare_server.conformance.report import Report
-from lakeshare_server.conformance.runner import FAILED, NOT_APPLICABLE, PASSED, Outcome, run
-from lakeshare_server.conformance.suite import chosen_cases
+from lakeshare_conformance.case import MUST, OPTIONAL, SHOULD, Case, Level, shown
+from lakeshare_conformance.client import Client
+from lakeshare_conformance.ground import Ground, survey
+from lakeshare_conformance.report import FAILED, NOT_APPLICABLE, PASSED, Outcome, Report, chosen_cases, run
 from tests.fakes.defects.tools import DATA, METADATA, QUERY, answer, at, each, put
 from tests.fakes.model_answers import TOKEN
 from tests.fakes.model_server import ModelServer, a_model_server

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from lakeshare_server.conformance.command import conformance_app
-from lakeshare_server.conformance.reference import with_tables
-from lakeshare_server.conformance.sections import SECTIONS
-from lakeshare_server.conformance.suite import chosen_cases, every_case, group_titles
-from lakeshare_server.errors import BadRequest
+from lakeshare_conformance.case import SECTIONS
+from lakeshare_conformance.client import BadOption
+from lakeshare_conformance.command import conformance_app
+from lakeshare_conformance.report import chosen_cases, every_case, group_titles, with_tables
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lakeshare_server" / "conformance"
@@ -48,12 +47,12 @@ def test_cases_are_chosen_by_group_name_or_pattern(patterns: list[str], found: i
 
 
 def test_a_pattern_that_fits_nothing_is_refused() -> None:
-    with pytest.raises(BadRequest, match="--only"):
+    with pytest.raises(BadOption, match="--only"):
         chosen_cases(["no-such-case"])
 
 
 def test_the_reference_lists_the_cases_and_sections_as_they_are() -> None:
-    """`python -m lakeshare_server.conformance.reference` brings it up to date."""
+    """`python -m lakeshare_conformance.report` brings it up to date."""
     page = PAGE.read_text()
     assert with_tables(page) == page
 
@@ -65,7 +64,7 @@ def test_the_suite_knows_nothing_of_our_server(path: Path) -> None:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
         for name in names:
-            is_own = name.startswith("lakeshare_server.conformance")
+            is_own = name.startswith("lakeshare_conformance")
             is_standard = name.partition(".")[0] in sys.stdlib_module_names
             assert is_own or is_standard or name in allowed or name.startswith("pyarrow."), name
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lakeshare_pipelines.contracts.build import EXPECTATIONS
 from lakeshare_pipelines.contracts.document import (
     ColumnExtras,
     DriftExtras,
@@ -17,8 +18,7 @@ from lakeshare_pipelines.contracts.document import (
     TableExtras,
     ViewExtras,
 )
-from lakeshare_pipelines.contracts.expectations import EXPECTATIONS
-from lakeshare_pipelines.ingest.landing_files import ENDINGS
+from lakeshare_pipelines.ingest.delivery import ENDINGS
 
 TEXT = (Path(__file__).parents[2] / "docs/reference/contract.md").read_text()
 EXTRAS: tuple[type[Part], ...] = (

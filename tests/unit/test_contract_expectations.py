@@ -3,7 +3,7 @@
 import great_expectations.expectations as gx
 import pytest
 
-from lakeshare_pipelines.contracts.expectations import EXPECTATIONS, rule_name
+from lakeshare_pipelines.contracts.build import EXPECTATIONS, rule_name
 
 
 def class_of(expectation: str) -> type:

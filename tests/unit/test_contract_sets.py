@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.contracts import Promise, describe, load_contract, load_contracts
-from lakeshare_pipelines.contracts.types import can_widen
+from lakeshare_pipelines.contracts.model import can_widen
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.tables.serveability import clients_of
 from tests.builders.sets import a_contract

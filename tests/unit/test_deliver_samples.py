@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.demo.processes import CORRUPT_EVERY, NULL_EVERY, deliver
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest import Delivery, find_deliveries
-from lakeshare_pipelines.ingest.samples import CORRUPT_EVERY, NULL_EVERY, deliver
 from lakeshare_pipelines.settings import LakeSettings
 
 FLIGHTS, REFERENCE = load_contracts()

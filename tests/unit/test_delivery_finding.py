@@ -11,7 +11,8 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest import content_digest, delivery, find_deliveries, find_delivery
+from lakeshare_pipelines.ingest import delivery, find_deliveries, find_delivery
+from lakeshare_pipelines.ingest import delivery as content_digest
 from lakeshare_pipelines.settings import LakeSettings
 
 FLIGHTS, REFERENCE = load_contracts()
@@ -210,10 +211,12 @@ def test_a_delivery_that_cannot_be_read_hides_no_other(
     unreadable = put(settings, ONE, "2013-01-01")
     put(settings, ONE, "2013-01-02")
 
+    digest = content_digest.digest_of
+
     def digest_of(root: Path, files: list[Path]) -> str:
         if root == unreadable:  # tests may run as root, whom no permission stops
             raise PermissionError(errno.EACCES, "Permission denied", str(root / "departures.csv"))
-        return content_digest.digest_of(root, files)
+        return digest(root, files)
 
     monkeypatch.setattr(delivery, "digest_of", digest_of)
     assert [found.partition for found in find_deliveries(settings, FLIGHTS)] == ["2013-01-02"]

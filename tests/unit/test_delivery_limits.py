@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest.integrity import ReadingLimits, require_readable
-from lakeshare_pipelines.ingest.landing_files import assign_files
+from lakeshare_pipelines.ingest.delivery import assign_files
+from lakeshare_pipelines.ingest.sources import ReadingLimits, require_readable
 from tests.builders.landing import a_readings_contract, landed
 
 MIB = 1 << 20

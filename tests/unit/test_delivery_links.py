@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.demo.processes import deliver
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest import find_deliveries, find_delivery, still_same
-from lakeshare_pipelines.ingest.samples import deliver
 from lakeshare_pipelines.settings import LakeSettings
 
 FLIGHTS = next(contract for contract in load_contracts() if contract.name == "flights")

@@ -19,11 +19,9 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.protocol.capabilities import Capabilities
-from lakeshare_server.protocol.heads import HeadLines
-from lakeshare_server.protocol.negotiation import announced_protocol, negotiated
-from lakeshare_server.tables.delta.adds import from_actions
-from lakeshare_server.tables.delta.features import delta_head, require_known
+from lakeshare_server.protocol.lines import Capabilities, HeadLines, announced_protocol, negotiated
+from lakeshare_server.tables.delta.files import from_actions
+from lakeshare_server.tables.delta.snapshot import delta_head, require_known
 from lakeshare_server.tables.serveability import CLIENTS, serveability
 from tests.builders.campaign import campaign_size
 from tests.builders.deletion_vector import inline_descriptor

@@ -7,10 +7,9 @@ import pytest
 
 from lakeshare_server.errors import TableFilesMissing, Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_delta
-from lakeshare_server.tables.delta.log import LogListing, list_for_latest, list_log
-from lakeshare_server.tables.delta.replay import replay
+from lakeshare_server.tables.delta.log import LogListing, list_for_latest, list_log, replay
 from tests.builders.log_files import PROTOCOL, WrittenLog, add, metadata, remove
 
 STORES = Stores(ServerSettings(_env_file=None))

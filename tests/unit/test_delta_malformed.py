@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from lakeshare_server.errors import LakeshareError, TableFilesMissing, Unserveable
-from lakeshare_server.protocol.heads import HeadLines
+from lakeshare_server.protocol.lines import HeadLines
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_delta
 from lakeshare_server.tables.delta.changes import ChangeLog, read_changes, segment_cache
-from lakeshare_server.tables.index_writing import write_index_file
+from lakeshare_server.tables.index import write_index_file
 from tests.builders.log_files import Action, WrittenLog, add, metadata
 from tests.builders.told_changes import FORMATS, answer, told
 

@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables import TableSnapshot, read_delta
-from lakeshare_server.tables.delta.log import list_log
-from lakeshare_server.tables.delta.replay import TableState, replay
+from lakeshare_server.tables.delta.log import TableState, list_log, replay
 from tests.builders.log_files import PROTOCOL, Action, WrittenLog, add, metadata, remove
 
 STORES = Stores(ServerSettings(_env_file=None))

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakeshare_server.tables.delta.leaves import leaves_of
-from lakeshare_server.tables.delta.stats import Statistics, parse_stats
+from lakeshare_server.tables.delta.files import Statistics, leaves_of, parse_stats
 
 KINDS: dict[str, Any] = {
     "text": "string",

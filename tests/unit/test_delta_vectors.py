@@ -10,9 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakeshare_server.errors import TableFilesMissing
-from lakeshare_server.tables.delta.adds import from_actions, vector_id, vector_ids
-from lakeshare_server.tables.delta.vectors import require_whole, vector_paths
-from lakeshare_server.tables.z85 import ALPHABET, z85_bytes, z85_text
+from lakeshare_server.tables.delta.files import (
+    from_actions,
+    require_whole,
+    vector_id,
+    vector_ids,
+    vector_paths,
+)
+from lakeshare_server.tables.lines import ALPHABET, z85_bytes, z85_text
 from tests.builders import deletion_vector
 
 ROOT = "s3://bucket/a table"

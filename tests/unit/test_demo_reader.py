@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from requests import HTTPError
 
-from lakeshare_pipelines.demo.reader import Watch, fingerprint, read, watching
+from lakeshare_pipelines.demo.processes import Watch, fingerprint, read, watching
 from lakeshare_server.catalog import Recipients, newest_requests
 from tests.builders.lake_tables import append_delta, some_rows
 from tests.builders.sharing import Provider, a_provider_of_flights, a_server

@@ -7,8 +7,8 @@ import httpx
 import psutil
 import pytest
 
-from lakeshare_pipelines.demo import stage_hands
-from lakeshare_pipelines.demo.stage_hands import free_port, sharing_server
+from lakeshare_pipelines.demo import processes
+from lakeshare_pipelines.demo.processes import free_port, sharing_server
 from lakeshare_server.errors import Unavailable
 from tests.builders.sharing import a_provider
 
@@ -29,7 +29,7 @@ def test_the_server_is_reached_past_a_proxy_and_stops_with_the_block(tmp_path, m
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port(0)}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(stage_hands, "READY_S", 30)
+    monkeypatch.setattr(processes, "READY_S", 30)
 
     with sharing_server(free_port(0), tmp_path / "server.log") as root:
         assert httpx.get(f"{root}/healthz", trust_env=False).status_code == 200
@@ -50,11 +50,11 @@ def test_a_server_that_ends_before_it_is_ready_is_named_with_its_log(tmp_path, m
 
 
 def test_what_does_not_stop_is_ended_with_its_children(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage_hands, "STOP_S", 0.2)
+    monkeypatch.setattr(processes, "STOP_S", 0.2)
     port, log = free_port(0), tmp_path / "stubborn.log"
     command = [sys.executable, "-c", STUBBORN, str(port)]
 
-    with stage_hands._process(command, log, f"http://127.0.0.1:{port}/"):
+    with processes._process(command, log, f"http://127.0.0.1:{port}/"):
         child = psutil.Process(int(log.read_text().split()[0]))
         assert not has_ended(child)
 

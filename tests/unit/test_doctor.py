@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines import doctor
-from lakeshare_pipelines.doctor import Finding, examine
-from lakeshare_pipelines.nessie.identity import signing_key
+from lakeshare_pipelines.cli import doctor
+from lakeshare_pipelines.cli.doctor import Finding, examine
+from lakeshare_pipelines.nessie.client import signing_key
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark import java
+from lakeshare_pipelines.spark import jars
 
 
 def settings_of(tmp_path: Path, **more: object) -> LakeSettings:
@@ -31,8 +31,8 @@ def test_a_fresh_machine_is_in_order_and_stays_untouched(tmp_path):
 
 
 def test_every_fault_has_a_remedy_and_every_remedy_a_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr(java, "packaged_java", lambda: None)
-    monkeypatch.setattr(java, "USUAL_FOLDERS", ())
+    monkeypatch.setattr(jars, "packaged_java", lambda: None)
+    monkeypatch.setattr(jars, "USUAL_FOLDERS", ())
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.snippets.shared_table import EngineName
+from lakeshare_server.snippets import EngineName
 
 DOCS = Path(__file__).parents[2] / "docs"
 SNIPPETS = (DOCS / "reference/snippets.md").read_text()

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lakeshare_server.catalog import AuditLog, Catalog
-from lakeshare_server.commands.root import commands
+from lakeshare_server.cli.main import commands
 from lakeshare_server.errors import BadRequest
 from tests.builders.database_schema import open_migrated
 from tests.builders.events import an_event, append, tamper

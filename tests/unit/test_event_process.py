@@ -15,8 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from lakeshare_server.catalog import AuditEvent, AuditLog
 from lakeshare_server.catalog.audit import adopt, events_after, log, verify
-from lakeshare_server.catalog.audit.events import written
-from lakeshare_server.catalog.audit.journal import ROOM_BYTES, Journal, events_in
+from lakeshare_server.catalog.audit.log import ROOM_BYTES, Journal, events_in, written
 from tests.builders.database_schema import open_migrated
 from tests.builders.server_process import a_process
 from tests.builders.sharing import FLIGHTS, Provider, a_provider_of_flights, a_server, files

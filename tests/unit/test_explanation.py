@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.access.profile import write_profile
+from lakeshare_server.access.authentication import write_profile
 from lakeshare_server.catalog import DeclaredShare, SharedTable, apply_shares
-from lakeshare_server.commands import main
-from lakeshare_server.tables.explanation import explain, explained_files
-from lakeshare_server.tables.predicate import EVERYTHING
+from lakeshare_server.cli import main
+from lakeshare_server.tables.predicates import EVERYTHING
+from lakeshare_server.tables.pruning import explain, explained_files
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.pruning.stated import a_file, an_index, compared, json_of, sql
 from tests.builders.sharing import Provider, a_provider

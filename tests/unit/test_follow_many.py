@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from lakeshare_server.access import following
 from lakeshare_server.catalog import FollowedTables, open_catalog
 from lakeshare_server.catalog.listings import all_shared_tables
 from lakeshare_server.errors import BadRequest
+from lakeshare_server.provider import following
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.versions import table_name_at, tables_at
 from tests.builders.administration import PROVIDER, an_administered_server
 from tests.builders.commands import Runner, a_state_folder

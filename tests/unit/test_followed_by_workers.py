@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from lakeshare_server.catalog import SharedTable
-from lakeshare_server.catalog.hand_shares import share_table
-from lakeshare_server.stores import Stores
+from lakeshare_server.catalog.shares import share_table
+from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 from tests.builders.campaign import campaign_size
 from tests.builders.followed_iceberg import OwnedTable

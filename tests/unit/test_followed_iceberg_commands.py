@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from lakeshare_server.catalog import FollowedTables, Ledger
-from lakeshare_server.commands import main
+from lakeshare_server.cli import main
 from tests.builders.followed_iceberg import OwnedTable
 from tests.builders.lake_tables import some_rows
 from tests.builders.sharing import Provider, a_provider

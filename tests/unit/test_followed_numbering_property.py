@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakeshare_server.catalog import NumberedSnapshot, Publication
-from lakeshare_server.versions import numbering
-from lakeshare_server.versions.metadata_source import Pointer
-from lakeshare_server.versions.numbering import new_states
-from lakeshare_server.versions.table_history import TableHistory, read_history
+from lakeshare_server.versions import iceberg_history
+from lakeshare_server.versions.iceberg_history import TableHistory, new_states, read_history
+from lakeshare_server.versions.metadata_sources import Pointer
 from tests.builders.publications import a_publication
 
 UUID = "0f1e2d3c-0000-4000-8000-000000000000"
@@ -173,9 +172,9 @@ def test_numbers_follow_the_table_through_everything(steps: list[tuple[str, int]
 
 def test_the_first_look_at_a_long_log_numbers_its_newest_end() -> None:
     model = Model()
-    for _ in range(numbering.FIRST_LOOK + 5):
+    for _ in range(iceberg_history.FIRST_LOOK + 5):
         model.now += 1
         model.append(0)
     found = new_states(model.history(), None, None, [])
-    assert len(found) == numbering.FIRST_LOOK
+    assert len(found) == iceberg_history.FIRST_LOOK
     assert found[-1].state.snapshot_id == model.current

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.stores import Stores
-from lakeshare_server.versions import Versions, snapshot_numbers
-from lakeshare_server.versions.metadata_folder import MetadataFolder
-from lakeshare_server.versions.metadata_source import Pointer
+from lakeshare_server.storage import Stores
+from lakeshare_server.versions import Versions, iceberg_history
+from lakeshare_server.versions.metadata_sources import MetadataFolder, Pointer
 from tests.builders.followed_iceberg import NAME, OwnedTable, a_worker, following, log_of, pinned
 from tests.builders.sharing import Provider, a_provider
 
@@ -119,7 +118,7 @@ def test_whoever_is_overtaken_again_and_again_tells_what_the_others_numbered(
         return seen
 
     monkeypatch.setattr(MetadataFolder, "current", overtaken)
-    assert mine.latest().number == len(log_of(table)) - 1 == snapshot_numbers.LOOKS
+    assert mine.latest().number == len(log_of(table)) - 1 == iceberg_history.LOOKS
     monkeypatch.undo()
     table.append_days(1)
     assert mine.latest().number == len(log_of(table)) - 1

@@ -12,8 +12,8 @@ import pytest
 
 from lakeshare_server.catalog import FollowedTables, Ledger, open_catalog
 from lakeshare_server.errors import CatalogConflict
-from lakeshare_server.protocol.timestamps import iso
-from lakeshare_server.stores import Stores
+from lakeshare_server.protocol.requests import iso
+from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 from tests.builders.followed_logs import (
     BEGIN_MS,

@@ -15,10 +15,10 @@ from lakeshare_server.errors import (
     Unserveable,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.versions import found_at, spelt
-from lakeshare_server.versions.for_recipients import for_recipients
-from lakeshare_server.versions.metadata_folder import MetadataFolder
+from lakeshare_server.versions.followed_iceberg import for_recipients
+from lakeshare_server.versions.metadata_sources import MetadataFolder
 from tests.builders.followed_iceberg import OwnedTable
 from tests.builders.http_server import listening
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lakeshare_server.catalog import FollowedTables, Ledger
-from lakeshare_server.protocol.timestamps import iso
-from lakeshare_server.stores import Stores
+from lakeshare_server.protocol.requests import iso
+from lakeshare_server.storage import Stores
 from tests.builders.followed_iceberg import (
     NAME,
     OwnedTable,

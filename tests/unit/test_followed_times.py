@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.protocol.timestamps import iso
+from lakeshare_server.protocol.requests import iso
 from tests.builders.followed_logs import (
     BEGIN_MS,
     NAME,

@@ -27,7 +27,7 @@ from starlette.routing import Mount
 
 import lakeshare_pipelines.errors
 import lakeshare_server.errors
-from lakeshare_pipelines.cli import app as commands
+from lakeshare_pipelines.cli.main import app as commands
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.app import create_app

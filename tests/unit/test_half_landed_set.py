@@ -12,10 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import Conflict
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share.repair import repair
+from lakeshare_pipelines.share.publication import repair
 from lakeshare_pipelines.wap.delta import DeltaStaging
-from lakeshare_pipelines.wap.lake import Lake, without_spark
-from lakeshare_pipelines.wap.staged import Staged, StagedTable, staging_name
+from lakeshare_pipelines.wap.staged import Lake, Staged, StagedTable, staging_name, without_spark
 from lakeshare_server.catalog import Catalog, Ledger
 from tests.builders.database_schema import open_migrated
 from tests.builders.sets import a_contract

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from lakeshare_server.catalog import SharedTable, share_table
-from lakeshare_server.protocol.timestamps import iso
+from lakeshare_server.protocol.requests import iso
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sharing import FLIGHTS, Provider, a_provider, a_server, files, lines
 

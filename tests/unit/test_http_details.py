@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_server import app
-from lakeshare_server.protocol.answer import PIECE_ROWS
-from lakeshare_server.protocol.byte_range import matches, parse_range
-from lakeshare_server.routes.lines_response import LinesResponse, accepted_encodings
-from lakeshare_server.signing import SigningSession
+from lakeshare_server.protocol.lines import PIECE_ROWS
+from lakeshare_server.protocol.requests import matches, parse_range
+from lakeshare_server.routes.responses import LinesResponse, accepted_encodings
+from lakeshare_server.storage import SigningSession
 from tests.builders.sharing import (
     FLIGHTS,
     LONG,
@@ -217,7 +217,7 @@ def test_compression_can_be_turned_off(provider: Provider, token: str) -> None:
 
 
 def test_the_first_piece_can_be_unpacked_before_the_last_is_made() -> None:
-    from lakeshare_server.routes.lines_response import Gzip, Zstd
+    from lakeshare_server.routes.responses import Gzip, Zstd
 
     piece = b'{"file":{}}\n' * PIECE_ROWS
     packed = Gzip().packed(memoryview(piece))

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.tables.iceberg.avro import AvroBlocks, AvroError
-from lakeshare_server.tables.iceberg.entries import Entries, longs
+from lakeshare_server.tables.iceberg.avro import AvroBlocks, AvroError, Entries, longs
 
 STATUS = {"name": "status", "type": "int", "field-id": 0}
 

@@ -18,8 +18,8 @@ import pytest
 from lakeshare_server.catalog import Ledger
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
-from lakeshare_server.tables.iceberg import metadata_json
-from lakeshare_server.tables.iceberg.metadata_json import MetadataError, parsed
+from lakeshare_server.tables.iceberg import metadata as metadata_json
+from lakeshare_server.tables.iceberg.metadata import MetadataError, parsed
 from tests.builders.iceberg_manifests import (
     SNAPSHOT,
     a_manifest,

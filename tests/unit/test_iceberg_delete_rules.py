@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
-from lakeshare_server.tables.iceberg.delete_targets import Target, Targets
-from lakeshare_server.tables.iceberg.deletes import deletion_vectors
+from lakeshare_server.storage import Stores
+from lakeshare_server.tables.iceberg.deletes import Target, Targets, deletion_vectors
 from lakeshare_server.tables.iceberg.manifests import DeleteFile
 from tests.builders.deletion_vector import positions
 from tests.builders.row_deletes import ROWS, a_delete_file, a_target, a_vector, position_deletes

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.protocol.iceberg_filter import parse_filter
-from lakeshare_server.protocol.iceberg_names import ColumnNames
+from lakeshare_server.iceberg_rest.filters import ColumnNames, parse_filter
+from lakeshare_server.iceberg_rest.scans import ScanFiles, write_scan_files
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
-from lakeshare_server.tables.exact_files import only_within
-from lakeshare_server.tables.iceberg.scan_files import ScanFiles, write_scan_files
-from lakeshare_server.tables.predicate import And, Compare, IsNull, Not, Or, Predicate, Unknown, with_columns
+from lakeshare_server.storage import Stores
+from lakeshare_server.tables.predicates import And, Compare, IsNull, Not, Or, Predicate, Unknown, with_columns
 from lakeshare_server.tables.pruning import evaluate
+from lakeshare_server.tables.restrictions import only_within
 from tests.builders.iceberg_filters import a_filter, matches
 from tests.builders.iceberg_manifests import SNAPSHOT, a_told_table, an_entry
 

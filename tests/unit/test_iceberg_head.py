@@ -13,13 +13,11 @@ from pyroaring import BitMap64
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables import TableSnapshot, open_index, read_iceberg, write_index
-from lakeshare_server.tables.deletion_vectors import vector_columns, vector_of
-from lakeshare_server.tables.iceberg.head import iceberg_head
+from lakeshare_server.tables.iceberg.deletes import vector_columns, vector_of, with_vectors
 from lakeshare_server.tables.iceberg.manifests import live_files
-from lakeshare_server.tables.iceberg.names import columns_in_files
-from lakeshare_server.tables.iceberg.vectors import with_vectors
+from lakeshare_server.tables.iceberg.schema import columns_in_files, iceberg_head
 from tests.builders.lake_tables import IcebergState, IcebergTable, an_iceberg_table, some_rows
 
 

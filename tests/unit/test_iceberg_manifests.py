@@ -8,7 +8,7 @@ import pytest
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg.avro import read_container, read_long
 from lakeshare_server.tables.iceberg.manifests import DeleteFile, LiveFiles, live_files
 from tests.builders.iceberg_manifests import SNAPSHOT, ToldSnapshot, a_manifest, a_snapshot, an_entry

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.access.iceberg_storage import credential_config
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.protocol.iceberg_metadata import field_ids, published_metadata
-from lakeshare_server.signing import TemporaryCredentials
-from lakeshare_server.stores import place_of
+from lakeshare_server.iceberg_rest.metadata import field_ids, published_metadata
+from lakeshare_server.iceberg_rest.tables import credential_config
+from lakeshare_server.storage import TemporaryCredentials, place_of
 from lakeshare_server.versions import PinnedSnapshot, Version
 
 POINT = {

@@ -12,8 +12,8 @@ import pytest
 from pyiceberg.exceptions import BadRequestError
 from sqlalchemy import select
 
-from lakeshare_server.access import iceberg_scans
 from lakeshare_server.catalog.models import AuditRow
+from lakeshare_server.iceberg_rest import scans
 from tests.builders.grants import grant_to
 from tests.builders.iceberg_door import TABLE, door, rest_catalog
 from tests.builders.iceberg_projection import ProjectedTable
@@ -249,7 +249,7 @@ def test_a_long_filter_makes_short_pages_and_one_that_no_token_carries_is_refuse
     running: tuple[Running, httpx.Client, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, long = running[1], ["x" * 10_000] * 10
-    monkeypatch.setattr(iceberg_scans, "PAGE_BYTES", 250_000)
+    monkeypatch.setattr(scans, "PAGE_BYTES", 250_000)
     filter_of = {"type": "not-in", "term": "airline", "values": long}
     first = client.post(f"{TABLE}/plan", json={"filter": filter_of}).json()
     assert len(first["file-scan-tasks"]) == 2

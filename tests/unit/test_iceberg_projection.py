@@ -22,7 +22,7 @@ from pyiceberg.types import DateType, IntegerType, NestedField, StringType, Stru
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
 from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
-from lakeshare_server.tables.reason_codes import REWRITE, ReasonCode
+from lakeshare_server.tables.serveability import REWRITE, ReasonCode
 from tests.builders.campaign import campaign_size
 from tests.builders.iceberg_projection import ProjectedTable
 from tests.builders.projection_reading import APIS, Reading, SharedTable

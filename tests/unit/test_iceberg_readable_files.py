@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.access.iceberg_files import readable_files
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.iceberg_rest.metadata import readable_files
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from tests.builders.iceberg_manifests import a_manifest, a_snapshot, an_entry
 
 STORES = Stores(ServerSettings(_env_file=None))

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakeshare_server.tables.iceberg.single_values import decoded
+from lakeshare_server.tables.iceberg.partitions import decoded
 
 LONG, INT = struct.Struct("<q").pack, struct.Struct("<i").pack
 

@@ -16,15 +16,19 @@ import pytest
 from pyroaring import BitMap64
 
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.storage.locations import elsewhere, roots_of
 from lakeshare_server.tables import TableHead, TableProtocol, open_index, read_delta, write_index
 from lakeshare_server.tables import index as index_file
-from lakeshare_server.tables.deletion_vectors import vector_columns, vector_of
-from lakeshare_server.tables.head import Hindrance
-from lakeshare_server.tables.index import HEADER_KEY, LAYOUT, index_path
-from lakeshare_server.tables.index_writing import BATCH_ROWS
-from lakeshare_server.tables.locations import elsewhere, roots_of
-from lakeshare_server.tables.scratch import ABANDONED_AFTER_S, scratch_file
-from lakeshare_server.tables.snapshot import TableSnapshot
+from lakeshare_server.tables.iceberg.deletes import vector_columns, vector_of
+from lakeshare_server.tables.index import (
+    ABANDONED_AFTER_S,
+    BATCH_ROWS,
+    HEADER_KEY,
+    LAYOUT,
+    index_path,
+    scratch_file,
+)
+from lakeshare_server.tables.snapshot import Hindrance, TableSnapshot
 from tests.builders.lake_tables import a_delta_table, some_rows
 
 SCHEMA = '{"type":"struct","fields":[{"name":"s","type":"string","nullable":true,"metadata":{}}]}'

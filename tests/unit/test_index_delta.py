@@ -9,8 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.protocol.capabilities import Capabilities
-from lakeshare_server.protocol.negotiation import negotiated
+from lakeshare_server.protocol.lines import Capabilities, negotiated
 from lakeshare_server.tables import read_delta
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 

@@ -11,8 +11,8 @@ import pytest
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
-from lakeshare_server.tables.iceberg.bounds import told_maxima
-from lakeshare_server.tables.iceberg.data_files import DataFiles
+from lakeshare_server.tables.iceberg.manifests import DataFiles
+from lakeshare_server.tables.iceberg.partitions import told_maxima
 from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
 from tests.builders.lake_tables import IcebergTable, an_iceberg_table, some_rows
 

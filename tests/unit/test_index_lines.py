@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakeshare_server.protocol.file_lines import SnapshotLines
-from lakeshare_server.protocol.negotiation import ResponseFormat
+from lakeshare_server.protocol.lines import ResponseFormat, SnapshotLines
 from lakeshare_server.tables import read_delta
 from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids, rendered
 from tests.builders.lake_tables import a_delta_table, some_rows

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 
-from lakeshare_pipelines.spark.progress import Bars, Progress, shown_on_stderr
+from lakeshare_pipelines.spark.jars import Bars, Progress, shown_on_stderr
 
 
 def a_download(progress: Progress) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from lakeshare_pipelines.errors import JavaError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark import java
-from lakeshare_pipelines.spark.java import find_java, survey
+from lakeshare_pipelines.spark import jars
+from lakeshare_pipelines.spark.jars import find_java, survey
 
 ANSWER = """\
 #!/bin/sh
@@ -37,8 +37,8 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No Java but those a test makes: in `usual`, on the PATH `path`, or from the package."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
-    monkeypatch.setattr(java, "USUAL_FOLDERS", (str(tmp_path / "usual" / "*"),))
-    monkeypatch.setattr(java, "packaged_java", lambda: None)
+    monkeypatch.setattr(jars, "USUAL_FOLDERS", (str(tmp_path / "usual" / "*"),))
+    monkeypatch.setattr(jars, "packaged_java", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_25_is_passed_over_with_a_word_why(tmp_path, monkeypatch, caplog):
 
 def test_the_package_is_the_last_resort(tmp_path, monkeypatch):
     packaged = a_java(tmp_path / "packaged", "21")
-    monkeypatch.setattr(java, "packaged_java", lambda: packaged)
+    monkeypatch.setattr(jars, "packaged_java", lambda: packaged)
     seventeen = a_java(tmp_path / "usual", "17")
     assert find_java("spark", settings_of(tmp_path)).home == seventeen
     assert find_java("nessie", settings_of(tmp_path)).home == packaged

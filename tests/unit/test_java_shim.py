@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.java import Java
-from lakeshare_pipelines.spark.shim import WANTED_MODULE, spark_home_for
+from lakeshare_pipelines.spark.jars import Java
+from lakeshare_pipelines.spark.session import WANTED_MODULE, spark_home_for
 
 ECHO = """\
 #!/bin/sh

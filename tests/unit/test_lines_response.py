@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.protocol.answer import Progress, SnapshotAnswer
-from lakeshare_server.protocol.file_lines import SnapshotLines
+from lakeshare_server.protocol.lines import Progress, SnapshotAnswer, SnapshotLines
 from lakeshare_server.protocol.requests import query_of
-from lakeshare_server.routes.lines_response import LinesResponse
-from lakeshare_server.tables import index_writing, open_index, read_delta, write_index
+from lakeshare_server.routes.responses import LinesResponse
+from lakeshare_server.tables import index as index_writing
+from lakeshare_server.tables import open_index, read_delta, write_index
 from tests.builders.lake_tables import a_delta_table, some_rows
 
 DAYS = 5

@@ -21,9 +21,8 @@ import pytest
 
 from lakeshare_server.errors import LakeshareError, TableFilesMissing, Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
-from lakeshare_server.versions.metadata_folder import IN_ORDER_OF_NAMES, MetadataFolder
-from lakeshare_server.versions.metadata_source import Pointer
+from lakeshare_server.storage import Stores
+from lakeshare_server.versions.metadata_sources import IN_ORDER_OF_NAMES, MetadataFolder, Pointer
 from tests.builders.campaign import campaign_size
 from tests.builders.iceberg_door import rest_catalog
 from tests.builders.protocol_reader import ProtocolReader

@@ -13,11 +13,10 @@ import httpx
 import pytest
 
 from lakeshare_server.errors import BadRequest, Unserveable
-from lakeshare_server.protocol.capabilities import Capabilities, parse_capabilities
-from lakeshare_server.protocol.negotiation import announced_protocol, negotiated
-from lakeshare_server.tables.delta.adds import from_actions
-from lakeshare_server.tables.delta.features import delta_head
-from lakeshare_server.tables.head import TableHead
+from lakeshare_server.protocol.lines import Capabilities, announced_protocol, negotiated, parse_capabilities
+from lakeshare_server.tables.delta.files import from_actions
+from lakeshare_server.tables.delta.snapshot import delta_head
+from lakeshare_server.tables.snapshot import TableHead
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server, lines
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from lakeshare_pipelines.errors import NessieError
-from lakeshare_pipelines.nessie.identity import TOKEN_LIFE_S, public_key_text, signed_token, signing_key
+from lakeshare_pipelines.nessie.client import TOKEN_LIFE_S, public_key_text, signed_token, signing_key
 
 
 def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path):

@@ -11,9 +11,8 @@ from lakeshare_server import outbound
 from lakeshare_server.errors import StoreMissing, Unavailable
 from lakeshare_server.outbound import Service, SharedRefresh
 from lakeshare_server.settings import ServerSettings, StoreSettings
-from lakeshare_server.signing import LocalSigner, Signers
-from lakeshare_server.stores import Stores
-from lakeshare_server.versions.iceberg_catalog import CatalogTable
+from lakeshare_server.storage import LocalSigner, Signers, Stores
+from lakeshare_server.versions.metadata_sources import CatalogTable
 from tests.builders.held_requests import silent_service
 from tests.builders.waiting import wait_until
 

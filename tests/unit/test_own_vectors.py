@@ -9,18 +9,19 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from lakeshare_server.access.elsewhere import require_own_stores
+from lakeshare_server.access.allowed_locations import require_own_stores
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables import TableSnapshot, deletion_vectors, read_iceberg
-from lakeshare_server.tables.deletion_vectors import (
+from lakeshare_server.tables import TableSnapshot, read_iceberg
+from lakeshare_server.tables.iceberg import deletes
+from lakeshare_server.tables.iceberg.deletes import (
     INLINE_BYTES,
     TooLargeForALine,
     Vector,
     vector_columns,
     vector_of,
+    with_vectors,
 )
-from lakeshare_server.tables.head import TableHead, TableProtocol
-from lakeshare_server.tables.iceberg.vectors import with_vectors
+from lakeshare_server.tables.snapshot import TableHead, TableProtocol
 from tests.builders.deletion_vector import inline_positions, positions, stored_positions
 from tests.builders.lake_tables import an_iceberg_table, some_rows
 from tests.builders.sharing import a_provider, a_server, files
@@ -64,7 +65,7 @@ def test_the_bound_is_what_a_line_can_bear(tmp_path: Path, more: int, storage: s
 
 
 def test_many_vectors_share_what_a_table_can_bear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletion_vectors, "ALL_INLINE_BYTES", 4000)
+    monkeypatch.setattr(deletes, "ALL_INLINE_BYTES", 4000)
     vectors = {row: Vector(bytes(size), 1) for row, size in enumerate((900, 1000, 1001, 5))}
     storage = vector_columns(vectors, 4, tmp_path)["dv_storage"].to_pylist()
     assert storage == ["i", "i", "p", "i"]

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakeshare_server.protocol import answer as answers
-from lakeshare_server.protocol.answer import Progress, SnapshotAnswer
-from lakeshare_server.protocol.file_lines import SnapshotLines
+from lakeshare_server.protocol import lines as answers
 from lakeshare_server.protocol.json_predicate import parse_json_predicate
-from lakeshare_server.protocol.parameters import MAX_INT
-from lakeshare_server.tables import TableHead, TableSnapshot, index_writing, open_index, write_index
+from lakeshare_server.protocol.lines import Progress, SnapshotAnswer, SnapshotLines
+from lakeshare_server.protocol.requests import MAX_INT
+from lakeshare_server.tables import TableHead, TableSnapshot, open_index, write_index
+from lakeshare_server.tables import index as index_writing
 from lakeshare_server.tables.index import FileIndex
-from lakeshare_server.tables.predicate import EVERYTHING, Predicate
+from lakeshare_server.tables.predicates import EVERYTHING, Predicate
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sharing import (
     LONG,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.tables.delta_schema import parquet_format_schema
+from lakeshare_server.tables.snapshot import parquet_format_schema
 from tests.builders.sharing import FLIGHTS, a_provider, a_server, lines
 from tests.builders.written_log import WrittenLog, metadata, protocol
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.access.rule_text import parse_rule
+from lakeshare_server.access.rules import parse_rule
 from lakeshare_server.tables import read_delta, write_index
-from lakeshare_server.tables.head import Hindrance, TableHead
 from lakeshare_server.tables.index import FileIndex, open_index
-from lakeshare_server.tables.part_of_index import part_of, renamed_since, undecided_in, without_counts
+from lakeshare_server.tables.restrictions import part_of, renamed_since, undecided_in, without_counts
+from lakeshare_server.tables.snapshot import Hindrance, TableHead
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
 DAY = "day = DATE '2013-01-01'"

@@ -21,7 +21,7 @@ from lakeshare_server.catalog.sharing import (
     issue_token,
     rotate_token,
 )
-from lakeshare_server.pages import table_history
+from lakeshare_server.pages import portal
 from tests.builders.deletion_vector import inline_descriptor, stored
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server
@@ -200,7 +200,7 @@ def test_a_version_is_shown_when_its_history_is(shown: Shown) -> None:
 
 
 def test_versions_come_in_pages_and_each_once(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_history, "PAGE_VERSIONS", 3)
+    monkeypatch.setattr(portal, "PAGE_VERSIONS", 3)
     location = a_delta_table(shown.folder / "many", some_rows(days=1), partitioned_by=())
     shown.share("many", location)
     for _ in range(6):

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from lakeshare_server.catalog import SharedTable
-from lakeshare_server.catalog.hand_shares import share_table
-from lakeshare_server.commands import main
-from lakeshare_server.commands.tables import table_app
+from lakeshare_server.catalog.shares import share_table
+from lakeshare_server.cli import main
+from lakeshare_server.cli.tables import table_app
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.versions.for_recipients import for_recipients
+from lakeshare_server.versions.followed_iceberg import for_recipients
 from tests.builders.iceberg_only import TABLES
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.promises import outcomes, promised, require_kept

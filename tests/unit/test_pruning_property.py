@@ -14,12 +14,11 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from lakeshare_server.protocol.answer import Progress, SnapshotAnswer
-from lakeshare_server.protocol.file_lines import SnapshotLines
 from lakeshare_server.protocol.json_predicate import parse_json_predicate
+from lakeshare_server.protocol.lines import Progress, SnapshotAnswer, SnapshotLines
 from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
 from lakeshare_server.tables import FileIndex, open_index, read_delta, write_index
-from lakeshare_server.tables.predicate import EVERYTHING, Predicate
+from lakeshare_server.tables.predicates import EVERYTHING, Predicate
 from lakeshare_server.tables.pruning import evaluate
 from tests.builders.campaign import campaign_size
 from tests.builders.pruning.casts import Client

@@ -9,7 +9,7 @@ from sqlglot.parsers.spark import SparkParser
 
 from lakeshare_server.protocol.json_predicate import MAX_CHARS, parse_json_predicate
 from lakeshare_server.protocol.sql_predicate import MAX_TOKENS_AGAIN, parse_sql_predicates
-from lakeshare_server.tables.predicate import (
+from lakeshare_server.tables.predicates import (
     And,
     Compare,
     Constant,

@@ -8,9 +8,9 @@ import pytest
 from lakeshare_server.catalog import Ledger
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.changes import VersionChanges, segment_cache
-from lakeshare_server.tables.index_cache import IndexCache
+from lakeshare_server.tables.index import IndexCache
 from lakeshare_server.versions.published import PublishedVersions
 from tests.builders.sharing import Provider, a_provider
 from tests.builders.written_log import FEED, WrittenLog, add, metadata, protocol

@@ -15,10 +15,9 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_server.catalog import SharedTable, share_table
-from lakeshare_server.protocol.requests import query_of
-from lakeshare_server.protocol.table_tokens import Asker, Page, Pin, TableTokens
-from lakeshare_server.protocol.timestamps import iso
-from lakeshare_server.signing import load_key
+from lakeshare_server.protocol.requests import iso, query_of
+from lakeshare_server.protocol.tokens import Asker, Page, Pin, TableTokens
+from lakeshare_server.storage import load_key
 from lakeshare_server.tables.pruning import evaluate
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files, lines

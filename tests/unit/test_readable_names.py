@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import update
 
 from lakeshare_server.catalog import Catalog, DeclaredShare, FollowedTables, SharedTable, apply_shares
-from lakeshare_server.catalog.hand_shares import share_table
 from lakeshare_server.catalog.models import (
     FollowedTableRow,
     RecipientRow,
@@ -17,11 +16,10 @@ from lakeshare_server.catalog.models import (
     ShareRow,
 )
 from lakeshare_server.catalog.names import is_name
+from lakeshare_server.catalog.shares import share_table
 from lakeshare_server.catalog.sharing.editing import editing
-from lakeshare_server.catalog.sharing.groups import create_group
-from lakeshare_server.catalog.sharing.recipients import alter_recipient, create_recipient
-from lakeshare_server.catalog.sharing.shares import alter_share, create_share
-from lakeshare_server.catalog.sharing.tables import alter_table
+from lakeshare_server.catalog.sharing.recipients import alter_recipient, create_group, create_recipient
+from lakeshare_server.catalog.sharing.shares import alter_share, alter_table, create_share
 from lakeshare_server.errors import BadRequest
 from tests.builders.administration import PROVIDER, an_administered_server
 from tests.builders.commands import Runner, a_state_folder

@@ -13,16 +13,16 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.access.profile import basic_profile, profile_of, write_profile_file
+from lakeshare_server.access.authentication import basic_profile, profile_of, write_profile_file
 from lakeshare_server.catalog.models import TokenRow
 from lakeshare_server.catalog.sharing import (
     alter_recipient,
     editing,
     issue_token,
-    look,
     revoke_recipient,
     revoke_token,
     rotate_token,
+    states,
 )
 from lakeshare_server.settings import ICEBERG_PATH
 from tests.builders.credentials import OAUTH, OIDC, Known, a_policy, a_recipient, ask_token
@@ -297,7 +297,7 @@ def test_the_last_use_of_each_credential_is_told_with_its_address(
     used = None
     while used is None and datetime.now(UTC) < deadline:
         with provider.catalog.reading() as session:
-            (token,) = look.recipient(session, "used").tokens
+            (token,) = states.recipient(session, "used").tokens
             used = token.last_used_at
     assert used is not None
     assert before < used

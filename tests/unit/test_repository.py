@@ -5,7 +5,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from lakeshare_pipelines.cli import app
+from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.settings import ServerSettings, described_settings
 

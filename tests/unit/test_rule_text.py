@@ -9,13 +9,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakeshare_server.access.rule_text import RecipientProperty, parse_rule, properties_of, with_properties
-from lakeshare_server.access.rules import NOTHING, rule_of
+from lakeshare_server.access.rules import (
+    NOTHING,
+    RecipientProperty,
+    parse_rule,
+    properties_of,
+    rule_of,
+    with_properties,
+)
 from lakeshare_server.catalog import EffectiveGrant
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.tables.columns import Column, Columns
-from lakeshare_server.tables.exact_files import is_within, undecided
-from lakeshare_server.tables.predicate import EVERYTHING, Compare
+from lakeshare_server.tables.predicates import EVERYTHING, Column, Columns, Compare
+from lakeshare_server.tables.restrictions import is_within, undecided
 
 TYPES = {
     "region": pa.string(),

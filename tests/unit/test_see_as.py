@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import select
 
 from lakeshare_server.catalog import Recipients
-from lakeshare_server.catalog.admin_keys import add_admin_key
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import alter_recipient, editing, grant
-from lakeshare_server.commands import main
-from lakeshare_server.protocol.capabilities import HEADER
-from lakeshare_server.routes.seen_as import SEEN_AS
-from lakeshare_server.see_as.eyes import EVERYTHING, capabilities_of
+from lakeshare_server.catalog.sharing.credentials import add_admin_key
+from lakeshare_server.cli import main
+from lakeshare_server.cli.impersonation import EVERYTHING, capabilities_of
+from lakeshare_server.protocol.lines import HEADER
+from lakeshare_server.routes.context import SEEN_AS
 from tests.builders.lake_tables import append_delta, some_rows
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server
 

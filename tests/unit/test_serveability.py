@@ -8,13 +8,17 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_server.commands.tables import table_app
+from lakeshare_server.cli.tables import table_app
 from lakeshare_server.errors import BadRequest, Unserveable
-from lakeshare_server.protocol.capabilities import Capabilities
-from lakeshare_server.protocol.negotiation import negotiated
-from lakeshare_server.tables.head import Hindrance, TableHead
-from lakeshare_server.tables.reason_codes import ReasonCode
-from lakeshare_server.tables.serveability import CLIENTS, clients_of, directory_verdict, serveability
+from lakeshare_server.protocol.lines import Capabilities, negotiated
+from lakeshare_server.tables.serveability import (
+    CLIENTS,
+    ReasonCode,
+    clients_of,
+    directory_verdict,
+    serveability,
+)
+from lakeshare_server.tables.snapshot import Hindrance, TableHead
 from tests.builders.lake_tables import an_iceberg_table, some_rows
 from tests.builders.sharing import Provider, a_provider, a_provider_of_flights
 

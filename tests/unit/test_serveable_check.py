@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.contracts import Promise
-from lakeshare_pipelines.defs.metadata import check_metadata
+from lakeshare_pipelines.defs.wap import check_metadata
 from lakeshare_pipelines.wap.serveable import ClientMatrix, of_delta, serveable
-from lakeshare_pipelines.wap.staged import Staged, StagedTable
-from lakeshare_pipelines.wap.verdicts import Finding, Verdict
+from lakeshare_pipelines.wap.staged import Finding, Staged, StagedTable, Verdict
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables import Stores
-from lakeshare_server.tables.head import Hindrance, TableHead
+from lakeshare_server.tables.snapshot import Hindrance, TableHead
 from tests.builders.written_log import SCHEMA, WrittenLog, add, metadata, protocol
 
 STORES = Stores(ServerSettings())

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from lakeshare_pipelines.wap.rewrites import (
+from lakeshare_pipelines.wap.serveable import (
     ALL_FILES,
     COPY_ON_WRITE,
     FILES_WITH_DELETES,
@@ -15,9 +15,8 @@ from lakeshare_pipelines.wap.rewrites import (
     rewrite_for,
 )
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables.head import Hindrance, TableHead
-from lakeshare_server.tables.reason_codes import ReasonCode
-from lakeshare_server.tables.serveability import nobody_is_served, serveability
+from lakeshare_server.tables.serveability import ReasonCode, nobody_is_served, serveability
+from lakeshare_server.tables.snapshot import Hindrance, TableHead
 
 FEATURES: Mapping[str, str | None] = {
     "ROW_LEVEL_DELETES": "deletionVectors",

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from lakeshare_server.access.view import Views
+from lakeshare_server.access.table_access import Views
 from lakeshare_server.catalog import AuditEvent, AuditLog, newest_requests
 from lakeshare_server.catalog.audit import adopt
 from lakeshare_server.catalog.audit import log as audit_log

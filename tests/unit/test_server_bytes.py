@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from lakeshare_server.access.file_tickets import FileTickets
-from lakeshare_server.access.view import Views
+from lakeshare_server.access.allowed_locations import FileTickets
+from lakeshare_server.access.table_access import Views
 from lakeshare_server.catalog import Credentials
-from lakeshare_server.signing import LocalSigner, load_key
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import LocalSigner, Stores, load_key
 from lakeshare_server.versions import Versions
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 

@@ -16,7 +16,7 @@ from lakeshare_server.catalog import (
     allow_directory_access,
     share_table,
 )
-from lakeshare_server.commands import add_commands
+from lakeshare_server.cli import add_commands
 from tests.builders.commands import Runner
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.publications import a_publication

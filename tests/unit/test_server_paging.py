@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.protocol.paging import Pager, PageRequest
+from lakeshare_server.protocol.tokens import Pager, PageRequest
 
 KEY = b"k" * 32
 

@@ -5,7 +5,7 @@ import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lakeshare_server.access.profile import write_profile
+from lakeshare_server.access.authentication import write_profile
 from lakeshare_server.settings import ServerSettings
 
 

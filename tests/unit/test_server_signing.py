@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from lakeshare_server.errors import BadRequest, Denied, Unavailable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, load_key
-from lakeshare_server.signing.local import SIGNATURE, Claim
-from lakeshare_server.tables.byte_strings import byte_strings
+from lakeshare_server.storage import LocalSigner, load_key
+from lakeshare_server.storage.locations import byte_strings
+from lakeshare_server.storage.remote import SIGNATURE, Claim
 
 LATER_MS = int(time.time() * 1000) + 3_600_000
 TICKETS = st.text("abcXYZ019-_", min_size=1, max_size=20)
@@ -105,7 +105,7 @@ def test_the_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
 def test_processes_that_start_together_agree_on_the_key(tmp_path: Path) -> None:
     code = (
         "from lakeshare_server.settings import ServerSettings\n"
-        "from lakeshare_server.signing.keys import load_key\n"
+        "from lakeshare_server.storage.remote import load_key\n"
         "print(load_key(ServerSettings()).hex())"
     )
     environment = {**os.environ, "LAKESHARE_STATE_DIR": str(tmp_path / "state")}

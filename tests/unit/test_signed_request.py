@@ -3,8 +3,7 @@
 import pytest
 
 from lakeshare_server.errors import Denied
-from lakeshare_server.signing.signed_request import read_key
-from lakeshare_server.stores.s3 import Bucket
+from lakeshare_server.storage.s3 import Bucket, read_key
 
 LAKE = Bucket("lake", "us-east-1", "https://s3.host", path_style=True)
 

@@ -9,9 +9,8 @@ from azure.storage.blob import BlobClient, UserDelegationKey, generate_blob_sas
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing.azure import AzureUrls, azure_signer, delegation_key
-from lakeshare_server.stores import place_of
-from lakeshare_server.stores.azure import AzureAccess
+from lakeshare_server.storage import place_of
+from lakeshare_server.storage.azure import AzureAccess, AzureUrls, azure_signer, delegation_key
 from tests.builders.keys import AWKWARD_KEYS
 
 NOW_S = int(dt.datetime(2026, 11, 21, 14, 34, 41, tzinfo=dt.UTC).timestamp())

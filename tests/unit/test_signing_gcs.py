@@ -17,9 +17,8 @@ from google.oauth2 import service_account
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, Signers
-from lakeshare_server.signing.gcs import GcsUrls
-from lakeshare_server.stores.gcs import GcsAccess
+from lakeshare_server.storage import LocalSigner, Signers
+from lakeshare_server.storage.gcs import GcsAccess, GcsUrls
 from tests.builders.answering_store import answering_store, said
 from tests.builders.google_account import EMAIL, account_file, google_account
 from tests.builders.keys import AWKWARD_KEYS

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing.quoting import FEW, quoted
-from lakeshare_server.signing.s3 import s3_signer
-from lakeshare_server.stores.s3 import AwsKeys, Bucket, S3Access
+from lakeshare_server.storage.remote import FEW, quoted
+from lakeshare_server.storage.s3 import AwsKeys, Bucket, S3Access, s3_signer
 from tests.builders.keys import AWKWARD_KEYS
 
 NOW_S = int(dt.datetime(2026, 11, 21, 14, 34, 41, tzinfo=dt.UTC).timestamp())

@@ -11,8 +11,7 @@ import pytest
 
 from lakeshare_server.errors import BadRequest, Unavailable, Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, Signers
-from lakeshare_server.stores import Stores, s3
+from lakeshare_server.storage import LocalSigner, Signers, Stores, s3
 from tests.builders.answering_store import answering_store, said
 
 SETTINGS = ServerSettings(_env_file=None, s3_region="eu-north-1")
@@ -116,7 +115,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
 
 def test_a_server_of_local_tables_loads_no_vendors_library() -> None:
     loads = (
-        "import sys, lakeshare_server.signing; "
+        "import sys, lakeshare_server.storage; "
         "print({name.partition('.')[0] for name in sys.modules} & {'boto3', 'botocore', 'azure', 'google'})"
     )
     ended = subprocess.run([sys.executable, "-c", loads], check=True, capture_output=True, text=True)

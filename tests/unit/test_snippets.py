@@ -16,13 +16,20 @@ from sqlglot.dialects.snowflake import Snowflake
 from sqlglot.tokens import TokenType
 
 from lakeshare_pipelines.spark.jars import pinned
-from lakeshare_server.commands import main
+from lakeshare_server.cli import main
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.snippets.doors import Doors
-from lakeshare_server.snippets.engines import ENGINES, snippet
-from lakeshare_server.snippets.python import ICEBERG_PACKAGE, SHARING_PACKAGE, STORE_PACKAGES
-from lakeshare_server.snippets.shared_table import EngineName, SnippetTable, Storage
-from lakeshare_server.stores import place_of
+from lakeshare_server.snippets import (
+    ENGINES,
+    ICEBERG_PACKAGE,
+    SHARING_PACKAGE,
+    STORE_PACKAGES,
+    Doors,
+    EngineName,
+    SnippetTable,
+    Storage,
+    snippet,
+)
+from lakeshare_server.storage import place_of
 from lakeshare_server.tables.serveability import ICEBERG_REST, ICEBERG_REST_ID, Refusal, Verdict
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.sharing import Running, a_provider, a_server

@@ -4,12 +4,15 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-from lakeshare_pipelines.share.snowflake.names import TableName, identifier, literal, named_in_text
-from lakeshare_pipelines.share.snowflake.shown_state import ShownState
-from lakeshare_pipelines.share.snowflake.statements import (
+from lakeshare_pipelines.share.snowflake import (
     Objects,
+    ShownState,
+    TableName,
     create_table,
     create_volume,
+    identifier,
+    literal,
+    named_in_text,
     refresh_table,
     script,
 )

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.cli import main
+from lakeshare_pipelines.cli.main import main
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share.snowflake.shown_state import Published, require_shown, shown_state
+from lakeshare_pipelines.share.snowflake import Published, require_shown, shown_state
 from lakeshare_server.catalog import FollowedTables, Ledger
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
 from tests.builders.answering_store import AnsweringStore

@@ -9,12 +9,11 @@ from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors import AnalysisException
 
-from lakeshare_pipelines.demo.stage_hands import free_port
+from lakeshare_pipelines.demo.processes import free_port
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark import faults
-from lakeshare_pipelines.spark.faults import explained
-from lakeshare_pipelines.spark.session import driver_pid, has_driver_ended
+from lakeshare_pipelines.spark import session
+from lakeshare_pipelines.spark.session import driver_pid, explained, has_driver_ended
 
 Driver = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -83,7 +82,7 @@ def test_a_driver_that_ends_a_moment_after_its_connections_has_died(gateway, dri
     ("doing", "passes"), [(a_call, Py4JNetworkError), (a_mistake_in_the_query, AnalysisException)]
 )
 def test_no_error_is_put_down_to_a_driver_that_lives(gateway, driver, settings, monkeypatch, doing, passes):
-    monkeypatch.setattr(faults, "ENDING_S", 0.1)
+    monkeypatch.setattr(session, "ENDING_S", 0.1)
     process = driver(60)
     with pytest.raises(passes):
         attempt(doing, gateway, settings)

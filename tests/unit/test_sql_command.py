@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lakeshare_server.catalog import open_catalog
-from lakeshare_server.catalog.sharing import look
-from lakeshare_server.commands import main
+from lakeshare_server.catalog.sharing import states
+from lakeshare_server.cli import main
 from lakeshare_server.settings import StateSettings
 from tests.builders.sql_sessions import a_lake
 
@@ -139,7 +139,7 @@ def test_a_file_that_is_no_text_is_refused(sql, tmp_path):
     assert ended.code == 1
     assert "UTF-8" in ended.errors
     with open_catalog(StateSettings().catalog_url).reading() as session:
-        assert look.shares(session) == []
+        assert states.shares(session) == []
 
 
 def test_rows_are_selected_as_a_recipient_reads_them(sql, tmp_path):

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from lakeshare_server.sql import following
+from lakeshare_server.sql import changes
 from lakeshare_server.sql import statements as said
 from lakeshare_server.sql.grammar import parse
-from lakeshare_server.sql.information_schema import VIEWS
+from lakeshare_server.sql.show import VIEWS
 from tests.builders.sql_sessions import a_lake, a_session
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/sql.md").read_text()
@@ -24,7 +24,7 @@ def test_the_statements_of_the_reference_run_as_they_stand(tmp_path):
 def test_the_reference_shows_each_kind_of_statement():
     shown = {type(placed.statement) for script in SCRIPTS for placed in parse(script)}
     every = {*said.Change.__subclasses__(), *said.Look.__subclasses__(), said.SetRecipient}
-    reads_stores = {following.Follow, following.Unfollow}
+    reads_stores = {changes.Follow, changes.Unfollow}
     assert every - shown == {said.Publish, said.ShowSharesInProvider, said.DescribeGroup, *reads_stores}
     assert ("FOLLOW 's3://" in PAGE, "UNFOLLOW sales.orders" in PAGE) == (True, True)
     for refused in ("PUBLISH TABLE … FROM BRANCH …", "SHOW SHARES IN PROVIDER …", "USING ID …"):

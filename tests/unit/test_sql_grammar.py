@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakeshare_server.sql import following
+from lakeshare_server.sql import changes
 from lakeshare_server.sql import statements as said
-from lakeshare_server.sql.errors import SqlError
 from lakeshare_server.sql.grammar import is_unfinished, parse, parser
-from lakeshare_server.sql.words import quoted_name, quoted_text
+from lakeshare_server.sql.statements import SqlError, quoted_name, quoted_text
 
 NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC)
 BOB, EUROPE = said.Grantee("RECIPIENT", "bob"), said.Grantee("GROUP", "europe")
@@ -150,14 +149,14 @@ STATEMENTS = [
     ("SHOW SHARES IN PROVIDER p", said.ShowSharesInProvider("p")),
     ("SHOW ALL IN SHARE s", said.ShowAllInShare("s")),
     ("SHOW RECIPIENTS LIKE 'b*'", said.ShowRecipients("b*")),
-    ("FOLLOW 's3://lake/sales/*'", following.Follow("s3://lake/sales/*")),
+    ("FOLLOW 's3://lake/sales/*'", changes.Follow("s3://lake/sales/*")),
     (
         "FOLLOW '/lake/orders' AS sales.orders IN SHARE partners WITH HISTORY START VERSION 3",
-        following.Follow("/lake/orders", ("sales", "orders"), "partners", True, 3),
+        changes.Follow("/lake/orders", ("sales", "orders"), "partners", True, 3),
     ),
-    ("FOLLOW '/lake/orders' WITHOUT HISTORY", following.Follow("/lake/orders", history=False)),
-    ("UNFOLLOW sales.orders", following.Unfollow(("sales", "orders"))),
-    ("SHOW FOLLOWED TABLES LIKE 'sales.*'", following.ShowFollowedTables("sales.*")),
+    ("FOLLOW '/lake/orders' WITHOUT HISTORY", changes.Follow("/lake/orders", history=False)),
+    ("UNFOLLOW sales.orders", changes.Unfollow(("sales", "orders"))),
+    ("SHOW FOLLOWED TABLES LIKE 'sales.*'", changes.ShowFollowedTables("sales.*")),
     ("SHOW GROUPS", said.ShowGroups()),
     ("SHOW GRANT ON SHARE s", said.ShowGrantsOnShare("s")),
     ("SHOW GRANTS ON SHARE s", said.ShowGrantsOnShare("s")),

@@ -9,9 +9,15 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from lakeshare_server.sql.completion import SqlCompleter, following, names_of
-from lakeshare_server.sql.prompt import converse, is_whole, prompt_with_history
-from lakeshare_server.sql.provider import Provider
+from lakeshare_server.sql.changes import Provider
+from lakeshare_server.sql.prompt import (
+    SqlCompleter,
+    converse,
+    following,
+    is_whole,
+    names_of,
+    prompt_with_history,
+)
 from lakeshare_server.sql.session import Done, SqlSession
 from tests.builders.sql_sessions import a_lake, a_session, answer, empty
 

@@ -9,11 +9,11 @@ from sqlalchemy import select
 from lakeshare_server.catalog import Catalog, FollowedTables, Listings, Recipients
 from lakeshare_server.catalog.audit import AuditEvent, append_events
 from lakeshare_server.catalog.models import AuditRow
-from lakeshare_server.catalog.sharing import editing, look, look_at_link, redeem
+from lakeshare_server.catalog.sharing import editing, look_at_link, redeem, states
 from lakeshare_server.errors import BadRequest, CatalogConflict, Denied, NotFound
-from lakeshare_server.sql.errors import SqlError, StatementRefused
-from lakeshare_server.sql.provider import Provider
+from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.session import SqlSession
+from lakeshare_server.sql.statements import SqlError, StatementRefused
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sql_sessions import ROOT, a_lake, a_session, answer, empty, rows
 
@@ -175,7 +175,7 @@ def test_no_secret_is_told_twice(session, catalog):
 def test_a_policy_without_an_audience_is_for_this_server(session, catalog):
     list(session.run("CREATE RECIPIENT eve USING OIDC (issuer 'https://issuer.example', subject 'eve')"))
     with catalog.reading() as looking:
-        [policy] = look.recipient(looking, "eve").policies
+        [policy] = states.recipient(looking, "eve").policies
     assert policy.audiences == (f"{ROOT}/delta-sharing",)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from lakeshare_server.errors import LakeshareError, StoreDenied, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores, gcs, remote, s3
+from lakeshare_server.storage import Stores, gcs, remote, s3
 from tests.builders.answering_store import answering_store, said, said_of_object
 from tests.builders.google_account import account_file
 

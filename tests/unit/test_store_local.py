@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lakeshare_server.errors import StoreDenied, StoreMissing, Unavailable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import StoredObject, Stores
+from lakeshare_server.storage import StoredObject, Stores
 
 STORES = Stores(ServerSettings(_env_file=None))
 AWKWARD = [

@@ -3,7 +3,7 @@
 import pytest
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.stores import normalised, place_of
+from lakeshare_server.storage import normalised, place_of
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakeshare_server.access.access_tokens import AccessTokens
+from lakeshare_server.access.authentication import AccessTokens
 from lakeshare_server.errors import BadRequest, NotFound
-from lakeshare_server.protocol.changes_request import parse_changes
-from lakeshare_server.protocol.iceberg_scans import PlanTasks
-from lakeshare_server.protocol.paging import Pager, PageRequest
-from lakeshare_server.protocol.requests import query_of
-from lakeshare_server.protocol.seals import Seals
-from lakeshare_server.protocol.table_tokens import Asker, Page, Pin, TableTokens, require_same_table
+from lakeshare_server.iceberg_rest.scans import PlanTasks
+from lakeshare_server.protocol.requests import parse_changes, query_of
+from lakeshare_server.protocol.tokens import (
+    Asker,
+    Page,
+    Pager,
+    PageRequest,
+    Pin,
+    Seals,
+    TableTokens,
+    require_same_table,
+)
 
 KEY = b"k" * 32
 BOB = Asker("bob", "flights")

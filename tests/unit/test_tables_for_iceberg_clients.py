@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.access.iceberg import IcebergTables
-from lakeshare_server.access.iceberg_files import data_files
-from lakeshare_server.access.view import TableView
+from lakeshare_server.access.table_access import TableView
 from lakeshare_server.catalog.listings import shared_table_at
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.stores import Stores
-from lakeshare_server.tables.reason_codes import READ_BY_ICEBERG_CLIENTS
-from lakeshare_server.tables.serveability import CLIENTS
-from lakeshare_server.versions import followed_snapshots
+from lakeshare_server.iceberg_rest.metadata import data_files
+from lakeshare_server.iceberg_rest.tables import IcebergTables
+from lakeshare_server.storage import Stores
+from lakeshare_server.tables.serveability import CLIENTS, READ_BY_ICEBERG_CLIENTS
+from lakeshare_server.versions import followed_iceberg
 from tests.builders.followed_iceberg import OwnedTable, a_worker, following, pinned, refused, version_of
 from tests.builders.iceberg_door import TABLE, door, rest_catalog
 from tests.builders.iceberg_only import TABLES, equality_deletes
@@ -83,7 +82,7 @@ def test_the_refusal_is_remembered_and_the_manifests_are_not_read_again(
     folder, _ = TABLES["UNSUPPORTED_TYPE time"](tmp_path / "warehouse")
     versions = a_worker(following(a_provider(tmp_path), folder))
     latest = versions.latest()
-    monkeypatch.setattr(followed_snapshots, "read_iceberg", lambda *_: pytest.fail("it was read again"))
+    monkeypatch.setattr(followed_iceberg, "read_iceberg", lambda *_: pytest.fail("it was read again"))
     for _ in range(2):
         with pytest.raises(Unserveable, match="UNSUPPORTED_TYPE"):
             versions.index(latest)

@@ -15,13 +15,13 @@ from azure.storage.filedatalake import generate_directory_sas
 from google.auth import downscoped
 
 from lakeshare_server.catalog import SharedTable
-from lakeshare_server.catalog.hand_shares import allow_directory_access, share_table
+from lakeshare_server.catalog.shares import allow_directory_access, share_table
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.signing import LocalSigner, Signers, temporary_azure
-from lakeshare_server.signing.temporary_gcs import condition
-from lakeshare_server.signing.temporary_s3 import session_policy
-from lakeshare_server.stores import place_of
+from lakeshare_server.storage import LocalSigner, Signers, place_of
+from lakeshare_server.storage import azure as temporary_azure
+from lakeshare_server.storage.gcs import condition
+from lakeshare_server.storage.s3 import session_policy
 from lakeshare_server.tables import read_delta
 from tests.builders.answering_store import AnsweringStore, answering_store, said
 from tests.builders.google_account import account_file, token_answer

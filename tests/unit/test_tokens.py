@@ -1,6 +1,6 @@
 """A token leads to its digest; the digest leads nowhere, and nothing less than the whole token leads to it."""
 
-from lakeshare_server.catalog.tokens import new_token, token_digest
+from lakeshare_server.catalog.credentials import new_token, token_digest
 
 
 def test_a_token_has_a_digest_of_its_own() -> None:

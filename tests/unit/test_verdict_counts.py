@@ -3,7 +3,7 @@
 import pytest
 
 from lakeshare_pipelines.contracts import Drift
-from lakeshare_pipelines.wap.counts import drifted, not_empty, rows_parsed, usual_rows, within_partitions
+from lakeshare_pipelines.wap.checks import drifted, not_empty, rows_parsed, usual_rows, within_partitions
 from lakeshare_pipelines.wap.staged import StagedTable
 from tests.builders.audits import flights
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lakeshare_pipelines.wap.verdicts import Severity, Verdict, Verdicts, share
+from lakeshare_pipelines.wap.staged import Severity, Verdict, Verdicts, share
 
 
 def a_verdict(

@@ -3,9 +3,14 @@
 import pytest
 
 from lakeshare_pipelines.contracts import Column
-from lakeshare_pipelines.wap.expectations import Outcome
-from lakeshare_pipelines.wap.findings import rule_finding, unanswered
-from lakeshare_pipelines.wap.samples import masked, rejected_sample, sample_columns
+from lakeshare_pipelines.wap.checks import (
+    Outcome,
+    masked,
+    rejected_sample,
+    rule_finding,
+    sample_columns,
+    unanswered,
+)
 from tests.builders.audits import BETWEEN, a_rule, carriers, flights
 
 ROW = {

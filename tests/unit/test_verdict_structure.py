@@ -2,7 +2,7 @@
 
 import pytest
 
-from lakeshare_pipelines.wap.structure import structure_problems
+from lakeshare_pipelines.wap.checks import structure_problems
 from tests.builders.audits import flights
 
 DECLARED = {"id": "bigint", "carrier": "string"}

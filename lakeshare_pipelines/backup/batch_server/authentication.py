@@ -12,8 +12,7 @@ from hashlib import sha256
 from starlette.requests import Request
 
 from lakeshare_pipelines.backup.batch_server.refusals import denied
-from lakeshare_pipelines.backup.stores.credentials import Identity
-from lakeshare_pipelines.backup.stores.signature import Signer, SigningKeys
+from lakeshare_pipelines.backup.stores.async_s3 import Identity, Signer, SigningKeys
 
 Keys = Mapping[str, SigningKeys]
 """The keys that are known, by access key."""

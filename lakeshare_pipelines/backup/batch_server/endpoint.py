@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.answers import Answer
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
+from lakeshare_pipelines.backup.stores.async_s3 import Answer, AsyncS3
 
 
 class StoreRefused(Exception):

@@ -14,7 +14,7 @@ from lakeshare_pipelines.backup.batch_server.checksums import computed
 from lakeshare_pipelines.backup.batch_server.endpoint import Endpoint, StoreRefused, copy_source
 from lakeshare_pipelines.backup.batch_server.rights import Forbidden, Rights
 from lakeshare_pipelines.backup.batch_server.task import Outcome, Task
-from lakeshare_pipelines.backup.stores.answers import Answer
+from lakeshare_pipelines.backup.stores.async_s3 import Answer
 from lakeshare_pipelines.errors import BackupError
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"

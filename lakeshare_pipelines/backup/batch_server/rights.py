@@ -12,9 +12,8 @@ from typing import Any
 
 from lakeshare_pipelines.backup.batch_server.asked import bucket_of
 from lakeshare_pipelines.backup.batch_server.task import Task
-from lakeshare_pipelines.backup.policies.evaluate import Document, Request, decide
-from lakeshare_pipelines.backup.policies.statements import BATCH_SERVICE
-from lakeshare_pipelines.backup.policies.writing import INDEX
+from lakeshare_pipelines.backup.policies import BATCH_SERVICE, INDEX
+from lakeshare_pipelines.backup.policy_checks import Document, Request, decide
 from lakeshare_pipelines.errors import BackupError
 
 

@@ -14,7 +14,7 @@ from lakeshare_pipelines.backup.batch_server.manifest import BadManifest, tasks_
 from lakeshare_pipelines.backup.batch_server.operations import outcome_of
 from lakeshare_pipelines.backup.batch_server.rights import Forbidden, Policies
 from lakeshare_pipelines.backup.batch_server.task import Outcome, Task
-from lakeshare_pipelines.backup.declared import COPY_LIMIT_BYTES
+from lakeshare_pipelines.backup.config import COPY_LIMIT_BYTES
 from lakeshare_pipelines.errors import BackupError
 
 THRESHOLD_CODE = "FailureThresholdExceeded"

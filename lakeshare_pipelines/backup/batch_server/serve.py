@@ -9,7 +9,7 @@ from lakeshare_pipelines.backup.batch_server.app import batch_app
 from lakeshare_pipelines.backup.batch_server.authentication import OwnKeys
 from lakeshare_pipelines.backup.batch_server.run import Behaviour
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.credentials import Identity
+from lakeshare_pipelines.backup.stores.async_s3 import Identity
 from lakeshare_pipelines.errors import BackupError
 
 STOP_S = 10

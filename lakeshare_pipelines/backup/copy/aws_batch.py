@@ -3,29 +3,249 @@
 What a job cannot do (objects over its limit, places of other names) goes through another engine beside it.
 """
 
+import io
 import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import BaseModel
 
-from lakeshare_pipelines.backup.copy.batch.attempts import Attempt, Attempts, AttemptsOf
-from lakeshare_pipelines.backup.copy.batch.jobs import BatchJob, JobService
-from lakeshare_pipelines.backup.copy.batch.judgement import failures, why_broken
-from lakeshare_pipelines.backup.copy.batch.manifests import ROWS_A_JOB, is_for_batch, jobs_of
-from lakeshare_pipelines.backup.copy.engine import CopyEngine, CopyTask, Progress, Tell
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.copy.batch_jobs import (
+    ROWS_A_JOB,
+    BatchJob,
+    JobRows,
+    JobService,
+    is_for_batch,
+    jobs_of,
+)
+from lakeshare_pipelines.backup.copy.engine import (
+    MANIFESTS,
+    CopyEngine,
+    CopyTask,
+    Progress,
+    Result,
+    Tell,
+    plan_digest,
+    read_report,
+)
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.copy.plan_digest import plan_digest
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.records import CopyRecord
-from lakeshare_pipelines.backup.rows import DONE, PLAN, read_rows, to_copy, write_rows
-from lakeshare_pipelines.backup.stores import open_store
-from lakeshare_pipelines.errors import BackupError
+from lakeshare_pipelines.backup.model import DONE, PLAN, CopyRecord, read_rows, to_copy, write_rows
+from lakeshare_pipelines.backup.stores import BackupStore, open_store
+from lakeshare_pipelines.errors import BackupError, ObjectMissing
+
+NOT_REPORTED = "NotReported"
+"""Error code of rows that a report does not tell of."""
+OF_THE_OBJECT = {"NoSuchKey", "NoSuchVersion", "PreconditionFailed", "InvalidObjectState", NOT_REPORTED}
+"""Failures that say nothing of the target or the role: the object went, changed, or is archived."""
+FEW = 10
+"""So many failures, and nothing copied at all, are no accident of some objects."""
+
+SHOWN = 3
+
+
+def judged(rows: pa.Table, told: pa.Table) -> pa.Table:
+    """A job's rows (schema ROWS) with what its report tells (columns of DONE, keys as it spells them): schema DONE."""
+    index = _places(rows, told)
+    found = {name: told[name].take(index) for name in TOLD}
+    is_missing = pc.is_null(found["status"])
+    missing = {
+        "status": "failed",
+        "error_code": NOT_REPORTED,
+        "message": "the job's report does not tell of it",
+    }
+    columns = {
+        name: pc.if_else(is_missing, missing[name], column) if name in missing else column
+        for name, column in found.items()
+    }
+    for name in DONE.names:
+        if name in rows.column_names:
+            columns[name] = rows[name]
+    return pa.table([columns[name] for name in DONE.names], schema=DONE)
+
+
+TOLD = tuple(
+    name for name in DONE.names if name not in {"bucket", "key", "version_id", "stored_key", "size_bytes"}
+)
+
+
+def _places(rows: pa.Table, told: pa.Table) -> pa.ChunkedArray:
+    """For each row its place in the report, null where there is none."""
+    names = _ids(told, "key", "version_id").combine_chunks()
+    ways = [
+        pc.index_in(_ids(rows, "asked_key", "asked_version"), value_set=names),
+        pc.index_in(_ids(rows, "key", "asked_version"), value_set=names),
+    ]
+    return min(ways, key=lambda way: way.null_count)
+
+
+def _ids(table: pa.Table, key: str, version: str) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(table[key], pc.fill_null(table[version], ""), "\0")
+
+
+def failures(done: pa.Table) -> Counter[str]:
+    """How often each error code is among the rows."""
+    codes = done.filter(pc.field("status") == "failed")["error_code"]
+    return Counter(pc.fill_null(codes, "unknown").to_pylist())
+
+
+def why_broken(job: BatchJob, failed: Mapping[str, int], succeeded: int) -> str | None:
+    """Why a job that has ended is not to be accepted; None where its rows, failed ones too, are a result.
+
+    That it is Complete is not asked: a job that copied nothing for reasons that are not its objects' was refused.
+    """
+    most = ", ".join(f"{count} {code}" for code, count in Counter(failed).most_common(SHOWN))
+    said = "; ".join([*job.reasons, *([most] if most else [])])
+    if job.status != "Complete":
+        return f"job {job.job_id} is {job.status}: {said or 'the service gave no reason'}"
+    refused = sum(count for code, count in failed.items() if code not in OF_THE_OBJECT)
+    if succeeded == 0 and refused >= FEW:
+        return f"job {job.job_id} is Complete but copied nothing: {most}"
+    return None
+
+
+KMS = "aws:kms"
+
+
+class Attempt(BaseModel):
+    """All jobs of one attempt; `broken` says why another is needed."""
+
+    number: int
+    jobs: list[BatchJob]
+    broken: str | None = None
+
+
+class Attempts(BaseModel):
+    """The attempts of one plan, oldest first."""
+
+    plan: str
+    """Digest of the plan's rows."""
+    attempts: list[Attempt] = []
+
+
+def folder_of(task: CopyTask) -> str:
+    """Where in the target the attempts of all plans of a task are."""
+    return f"{task.work_prefix}batch/"
+
+
+@dataclass(frozen=True)
+class AttemptsOf:
+    """The attempts of one task, in its target."""
+
+    store: BackupStore
+    task: CopyTask
+
+    def all(self) -> Iterator[Attempts]:
+        """Of every plan there was for the task."""
+        for one in self.store.list(folder_of(self.task)):
+            if one.key.endswith("/jobs.json"):
+                yield Attempts.model_validate_json(self.store.read(one.key))
+
+    def load(self, plan: str) -> Attempts:
+        """Of the plan with a digest; none yet, when nothing is recorded."""
+        try:
+            return Attempts.model_validate_json(self.store.read(self._key(plan)))
+        except ObjectMissing:
+            return Attempts(plan=plan)
+
+    def save(self, attempts: Attempts) -> None:
+        """Keep the record, whole."""
+        self.store.put(self._key(attempts.plan), attempts.model_dump_json(indent=1).encode())
+
+    def prepare(self, attempts: Attempts, jobs: Iterable[JobRows]) -> Attempt:
+        """A new attempt: manifests and rows of its jobs are written, then it is recorded; nothing is submitted.
+
+        Raises:
+            BackupError: the target encrypts with KMS by default: the service reads no such manifest.
+        """
+        made = [self._prepared(attempts, place, one) for place, one in enumerate(jobs)]
+        attempt = Attempt(number=len(attempts.attempts), jobs=made)
+        attempts.attempts.append(attempt)
+        self.save(attempts)
+        return attempt
+
+    def done(self, job: BatchJob) -> pa.Table:
+        """What became of a job's rows, by its report; schema DONE, in the order of `rows`."""
+        results = read_report(self.store, f"{job.report_prefix}/", job.job_id) if job.job_id else None
+        return judged(self.rows(job), _table_of(results or iter(())))
+
+    def rows(self, job: BatchJob) -> pa.Table:
+        """The rows of a job."""
+        return pq.read_table(io.BytesIO(self.store.read(job.rows_key)))
+
+    def left_of(self, attempt: Attempt) -> Iterator[JobRows]:
+        """The rows of an attempt that it did not copy, for another one."""
+        for job in attempt.jobs:
+            rows = self.rows(job).filter(pc.not_equal(self.done(job)["status"], "succeeded"))
+            if rows.num_rows:
+                yield JobRows(job.kind, rows)
+
+    def report_key(self, job: BatchJob) -> str | None:
+        """The key of a job's report, under either name that AWS's documents give it; None when there is none."""
+        for name in MANIFESTS:
+            key = f"{job.report_prefix}/job-{job.job_id}/{name}"
+            if job.job_id and self.store.head(key):
+                return key
+        return None
+
+    def _key(self, plan: str) -> str:
+        return f"{folder_of(self.task)}{plan}/jobs.json"
+
+    def _prepared(self, attempts: Attempts, number: int, rows: JobRows) -> BatchJob:
+        attempt = len(attempts.attempts)
+        folder = f"{folder_of(self.task)}{attempts.plan}/{attempt}/"
+        manifest_key, rows_key = f"{folder}manifest-{number:05}.csv", f"{folder}rows-{number:05}.parquet"
+        content = io.BytesIO()
+        pq.write_table(rows.table, content, compression="zstd")
+        self.store.put(rows_key, content.getvalue())
+        self.store.put(manifest_key, rows.manifest())
+        head = self.store.head(manifest_key)
+        if head is None:
+            raise ObjectMissing(self.store.address.location(manifest_key))
+        if (head.encryption or "").startswith(KMS):
+            raise BackupError(
+                self.store.address.location(manifest_key),
+                "the bucket encrypts it with KMS, and S3 Batch Operations reads no such manifest",
+                "Let the target's default encryption be SSE-S3, or use engine spark.",
+            )
+        return BatchJob(
+            number=number,
+            bucket=rows.kind.bucket,
+            stored_prefix=rows.kind.stored_prefix,
+            has_versions=rows.kind.has_versions,
+            objects=rows.table.num_rows,
+            size_bytes=rows.size_bytes,
+            token=f"{self.task.token(attempt)}-{attempts.plan[:8]}-{number}",
+            manifest_key=manifest_key,
+            manifest_etag=head.etag,
+            rows_key=rows_key,
+            report_prefix=f"{folder}reports",
+        )
+
+
+def _table_of(results: Iterator[Result]) -> pa.Table:
+    """A report's rows as columns of schema DONE, as far as a report tells them."""
+    rows = list(results)
+    told: dict[str, list[object]] = {
+        "bucket": [one.bucket for one in rows],
+        "key": [one.key for one in rows],
+        "version_id": [one.version_id for one in rows],
+        "status": ["succeeded" if one.is_success else "failed" for one in rows],
+        "error_code": [None if one.is_success else one.error_code for one in rows],
+        "http_status": [None if one.is_success else one.http_status for one in rows],
+        "message": [None if one.is_success else one.message for one in rows],
+    }
+    return pa.table(
+        [pa.array(told.get(field.name, [None] * len(rows)), field.type) for field in DONE], names=DONE.names
+    )
+
 
 log = logging.getLogger(__name__)
 

@@ -4,35 +4,252 @@ Portions are in the target, so executors need neither the driver's disk nor s3a;
 """
 
 import asyncio
+import heapq
 import io
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import BaseModel
 
-from lakeshare_pipelines.backup.copy.capabilities import Capabilities, capabilities_of
-from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress, Tell
-from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.copy.plan_digest import plan_digest
-from lakeshare_pipelines.backup.copy.portion_copy import PortionOutcome, PortionWork, done_rows
-from lakeshare_pipelines.backup.copy.portions import Portions, portions_of
-from lakeshare_pipelines.backup.records import CopyRecord
-from lakeshare_pipelines.backup.rows import DONE, read_rows, to_copy, write_rows
+from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress, Tell, plan_digest
+from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, capabilities_of
+from lakeshare_pipelines.backup.model import (
+    DONE,
+    PLAN,
+    CopyRecord,
+    read_rows,
+    to_copy,
+    whole_table,
+    write_rows,
+)
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.backup.stores.address import FOLDER
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
-from lakeshare_pipelines.backup.stores.pace import PREFIX_PER_S
-from lakeshare_pipelines.errors import BackupError
+from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3
+from lakeshare_pipelines.backup.stores.store import FOLDER
+from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.spark.session import has_driver_ended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+HEAVY_BYTES = 64 * 1024**2
+BYTES_A_REQUEST = 4 * 1024**2
+"""Copying so many bytes takes about as long as one more request."""
+LEAST_ROWS = 256
+MOST_ROWS = 1_000_000
+PORTIONS_A_WORKER = 3
+"""Several, so that who is done early takes another."""
+
+
+class Portions(BaseModel):
+    """The portions that a plan was divided into; how many there are stays, whoever goes on with them."""
+
+    prefix: str
+    """Of everything that belongs to them, in the target; ends with a slash."""
+    count: int
+    objects: int
+    size_bytes: int
+
+    def folder(self, number: int) -> str:
+        """The prefix of what belongs to one portion: its ledger, its report, what became of its rows."""
+        return f"{self.prefix}{number}/"
+
+
+def portions_of(store: BackupStore, prefix: str, plan: Path, workers: int) -> Portions:
+    """The portions of a plan below a prefix of the target: as they were made once, or made now for so many workers."""
+    if store.head(f"{prefix}portions.json") is not None:
+        return Portions.model_validate_json(store.read(f"{prefix}portions.json"))
+    rows, size_bytes = _sums(to_copy(read_rows(plan)))
+    made = Portions(prefix=prefix, count=portion_count(rows, workers), objects=rows, size_bytes=size_bytes)
+    with tempfile.TemporaryDirectory() as scratch:
+        write_portions(store, prefix, made.count, lambda: to_copy(read_rows(plan)), Path(scratch))
+    store.put(f"{prefix}portions.json", made.model_dump_json().encode())
+    return made
+
+
+def _sums(batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
+    rows = size_bytes = 0
+    for batch in batches:
+        rows += batch.num_rows
+        size_bytes += pc.sum(batch["size_bytes"]).as_py() or 0
+    return rows, size_bytes
+
+
+def portion_count(rows: int, workers: int) -> int:
+    """How many portions to make for so many workers: none is tiny, none is more than fits into memory."""
+    wanted = min(workers * PORTIONS_A_WORKER, -(-rows // LEAST_ROWS))
+    return max(1, wanted, -(-rows // MOST_ROWS))
+
+
+def cost(size_bytes: int) -> float:
+    """What one object takes, in requests."""
+    return 1 + size_bytes / BYTES_A_REQUEST
+
+
+def write_portions(
+    store: BackupStore,
+    prefix: str,
+    count: int,
+    read: Callable[[], Iterable[pa.RecordBatch]],
+    scratch: Path,
+) -> None:
+    """Write the rows of a plan as `<prefix>0.parquet`, …, the same every time; heavy rows come first in each.
+
+    `read` is called twice, and gives rows to copy only. `scratch` is a folder on this host, for rows on their way.
+    """
+    writers = [
+        pq.ParquetWriter(scratch / f"{number}.parquet", PLAN, compression="zstd") for number in range(count)
+    ]
+    try:
+        _write_heavy(writers, read())
+        for batch in read():
+            light = batch.filter(pc.invert(_is_heavy(batch)))
+            _write(writers, light, _places(light, count))
+    finally:
+        for writer in writers:
+            writer.close()
+    for number in range(count):
+        path = scratch / f"{number}.parquet"
+        store.put(portion_key(prefix, number), path.read_bytes())
+        path.unlink()
+
+
+def read_portion(store: BackupStore, prefix: str, number: int) -> pa.Table:
+    """The rows of one portion."""
+    return pq.read_table(io.BytesIO(store.read(portion_key(prefix, number))))
+
+
+def portion_key(prefix: str, number: int) -> str:
+    """Where a portion is."""
+    return f"{prefix}{number}.parquet"
+
+
+def _is_heavy(batch: pa.RecordBatch) -> pa.Array:
+    return pc.greater_equal(pc.fill_null(batch["size_bytes"], 0), HEAVY_BYTES)
+
+
+def _write_heavy(writers: list[pq.ParquetWriter], batches: Iterable[pa.RecordBatch]) -> None:
+    """The largest first, each to the portion that has least (longest processing time first)."""
+    found = [heavy for batch in batches if (heavy := batch.filter(_is_heavy(batch))).num_rows]
+    if not found:
+        return
+    table = pa.Table.from_batches(found).sort_by([("size_bytes", "descending"), ("key", "ascending")])
+    loads = [(0.0, number) for number in range(len(writers))]
+    places = []
+    for size_bytes in table["size_bytes"].to_pylist():
+        load, number = heapq.heappop(loads)
+        places.append(number)
+        heapq.heappush(loads, (load + cost(size_bytes), number))
+    _write(writers, table, np.array(places))
+
+
+def _places(batch: pa.RecordBatch, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    return np.fromiter(
+        (crc32(key.encode()) % count for key in batch["key"].to_pylist()), np.int64, batch.num_rows
+    )
+
+
+def _write(
+    writers: list[pq.ParquetWriter],
+    rows: pa.RecordBatch | pa.Table,
+    places: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+) -> None:
+    for number, writer in enumerate(writers):
+        (index,) = np.nonzero(places == number)
+        if len(index):
+            chosen = rows.take(pa.array(index))
+            writer.write_table(chosen if isinstance(chosen, pa.Table) else pa.Table.from_batches([chosen]))
+
+
+class Refusal(BaseModel):
+    """A BackupError on its way to the driver."""
+
+    subject: str
+    reason: str
+    fix: str
+
+    def error(self) -> BackupError:
+        """The error again."""
+        return BackupError(self.subject, self.reason, self.fix)
+
+
+class PortionOutcome(BaseModel):
+    """What became of a portion: the record of its copy, or why it was refused."""
+
+    number: int
+    record: CopyRecord | None = None
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True)
+class PortionWork:
+    """What is the same for all portions of a task; it travels to executors. Paths in `task` are the driver's."""
+
+    task: CopyTask
+    portions: Portions
+    engine: LocalEngine
+
+    def mapped(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        """For Spark's mapInArrow: numbers of portions in, outcomes as JSON out."""
+        for batch in batches:
+            outcomes = [self.copy(number) for number in batch["id"].to_pylist()]
+            yield pa.RecordBatch.from_pydict({"outcome": [one.model_dump_json() for one in outcomes]})
+
+    def copy(self, number: int) -> PortionOutcome:
+        """Copy one portion, or what is left of it. A refusal is an outcome: who tries again gets the same."""
+        store = open_store(self.task.target)
+        try:
+            record = done_record(store, self.portions, number)
+            if record is None or record.failed:
+                record = self._copied(store, number)
+        except BackupError as error:
+            refusal = Refusal(subject=error.subject, reason=error.reason, fix=error.fix)
+            return PortionOutcome(number=number, refusal=refusal)
+        return PortionOutcome(number=number, record=record)
+
+    def task_of(self, number: int, folder: Path) -> CopyTask:
+        """The task that copies one portion, with rows in a folder of this host."""
+        prefix = self.portions.folder(number)
+        return replace(self.task, plan=folder / "plan", done=folder / "done", work_prefix=prefix)
+
+    def _copied(self, store: BackupStore, number: int) -> CopyRecord:
+        with tempfile.TemporaryDirectory(prefix="lakeshare-portion-") as scratch:
+            task = self.task_of(number, Path(scratch))
+            write_rows(task.plan, PLAN, [read_portion(store, self.portions.prefix, number)])
+            record = self.engine.copy(task, _nobody)
+            content = io.BytesIO()
+            pq.write_table(whole_table(task.done, DONE), content, compression="zstd")
+        store.put(f"{task.work_prefix}done.parquet", content.getvalue())
+        store.put(f"{task.work_prefix}record.json", record.model_dump_json().encode())
+        return record
+
+
+def done_record(store: BackupStore, portions: Portions, number: int) -> CopyRecord | None:
+    """The record of a portion that was copied to its end; None while it was not."""
+    try:
+        return CopyRecord.model_validate_json(store.read(f"{portions.folder(number)}record.json"))
+    except ObjectMissing:
+        return None
+
+
+def done_rows(store: BackupStore, portions: Portions) -> Iterator[pa.Table]:
+    """What became of the rows of all portions, portion by portion; schema DONE."""
+    for number in range(portions.count):
+        yield pq.read_table(io.BytesIO(store.read(f"{portions.folder(number)}done.parquet")))
+
+
+def _nobody(_: Progress) -> None:
+    """The driver reads the ledgers instead: it sees all portions, and those of executors that died."""
+
 
 MOST_IN_FLIGHT = 1024
 POLL_S = 2.0

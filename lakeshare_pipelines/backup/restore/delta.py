@@ -10,9 +10,9 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.restore.chosen import LOG
+from lakeshare_pipelines.backup.restore.selection import LOG
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.readers import storage_options
+from lakeshare_pipelines.backup.stores.store import storage_options
 from lakeshare_pipelines.errors import BackupError
 
 if TYPE_CHECKING:

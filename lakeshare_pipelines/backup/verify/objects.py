@@ -4,18 +4,37 @@ Which of them a table needs is none of this module's.
 """
 
 import base64
+import binascii
 import datetime as dt
 import hashlib
-from collections.abc import Iterable, Sequence
+import io
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from lakeshare_pipelines.backup.rows import DONE, HELD, PLAN
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.model import (
+    DONE,
+    HELD,
+    PLAN,
+    Damage,
+    DamagedCopy,
+    FoundTable,
+    Point,
+    TableProof,
+)
+from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, end_of
 from lakeshare_pipelines.backup.stores import BackupStore, Head, Listed, StoreAddress
-from lakeshare_pipelines.errors import ObjectMissing
+from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 READERS = 16
 CHUNK_BYTES = 1 << 20
@@ -246,3 +265,531 @@ def _objects(rows: pa.Table, level: pa.Array, problem: pa.Array, source: StoreAd
 
 def _array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+_log = logging.getLogger(__name__)
+
+CONTENT_READERS = 8
+MD5_HEX = 32
+SHOWN = 100
+NO_MD5 = {"EXPRESS_ONEZONE"}
+"""Storage classes whose ETags are no MD5."""
+
+READ = pa.schema(
+    [
+        # URL of the store that the copy is in.
+        pa.field("place", pa.string(), nullable=False),
+        pa.field("stored_key", pa.string(), nullable=False),
+        pa.field("stored_version_id", pa.string()),
+        # Of the copy that was read: another one is another copy.
+        pa.field("stored_etag", pa.string()),
+        # Of the content that was read: what is compared with where nothing was known when the copy was made.
+        pa.field("sha256", pa.string()),
+        pa.field("read_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        # Why it is not what was backed up, for people; null where it is.
+        pa.field("problem", pa.string()),
+    ]
+)
+"""What was found when a copy was read again."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What reading a copy gave: `problem` is None where it is what was backed up."""
+
+    problem: str | None
+    sha256: str | None = None
+    size_bytes: int = 0
+
+
+def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> Reading:
+    """Read a copy (a row of schema HELD) to its end and compare it with what is known of its content.
+
+    That is the SHA-256 that was taken when it was copied; the MD5 that its ETag is; checksums that the store keeps;
+    or `known_sha256`, of the first time it was read again.
+
+    Raises:
+        BackupError: the store does not answer, or refuses.
+    """
+    sha256, md5, crc32, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0, 0
+    try:
+        with store.open(row["stored_key"], row["stored_version_id"]) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                sha256.update(chunk)
+                md5.update(chunk)
+                crc32, size = binascii.crc32(chunk, crc32), size + len(chunk)
+    except ObjectMissing:
+        return Reading(MISSING)
+    except OSError as error:
+        # A sector that cannot be read shows up here, not when the file is opened.
+        return Reading(f"the disk cannot read it: {error.strerror or error}")
+    digests = {"sha256": sha256.hexdigest(), "md5": md5.hexdigest(), "crc32": f"{crc32:08x}"}
+    problem = None
+    if size != row["size_bytes"]:
+        problem = f"it has {size} bytes in the target, {row['size_bytes']} were backed up"
+    else:
+        for algorithm, expected in _expected(store, row, known_sha256):
+            if digests.get(algorithm) != expected:
+                problem = f"{DIFFERS}: its {algorithm} is not what was backed up"
+                break
+    return Reading(problem, digests["sha256"], size)
+
+
+def _expected(store: BackupStore, row: Row, known_sha256: str | None) -> Iterator[tuple[str, str]]:
+    """Algorithm and digest, in hexadecimal, of everything that is known of a copy's content."""
+    checksum = row["checksum"] or ""
+    if checksum.startswith(SHA256):
+        yield "sha256", checksum.removeprefix(SHA256)
+        return
+    if known_sha256 is not None:
+        yield "sha256", known_sha256
+        return
+    if store.address.kind == "folder":
+        return
+    head = store.head(row["stored_key"], row["stored_version_id"])
+    if head is None:
+        return
+    if _is_md5(head, row["stored_etag"]):
+        yield "md5", row["stored_etag"]
+    elif row["stored_etag"] not in (None, head.etag):
+        yield "ETag", str(row["stored_etag"])
+    for algorithm in ("sha256", "crc32"):
+        # A checksum of checksums of parts has their number behind it.
+        if (told := head.checksums.get(algorithm)) is not None and "-" not in told:
+            yield algorithm, base64.b64decode(told).hex()
+
+
+def _is_md5(head: Head, etag: str | None) -> bool:
+    is_hex = etag is not None and len(etag) == MD5_HEX and all(digit in "0123456789abcdef" for digit in etag)
+    return is_hex and head.storage_class not in NO_MD5 and (head.encryption or "AES256") == "AES256"
+
+
+class Readings:
+    """The readings of a backup's copies; for one writer at a time, where two write at once no row is lost."""
+
+    def __init__(self, points: Points) -> None:
+        self.points = points
+        self._prefix = f"{points.backup.records.prefix}{OWN_PREFIX}{points.backup.name}/readings/"
+
+    def load(self) -> pa.Table:
+        """The newest reading of each copy: rows of schema READ. A file that cannot be read is passed over."""
+        return _newest([rows for _, rows in self._files()])
+
+    def of_place(self, place: str) -> dict[tuple[str, str | None, str | None], Row]:
+        """The newest readings of the copies in one store, by stored key, version and ETag."""
+        rows = self.load()
+        mine = rows.filter(pc.equal(rows["place"], place)).to_pylist()
+        return {(row["stored_key"], row["stored_version_id"], row["stored_etag"]): row for row in mine}
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Remember readings: all that are known go into one new file, and the files before it away."""
+        if not rows:
+            return
+        before = self._files()
+        merged = _newest([*(table for _, table in before), pa.Table.from_pylist(list(rows), READ)])
+        file = io.BytesIO()
+        pq.write_table(merged, file, compression="zstd")
+        name = f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H%M%S.%fZ}.parquet"
+        self.points.store.put(f"{self._prefix}{name}", file.getvalue())
+        for key, _ in before:
+            self.points.store.delete(key)
+
+    def _files(self) -> list[tuple[str, pa.Table]]:
+        found = []
+        for one in self.points.store.list(self._prefix):
+            try:
+                found.append((one.key, pq.read_table(io.BytesIO(self.points.store.read(one.key))).cast(READ)))
+            except ObjectMissing:
+                continue  # Another writer replaced it since it was listed.
+            except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+                # What it said is lost, so that the copies it told of count as not read since they were made.
+                _log.warning("%s cannot be read and is removed: %s", one.key, error)
+                found.append((one.key, READ.empty_table()))
+        return found
+
+
+def _newest(tables: Sequence[pa.Table]) -> pa.Table:
+    rows = pa.concat_tables([READ.empty_table(), *tables]).sort_by([("read_at", "descending")])
+    names = ["place", "stored_key", "stored_version_id"]
+    keys = pc.binary_join_element_wise(
+        *(pc.fill_null(rows[name], "") for name in names), "\0"
+    ).combine_chunks()
+    first = pa.table({"key": keys, "at": pa.array(range(rows.num_rows), pa.int64())}).group_by("key")
+    return rows.take(
+        first.aggregate([("at", "min")])["at_min"].sort() if rows.num_rows else pa.array([], pa.int64())
+    )
+
+
+def last_compared(first_point: str, reading: Row | None) -> dt.datetime:
+    """When the content of a copy was compared last: when it was read again, else when it was made."""
+    made: dt.datetime = end_of(first_point)
+    return made if reading is None else max(made, reading["read_at"])
+
+
+@dataclass
+class Rereading:
+    """One run's look at copies that an earlier point holds already."""
+
+    points: Points
+    place: str
+    store: BackupStore
+    budget_bytes: int
+    now: dt.datetime
+
+    def again(self, objects: pa.Table, day: str) -> tuple[pa.Table, list[Row]]:
+        """Rows of schema OBJECTS with when each was compared, and with what is known or found to be damaged.
+
+        In a folder copies are read again, those first that were not for the longest time, within the budget; the second
+        value is what was read, as rows of schema READ. A bucket compares contents itself, and lists an ETag that is of
+        the content: there only what a scrub found is taken over.
+        """
+        known = Readings(self.points).of_place(self.place)
+        rows = objects.select(
+            [
+                "stored_key",
+                "stored_version_id",
+                "stored_etag",
+                "size_bytes",
+                "checksum",
+                "first_point",
+                "is_whole",
+            ]
+        ).to_pylist()
+        problems: list[str | None] = objects["problem"].to_pylist()
+        compared: list[dt.datetime] = []
+        old: list[tuple[dt.datetime, int]] = []
+        found: list[Row] = []
+        for at, row in enumerate(rows):
+            earlier = known.get((row["stored_key"], row["stored_version_id"], row["stored_etag"]))
+            is_held = row["first_point"] != day
+            compared.append(last_compared(row["first_point"], earlier) if is_held else self.now)
+            if is_held and problems[at] in DAMAGE:
+                found.append(read_row(self.place, row, Reading(problems[at]), self.now))
+            if row["is_whole"] and is_held:
+                if earlier is not None and earlier["problem"] is not None:
+                    problems[at] = earlier["problem"]
+                    found.append(earlier)
+                elif self.store.address.kind == "folder":
+                    old.append((compared[at], at))
+        for at, reading in self._read([at for _, at in sorted(old)], rows, known):
+            compared[at] = self.now
+            problems[at] = reading.problem
+            found.append(read_row(self.place, rows[at], reading, self.now))
+        return _with(objects, problems, compared), found
+
+    def _read(self, places: Sequence[int], rows: Sequence[Row], known: Any) -> Iterator[tuple[int, Reading]]:
+        chosen, spent = list[int](), 0
+        for at in places:
+            if chosen and spent + rows[at]["size_bytes"] > self.budget_bytes:
+                break
+            spent += rows[at]["size_bytes"]
+            chosen.append(at)
+
+        def read(at: int) -> Reading:
+            row = rows[at]
+            reading = known.get((row["stored_key"], row["stored_version_id"], row["stored_etag"]))
+            return read_copy(self.store, row, None if reading is None else reading["sha256"])
+
+        with ThreadPoolExecutor(CONTENT_READERS) as pool:
+            yield from zip(chosen, pool.map(read, chosen), strict=True)
+
+
+def read_row(place: str, row: Row, reading: Reading, now: dt.datetime) -> Row:
+    """A row of schema READ; of what differs no digest is remembered to compare with."""
+    return {
+        "place": place,
+        "stored_key": row["stored_key"],
+        "stored_version_id": row["stored_version_id"],
+        "stored_etag": row["stored_etag"],
+        "sha256": reading.sha256 if reading.problem is None else None,
+        "read_at": now,
+        "problem": reading.problem,
+    }
+
+
+def _with(objects: pa.Table, problems: Sequence[str | None], compared: Sequence[dt.datetime]) -> pa.Table:
+    problem = pa.array(problems, pa.string())
+    columns = {
+        "problem": problem,
+        "is_whole": pc.is_null(problem),
+        "compared_at": pa.array(compared, pa.timestamp("us", tz="UTC")),
+    }
+    for name, column in columns.items():
+        at = objects.schema.get_field_index(name)
+        objects = objects.set_column(at, objects.schema.field(at), column)
+    return objects
+
+
+def report_damage(points: Points, now: dt.datetime) -> list[str]:
+    """Downgrade every point that holds a copy that was found damaged, and take back what was repaired since.
+
+    Returns the days that are downgraded now. Of dated points only their own place is theirs.
+    """
+    readings = Readings(points).load()
+    rotten = readings.filter(pc.is_valid(readings["problem"]))
+    downgraded = []
+    for point in points.readable(as_made=True)[0]:
+        place = points.backup.target_of(point.day).url
+        mine = rotten.filter(pc.equal(rotten["place"], place))
+        try:
+            damage = _damage_of(points, point, mine, now)
+        except DamagedRecord as error:
+            roots = tuple(proof.table.root for proof in point.verification.tables)
+            damage = Damage(found_at=now, count=1, copies=(), tables=roots, record=error.reason)
+        points.record_damage(point.day, damage)
+        if damage is not None:
+            downgraded.append(point.day)
+    return downgraded
+
+
+def _damage_of(points: Points, point: Point, rotten: pa.Table, now: dt.datetime) -> Damage | None:
+    problems = {(row["stored_key"], row["stored_version_id"]): row["problem"] for row in rotten.to_pylist()}
+    keys = rotten["stored_key"].combine_chunks()
+    copies: list[DamagedCopy] = []
+    for batch in points.held(point, ["key", "stored_key", "stored_version_id", "table_root"]):
+        for row in batch.filter(pc.is_in(batch["stored_key"], keys)).to_pylist():
+            problem = problems.get((row["stored_key"], row["stored_version_id"]))
+            if problem is not None:
+                copies.append(
+                    DamagedCopy(
+                        key=row["key"],
+                        stored_key=row["stored_key"],
+                        table_root=row["table_root"],
+                        problem=problem,
+                    )
+                )
+    if not copies:
+        return None
+    tables = {one.table_root for one in copies if one.table_root is not None}
+    # A table may have files below the root of another one that is inside of it.
+    tables |= {
+        proof.table.root
+        for proof in point.verification.tables
+        if any(one.key.startswith(f"{proof.table.root}/") for one in copies)
+    }
+    return Damage(found_at=now, count=len(copies), copies=tuple(copies[:SHOWN]), tables=tuple(sorted(tables)))
+
+
+def repair_points(points: Points, place: str, stored_key: str, head: Head, was: Row) -> None:
+    """Let points that hold a copy, which was made again, know its new version and ETag, where these are others."""
+    for point in points.readable(as_made=True)[0]:
+        if points.backup.target_of(point.day).url != place:
+            continue
+        try:
+            rows = [
+                row
+                for batch in points.held(point)
+                for row in batch.filter(pc.equal(batch["stored_key"], stored_key)).to_pylist()
+                if row["stored_version_id"] == was["stored_version_id"]
+            ]
+        except DamagedRecord:
+            continue
+        new = {"stored_etag": head.etag, "stored_version_id": head.version_id}
+        changed = [row | new for row in rows if row | new != row]
+        if changed:
+            points.record_repaired(point, pa.Table.from_pylist(changed, HELD))
+
+
+ENOUGH = 0.5
+"""An older state with a smaller share of the newest state's rows is another table to its readers."""
+TABLE_COPY_PRESENT, OPENED = 1, 4
+"""Levels: every copy is there with its size; and an independent reader read every data file."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something a table needs that is not whole in the copy.
+
+    `size_bytes` is what the table itself says of it, None where it does not.
+    """
+
+    location: str
+    size_bytes: int | None = None
+    etag: str | None = None
+    """As the source's store says now, of what it was asked for."""
+
+
+@dataclass(frozen=True)
+class TableCopy:
+    """The objects of one table; `objects` are rows of schema OBJECTS below its root."""
+
+    table: FoundTable
+    source: StoreAddress
+    store: BackupStore
+    """Where the copies are."""
+    objects: pa.Table
+    elsewhere: Callable[[Sequence[str]], pa.Table]
+    """Rows of schema OBJECTS by location, of any table or none."""
+
+    @property
+    def location(self) -> str:
+        """The root at its source, as tables spell it."""
+        return self.source.at(self.table.bucket).location(self.table.root)
+
+    @property
+    def whole(self) -> pa.Table:
+        """The objects whose copies are whole."""
+        return self.objects.filter(self.objects["is_whole"])
+
+    def below(self, name: str) -> pa.Table:
+        """The objects below a folder of the table; `name` ends with a slash."""
+        folder = f"{self.table.root}/{name}".lstrip("/")
+        return self.objects.filter(pc.starts_with(self.objects["key"], folder))
+
+    def is_inside(self, location: str) -> bool:
+        """Whether it is below the table's root."""
+        return location.startswith(f"{self.location.rstrip('/')}/")
+
+    def stored_key(self, key: str) -> str:
+        """Where the copy of a key of this table is, or would be."""
+        below = key.removeprefix(self.table.root).lstrip("/")
+        return f"{self.table.stored_root.rstrip('/')}/{below}"
+
+    def there(self, named: pa.Array) -> pa.Table:
+        """What is whole of the copy: its own objects, and of those named the ones of other tables, or of none.
+
+        Also below its own root: what a run staged there may be a table of its own, and later a part of this one.
+        """
+        own = self.whole
+        named = pc.unique(named.drop_null())
+        others = named.filter(pc.invert(pc.is_in(named, value_set=own["location"].combine_chunks())))
+        if not len(others):
+            return own
+        found = self.elsewhere(others.to_pylist())
+        return pa.concat_tables([own, found.filter(found["is_whole"])])
+
+    def proved(self, within_days: int, *, was_read: bool) -> "Proved":
+        """What is proved of the copies of an opened table; `was_read`: its reader read every data file."""
+        whole = self.whole
+        compared_at = pc.min(whole["compared_at"]).as_py()
+        lowest = int(pc.min(whole["level"]).as_py() or 0)
+        stale = compared_at is not None and compared_at < dt.datetime.now(dt.UTC) - dt.timedelta(
+            days=within_days
+        )
+        if stale:
+            reason = (
+                f"Some of its copies were compared last on {compared_at:%Y-%m-%d}, more than {within_days} days ago: "
+                "`lakeshare backup scrub` reads them again."
+            )
+            return Proved(min(lowest, TABLE_COPY_PRESENT), compared_at, (reason,))
+        if not was_read:
+            reason = "It has too many files for all of them to be read: opened was its log, or its manifests."
+            return Proved(lowest, compared_at, (reason,))
+        return Proved(OPENED, compared_at, ())
+
+
+@dataclass(frozen=True)
+class Proved:
+    """The level that the copies of an opened table have reached, since when, and why it is not the highest."""
+
+    level: int
+    compared_at: dt.datetime | None
+    reasons: tuple[str, ...]
+
+
+class AssessedTable(Protocol):
+    """A table of one format, after its own metadata was read from the copy."""
+
+    @property
+    def copy(self) -> TableCopy:
+        """The objects it is made of."""
+        ...
+
+    @property
+    def needs(self) -> list[Need]:
+        """What its newest version before as_of needs that is not whole."""
+        ...
+
+    @property
+    def removed(self) -> list[str]:
+        """Stored keys that were taken out of the copy when it was proved: what speaks of later versions."""
+        ...
+
+    def unlisted(self, source: BackupStore) -> list[Need]:
+        """What the source has of the table from before as_of that no listing told of; asks the source."""
+        ...
+
+    def proof(self) -> TableProof:
+        """Open it, at the newest version at which that goes well."""
+        ...
+
+
+def too_small(rows: int | None, newest_rows: int | None) -> str | None:
+    """Why an older state is no fallback: it is empty, or has less than half of the newest state's rows."""
+    if rows is None or (newest_rows is not None and rows >= newest_rows * ENOUGH):
+        return None
+    if newest_rows is None and rows > 0:
+        return None
+    newest = (
+        "how many the newest one has is not known"
+        if newest_rows is None
+        else f"the newest one has {newest_rows}"
+    )
+    return (
+        f"The older state has {rows} rows, {newest}: it is no fallback. Restore the table from another point, or name "
+        "this state with --point and --version."
+    )
+
+
+def outside_reasons(copy: TableCopy, needs: Sequence[Need], backup: Backup) -> list[str]:
+    """What to say of needs that are outside of the source and were not followed; nothing where there are none."""
+    inside = copy.source.at(copy.table.bucket).location("")
+    outside = [need.location for need in needs if not need.location.startswith(inside)]
+    if not outside or backup.external == "follow":
+        return []
+    return [
+        f"{len(outside)} of its files are outside of the source, the first is {outside[0]}: say `external: follow` "
+        "in the backup to have them copied as well, or rewrite the table so that it has its files to itself."
+    ]
+
+
+OpenSpark = Callable[[], "SparkSession"]
+BEYOND = (
+    "unsupported",
+    "not supported",
+    "not yet support",
+    "does not support",
+    "not implemented",
+    "notimplemented",
+)
+
+
+def is_beyond(reader_said: BackupError) -> bool:
+    """Whether a reader refused for what it does not know, and not for what is wrong with the table."""
+    said = reader_said.reason.lower()
+    return any(words in said for words in BEYOND)
+
+
+def spark_rows(
+    open_spark: OpenSpark,
+    table_format: Literal["delta", "iceberg"],
+    location: str,
+    version: int | None = None,
+) -> tuple[int, str]:
+    """How many rows Spark reads, every column of every row, and who says so.
+
+    `location` is a table's root for Delta, of a metadata file for Iceberg.
+
+    Raises:
+        BackupError: it does not open in Spark either.
+    """
+    spark = open_spark()
+    reader = f"Spark {spark.version}"
+    place = location.replace("s3://", "s3a://", 1) if table_format == "delta" else location
+    try:
+        load = spark.read.format(table_format)
+        if version is not None:
+            load = load.option("versionAsOf", version)
+        table = load.load(place)
+        # A mere count would be answered from statistics; the sum needs the values.
+        values = ", ".join(f"`{name.replace('`', '``')}`" for name in table.columns)
+        counted = table.selectExpr(f"xxhash64({values}) AS of_row").selectExpr(
+            "count(*) AS rows", "sum(of_row % 97)"
+        )
+        return int(counted.collect()[0]["rows"]), reader
+    # Spark raises what its sources raise, through a gateway: nothing of it may pass for an opened table.
+    except Exception as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BackupError(
+            location, f"{reader} cannot open it: {said}", "Look at the table at its source."
+        ) from error

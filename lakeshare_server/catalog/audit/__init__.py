@@ -3,20 +3,31 @@
 Whoever writes to the catalog appends in the same transaction; servers go through a journal (`AuditLog`).
 """
 
-from lakeshare_server.catalog.audit.chain import append_events
-from lakeshare_server.catalog.audit.events import AuditEvent, Kind
-from lakeshare_server.catalog.audit.log import AuditLog, adopt
-from lakeshare_server.catalog.audit.pruning import Pruned, prune
-from lakeshare_server.catalog.audit.reading import (
+from lakeshare_server.catalog.audit.log import (
+    AuditEvent,
+    AuditLog,
     ChainedEvent,
+    Kind,
     Search,
+    adopt,
+    append_events,
     events_after,
     newest_number,
     newest_requests,
     search,
 )
-from lakeshare_server.catalog.audit.usage import Usage, grouped, last_seen, usage
-from lakeshare_server.catalog.audit.verifying import Finding, Verification, receipt_of, verify
+from lakeshare_server.catalog.audit.maintenance import (
+    Finding,
+    Pruned,
+    Usage,
+    Verification,
+    grouped,
+    last_seen,
+    prune,
+    receipt_of,
+    usage,
+    verify,
+)
 
 __all__ = [
     "AuditEvent",

@@ -1,35 +1,472 @@
-"""The audit log as a server's process fills it: into its journal at once, from there into the database.
+"""Reading the audit log: the newest events, those that match, and new ones as they come."""
 
-A thread of its own brings what is in the journal into the chain, many events in one transaction.
-"""
-
+import fcntl
+import hashlib
+import json
 import logging
+import mmap
+import os
 import threading
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from typing import Any, Literal
 
+import orjson
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError, StatementError
+from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog.audit.chain import append_written
-from lakeshare_server.catalog.audit.events import AuditEvent, Written, written
-from lakeshare_server.catalog.audit.journal import LONG_BYTES, Journal, events_in, forget, mark_taken, orphans
-from lakeshare_server.catalog.audit.reading import newest_requests
 from lakeshare_server.catalog.database import Catalog
+from lakeshare_server.catalog.models import AnyText, AuditChainRow, AuditJournalRow, AuditRow
 from lakeshare_server.errors import BadRequest, Unavailable
+from lakeshare_server.settings import make_private
 
-# From this many unwritten events on, requests are to wait for the writer: the log loses nothing.
+Kind = Literal["request", "end", "change"]
+LONGEST_TEXT = 4000
+LARGEST = 1 << 53
+GENESIS = "0" * 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditEvent:
+    """A request and what became of it, or a change by an administrator.
+
+    `recipient` is whoever reads, `principal` whoever administers. `size_bytes` and `rows` are those of the
+    files that were signed or sent, as far as they are known.
+    """
+
+    at: datetime
+    action: str
+    request_id: str
+    kind: Kind = "request"
+    recipient: str | None = None
+    principal: str | None = None
+    object_name: str | None = None
+    status: int = 200
+    error_code: str | None = None
+    version: int | None = None
+    files: int | None = None
+    size_bytes: int | None = None
+    rows: int | None = None
+    ip: str | None = None
+    user_agent: str | None = None
+    elapsed_ms: int = 0
+    details: Mapping[str, Any] | None = None
+
+
+NAMES = tuple(field.name for field in fields(AuditEvent))
+EVENT_COLUMNS = {name: AuditRow.__table__.c[name].type for name in NAMES}
+LENGTHS = {
+    name: getattr(column, "length", None) or LONGEST_TEXT
+    for name, column in EVENT_COLUMNS.items()
+    if isinstance(column, AnyText)
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """An event as every database gives it back: by column, and as the canonical JSON that its hash covers."""
+
+    values: dict[str, Any]
+    text: bytes
+
+    @property
+    def event(self) -> AuditEvent:
+        """The event itself."""
+        return AuditEvent(**self.values)
+
+
+def written(event: AuditEvent) -> Written:
+    """Write an event: texts cut to their columns, what not every database takes replaced."""
+    # `asdict` copies deeply, at thirty times the price.
+    values = vars(event).copy()
+    for name, length in LENGTHS.items():
+        text = values[name]
+        if text is not None and (len(text) > length or not text.isascii() or "\x00" in text):
+            values[name] = _text(text, length)
+    values["at"] = event.at.astimezone(UTC)
+    if event.details is not None:
+        values["details"] = plain(event.details)
+    return Written(values, canonical(values))
+
+
+def read_back(text: bytes) -> Written:
+    """The event that this canonical JSON says.
+
+    Raises:
+        ValueError: it says none.
+    """
+    said = orjson.loads(text)
+    if not isinstance(said, dict) or not set(said) <= set(NAMES) or not said.keys() >= {"at", "action"}:
+        raise ValueError("not an event of the audit log")
+    values = {name: said.get(name) for name in NAMES}
+    values["at"] = datetime.fromisoformat(said["at"])
+    return Written(values, text)
+
+
+def canonical(values: Mapping[str, Any]) -> bytes:
+    """What an event's hash covers: JSON with its keys sorted, no spaces, and no null.
+
+    So a column that is added later changes the hash of no event from before it.
+    """
+    said = {name: value for name in NAMES if (value := values[name]) is not None}
+    said["at"] = instant(values["at"])
+    return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+
+
+def chained(previous_hash: str, text: bytes) -> str:
+    """The hash of an event: SHA-256 of the hash before it, a line feed, and its canonical JSON."""
+    return hashlib.sha256(b"%b\n%b" % (previous_hash.encode(), text)).hexdigest()
+
+
+def instant(moment: datetime) -> str:
+    """A moment as the log spells it: UTC, always with microseconds."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def plain(value: Any) -> Any:
+    """What JSON and every database take, of any value: texts without NUL, numbers within 53 bits."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(value, LONGEST_TEXT)
+    if isinstance(value, int):
+        return value if abs(value) < LARGEST else str(value)
+    if isinstance(value, datetime):
+        return instant(value)
+    if isinstance(value, Mapping):
+        return {_text(str(name), LONGEST_TEXT): plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [
+            plain(one) for one in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
+        ]
+    # Floats are spelt differently by different libraries, and would be hashed differently.
+    return _text(str(value), LONGEST_TEXT)
+
+
+def _text(value: str, length: int) -> str:
+    if not value.isascii() or "\x00" in value:
+        value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\x00", "\ufffd")
+    return value[:length]
+
+
+BATCH = 2000
+REFUSED = 400
+
+
+@dataclass(frozen=True)
+class ChainedEvent:
+    """An event in its place in the chain; events from before there was one have no hashes."""
+
+    number: int
+    event: AuditEvent
+    previous_hash: str | None
+    hash: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """All that is known of it, as the export spells it."""
+        said = {name: getattr(self.event, name) for name in NAMES}
+        return {
+            "number": self.number,
+            **said,
+            "at": instant(self.event.at),
+            "previous_hash": self.previous_hash,
+            "hash": self.hash,
+        }
+
+
+def values_of(row: AuditRow) -> dict[str, Any]:
+    """The columns of an event."""
+    return {name: getattr(row, name) for name in NAMES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Which events are wanted; None asks for any. `object_name` stands for all that is in it, too: a share's tables."""
+
+    recipient: str | None = None
+    principal: str | None = None
+    action: str | None = None
+    object_name: str | None = None
+    request_id: str | None = None
+    ip: str | None = None
+    kind: Kind | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    refused: bool = False
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """The same for the database."""
+        names = ("recipient", "principal", "action", "request_id", "ip", "kind")
+        asked = [(getattr(AuditRow, name), getattr(self, name)) for name in names]
+        found = [column == value for column, value in asked if value is not None]
+        if self.object_name is not None:
+            inside = AuditRow.object_name.startswith(f"{self.object_name}.", autoescape=True)
+            found.append((AuditRow.object_name == self.object_name) | inside)
+        if self.since is not None:
+            found.append(AuditRow.at >= self.since)
+        if self.until is not None:
+            found.append(AuditRow.at < self.until)
+        if self.refused:
+            found.append(AuditRow.status >= REFUSED)
+        return found
+
+
+def search(catalog: Catalog, wanted: Search, limit: int) -> list[ChainedEvent]:
+    """The newest events that match, oldest first.
+
+    Raises:
+        Unavailable: the database does not answer.
+    """
+    look = select(AuditRow).where(*wanted.conditions()).order_by(AuditRow.key.desc()).limit(limit)
+    with catalog.reading() as session:
+        return [_chained(row) for row in session.scalars(look)][::-1]
+
+
+def events_after(
+    catalog: Catalog, number: int, wanted: Search | None = None, batch: int = BATCH
+) -> Iterator[ChainedEvent]:
+    """All events behind a number that match, in the order of the chain; nobody waits while they are taken.
+
+    Raises:
+        Unavailable: the database does not answer.
+    """
+    conditions = [] if wanted is None else wanted.conditions()
+    while True:
+        look = select(AuditRow).where(AuditRow.key > number, *conditions).order_by(AuditRow.key).limit(batch)
+        with catalog.reading() as session:
+            events = [_chained(row) for row in session.scalars(look)]
+        yield from events
+        if len(events) < batch:
+            return
+        number = events[-1].number
+
+
+def newest_number(catalog: Catalog) -> int:
+    """The number of the newest event, 0 when there is none."""
+    with catalog.reading() as session:
+        return session.scalar(select(func.max(AuditRow.key))) or 0
+
+
+def _chained(row: AuditRow) -> ChainedEvent:
+    return ChainedEvent(row.key, AuditEvent(**values_of(row)), row.previous_hash, row.hash)
+
+
+def newest_requests(catalog: Catalog, limit: int) -> list[AuditEvent]:
+    """The newest events of requests that are in the database, newest first; not the changes of administrators."""
+    requests = select(AuditRow).where(AuditRow.kind != "change")
+    with catalog.reading() as session:
+        rows = session.scalars(requests.order_by(AuditRow.key.desc()).limit(limit))
+        return [AuditEvent(**values_of(row)) for row in rows]
+
+
+SUFFIX = ".journal"
+# A journal that has become this large goes on in a new file once the database has it all.
+LONG_BYTES = 4 << 20
+ROOM_BYTES = 2 * LONG_BYTES
+
+_log = logging.getLogger(__name__)
+
+
+class Journal:
+    """The journal of this process; safe from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        make_private(folder)
+        self.name = uuid.uuid4().hex
+        self.path = folder / f"{self.name}{SUFFIX}"
+        self.size = 0
+        self._writing = threading.Lock()
+        # It gets its name once it is held: nobody is to take it for one that has lost its process.
+        unheld = self.path.with_suffix(".new")
+        self._file = os.open(unheld, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._map = _mapped(self._file, ROOM_BYTES)
+        unheld.rename(self.path)
+
+    def write(self, text: bytes) -> int:
+        """Hand a line over to the operating system; returns where it ends.
+
+        Raises:
+            OSError: there is no room for it, as on a full disk; the journal is as it was.
+        """
+        with self._writing:
+            ends_at = self.size + len(text) + 1
+            if ends_at > len(self._map):
+                self._grow(ends_at)
+            # The line feed is the last that comes: a line without one was never wholly there.
+            self._map[self.size : ends_at] = text + b"\n"
+            self.size = ends_at
+            return ends_at
+
+    def _grow(self, needed: int) -> None:
+        larger = _mapped(self._file, max(needed, 2 * len(self._map)))
+        self._map.close()
+        self._map = larger
+
+    def remove(self) -> None:
+        """Take the journal away: the database has it all."""
+        self.path.unlink(missing_ok=True)
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave the journal to whoever looks for journals without a process."""
+        self._map.close()
+        os.close(self._file)
+
+
+def mark_taken(session: Session, name: str, taken: int) -> None:
+    """Note how much of a journal is in the log, in the transaction that brings it there."""
+    mark = update(AuditJournalRow).where(AuditJournalRow.name == name).values(taken=taken)
+    if not session.execute(mark).rowcount:  # type: ignore[attr-defined]  # of an update it is a CursorResult
+        session.execute(insert(AuditJournalRow).values(name=name, taken=taken))
+
+
+def forget(catalog: Catalog, name: str) -> None:
+    """Take the note of a journal away whose file is gone."""
+    with catalog.writing(seen=False) as session:
+        session.execute(delete(AuditJournalRow).where(AuditJournalRow.name == name))
+
+
+@contextmanager
+def orphans(folder: Path) -> Iterator[list[Path]]:
+    """The journals in a folder that have lost their process, held for as long as they are looked at."""
+    with ExitStack() as held:
+        yield [path for path in sorted(folder.glob(f"*{SUFFIX}")) if _held(path, held)]
+
+
+def events_in(catalog: Catalog, path: Path) -> Iterator[tuple[Written, int]]:
+    """The events of a journal that are not in the log yet, each with where it ends."""
+    with catalog.reading() as session:
+        taken = session.scalar(select(AuditJournalRow.taken).where(AuditJournalRow.name == path.stem)) or 0
+    with path.open("rb") as lines:
+        lines.seek(taken)
+        for line in lines:
+            text, unused, _ = line.partition(b"\0")
+            if unused:
+                if text:
+                    # Its process was ended while it wrote, so before the reply began.
+                    _log.error("audit journal %s ends within an event: %r", path, text)
+                return
+            taken += len(line)
+            try:
+                yield read_back(line.rstrip(b"\n")), taken
+            except ValueError as error:
+                # The machine lost its power: what was begun is told of, and passed over.
+                _log.error("audit journal %s, up to byte %d: %s: %r", path, taken, error, line)
+
+
+def _mapped(file: int, length: int) -> mmap.mmap:
+    """The file in memory, with that much room on its disk: writing to memory that has none would end the process.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    os.posix_fallocate(file, 0, length)
+    return mmap.mmap(file, length)
+
+
+def _held(path: Path, held: ExitStack) -> bool:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    held.callback(os.close, file)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    # Its owner, or another finder, may have removed it between the two calls.
+    return os.fstat(file).st_nlink > 0
+
+
+HEAD = "head"
+ANCHOR = "anchor"
+# The action of the event that tells of a pruning.
+PRUNED = "prune_audit_log"
+COLUMNS = ("key", *NAMES, "previous_hash", "hash")
+AT_ONCE = 100
+MICROSECONDS = len("2026-03-01 12:00:00.000000")
+
+
+def append_events(session: Session, events: Sequence[AuditEvent]) -> None:
+    """Append events to the log, in this order, within the session's transaction.
+
+    Nobody else appends until that has ended: do it last in a transaction, and end it soon.
+    """
+    append_written(session, [written(event) for event in events])
+
+
+def append_written(session: Session, events: Sequence[Written]) -> None:
+    """Append events that are written already."""
+    if not events:
+        return
+    head = locked_head(session)
+    previous, number = head.hash, head.number
+    rows = []
+    for event in events:
+        number += 1
+        digest = chained(previous, event.text)
+        rows.append((number, event.values, previous, digest))
+        previous = digest
+    _insert(session.connection(), rows)
+    session.execute(
+        update(AuditChainRow).where(AuditChainRow.name == HEAD).values(number=number, hash=previous)
+    )
+
+
+def _insert(connection: Connection, rows: Sequence[tuple[int, dict[str, Any], str, str]]) -> None:
+    """Insert events a hundred to a statement, past SQLAlchemy's types, which would cost as much again.
+
+    Texts are made for every database by `written`; only moments and JSON are spelt differently.
+    """
+    dialect = connection.dialect
+    mark = "?" if dialect.paramstyle == "qmark" else "%s"
+    zone = "" if dialect.name == "sqlite" else "+00:00"
+    for start in range(0, len(rows), AT_ONCE):
+        some = rows[start : start + AT_ONCE]
+        parameters: list[Any] = []
+        for number, values, previous, digest in some:
+            at, said = values["at"], values["details"]
+            spelt = {
+                **values,
+                "at": at.isoformat(" ", "microseconds")[:MICROSECONDS] + zone,
+                "details": None if said is None else json.dumps(said),
+            }
+            parameters += (number, *spelt.values(), previous, digest)
+        marks = ", ".join([f"({', '.join([mark] * len(COLUMNS))})"] * len(some))
+        connection.exec_driver_sql(
+            f"INSERT INTO {AuditRow.__tablename__} ({', '.join(COLUMNS)}) VALUES {marks}",  # noqa: S608  # our own names
+            tuple(parameters),
+        )
+
+
+def locked_head(session: Session) -> AuditChainRow:
+    # SQLite has one writer at a time anyway; elsewhere the row is what writers wait for.
+    look = select(AuditChainRow).where(AuditChainRow.name == HEAD).with_for_update()
+    head = session.scalars(look.execution_options(populate_existing=True)).one()
+    session.expunge(head)
+    newest = session.scalar(select(func.max(AuditRow.key))) or 0
+    # A head that somebody has set back must not keep events out: `verify` tells of it.
+    head.number = max(head.number, newest)
+    return head
+
+
 BACKLOG = 20_000
 GATHER_S = 0.2
 RETRY_S = 1.0
 MOST = 2000
 LOOK_S = 10.0
 CLOSE_ATTEMPTS = 3
-REFUSED = "refused.jsonl"
+LOG_REFUSED = "refused.jsonl"
 
 Taken = tuple[Written, int]
-_log = logging.getLogger(__name__)
 
 
 class AuditLog:
@@ -179,7 +616,7 @@ def _is_their_own(error: Exception) -> bool:
 
 def _put_aside(catalog: Catalog, folder: Path, journal: str, taken: Taken, error: Exception) -> None:
     event, ends_at = taken
-    path = folder / REFUSED
+    path = folder / LOG_REFUSED
     with path.open("ab") as kept:
         kept.write(event.text + b"\n")
     _log.error("audit log: an event that the database cannot hold (%s) is in %s: %r", error, path, event.text)

@@ -4,12 +4,10 @@ Both go the same way: wanted and held objects are compared, and the steps betwee
 `sharing`, in one transaction. `lakeshare apply` reads files; the asset `share_catalog` has its contracts.
 """
 
-from lakeshare_server.catalog.declared.applying import apply_files, planned, tried
+from lakeshare_server.catalog.declared.apply import apply_files, export, planned, tried
 from lakeshare_server.catalog.declared.documents import Document
-from lakeshare_server.catalog.declared.exporting import export
-from lakeshare_server.catalog.declared.file_plan import Plan, file_plan
 from lakeshare_server.catalog.declared.files import read_files
-from lakeshare_server.catalog.declared.telling import done, plan_json, plan_lines
+from lakeshare_server.catalog.declared.plan import Plan, done, file_plan, plan_json, plan_lines
 
 __all__ = [
     "Document",

@@ -3,19 +3,40 @@
 `with editing(catalog, by) as edit:` opens a transaction, the operations take it first, `look` reads.
 """
 
-from lakeshare_server.catalog.sharing.activation import LINK_LIFE, invite, look_at_link, redeem
-from lakeshare_server.catalog.sharing.editing import KEEP, Change, Edit, Keep, Keeper, editing
-from lakeshare_server.catalog.sharing.federation import drop_policy, put_policy
-from lakeshare_server.catalog.sharing.grants import grant, revoke
-from lakeshare_server.catalog.sharing.groups import alter_group, create_group, drop_group
-from lakeshare_server.catalog.sharing.limits import set_limits
-from lakeshare_server.catalog.sharing.recipients import (
-    alter_recipient,
-    create_recipient,
-    drop_recipient,
-    revoke_recipient,
+from lakeshare_server.catalog.sharing.credentials import (
+    LINK_LIFE,
+    drop_policy,
+    invite,
+    issue_token,
+    look_at_link,
+    put_policy,
+    redeem,
+    revoke_token,
+    rotate_token,
+    shorten_tokens,
 )
-from lakeshare_server.catalog.sharing.shares import alter_share, create_share, drop_share
+from lakeshare_server.catalog.sharing.editing import KEEP, Change, Edit, Keep, Keeper, editing
+from lakeshare_server.catalog.sharing.recipients import (
+    alter_group,
+    alter_recipient,
+    create_group,
+    create_recipient,
+    drop_group,
+    drop_recipient,
+    grant,
+    revoke,
+    revoke_recipient,
+    set_limits,
+)
+from lakeshare_server.catalog.sharing.shares import (
+    add_table,
+    add_tables,
+    alter_share,
+    alter_table,
+    create_share,
+    drop_share,
+    remove_table,
+)
 from lakeshare_server.catalog.sharing.states import (
     FederationPolicy,
     Given,
@@ -27,8 +48,6 @@ from lakeshare_server.catalog.sharing.states import (
     SharedObject,
     TokenState,
 )
-from lakeshare_server.catalog.sharing.tables import add_table, add_tables, alter_table, remove_table
-from lakeshare_server.catalog.sharing.tokens import issue_token, revoke_token, rotate_token, shorten_tokens
 
 __all__ = [
     "KEEP",

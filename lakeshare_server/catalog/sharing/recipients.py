@@ -5,14 +5,39 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import get_args
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
-from lakeshare_server.catalog.models import ActivationRow, RecipientRow, TokenRow
-from lakeshare_server.catalog.names import networks, require_name, require_owner, require_properties
+from lakeshare_server.catalog.models import (
+    MAX_LONG,
+    ActivationRow,
+    GrantRow,
+    GroupGrantRow,
+    GroupMemberRow,
+    GroupRow,
+    RecipientRow,
+    TokenRow,
+)
+from lakeshare_server.catalog.names import (
+    networks,
+    require_name,
+    require_owner,
+    require_properties,
+    require_rule_text,
+)
 from lakeshare_server.catalog.sharing.editing import KEEP, Edit, Keep, given, require_aware, touch
-from lakeshare_server.catalog.sharing.look import recipient, recipient_row
-from lakeshare_server.catalog.sharing.states import Authentication, RecipientState
-from lakeshare_server.errors import BadRequest, NameTaken
+from lakeshare_server.catalog.sharing.states import (
+    Authentication,
+    Grant,
+    Group,
+    RecipientState,
+    group,
+    group_row,
+    recipient,
+    recipient_row,
+    share_row,
+    told_grant,
+)
+from lakeshare_server.errors import BadRequest, NameTaken, NotFound
 
 LONGEST_AGREEMENT = 100_000
 
@@ -181,3 +206,243 @@ def _require_authentication(authentication: str) -> None:
 def _require_agreement(agreement: str | None) -> None:
     if agreement is not None and not 0 < len(agreement.strip()) <= len(agreement) <= LONGEST_AGREEMENT:
         raise BadRequest("agreement", agreement, f"Give a text of 1 to {LONGEST_AGREEMENT} characters.")
+
+
+def create_group(edit: Edit, name: str, *, comment: str | None = None, members: Sequence[str] = ()) -> Group:
+    """Make a group of recipients.
+
+    Raises:
+        NotFound: a member is no recipient.
+        BadRequest: the name cannot be used.
+        CatalogConflict: the name is taken.
+    """
+    require_name("group", name)
+    _require_free_group(edit, name, None)
+    row = GroupRow(
+        id=str(uuid.uuid4()),
+        name=name,
+        name_key=name.lower(),
+        comment=comment,
+        created_at=edit.at,
+        created_by=edit.by,
+        applied=False,
+        revision=1,
+    )
+    edit.keep(row)
+    edit.session.add(row)
+    touch(edit, row, "Group", name, is_new=True)
+    edit.session.flush()
+    _add(edit, row, members)
+    told = group(edit.session, name)
+    edit.changed("create_group", name, None, told.as_json())
+    return told
+
+
+def alter_group(
+    edit: Edit,
+    name: str,
+    *,
+    new_name: str | Keep = KEEP,
+    comment: str | Keep | None = KEEP,
+    add: Sequence[str] = (),
+    remove: Sequence[str] = (),
+    revision: int | None = None,
+) -> Group:
+    """Change what is given; whoever is a member already, or is none, stays so.
+
+    Raises:
+        NotFound: there is no such group, or somebody named is no recipient.
+        BadRequest: the new name cannot be used.
+        CatalogConflict: the new name is taken, or the revision is another.
+    """
+    row = group_row(edit.session, name)
+    before = group(edit.session, name)
+    fields = given(comment=comment)
+    if new_name is not KEEP:
+        if new_name != row.name:
+            require_name("group", new_name)
+        _require_free_group(edit, new_name, row.key)
+        fields |= {"name": new_name, "name_key": new_name.lower()}
+    touch(edit, row, "Group", row.name, revision)
+    edit.keep(row)
+    for key, value in fields.items():
+        setattr(row, key, value)
+    gone = [recipient_row(edit.session, member).key for member in remove]
+    edit.session.execute(
+        delete(GroupMemberRow).where(
+            GroupMemberRow.group_key == row.key, GroupMemberRow.recipient_key.in_(gone)
+        )
+    )
+    _add(edit, row, add)
+    told = group(edit.session, row.name)
+    edit.changed("alter_group", before.name, before.as_json(), told.as_json())
+    return told
+
+
+def drop_group(edit: Edit, name: str, *, revision: int | None = None) -> Group:
+    """Remove a group with its grants; its members keep their own.
+
+    Raises:
+        NotFound: there is no such group.
+        CatalogConflict: the revision is another.
+    """
+    row = group_row(edit.session, name)
+    told = group(edit.session, name)
+    touch(edit, row, "Group", row.name, revision)
+    edit.session.delete(row)
+    edit.session.flush()
+    edit.changed("drop_group", told.name, told.as_json(), None)
+    return told
+
+
+def _add(edit: Edit, row: GroupRow, members: Sequence[str]) -> None:
+    known = set(
+        edit.session.scalars(select(GroupMemberRow.recipient_key).where(GroupMemberRow.group_key == row.key))
+    )
+    wanted = {recipient_row(edit.session, member).key for member in members}
+    edit.session.add_all(
+        GroupMemberRow(group_key=row.key, recipient_key=key) for key in sorted(wanted - known)
+    )
+    edit.session.flush()
+
+
+def _require_free_group(edit: Edit, name: str, key: int | None) -> None:
+    taken = edit.session.scalars(select(GroupRow).where(GroupRow.name_key == name.lower())).one_or_none()
+    if taken is not None and taken.key != key:
+        raise NameTaken(f"there is a group {taken.name} already", "Choose another name.")
+
+
+def grant(
+    edit: Edit,
+    share: str,
+    *,
+    recipient: str | None = None,
+    group: str | None = None,
+    starts_at: datetime | None = None,
+    ends_at: datetime | None = None,
+    rule: str | None = None,
+    revision: int | None = None,
+) -> Grant:
+    """Let a recipient, or the members of a group, read a share; again, it changes the grant that is there.
+
+    Raises:
+        NotFound: there is no such share, recipient or group.
+        BadRequest: not exactly one reader is named, the recipient was revoked, or a time or the rule cannot be used.
+        CatalogConflict: the share's revision is another.
+    """
+    _require_times(starts_at, ends_at)
+    require_rule_text("rule", rule)
+    parent = share_row(edit.session, share)
+    touch(edit, parent, "Share", parent.name, revision)
+    row, reader = _row(edit, parent.key, recipient, group)
+    before = None if row is None else told_grant(row, parent.name, **reader).as_json()
+    if row is None:
+        row = _new_row(edit, parent.key, recipient, group)
+    if recipient is not None:
+        require_not_revoked(recipient_row(edit.session, recipient))
+    row.starts_at, row.ends_at, row.rule = starts_at, ends_at, rule
+    edit.keep(row)
+    edit.session.flush()
+    told = told_grant(row, parent.name, **reader)
+    edit.changed("grant", parent.name, before, told.as_json())
+    return told
+
+
+def revoke(
+    edit: Edit,
+    share: str,
+    *,
+    recipient: str | None = None,
+    group: str | None = None,
+    revision: int | None = None,
+) -> Grant:
+    """Let a recipient, or the members of a group, read a share no more.
+
+    Raises:
+        NotFound: there is no such share, recipient, group or grant.
+        BadRequest: not exactly one reader is named.
+        CatalogConflict: the share's revision is another.
+    """
+    parent = share_row(edit.session, share)
+    touch(edit, parent, "Share", parent.name, revision)
+    row, reader = _row(edit, parent.key, recipient, group)
+    if row is None:
+        raise NotFound("Grant", f"{parent.name} to {recipient or group}")
+    told = told_grant(row, parent.name, **reader)
+    edit.session.delete(row)
+    edit.session.flush()
+    edit.changed("revoke", parent.name, told.as_json(), None)
+    return told
+
+
+def _row(
+    edit: Edit, share_key: int, recipient: str | None, group: str | None
+) -> tuple[GrantRow | GroupGrantRow | None, dict[str, str]]:
+    if recipient is not None and group is None:
+        reader = recipient_row(edit.session, recipient)
+        own = select(GrantRow).where(GrantRow.share_key == share_key, GrantRow.recipient_key == reader.key)
+        return edit.session.scalars(own).one_or_none(), {"recipient": reader.name}
+    if group is not None and recipient is None:
+        members = group_row(edit.session, group)
+        of_group = select(GroupGrantRow).where(
+            GroupGrantRow.share_key == share_key, GroupGrantRow.group_key == members.key
+        )
+        return edit.session.scalars(of_group).one_or_none(), {"group": members.name}
+    raise BadRequest("recipient,group", f"{recipient}, {group}", "Name one recipient or one group.")
+
+
+def _new_row(
+    edit: Edit, share_key: int, recipient: str | None, group: str | None
+) -> GrantRow | GroupGrantRow:
+    made = {"share_key": share_key, "created_at": edit.at, "created_by": edit.by, "applied": False}
+    row: GrantRow | GroupGrantRow
+    if recipient is not None:
+        row = GrantRow(recipient_key=recipient_row(edit.session, recipient).key, **made)
+    else:
+        row = GroupGrantRow(group_key=group_row(edit.session, group or "").key, **made)
+    edit.session.add(row)
+    return row
+
+
+def _require_times(starts_at: datetime | None, ends_at: datetime | None) -> None:
+    require_aware("starts_at", starts_at)
+    require_aware("ends_at", ends_at)
+    if starts_at is not None and ends_at is not None and ends_at <= starts_at:
+        raise BadRequest(
+            "ends_at", ends_at.isoformat(), f"It ends after it starts, at {starts_at.isoformat()}."
+        )
+
+
+def set_limits(
+    edit: Edit,
+    name: str,
+    *,
+    requests_per_minute: int | Keep | None = KEEP,
+    urls_per_day: int | Keep | None = KEEP,
+    bytes_per_day: int | Keep | None = KEEP,
+    revision: int | None = None,
+) -> RecipientState:
+    """Change the limits that are given; None gives back that of the settings.
+
+    Raises:
+        NotFound: there is no such recipient.
+        BadRequest: a limit is no whole number of one or more.
+        CatalogConflict: the revision is another.
+    """
+    row = recipient_row(edit.session, name)
+    before = recipient(edit.session, name)
+    fields = given(
+        requests_per_minute=requests_per_minute, urls_per_day=urls_per_day, bytes_per_day=bytes_per_day
+    )
+    for field, most in fields.items():
+        if most is not None and (isinstance(most, bool) or not 1 <= most <= MAX_LONG):
+            raise BadRequest(
+                field, most, "Give a whole number of one or more, or none to take the settings'."
+            )
+    touch(edit, row, "Recipient", row.name, revision)
+    limits = {**(row.limits or {}), **fields}
+    row.limits = {field: most for field, most in limits.items() if most is not None} or None
+    edit.session.flush()
+    told = recipient(edit.session, row.name)
+    edit.changed("set_limits", row.name, before.as_json(), told.as_json())
+    return told

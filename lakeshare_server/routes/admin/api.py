@@ -1,28 +1,141 @@
 """The admin API put together, with its document: an application of its own below `/api`, for its errors are its own."""
 
+import base64
+import hashlib
+import logging
+from importlib.resources import files
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from lakeshare_server.protocol.admin import requests
-from lakeshare_server.protocol.admin.fields import RequestBody
-from lakeshare_server.protocol.admin.replies import ErrorReply
-from lakeshare_server.routes.admin import (
-    activation,
-    followed,
-    groups,
-    keys,
-    permissions,
-    policies,
-    recipients,
-    see_as,
-    shares,
+from lakeshare_server.errors import (
+    BadRequest,
+    CatalogConflict,
+    EditedMeanwhile,
+    LakeshareError,
+    NameTaken,
+    NotFound,
+    TooManyRequests,
+    Unavailable,
+    shown,
 )
-from lakeshare_server.routes.admin.document_page import page_of
-from lakeshare_server.routes.admin.errors import add_error_responses
-from lakeshare_server.routes.context import Parts
+from lakeshare_server.protocol import admin_requests
+from lakeshare_server.protocol.admin_requests import RequestBody
+from lakeshare_server.protocol.admin_responses import ErrorReply
+from lakeshare_server.routes.admin import resources
+from lakeshare_server.routes.context import Note, Parts
+from lakeshare_server.routes.errors import BROKEN_OFF, HEADERS, NO_RESPONSE, RESPONSES
 from lakeshare_server.routes.responses import json_response
+
+OURS: dict[type[LakeshareError], tuple[int, str]] = {
+    **RESPONSES,
+    CatalogConflict: (409, "RESOURCE_CONFLICT"),
+    NameTaken: (409, "RESOURCE_ALREADY_EXISTS"),
+    EditedMeanwhile: (412, "ABORTED"),
+}
+ROUTING = {404: "ENDPOINT_NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
+
+_log = logging.getLogger(__name__)
+
+
+def add_error_responses(app: FastAPI) -> None:
+    """Make every error of the application one of the admin API."""
+    app.add_exception_handler(LakeshareError, _ours)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _routing)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _unforeseen)
+
+
+def _respond(
+    request: Request, status: int, code: str, message: str, headers: dict[str, str] | None = None
+) -> Response:
+    note: Note | None = getattr(request.state, "note", None)
+    if note is not None:
+        note.error_code = code
+    return json_response({"error_code": code, "message": message}, status, headers)
+
+
+def _ours(request: Request, error: Exception) -> Response:
+    kinds = (kind for kind in type(error).__mro__ if kind in OURS)
+    status, code = OURS.get(next(kinds, LakeshareError), (500, "INTERNAL_ERROR"))
+    if status >= 500:
+        _log.error("%s %s: %s", request.method, request.url.path, error)
+    # Recipients are sent to their provider; this is the provider.
+    message = (
+        f"{error.kind} '{shown(error.name)}' does not exist." if isinstance(error, NotFound) else str(error)
+    )
+    headers = HEADERS.get(status)
+    if isinstance(error, TooManyRequests | Unavailable) and error.retry_s is not None:
+        headers = {"Retry-After": str(error.retry_s)}
+    return _respond(request, status, code, message, headers)
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
+    where = ".".join(str(part) for part in first.get("loc", ())[1:])
+    return _ours(request, BadRequest(where, first.get("input"), f"{first.get('msg')}."))
+
+
+def _routing(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 500)
+    message = f"{request.method} {request.url.path} is not part of the API; /api/docs lists what is."
+    return _respond(
+        request, status, ROUTING.get(status, "BAD_REQUEST"), message, getattr(error, "headers", None)
+    )
+
+
+def _gone(request: Request, _error: Exception) -> Response:
+    # Nobody reads this: it is for the audit log.
+    return _respond(request, NO_RESPONSE, BROKEN_OFF, "The client left before its body was whole.")
+
+
+def _unforeseen(request: Request, error: Exception) -> Response:
+    note: Note | None = getattr(request.state, "note", None)
+    request_id = note.request_id if note else "unknown"
+    _log.error("request %s: %s %s failed", request_id, request.method, request.url.path, exc_info=error)
+    return _respond(
+        request, 500, "INTERNAL_ERROR", f"The server failed; request id {request_id} is in its log."
+    )
+
+
+STYLE = (files("lakeshare_server.routes.admin") / "document.css").read_text()
+_digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+PAGE_HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_digest}'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+METHODS = ("get", "post", "put", "patch", "delete")
+
+_templates = Environment(
+    loader=PackageLoader("lakeshare_server.routes.admin", ""), autoescape=True, trim_blocks=True
+)
+
+
+def page_of(document: dict[str, Any]) -> Response:
+    """The page."""
+    operations: dict[str, list[dict[str, Any]]] = {}
+    for path, item in document["paths"].items():
+        for method in METHODS:
+            if method in item:
+                told = {"method": method.upper(), "path": f"/api{path}", **item[method]}
+                operations.setdefault(item[method]["tags"][0], []).append(told)
+    text = _templates.get_template("document.html.jinja").render(
+        document=document,
+        operations=operations,
+        schemas=document["components"]["schemas"],
+        style=Markup(STYLE),  # noqa: S704 - ours
+    )
+    return Response(text, headers=PAGE_HEADERS, media_type="text/html; charset=utf-8")
+
 
 PREFIX = "/api"
 DATABRICKS = "/2.1/unity-catalog"
@@ -53,19 +166,20 @@ def admin_api(parts: Parts, server: FastAPI) -> FastAPI:
     )
     app.state.parts, app.state.server = parts, server
     add_error_responses(app)
-    for module in (shares, permissions, recipients):
-        app.include_router(module.router, prefix=DATABRICKS)
-    app.include_router(policies.router, prefix="/2.0/data-sharing")
-    app.include_router(keys.me, prefix="/2.0/preview/scim/v2")
-    app.include_router(activation.router, prefix=f"{DATABRICKS}/public")
+    of_both = (resources.share_router, resources.permissions_router, resources.router)
+    for router in of_both:
+        app.include_router(router, prefix=DATABRICKS)
+    app.include_router(resources.policies_router, prefix="/2.0/data-sharing")
+    app.include_router(resources.me, prefix="/2.0/preview/scim/v2")
+    app.include_router(resources.activation_router, prefix=f"{DATABRICKS}/public")
     provider = APIRouter(prefix=PROVIDER)
-    for module in (shares, permissions, recipients, policies, groups, keys):
-        provider.include_router(module.router)
-    provider.include_router(recipients.own)
-    provider.include_router(followed.router)
-    provider.include_router(see_as.router)
+    for router in (*of_both, resources.policies_router, resources.groups_router, resources.keys_router):
+        provider.include_router(router)
+    provider.include_router(resources.own)
+    provider.include_router(resources.followed_router)
+    provider.include_router(resources.impersonation_router)
     app.include_router(provider)
-    app.include_router(activation.router, prefix=f"{OPENSHARING}/public")
+    app.include_router(resources.activation_router, prefix=f"{OPENSHARING}/public")
     _add_document(app)
     return app
 
@@ -96,7 +210,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     document = app.openapi()
     bodies = [
         model
-        for model in vars(requests).values()
+        for model in vars(admin_requests).values()
         if isinstance(model, type) and issubclass(model, RequestBody)
     ]
     _, schemas = models_json_schema(

@@ -5,11 +5,13 @@ every bound, and pyiceberg's own reader at least half as long again (docs/adr/00
 """
 
 import json
+import re
+import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 MAGIC = b"Obj\x01"
 # How encrypted files of metadata begin (Iceberg spec, "AES GCM Stream File Format").
@@ -166,3 +168,376 @@ def _zstandard(packed: bytes) -> bytes:
             return block
     except (OSError, pa.ArrowInvalid) as error:
         raise AvroError("a block cannot be decompressed") from error
+
+
+Step: TypeAlias = Callable[[bytes, int, int], int]
+# Of a record: whether it is a union of null and what the step reads. Nearly all are, so that is asked in one place.
+Member: TypeAlias = tuple[bool, Step]
+# How Avro numbers the second type of a union.
+SAID = 2
+
+LONGS = {
+    0: "status",
+    1: "snapshot_id",
+    3: "sequence_number",
+    134: "content",
+    103: "rows",
+    104: "size",
+    142: "first_row_id",
+    144: "content_offset",
+    145: "content_size_in_bytes",
+    501: "length",
+    502: "spec_id",
+    503: "snapshot_id",
+    504: "added",
+    505: "existing",
+    512: "added_rows",
+    513: "existing_rows",
+    515: "sequence_number",
+    517: "content",
+    520: "first_row_id",
+}
+TEXTS = {500: "path", 100: "path", 101: "format", 131: "key_metadata", 143: "referenced_data_file"}
+COUNTS = {110: "null_counts", 137: "nan_counts"}
+BOUNDS = {125: "lower", 128: "upper"}
+EQUALITY_IDS, PARTITION = 135, 102
+# For the rare writer that gives its fields no ids.
+NAMED = {
+    "status": 0, "snapshot_id": 1, "data_file": 2, "sequence_number": 3, "content": 134, "file_path": 100,
+    "file_format": 101, "partition": 102, "record_count": 103, "file_size_in_bytes": 104,
+    "null_value_counts": 110, "nan_value_counts": 137, "lower_bounds": 125, "upper_bounds": 128,
+    "key_metadata": 131, "equality_ids": 135, "first_row_id": 142, "referenced_data_file": 143,
+    "content_offset": 144, "content_size_in_bytes": 145, "manifest_path": 500, "manifest_length": 501,
+    "partition_spec_id": 502, "added_snapshot_id": 503, "added_files_count": 504, "existing_files_count": 505,
+    "added_rows_count": 512, "existing_rows_count": 513,
+}  # fmt: skip
+
+
+class Padded(dict[Any, list[Any]]):
+    """Columns that are made when a row first has a value for them; rows before and after have None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def __missing__(self, key: Any) -> list[Any]:
+        column = self[key] = [None] * self.rows
+        return column
+
+    def grow(self, rows: int) -> None:
+        """Make place for so many more rows."""
+        self.rows += rows
+        more = [None] * rows
+        for column in self.values():
+            column += more
+
+    def empty(self) -> None:
+        """Take all rows out; the lists stay the same objects."""
+        self.rows = 0
+        for column in self.values():
+            column.clear()
+
+
+class Entries:
+    """Entries of any number of manifests, as lists: counts and equality ids packed as Avro has them, texts as bytes.
+
+    `partition` is by (spec id, partition field id), `partition_kinds` are Avro's names for it; `lower` and `upper` are
+    by column id.
+    """
+
+    def __init__(self) -> None:
+        self.columns, self.partition = Padded(), Padded()
+        self.lower, self.upper = Padded(), Padded()
+        self.partition_kinds: dict[tuple[int, int], str] = {}
+        self._programs: dict[tuple[bytes, int], Step] = {}
+
+    @property
+    def rows(self) -> int:
+        """How many entries there are, deleted ones included."""
+        return self.columns.rows
+
+    def read(self, manifest: AvroBlocks, spec_id: int) -> None:
+        """Add the entries of one more manifest.
+
+        Raises:
+            AvroError: they are not what the manifest's schema says.
+        """
+        program, row = self._program(manifest.schema, spec_id), self.rows
+        # Writers differ: all entries in one block, or a block for each.
+        count = sum(count for count, _ in manifest.blocks)
+        for columns in (self.columns, self.partition, self.lower, self.upper):
+            columns.grow(count)
+        for count, block in manifest.blocks:
+            pos = 0
+            try:
+                for at in range(row, row + count):
+                    pos = program(block, pos, at)
+            except (IndexError, AttributeError, TypeError, OverflowError, struct.error) as error:
+                raise AvroError("an entry is cut off") from error
+            if pos != len(block):
+                raise AvroError("a block's entries are longer or shorter than the block")
+            row += count
+
+    def empty(self) -> None:
+        """Forget the entries; what is known of how manifests are read stays."""
+        for columns in (self.columns, self.partition, self.lower, self.upper):
+            columns.empty()
+
+    def _program(self, schema: bytes, spec_id: int) -> Step:
+        key = (schema, spec_id)
+        if key not in self._programs:
+            try:
+                self._programs[key] = self._record(schema_of(schema), spec_id)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise AvroError("its schema is not that of a manifest") from error
+        return self._programs[key]
+
+    def _record(self, schema: Mapping[str, Any], spec_id: int) -> Step:
+        return _in_turn([self._field(field, spec_id) for field in schema["fields"]])
+
+    def _field(self, field: Mapping[str, Any], spec_id: int) -> Member:
+        field_id, kind = field.get("field-id", NAMED.get(field["name"])), field["type"]
+        if field_id == 2:
+            return False, self._record(kind, spec_id)
+        if field_id == PARTITION:
+            return False, _in_turn([self._partition(member, spec_id) for member in kind["fields"]])
+        step = self._kept(field_id)
+        if step is None:
+            return _is_nullable(kind), skip(kind[1] if _is_nullable(kind) else kind)
+        return _member(kind, step)
+
+    def _kept(self, field_id: int) -> Step | None:
+        if field_id in LONGS:
+            return _long(self.columns[LONGS[field_id]])
+        if field_id in TEXTS:
+            return _text(self.columns[TEXTS[field_id]])
+        if field_id in COUNTS:
+            return _varints_of(self.columns[COUNTS[field_id]], 2)
+        if field_id == EQUALITY_IDS:
+            return _varints_of(self.columns["equality_ids"], 1)
+        if field_id in BOUNDS:
+            return _bounds(self.lower if BOUNDS[field_id] == "lower" else self.upper)
+        return None
+
+    def _partition(self, field: Mapping[str, Any], spec_id: int) -> Member:
+        key, kind = (spec_id, field["field-id"]), field["type"]
+        [said] = [one for one in kind if one != "null"] if isinstance(kind, list) else [kind]
+        self.partition_kinds[key] = _name(said)
+        return _member(kind, _value(_name(said), said, self.partition[key]))
+
+
+def longs(packed: bytes) -> list[int]:
+    """The numbers that stand one after the other."""
+    return [_number(one) for one in VARINT.findall(packed)]
+
+
+def skip(kind: Any) -> Step:
+    """Goes past a value of any type of Avro's."""
+    if isinstance(kind, list):
+        branches = [skip(one) for one in kind]
+        return lambda block, pos, row: branches[block[pos] >> 1](block, pos + 1, row)
+    name = _name(kind)
+    if name in ("record", "error"):
+        return _in_turn([(False, skip(field["type"])) for field in kind["fields"]])
+    if name in ("array", "map"):
+        return _skip_items(kind)
+    if name in _WIDTHS or name == "fixed":
+        width: int = kind["size"] if name == "fixed" else _WIDTHS[name]
+        return lambda block, pos, row: pos + width
+    if name in ("bytes", "string"):
+        return lambda block, pos, row: read_bytes(block, pos)[1]
+    if name in ("int", "long", "enum"):
+        return lambda block, pos, row: read_long(block, pos)[1]
+    raise AvroError(f"its schema has the type {name}")
+
+
+VARINT = re.compile(rb"[\x80-\xff]*+[\x00-\x7f]", re.DOTALL)
+_WIDTHS = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+
+
+@lru_cache(4096)
+def _number(varint: bytes) -> int:
+    return read_long(varint, 0)[0]
+
+
+@lru_cache(1024)
+def _so_many(count: int) -> "Callable[[bytes, int], re.Match[bytes] | None]":
+    return re.compile(rb"(?:[\x80-\xff]*+[\x00-\x7f]){%d}" % count).match
+
+
+def _name(kind: Any) -> str:
+    name: str = kind["type"] if isinstance(kind, Mapping) else kind
+    return name
+
+
+def _in_turn(members: Sequence[Member]) -> Step:
+    def all_of(block: bytes, pos: int, row: int) -> int:
+        for is_nullable, step in members:
+            if is_nullable:
+                branch = block[pos]
+                pos += 1
+                if not branch:
+                    continue
+                if branch != SAID:
+                    raise IndexError
+            pos = step(block, pos, row)
+        return pos
+
+    return all_of
+
+
+def _is_nullable(kind: Any) -> bool:
+    return isinstance(kind, list) and len(kind) == 2 and kind[0] == "null"
+
+
+def _nothing(_block: bytes, pos: int, _row: int) -> int:
+    return pos
+
+
+def _member(kind: Any, step: Step) -> Member:
+    """A record's member, of which the step knows the type without null."""
+    if _is_nullable(kind) or not isinstance(kind, list):
+        return _is_nullable(kind), step
+    branches = [_nothing if one == "null" else step for one in kind]
+    return False, lambda block, pos, row: branches[block[pos] >> 1](block, pos + 1, row)
+
+
+def _long(column: list[Any]) -> Step:
+    def step(block: bytes, pos: int, row: int) -> int:
+        byte = block[pos]
+        if byte < 128:
+            column[row] = (byte >> 1) ^ -(byte & 1)
+            return pos + 1
+        column[row], pos = read_long(block, pos)
+        return pos
+
+    return step
+
+
+def _text(column: list[Any]) -> Step:
+    def step(block: bytes, pos: int, row: int) -> int:
+        column[row], pos = read_bytes(block, pos)
+        return pos
+
+    return step
+
+
+def _fixed(column: list[Any], width: int, decode: Callable[[bytes], Any]) -> Step:
+    def step(block: bytes, pos: int, row: int) -> int:
+        column[row] = decode(block[pos : pos + width])
+        return pos + width
+
+    return step
+
+
+def _value(name: str, kind: Any, column: list[Any]) -> Step:
+    """Keeps a partition value."""
+    if name in ("int", "long"):
+        return _long(column)
+    if name in ("bytes", "string"):
+        return _text(column)
+    if name == "boolean":
+        return _fixed(column, 1, lambda value: value != b"\x00")
+    if name in ("float", "double"):
+        form = struct.Struct("<f" if name == "float" else "<d")
+        return _fixed(column, form.size, lambda value: form.unpack(value)[0])
+    if name == "fixed":
+        return _fixed(column, kind["size"], bytes)
+    raise AvroError(f"it has partition values of the type {name}")
+
+
+def _varints_of(column: list[Any], each: int) -> Step:
+    """Keeps an array whose items are `each` numbers, packed: most files of a table have the same null counts."""
+
+    def step(block: bytes, pos: int, row: int) -> int:
+        count = block[pos]
+        if count and not count & 129:
+            # Up to 63 items, all in one block of the array: nearly every array there is.
+            end = _so_many((count >> 1) * each)(block, pos + 1).end()  # type: ignore[union-attr]
+            if not block[end]:
+                column[row] = block[pos + 1 : end]
+                return end + 1
+        column[row], pos = in_blocks(block, pos)
+        return pos
+
+    def in_blocks(block: bytes, pos: int) -> tuple[bytes, int]:
+        kept = b""
+        count, pos = read_long(block, pos)
+        while count:
+            if count < 0:
+                count = -count
+                _, pos = read_long(block, pos)
+            end = _so_many(count * each)(block, pos).end()  # type: ignore[union-attr]
+            kept += block[pos:end]
+            count, pos = read_long(block, end)
+        return kept, pos
+
+    return step
+
+
+def _bounds(columns: Padded) -> Step:
+    """Keeps a map from column ids to bytes, which Iceberg writes as an array of keys and values."""
+
+    def step(block: bytes, pos: int, row: int) -> int:
+        count, pos = read_long(block, pos)
+        while count:
+            if count < 0:
+                count = -count
+                _, pos = read_long(block, pos)
+            for _ in range(count):
+                key, length = block[pos], block[pos + 1]
+                # Most ids and lengths are of one byte each; one more function call for each would double the time.
+                if (key | length) < 128 and not (key | length) & 1:
+                    pos += 2
+                    end = pos + (length >> 1)
+                    columns[key >> 1][row] = block[pos:end]
+                    pos = end
+                else:
+                    key, pos = read_long(block, pos)
+                    columns[key][row], pos = read_bytes(block, pos)
+            count, pos = read_long(block, pos)
+        return pos
+
+    return step
+
+
+def _skip_items(kind: Mapping[str, Any]) -> Step:
+    if kind["type"] == "array":
+        numbers = _numbers_in(kind["items"])
+        item = skip(kind["items"])
+    else:
+        numbers, item = 0, _in_turn([(False, skip("string")), (False, skip(kind["values"]))])
+
+    def step(block: bytes, pos: int, row: int) -> int:
+        count = block[pos]
+        if numbers and count and not count & 129:
+            end = _so_many((count >> 1) * numbers)(block, pos + 1).end()  # type: ignore[union-attr]
+            if not block[end]:
+                return end + 1
+        return in_blocks(block, pos, row)
+
+    def in_blocks(block: bytes, pos: int, row: int) -> int:
+        count, pos = read_long(block, pos)
+        while count:
+            if count < 0:
+                size, pos = read_long(block, pos)
+                pos += size
+            elif numbers:
+                pos = _so_many(count * numbers)(block, pos).end()  # type: ignore[union-attr]
+            else:
+                for _ in range(count):
+                    pos = item(block, pos, row)
+            count, pos = read_long(block, pos)
+        return pos
+
+    return step
+
+
+def _numbers_in(kind: Any) -> int:
+    """How many numbers an item is made of, 0 when it has something else in it."""
+    if _name(kind) in ("int", "long"):
+        return 1
+    if _name(kind) != "record":
+        return 0
+    inner = [_numbers_in(field["type"]) for field in kind["fields"] if not isinstance(field["type"], list)]
+    return sum(inner) if all(inner) and len(inner) == len(kind["fields"]) else 0

@@ -4,20 +4,494 @@ What cannot be said as a vector is refused, never left out. What applies to what
 read in position_deletes.py and puffin.py.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import hashlib
+import logging
+import os
+import struct
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.stores import Stores
-from lakeshare_server.tables.deletion_vectors import Vector, vector_of
-from lakeshare_server.tables.iceberg.delete_targets import Targets
-from lakeshare_server.tables.iceberg.manifests import DeleteFile
-from lakeshare_server.tables.iceberg.position_deletes import PositionFile, deleted_positions
-from lakeshare_server.tables.iceberg.puffin import VectorBlob, read_vectors
-from lakeshare_server.tables.reason_codes import ReasonCode
+from lakeshare_server.settings import make_private
+from lakeshare_server.storage import LASTING, Stores
+from lakeshare_server.tables.iceberg.manifests import DataFiles, DeleteFile, PartitionRecord
+from lakeshare_server.tables.index import remove_abandoned, scratch_file, sync_folder
+from lakeshare_server.tables.lines import z85_text
+from lakeshare_server.tables.serveability import ReasonCode
+from lakeshare_server.tables.snapshot import Hindrance, TableHead, TableProtocol
 
 if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+    from pyiceberg.table.metadata import TableMetadata
     from pyroaring import BitMap64
+
+EVERYWHERE = ""
+"""The scope of equality deletes of an unpartitioned spec."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A live data file as deletes have to know it; `rows` are all its rows, deleted ones too."""
+
+    path: str
+    spec_id: int
+    partition: PartitionRecord
+    sequence_number: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The live data files of a snapshot, found by what deletes say; a data file's number is its place in `files`."""
+
+    files: Sequence[Target]
+    unpartitioned: frozenset[int] = dataclass_field(default_factory=frozenset)
+    """Ids of specs without partition fields."""
+
+    @cached_property
+    def by_path(self) -> Mapping[str, int]:
+        """Numbers by the path as the metadata spells it."""
+        return {file.path: number for number, file in enumerate(self.files)}
+
+    @cached_property
+    def _partitions(self) -> "Mapping[_Partition, _Group]":
+        found: dict[_Partition, list[Target]] = defaultdict(list)
+        for file in self.files:
+            found[_partition(file)].append(file)
+        return {partition: _group(files) for partition, files in found.items()}
+
+    @cached_property
+    def _numbers(self) -> Mapping[str, Sequence[int]]:
+        found: dict[str, list[int]] = defaultdict(list)
+        for number in range(len(self.files)):
+            found[self.own_scope(number)].append(number)
+        return found
+
+    def near(self, delete: DeleteFile) -> Sequence[str]:
+        """The paths, in order, of all data files that a file of position deletes can speak of: maybe of no more."""
+        path = _only_path(delete)
+        if path is not None:
+            return [path] if self.number_of(path, delete) is not None else []
+        group = self._partitions.get(_partition(delete))
+        if group is None or group.oldest > delete.sequence_number:
+            return []
+        low, high = delete.lowest_path, delete.highest_path
+        first = 0 if low is None else bisect_left(group.paths, low)
+        return group.paths[first : None if high is None else bisect_right(group.paths, high)]
+
+    def number_of(self, path: str, delete: DeleteFile) -> int | None:
+        """The data file with this path, when a position delete of this file with this path applies to it."""
+        number = self.by_path.get(path)
+        if number is None or self.files[number].sequence_number > delete.sequence_number:
+            return None
+        only = _only_path(delete)
+        # A file of deletes for one data file is found by the path alone, as Iceberg's own readers do.
+        applies = _partition(self.files[number]) == _partition(delete) if only is None else only == path
+        return number if applies else None
+
+    def has_equal_rows(self, delete: DeleteFile) -> bool:
+        """Whether a file of equality deletes applies to any data file: only to older ones, never to its own commit."""
+        if delete.spec_id in self.unpartitioned:
+            return any(file.sequence_number < delete.sequence_number for file in self.files)
+        group = self._partitions.get(_partition(delete))
+        return group is not None and group.oldest < delete.sequence_number
+
+    def scope(self, delete: DeleteFile) -> str:
+        """A name of the data files that a file of equality deletes applies to if they are older: empty for all."""
+        return EVERYWHERE if delete.spec_id in self.unpartitioned else repr(_partition(delete))
+
+    def own_scope(self, number: int) -> str:
+        """The scope of equality deletes in the partition of a data file."""
+        return repr(_partition(self.files[number]))
+
+    def in_scope(self, delete: DeleteFile) -> Sequence[int]:
+        """The numbers of the data files, of any age, in the scope of a file of equality deletes."""
+        scope = self.scope(delete)
+        return range(len(self.files)) if scope == EVERYWHERE else self._numbers.get(scope, ())
+
+    def older_in_scope(self, delete: DeleteFile) -> list[int]:
+        """The numbers of the data files that a file of equality deletes applies to."""
+        numbers, newest = self.in_scope(delete), delete.sequence_number
+        return [number for number in numbers if self.files[number].sequence_number < newest]
+
+
+def targets_of(table: "TableMetadata", files: DataFiles) -> Targets:
+    """The data files of a snapshot, in their order."""
+    from pyiceberg.transforms import VoidTransform
+
+    # Fields that were dropped from a spec of format version 1 stay in it as `void`, which partitions nothing.
+    unpartitioned = frozenset(
+        spec_id
+        for spec_id, spec in table.specs().items()
+        if all(isinstance(field.transform, VoidTransform) for field in spec.fields)
+    )
+    columns = [files.column(name).to_pylist() for name in ("path", "spec_id", "sequence_number", "rows")]
+    records = _records(files)
+    return Targets(
+        [
+            Target(
+                path=path,
+                spec_id=spec_id,
+                partition=tuple((field, values[place]) for field, values in records.get(spec_id, ())),
+                sequence_number=sequence_number or 0,
+                rows=rows,
+            )
+            for place, (path, spec_id, sequence_number, rows) in enumerate(zip(*columns, strict=True))
+        ],
+        unpartitioned,
+    )
+
+
+def _records(files: DataFiles) -> Mapping[int, Sequence[tuple[int, Sequence[object]]]]:
+    """For each spec its partition fields in the order of their ids, with the values of all files."""
+    found: dict[int, list[tuple[int, Sequence[object]]]] = defaultdict(list)
+    for (spec_id, field_id), values in sorted(files.partition.items(), key=lambda one: one[0]):
+        found[spec_id].append((field_id, values.to_pylist()))
+    return found
+
+
+_Partition = tuple[int, PartitionRecord]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The data files of one partition: their paths in order, and the lowest sequence number."""
+
+    paths: Sequence[str]
+    oldest: int
+
+
+def _group(files: Sequence[Target]) -> _Group:
+    return _Group(sorted(file.path for file in files), min(file.sequence_number for file in files))
+
+
+def _partition(file: Target | DeleteFile) -> _Partition:
+    values = file.partition
+    # NaNs of a partition are equal to each other, and the two zeros are not, as Iceberg has it.
+    if any(isinstance(value, float) for _, value in values):
+        values = tuple(
+            (field_id, repr(value) if isinstance(value, float) else value) for field_id, value in values
+        )
+    return file.spec_id, values
+
+
+def _only_path(delete: DeleteFile) -> str | None:
+    """The one data file that a file of position deletes speaks of, when its manifest says that there is only one."""
+    if delete.referenced_data_file is not None:
+        return delete.referenced_data_file
+    return delete.lowest_path if delete.lowest_path == delete.highest_path else None
+
+
+MAGIC = struct.pack("<I", 1681511377)  # the portable 64-bit layout of Roaring bitmaps
+FILE_VERSION = b"\x01"
+# Lines are read whole by clients, and rendered by thousands: 50 KiB are about 64 KiB in Z85.
+INLINE_BYTES = 50 << 10
+# All lines of a table together: each of its answers has all of these again.
+ALL_INLINE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Vector:
+    """The deleted rows of one data file: serialised, its magic number in front, and how many they are."""
+
+    content: bytes
+    cardinality: int
+
+    def rows(self) -> "BitMap64":
+        """The numbers of the deleted rows."""
+        from pyroaring import BitMap64
+
+        return BitMap64.deserialize(self.content[len(MAGIC) :])
+
+
+def vector_of(rows: "BitMap64") -> Vector:
+    """The vector of a set of row numbers, as small as it can be."""
+    rows.run_optimize()
+    return Vector(MAGIC + rows.serialize(), len(rows))
+
+
+def bitmap_of(rows: pa.Array) -> "BitMap64":
+    """A set of row numbers, none of them negative."""
+    from pyroaring import BitMap64
+
+    # As they lie in memory.
+    numbers = rows.cast(pa.int64())
+    return BitMap64(array("Q", bytes(numbers.buffers()[1].slice(numbers.offset * 8, len(numbers) * 8))))
+
+
+def framed(content: bytes) -> bytes:
+    """A vector as it stands in a file: its length before it, its checksum behind it."""
+    return struct.pack(">I", len(content)) + content + struct.pack(">I", zlib.crc32(content))
+
+
+def vector_columns(vectors: Mapping[int, Vector], files: int, folder: Path | None) -> dict[str, pa.Array]:
+    """The columns of a snapshot's deletion vectors, of which `vectors` has those of some rows; none without vectors.
+
+    Large ones are written to `folder`.
+
+    Raises:
+        TooLargeForALine: there is a large one, and no folder.
+    """
+    if not vectors:
+        return {}
+    most = min(INLINE_BYTES, ALL_INLINE_BYTES // len(vectors))
+    if folder is not None and any(len(vector.content) > most for vector in vectors.values()):
+        make_private(folder)
+        remove_abandoned(folder)
+    places = {row: _placed(vector, most, folder) for row, vector in vectors.items()}
+
+    def column(name: str, kind: pa.DataType) -> pa.Array:
+        return pa.array([places[row][name] if row in places else None for row in range(files)], kind)
+
+    texts = ("dv_storage", "dv_path", "dv_inline", "dv_id")
+    cardinality = [vectors[row].cardinality if row in vectors else 0 for row in range(files)]
+    return {
+        **{name: column(name, pa.string()) for name in texts},
+        **{name: column(name, pa.int64()) for name in ("dv_offset", "dv_size")},
+        "dv_cardinality": pa.array(cardinality, pa.int64()),
+    }
+
+
+class TooLargeForALine(Exception):
+    """A vector that would need a file of its own, where none can be written."""
+
+
+def _placed(vector: Vector, most: int, folder: Path | None) -> dict[str, str | int | None]:
+    size = len(vector.content)
+    if size <= most:
+        text = z85_text(vector.content)
+        # Only files of vectors have an id that recipients are told.
+        inline = {"dv_storage": "i", "dv_path": None, "dv_inline": text, "dv_id": None}
+        return {**inline, "dv_offset": None, "dv_size": size}
+    if folder is None:
+        raise TooLargeForALine(f"{size} bytes")
+    path, offset = str(_stored(vector.content, folder)), len(FILE_VERSION)
+    stored = {"dv_storage": "p", "dv_path": path, "dv_inline": None, "dv_id": f"p{path}@{offset}"}
+    return {**stored, "dv_offset": offset, "dv_size": size}
+
+
+def _stored(content: bytes, folder: Path) -> Path:
+    """The file of a vector, named by the SHA-256 of its bytes; written once, whoever asks for it how often."""
+    file = FILE_VERSION + framed(content)
+    path = folder / f"{hashlib.sha256(file).hexdigest()}.bin"
+    if path.exists():
+        return path
+    scratch = scratch_file(folder)
+    try:
+        with scratch.open("xb") as target:
+            target.write(file)
+            target.flush()
+            os.fsync(target.fileno())
+        scratch.chmod(0o600)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    sync_folder(folder)
+    return path
+
+
+PATH, POSITION = (2147483546, "file_path"), (2147483545, "pos")
+FIELD_ID = b"PARQUET:field_id"
+# They are small files and come from stores that take their time: many are asked for at once.
+READERS = 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PositionFile:
+    """A file of position deletes, and the paths, in order, of the data files of which it may delete rows."""
+
+    delete: DeleteFile
+    near: Sequence[str]
+
+
+def deleted_positions(
+    stores: Stores, targets: Targets, files: Sequence[PositionFile], root: str
+) -> dict[int, Vector]:
+    """The vectors of all data files with deleted rows, by number.
+
+    Raises:
+        Unserveable: a file is missing, cannot be read, or is not what the specification says.
+    """
+    merged: dict[int, BitMap64] = {}
+    with ThreadPoolExecutor(READERS) as pool:
+        for found in pool.map(lambda file: _read(stores, targets, file, root), files):
+            for number, positions in found:
+                if number in merged:
+                    merged[number] |= positions
+                else:
+                    merged[number] = positions
+    for number, positions in merged.items():
+        # What is deleted behind the end was never there, and readers count by what a vector says.
+        if positions.max() >= targets.files[number].rows:
+            positions.remove_range(targets.files[number].rows, positions.max() + 1)
+    return {number: vector_of(positions) for number, positions in merged.items() if positions}
+
+
+def _read(stores: Stores, targets: Targets, file: PositionFile, root: str) -> "list[tuple[int, BitMap64]]":
+    path = file.delete.path
+    try:
+        return list(_positions(stores, targets, file))
+    except (*LASTING, OSError, ValueError, KeyError) as error:
+        _log.warning("the deletes %s of %s cannot be read: %s", path, root, error)
+        raise Unserveable(
+            f"The position deletes {path} of {root} cannot be read.",
+            "Check that the file is there and whole; publish the table again.",
+        ) from error
+
+
+def _positions(stores: Stores, targets: Targets, file: PositionFile) -> "Iterator[tuple[int, BitMap64]]":
+    import pyarrow.parquet as pq
+
+    with stores.open(file.delete.path) as stream:
+        footer = pq.read_metadata(stream)
+        columns = [_name_of(footer.schema.to_arrow_schema(), *which) for which in (PATH, POSITION)]
+        # Paths repeat for row after row: as a dictionary each of them is one text.
+        parquet = pq.ParquetFile(stream, metadata=footer, read_dictionary=columns[:1])
+        groups = [
+            group
+            for group in range(footer.num_row_groups)
+            if _speaks_of(footer.row_group(group), columns[0], file.near)
+        ]
+        rows = parquet.read_row_groups(groups, columns=columns, use_threads=False).select(columns)
+    for batch in rows.rename_columns(["path", "position"]).to_batches():
+        for path, positions in _by_path(batch):
+            number = targets.number_of(path, file.delete)
+            if number is not None:
+                yield number, positions
+
+
+def _name_of(schema: pa.Schema, field_id: int, name: str) -> str:
+    ids = {(field.metadata or {}).get(FIELD_ID): field.name for field in schema}
+    return str(ids.get(b"%d" % field_id, name))
+
+
+def _speaks_of(group: "pq.RowGroupMetaData", column: str, live: Sequence[str]) -> bool:
+    """Whether a row group may name one of the data files: one lies between its first and last path."""
+    for number in range(group.num_columns):
+        chunk = group.column(number)
+        if chunk.path_in_schema == column and chunk.statistics is not None and chunk.statistics.has_min_max:
+            first = bisect_left(live, chunk.statistics.min)
+            return first < len(live) and live[first] <= chunk.statistics.max
+    return True
+
+
+def _by_path(batch: pa.RecordBatch) -> "Iterator[tuple[str, BitMap64]]":
+    paths, positions = batch.columns
+    if paths.null_count or positions.null_count or pc.min(positions).as_py() < 0:
+        raise ValueError("a delete has no path, no position, or one before the file's begin")
+    if not pa.types.is_dictionary(paths.type):
+        paths = paths.dictionary_encode()
+    names = paths.dictionary.to_pylist()
+    for code, start, end in _runs(paths.indices):
+        yield names[code], bitmap_of(positions.slice(start, end - start))
+
+
+def _runs(codes: pa.Array) -> Iterator[tuple[int, int, int]]:
+    """Stretches of the same code: files are sorted by path, so that there is one for each."""
+    runs: Any = pc.run_end_encode(codes)
+    start = 0
+    for code, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        yield code, start, end
+        start = end
+
+
+READERS = 16
+# A length before the vector, a checksum behind it, four bytes each.
+FRAME = 4
+# Reading what lies between two vectors is quicker than asking a store once more.
+GAP_BYTES = 256 << 10
+
+
+@dataclass(frozen=True)
+class VectorBlob:
+    """Where a vector is, how many rows it deletes, and of which data file: its number, and how many rows that has."""
+
+    path: str
+    offset: int
+    size: int
+    cardinality: int
+    number: int
+    rows: int
+
+
+def read_vectors(stores: Stores, blobs: Sequence[VectorBlob], root: str) -> dict[int, Vector]:
+    """The vectors by the numbers of their data files.
+
+    Raises:
+        Unserveable: a file is missing, cut off or damaged.
+    """
+    files: dict[str, list[VectorBlob]] = defaultdict(list)
+    for blob in sorted(blobs, key=lambda blob: blob.offset):
+        files[blob.path].append(blob)
+    vectors: dict[int, Vector] = {}
+    with ThreadPoolExecutor(READERS) as pool:
+        for found in pool.map(lambda path: _read_blob(stores, path, files[path], root), files):
+            vectors |= dict(found)
+    return vectors
+
+
+def _read_blob(stores: Stores, path: str, blobs: Sequence[VectorBlob], root: str) -> list[tuple[int, Vector]]:
+    try:
+        with stores.open(path) as stream:
+            return [(blob.number, _vector(blob, framed)) for blob, framed in _stretches(stream, blobs)]
+    except (*LASTING, OSError, ValueError, struct.error) as error:
+        _log.warning("the deletion vectors %s of %s cannot be read: %s", path, root, error)
+        raise Unserveable(
+            f"The deletion vectors {path} of {root} cannot be read.",
+            "Check that the file is there and whole; publish the table again.",
+        ) from error
+
+
+def _stretches(stream: Any, blobs: Sequence[VectorBlob]) -> Iterator[tuple[VectorBlob, bytes]]:
+    """Each vector's bytes; neighbours are read in one go."""
+    stretch: list[VectorBlob] = []
+    for blob in blobs:
+        if stretch and blob.offset > stretch[-1].offset + stretch[-1].size + GAP_BYTES:
+            yield from _stretch(stream, stretch)
+            stretch = []
+        stretch.append(blob)
+    yield from _stretch(stream, stretch)
+
+
+def _stretch(stream: Any, blobs: Sequence[VectorBlob]) -> Iterator[tuple[VectorBlob, bytes]]:
+    start, end = blobs[0].offset, max(blob.offset + blob.size for blob in blobs)
+    stream.seek(start)
+    content = stream.read(end - start)
+    for blob in blobs:
+        yield blob, content[blob.offset - start : blob.offset - start + blob.size]
+
+
+def _vector(blob: VectorBlob, framed: bytes) -> Vector:
+    from pyroaring import BitMap64
+
+    content = framed[FRAME:-FRAME]
+    length, checksum = struct.unpack(">I", framed[:FRAME])[0], struct.unpack(">I", framed[-FRAME:])[0]
+    if len(framed) != blob.size or length != len(content) or checksum != zlib.crc32(content):
+        raise ValueError(f"the bytes at {blob.offset} are not the vector that was written there")
+    if content[:FRAME] != MAGIC:
+        raise ValueError(f"the bytes at {blob.offset} are no deletion vector")
+    rows = BitMap64.deserialize(content[FRAME:])
+    if len(rows) != blob.cardinality:
+        raise ValueError(f"{len(rows)} rows at {blob.offset}, the manifest says {blob.cardinality}")
+    if rows and rows.max() >= blob.rows:
+        rows.remove_range(blob.rows, rows.max() + 1)
+        return vector_of(rows)
+    return Vector(content, len(rows))
+
 
 COMPACTION = (
     "CALL system.rewrite_data_files(table => '…', options => map('delete-file-threshold', '1', "
@@ -109,3 +583,61 @@ def _require_parquet(delete: DeleteFile, root: str) -> None:
 
 def _malformed(root: str, what: str) -> Unserveable:
     return Unserveable(f"{root}: {what}, which Iceberg does not allow.", f"Run {COMPACTION}.")
+
+
+FEATURE = "deletionVectors"
+
+
+def vectors_of(
+    stores: Stores,
+    targets: Targets,
+    deletes: Sequence[DeleteFile],
+    by_equality: "Mapping[int, BitMap64]",
+    root: str,
+    vectors_dir: Path | None,
+) -> dict[str, pa.Array]:
+    """The columns of the deletion vectors, one row for each live data file; none when no row is deleted.
+
+    Raises:
+        Unserveable: the deletes cannot be read, or cannot be said as vectors.
+    """
+    vectors = deletion_vectors(stores, targets, deletes, root, by_equality) if deletes else {}
+    try:
+        return vector_columns(vectors, len(targets.files), vectors_dir)
+    except TooLargeForALine as error:
+        raise Unserveable(
+            f"{root} has a deletion vector of {error}, which is too large for a line of an answer.",
+            f"Run {COMPACTION}.",
+            ReasonCode.LARGE_DELETES,
+        ) from error
+
+
+def with_vectors(head: TableHead, vectors: Mapping[str, pa.Array]) -> TableHead:
+    """The head of a table with these columns of vectors: readers have to know of them, and parquet cannot say them."""
+    if not vectors:
+        return head
+    files = pc.count(vectors["dv_storage"], mode="only_valid").as_py()
+    return replace(
+        head,
+        protocol=_with_feature(head.protocol),
+        configuration={**head.configuration, "delta.enableDeletionVectors": "true"},
+        hindrances=(*head.hindrances, vector_hindrance(files)),
+    )
+
+
+def vector_hindrance(files: int) -> Hindrance:
+    """Why parquet cannot carry files with vectors, of which there are so many."""
+    return Hindrance(
+        FEATURE,
+        f"has deletion vectors on {files} files",
+        f"Run {COMPACTION}; or write copy-on-write.",
+        ReasonCode.ROW_LEVEL_DELETES,
+    )
+
+
+def _with_feature(protocol: TableProtocol) -> TableProtocol:
+    # Table features are of these versions; a lower reader version of 2 meant column mapping.
+    before = ("columnMapping",) if protocol.min_reader_version == 2 else ()
+    reader = dict.fromkeys((*(protocol.reader_features or before), FEATURE))
+    writer = dict.fromkeys((*(protocol.writer_features or ()), *reader))
+    return TableProtocol(3, 7, tuple(reader), tuple(writer))

@@ -1,20 +1,152 @@
 """A table's metadata file: the snapshot that is meant, and the columns that its readers get."""
 
 import logging
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_serializer, model_validator
+from pyiceberg.exceptions import ValidationError as MalformedType
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.types import IcebergType, PrimitiveType
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.stores import LASTING, Stores
-from lakeshare_server.tables.iceberg.metadata_json import LONGEST_BYTES, MetadataError, parsed, unpacked
+from lakeshare_server.storage import LASTING, Stores
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
-# The id that metadata of old writers has where a table has no snapshot (Iceberg spec, "Table Metadata"). Here it stands
-# for the state of a table that has none: its columns, and no rows.
+GZIP = b"\x1f\x8b"
+FORMAT_VERSIONS = (1, 2, 3)
+OPERATIONS = ("append", "replace", "overwrite", "delete")
+NOT_WHOLE = "it is no JSON, or cut off"
+# Five times what a hundred thousand commits leave behind; as Python's objects it is some gigabytes.
+LONGEST_BYTES = 512 << 20
+# They grow with the table's history, and no reader of one snapshot looks at them.
+OF_HISTORY = ("snapshot-log", "metadata-log", "refs", "statistics", "partition-statistics")
+# Of a snapshot. Summaries of many commits are most of a large file; of all but one only the operation is looked at.
+OF_SNAPSHOTS = (
+    "snapshot-id", "parent-snapshot-id", "timestamp-ms", "schema-id", "manifest-list", "manifests", "sequence-number",
+)  # fmt: skip
+# What taking apart does to content that is JSON, but no table's metadata.
+WRONG = (ValueError, TypeError, KeyError, AttributeError, IndexError, StopIteration)
+
+
+class MetadataError(ValueError):
+    """Metadata that is not whole, or says what Iceberg does not; the text is fit for the provider."""
+
+
+class TooLong(MetadataError):
+    """Metadata of more bytes than are read."""
+
+    def __init__(self, longest_bytes: int) -> None:
+        super().__init__(f"it is longer than {longest_bytes >> 20} MiB; expire snapshots")
+
+
+def parsed(content: bytes, snapshot_id: int) -> "TableMetadata":
+    """The metadata in a file's bytes, plain or in gzip, whatever its name says; the wanted snapshot is told whole.
+
+    Raises:
+        MetadataError: says which part of it cannot be read.
+    """
+    from pyiceberg.exceptions import ValidationError
+    from pyiceberg.table.metadata import TableMetadataUtil
+
+    said = _json(content)
+    version = said.get("format-version")
+    if version not in FORMAT_VERSIONS:
+        raise MetadataError(f"its format version is {_shown(version)}, this server knows 1 to 3")
+    try:
+        return TableMetadataUtil.parse_obj(_readable(said, snapshot_id))
+    except (*WRONG, ValidationError) as error:
+        raise MetadataError(_what_is_wrong(error)) from error
+
+
+def unpacked(content: bytes, longest_bytes: int) -> bytes:
+    """The text of a metadata file, plain or in gzip, whatever its name says (Iceberg spec, Appendix F).
+
+    Raises:
+        MetadataError: it is compressed and cut off.
+        TooLong: it is; no more than `longest_bytes` are unpacked to tell.
+    """
+    if content.startswith(GZIP):
+        unpacking = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        try:
+            content = unpacking.decompress(content, longest_bytes + 1)
+        except zlib.error as error:
+            raise MetadataError(NOT_WHOLE) from error
+        if not unpacking.eof and len(content) <= longest_bytes:
+            raise MetadataError(NOT_WHOLE)
+    if len(content) > longest_bytes:
+        raise TooLong(longest_bytes)
+    return content
+
+
+def _json(content: bytes) -> dict[str, Any]:
+    try:
+        said = orjson.loads(unpacked(content, LONGEST_BYTES))
+    except MetadataError:
+        raise
+    except ValueError as error:
+        raise MetadataError(NOT_WHOLE) from error
+    if not isinstance(said, dict):
+        raise MetadataError("it is no JSON object")
+    return said
+
+
+def _readable(said: Mapping[str, Any], snapshot_id: int) -> dict[str, Any]:
+
+    told = {name: value for name, value in said.items() if name not in OF_HISTORY}
+    if "schemas" in told:
+        told["schemas"] = [with_foreign_types(schema) for schema in told["schemas"]]
+    if "schema" in told:
+        told["schema"] = with_foreign_types(told["schema"])
+    told["snapshots"] = [_snapshot(one, snapshot_id) for one in told.get("snapshots") or ()]
+    return told
+
+
+def _snapshot(said: Any, wanted: int) -> Any:
+
+    if not isinstance(said, dict):
+        return said
+    if said.get("snapshot-id") != wanted:
+        said = {name: said[name] for name in OF_SNAPSHOTS if name in said} | _operation(said)
+    summary = said.get("summary")
+    if isinstance(summary, dict) and summary.get("operation") not in OPERATIONS:
+        said = {**said, "summary": {**summary, "operation": "overwrite"}}
+    if said.get("manifest-list") is None and isinstance(said.get("manifests"), list):
+        return OldestSnapshot.model_validate(said)
+    return said
+
+
+def _operation(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    summary = snapshot.get("summary")
+    return {"summary": {"operation": summary.get("operation")}} if isinstance(summary, dict) else {}
+
+
+def _what_is_wrong(error: Exception) -> str:
+    """The field that pydantic stumbled over; its own words may have the whole text."""
+    from pydantic import ValidationError
+
+    cause = error if isinstance(error, ValidationError) else error.__cause__
+    if not isinstance(cause, ValidationError):
+        return "it lacks a part, or has one of another type than Iceberg says"
+    first = cause.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(step) for step in first["loc"])
+    return (
+        f"its field {place} is missing or not what Iceberg says"
+        if place
+        else "its parts contradict each other"
+    )
+
+
+def _shown(version: object) -> str:
+    return str(version) if isinstance(version, int) else "not said"
+
+
 NO_SNAPSHOT = -1
 
 _log = logging.getLogger(__name__)
@@ -80,7 +212,6 @@ def readers_schema_id(
 
 
 def _without_files(table: "TableMetadata") -> "Snapshot":
-    from lakeshare_server.tables.iceberg.oldest_snapshots import OldestSnapshot
 
     return OldestSnapshot.model_validate(
         {
@@ -102,3 +233,138 @@ def _opened(stores: Stores, location: str, snapshot_id: int) -> "TableMetadata":
             f"The Iceberg metadata {location} cannot be read{said}.",
             "Check that the file is there and whole.",
         ) from error
+
+
+class OldestSnapshot(Snapshot):
+    """A snapshot without a manifest list: it names its manifests itself (Iceberg spec, "Snapshots", `manifests`)."""
+
+    manifest_list: str = Field(alias="manifest-list", default="")
+    manifest_paths: list[str] = Field(alias="manifests")
+
+
+class ForeignType(PrimitiveType):
+    """A type of a column that is known by its name only."""
+
+    root: str = Field()
+
+    def __init__(self, name: str) -> None:
+        super().__init__(root=name)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def handle_primitive_type(cls, v: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        """Take any name; pyiceberg's own types refuse those that it does not know."""
+        return handler(v)
+
+    @model_serializer
+    def ser_model(self) -> str:
+        """The name, as metadata has it."""
+        return self.root
+
+    def __getnewargs__(self) -> tuple[str]:
+        return (self.root,)
+
+
+def with_foreign_types(kind: Any) -> Any:
+    """A type of a schema in Iceberg's JSON form, in which each name that pyiceberg cannot parse is a `ForeignType`."""
+    if isinstance(kind, str):
+        return kind if _is_known(kind) else ForeignType(kind)
+    if not isinstance(kind, dict):
+        return kind
+    if isinstance(kind.get("fields"), list):
+        return {**kind, "fields": [_with_type(field, "type") for field in kind["fields"]]}
+    for part in ("element", "key", "value"):
+        kind = _with_type(kind, part)
+    return kind
+
+
+def _with_type(field: Any, part: str) -> Any:
+    return (
+        {**field, part: with_foreign_types(field[part])}
+        if isinstance(field, dict) and part in field
+        else field
+    )
+
+
+def _is_known(name: str) -> bool:
+    try:
+        IcebergType.model_validate(name)
+    except (ValidationError, ValueError, MalformedType):
+        return False
+    return True
+
+
+REPLACE = "replace"
+ColumnsById = Mapping[int, tuple[str, str]]
+
+
+def keeps_rows(stores: Stores, metadata_location: str, snapshot_id: int, before_id: int) -> bool:
+    """Whether every snapshot from one to the other only replaced files by others with the same rows, as compaction
+    does (Iceberg's specification, "Snapshots": operation `replace`).
+
+    Raises:
+        Unserveable: the metadata cannot be read.
+        Unavailable: its store does not answer.
+    """
+    table, _ = open_metadata(stores, metadata_location, snapshot_id)
+    for ancestor, operation in _ancestors(table, snapshot_id):
+        if ancestor == before_id:
+            return True
+        if operation != REPLACE:
+            return False
+    return False
+
+
+def brings_back_columns(stores: Stores, before: tuple[str, int], after: tuple[str, int]) -> bool:
+    """Whether a later state, given by metadata location and snapshot id, has a column that the table had before, but
+    not at the earlier state: files of both then tell other rows in each. Rolling back over a dropped column does that.
+
+    Raises:
+        Unserveable: the metadata cannot be read.
+        Unavailable: its store does not answer.
+    """
+    then = open_metadata(stores, *before)
+    now = open_metadata(stores, *after)
+    new = schema_at(*now).field_ids - schema_at(*then).field_ids
+    return any(field_id <= then[0].last_column_id for field_id in new)
+
+
+def columns_by_id(stores: Stores, metadata_location: str, snapshot_id: int) -> ColumnsById:
+    """The name and the type of each column of a snapshot, those inside of others too, by field id.
+
+    Raises:
+        Unserveable: the metadata cannot be read.
+        Unavailable: its store does not answer.
+    """
+    table, snapshot = open_metadata(stores, metadata_location, snapshot_id)
+    schema = schema_at(table, snapshot)
+    names = {field_id: schema.find_column_name(field_id) or "" for field_id in schema.field_ids}
+    return {
+        field_id: (name, str(kind) if (kind := schema.find_type(field_id)).is_primitive else "")
+        for field_id, name in names.items()
+    }
+
+
+def column_conflict(versions: Iterable[ColumnsById]) -> str | None:
+    """A column that has another name, another type, or is another one in some version; None when there is none."""
+    by_id: dict[int, tuple[str, str]] = {}
+    by_name: dict[str, int] = {}
+    for columns in versions:
+        for field_id, (name, kind) in columns.items():
+            if by_id.setdefault(field_id, (name, kind)) != (name, kind):
+                return by_id[field_id][0]
+            if by_name.setdefault(name.lower(), field_id) != field_id:
+                return name
+    return None
+
+
+def _ancestors(table: "TableMetadata", snapshot_id: int) -> Iterator[tuple[int, str | None]]:
+    """The snapshot and those it came from, the newest first, with what made them."""
+    at: int | None = snapshot_id
+    while at is not None:
+        snapshot = table.snapshot_by_id(at)
+        if snapshot is None:
+            return
+        summary = snapshot.summary
+        yield at, None if summary is None else summary.operation.value
+        at = snapshot.parent_snapshot_id

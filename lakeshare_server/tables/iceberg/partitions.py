@@ -5,27 +5,491 @@ adopted from Hive lack their partition columns, so recipients get these values i
 has no text there is refused.
 """
 
-from functools import reduce
-from typing import TYPE_CHECKING, cast
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta
+from decimal import Decimal
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables.iceberg.bounds import column_type
-from lakeshare_server.tables.iceberg.data_files import DataFiles
-from lakeshare_server.tables.iceberg.names import InFiles
-from lakeshare_server.tables.iceberg.schema import delta_type
-from lakeshare_server.tables.iceberg.single_values import decoded
-from lakeshare_server.tables.json_text import partition_text
-from lakeshare_server.tables.reason_codes import ReasonCode
+from lakeshare_server.storage.locations import byte_strings
+from lakeshare_server.tables.iceberg.manifests import DataFiles
+from lakeshare_server.tables.iceberg.schema import SAME_MEANING, InFiles, delta_type
+from lakeshare_server.tables.lines import partition_text
+from lakeshare_server.tables.predicates import WIDE
+from lakeshare_server.tables.serveability import ReasonCode
+from lakeshare_server.tables.snapshot import arrow_type
 
 if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionField
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.types import NestedField, PrimitiveType
+
+EPOCH = date(1970, 1, 1)
+START = datetime(1970, 1, 1, tzinfo=UTC)
+AS_THEY_ARE = {"boolean", "int", "long", "string"}
+AS_TEXTS = {"date", "timestamp", "timestamptz", "binary"}
+
+
+def always_has_text(kind: str) -> bool:
+    """Whether each value of a type, as Iceberg spells it, has a form: NaN and the infinities have none."""
+    return kind in AS_THEY_ARE | AS_TEXTS or kind.startswith(("decimal", "fixed"))
+
+
+class PartitionTexts:
+    """The values of one table's files; `told` is the schema that clients bind its specs to."""
+
+    def __init__(self, table: "TableMetadata", told: "Schema", root: str) -> None:
+        self._root = root
+        self._fields = {
+            spec_id: [
+                (field.field_id, _result(told, field.source_id, field.transform)) for field in spec.fields
+            ]
+            for spec_id, spec in table.specs().items()
+        }
+
+    def values(self, spec_id: int, partition: Mapping[int, object]) -> list[Any]:
+        """The list of one file.
+
+        Raises:
+            Unserveable: a value has no such form.
+        """
+        return [self._value(kind, partition.get(field_id)) for field_id, kind in self._fields[spec_id]]
+
+    def of(self, files: DataFiles) -> Iterator[str]:
+        """The lists of all data files as JSON; each different one is made once."""
+        columns = {key: values.to_pylist() for key, values in files.partition.items()}
+        in_spec = {
+            spec_id: [(field_id, columns[spec_id, field_id]) for spec, field_id in columns if spec == spec_id]
+            for spec_id in self._fields
+        }
+        made: dict[tuple[object, ...], str] = {}
+        for place, spec_id in enumerate(files.column("spec_id").to_pylist()):
+            record = {field_id: values[place] for field_id, values in in_spec[spec_id]}
+            key = spec_id, *record.values()
+            if key not in made:
+                made[key] = orjson.dumps(self.values(spec_id, record)).decode()
+            yield made[key]
+
+    def _value(self, kind: str | None, value: Any) -> Any:
+        if value is None or kind is None:
+            return None
+        try:
+            return json_value(kind, value)
+        except (ValueError, OverflowError, TypeError) as error:
+            raise Unserveable(
+                f"A partition value of {self._root} of the type {kind} has no form in JSON.",
+                "Plan scans in the client: set scan-planning-mode to client.",
+            ) from error
+
+
+def json_value(kind: str, value: Any) -> Any:
+    """A value as manifests have it (dates and times as numbers, decimals big-endian), in JSON's types.
+
+    Raises:
+        ValueError, OverflowError, TypeError: it has no such form.
+    """
+    if kind in AS_THEY_ARE:
+        return value
+    if kind in ("float", "double"):
+        if not math.isfinite(value):
+            raise ValueError(value)
+        return float(value)
+    if kind == "date":
+        return (EPOCH + timedelta(days=value)).isoformat()
+    if kind in ("timestamp", "timestamptz"):
+        return timestamp_text(value, has_zone=kind == "timestamptz")
+    if kind.startswith("decimal"):
+        scale = int(kind.rstrip(")").rpartition(",")[2])
+        unscaled = Decimal(int.from_bytes(value, "big", signed=True))
+        return f"{unscaled.scaleb(-scale, context=WIDE):f}"
+    if kind == "binary" or kind.startswith("fixed"):
+        return bytes(value).hex().upper()
+    raise ValueError(kind)
+
+
+def timestamp_text(micros: int, *, has_zone: bool) -> str:
+    """A time, given in microseconds since 1970.
+
+    Raises:
+        OverflowError: it is outside of the years 1 to 9999.
+    """
+    text = (START + timedelta(microseconds=micros)).isoformat(timespec="microseconds")
+    return text if has_zone else text.removesuffix("+00:00")
+
+
+def _result(told: "Schema", source_id: int, transform: Any) -> str | None:
+    """The type of a partition field; None where clients cannot tell, since its column was dropped."""
+    if source_id not in told.field_ids or str(transform) == "void":
+        return None
+    return str(transform.result_type(told.find_type(source_id)))
+
+
+DECIMAL_BYTES = 16
+DAY_US = 86_400_000_000
+# Columns that were promoted keep the narrow bounds of older manifests (spec, "Schema Evolution").
+NARROWER = {pa.int64(): pa.int32(), pa.float64(): pa.float32()}
+
+
+def decoded(values: pa.BinaryArray, kind: pa.DataType, *, is_upper: bool) -> pa.Array:
+    """Bounds in the type that values of their column are kept in."""
+    if pa.types.is_string(kind):
+        return _texts(values, is_upper=is_upper)
+    if pa.types.is_decimal(kind):
+        return _decimals(values, kind)
+    if pa.types.is_boolean(kind):
+        return pc.not_equal(_of_width(values, pa.uint8()), 0)
+    numbers = _numbers(values, kind)
+    # Old writers let NaN into bounds; it is in no order with anything.
+    return pc.if_else(pc.is_nan(numbers), None, numbers) if pa.types.is_floating(kind) else numbers
+
+
+def _numbers(values: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(kind):
+        exact = _of_width(values, pa.int64())
+        # A date that became a timestamp (v3) has its bounds in days.
+        days = (
+            pc.multiply(_of_width(values, pa.int32()).cast(pa.int64()), DAY_US) if kind.tz is None else None
+        )
+        return (exact if days is None else pc.coalesce(exact, days)).cast(kind)
+    own = _of_width(values, kind)
+    if kind not in NARROWER or not own.null_count:
+        return own
+    return pc.coalesce(own, _of_width(values, NARROWER[kind]).cast(kind))
+
+
+def _of_width(values: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
+    """Little-endian values of as many bytes as the type has; null for those of other lengths."""
+    width = kind.bit_width // 8
+    fits = pc.equal(pc.binary_length(values), width)
+    is_plain = not values.null_count and pc.all(fits, min_count=0).as_py()
+    if not is_plain:
+        values = pc.if_else(pc.fill_null(fits, False), values, bytes(width))
+    _, _, content = values.buffers()
+    if content is None:
+        return pa.nulls(len(values), kind)
+    numbers = pa.Array.from_buffers(kind, len(values), [None, content.slice(_start(values))])
+    return numbers if is_plain else pc.if_else(pc.fill_null(fits, False), numbers, None)
+
+
+def _start(values: pa.BinaryArray) -> int:
+    start: int = memoryview(values.buffers()[1]).cast("i")[values.offset]
+    return start
+
+
+def _decimals(values: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
+    """Two's complement, the highest byte first and as few as it takes; Arrow has sixteen, the lowest first."""
+    different = values.dictionary_encode()
+    said = byte_strings(different.dictionary)
+    content = b"".join(
+        value[::-1].ljust(DECIMAL_BYTES, b"\xff" if value[:1] > b"\x7f" else b"\x00")[:DECIMAL_BYTES]
+        for value in said
+    )
+    numbers = pa.Array.from_buffers(kind, len(said), [None, pa.py_buffer(content)])
+    fits = pa.array([0 < len(value) <= DECIMAL_BYTES for value in said], pa.bool_())
+    return pc.take(pc.if_else(fits, numbers, None), different.indices)
+
+
+def _texts(values: pa.BinaryArray, *, is_upper: bool) -> pa.StringArray:
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_text(value, is_upper=is_upper) for value in values.to_pylist()], pa.string())
+
+
+def _text(value: bytes | None, *, is_upper: bool) -> str | None:
+    """A text that may be cut inside a character: what comes before it is as low, but not as high."""
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError as error:
+        return None if is_upper else value[: error.start].decode() if value else None
+
+
+HOUR_US = 3_600_000_000
+EPOCH_DATE = date(1970, 1, 1)
+# What a partition value bounds: the least and the greatest it may stand for, None where there is no end.
+Span: TypeAlias = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Of one column in all files: bounds, and the number of nulls; each null where partitions do not tell."""
+
+    low: pa.Array
+    high: pa.Array
+    nulls: pa.Array
+
+    def together(self, other: "Range") -> "Range":
+        """What both know."""
+        return Range(
+            highest(self.low, other.low),
+            lowest(self.high, other.high),
+            pc.coalesce(self.nulls, other.nulls),
+        )
+
+
+def highest(one: pa.Array, other: pa.Array) -> pa.Array:
+    """The greater of two lower bounds in each row; one that is unknown counts for nothing."""
+    # Arrow's max_element_wise takes neither times with a zone nor booleans.
+    return pc.if_else(_is_said(one, pc.greater(other, one)), other, one)
+
+
+def lowest(one: pa.Array, other: pa.Array) -> pa.Array:
+    """The lesser of two upper bounds in each row; one that is unknown counts for nothing."""
+    return pc.if_else(_is_said(one, pc.less(other, one)), other, one)
+
+
+def _is_said(one: pa.Array, other_says_more: pa.BooleanArray) -> pa.BooleanArray:
+    return pc.or_(pc.is_null(one), pc.fill_null(other_says_more, False))
+
+
+def partition_ranges(
+    table: "TableMetadata",
+    schema: "Schema",
+    files: DataFiles,
+    type_of: "Callable[[PrimitiveType], pa.DataType | None]",
+) -> dict[int, Range]:
+    """What is known of columns by the partitions of the files, by column id; `type_of` is None for types unbounded."""
+    found: dict[int, Range] = {}
+    for spec_id in pc.unique(files.column("spec_id")).to_pylist():
+        is_in_spec = files.in_spec(spec_id)
+        for field, kind, spanned in _bounding(table, schema, spec_id, type_of):
+            values = files.partition.get((spec_id, field.field_id))
+            if values is None:
+                continue
+            nulls = pc.if_else(is_in_spec, pc.if_else(pc.is_valid(values), 0, files.column("rows")), None)
+            known = Range(*_bounds(values, kind, spanned), nulls)
+            earlier = found.get(field.source_id)
+            found[field.source_id] = known if earlier is None else earlier.together(known)
+    return found
+
+
+def _bounding(
+    table: "TableMetadata",
+    schema: "Schema",
+    spec_id: int,
+    type_of: "Callable[[PrimitiveType], pa.DataType | None]",
+) -> "Iterator[tuple[PartitionField, pa.DataType, Callable[[Any], Span]]]":
     from pyiceberg.types import PrimitiveType
 
-# Read from the files wherever they have the column: not all clients know the text of a time with its zone.
+    for field in table.specs()[spec_id].fields:
+        # A column that was dropped is not in the schema; its partitions stay.
+        if field.source_id not in schema.field_ids:
+            continue
+        source = schema.find_type(field.source_id)
+        if not isinstance(source, PrimitiveType):
+            continue
+        kind = type_of(source)
+        spanned = None if kind is None else _span_of(str(field.transform), str(source))
+        if kind is not None and spanned is not None:
+            yield field, kind, spanned
+
+
+def _span_of(transform: str, source: str) -> Callable[[Any], Span] | None:
+    """What one value of the transform stands for, in the numbers that its column is kept in."""
+    is_date = source == "date"
+    if transform == "identity" and source not in ("float", "double"):
+        return lambda value: (value, value)
+    if transform == "day" and is_date:
+        return lambda value: (value, value)
+    if transform in TIMES and (is_date or source in ("timestamp", "timestamptz")):
+        return partial(_time, TIMES[transform], 1 if is_date else DAY_US)
+    if transform.startswith("truncate["):
+        width = int(transform.removeprefix("truncate[").removesuffix("]"))
+        if source == "string":
+            return partial(_prefix, width)
+        if source in ("int", "long") or source.startswith("decimal"):
+            return lambda value: (value, value + width - 1)
+    return None
+
+
+def _time(start: Callable[[int, int], int | None], per_day: int, value: int) -> Span:
+    end = start(value + 1, per_day)
+    # Before 0.10 Iceberg rounded times before 1970 towards it: their value is one too high.
+    return start(value - 1 if value <= 0 else value, per_day), None if end is None else end - 1
+
+
+def _month_start(months: int, per_day: int) -> int | None:
+    year, month = 1970 + months // 12, months % 12 + 1
+    if not MINYEAR <= year <= MAXYEAR:
+        return None
+    return (date(year, month, 1) - EPOCH_DATE).days * per_day
+
+
+TIMES: Mapping[str, Callable[[int, int], int | None]] = {
+    "year": lambda years, per_day: _month_start(years * 12, per_day),
+    "month": _month_start,
+    "day": lambda days, per_day: days * per_day,
+    "hour": lambda hours, _per_day: hours * HOUR_US,
+}
+
+
+def _prefix(width: int, value: str) -> Span:
+    return (value, value) if len(value) < width else (value, behind(value))
+
+
+def behind(prefix: str) -> str | None:
+    """The least text that is greater than all that begin with the prefix."""
+    kept = prefix.rstrip("\U0010ffff")
+    if not kept:
+        return None
+    following = ord(kept[-1]) + 1
+    # Surrogates are no characters.
+    return kept[:-1] + chr(0xE000 if following == 0xD800 else following)
+
+
+def _bounds(values: pa.Array, kind: pa.DataType, spanned: Callable[[Any], Span]) -> tuple[pa.Array, pa.Array]:
+    """The bounds in each file; each different value is looked at once."""
+    different = values.dictionary_encode()
+    spans = [spanned(value) for value in _plain(different.dictionary, kind)]
+    low, high = (pc.take(typed([span[end] for span in spans], kind), different.indices) for end in (0, 1))
+    return low, high
+
+
+def _plain(values: pa.Array, kind: pa.DataType) -> list[Any]:
+    """Values as numbers and texts: those of decimals are not scaled, dates and times are numbers already."""
+    said = values.to_pylist()
+    return (
+        [int.from_bytes(value, "big", signed=True) for value in said] if pa.types.is_decimal(kind) else said
+    )
+
+
+def typed(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Numbers and texts, as partitions have them, in the type of their column; null for what it cannot hold."""
+    if pa.types.is_decimal(kind):
+        limit = 10**kind.precision
+        packed = [
+            None
+            if value is None or abs(value) >= limit
+            else value.to_bytes(DECIMAL_BYTES, "big", signed=True)
+            for value in values
+        ]
+        return decoded(pa.array(packed, pa.binary()), kind, is_upper=True)
+    if not pa.types.is_temporal(kind) and not pa.types.is_integer(kind):
+        return pa.array(values, kind)
+    limit = 1 << (kind.bit_width - 1)
+    held = [None if value is None or not -limit <= value < limit else value for value in values]
+    numbers = pa.array(held, pa.int64() if kind.bit_width == 64 else pa.int32())
+    return cast("pa.Array", numbers.cast(kind))
+
+
+WITH_BOUNDS = {
+    "boolean", "int", "long", "float", "double", "date", "timestamp", "timestamptz", "string", "decimal"
+}  # fmt: skip
+
+
+def minima(fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range]) -> pa.StructArray:
+    """The lower bounds of all files, as a struct of the table's columns."""
+
+    def column(field: "NestedField", kind: "PrimitiveType") -> pa.Array | None:
+        found = _bound(files, files.lower, field, kind, is_upper=False)
+        known = ranges.get(field.field_id)
+        return found if found is None or known is None else highest(found, known.low)
+
+    return _struct(fields, column, len(files))
+
+
+def maxima(fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range]) -> pa.StructArray:
+    """The upper bounds of all files, as a struct of the table's columns."""
+
+    def column(field: "NestedField", kind: "PrimitiveType") -> pa.Array | None:
+        found = _bound(files, files.upper, field, kind, is_upper=True)
+        known = ranges.get(field.field_id)
+        return found if found is None or known is None else lowest(found, known.high)
+
+    return _struct(fields, column, len(files))
+
+
+def told_maxima(known: pa.StructArray, fields: Sequence["NestedField"], files: DataFiles) -> pa.StructArray:
+    """The upper bounds that recipients may go by: NaN, which bounds leave out, is for them greater than all numbers."""
+    from pyiceberg.types import StructType
+
+    by_name = {field.name: field for field in fields}
+    arrays: list[pa.Array] = []
+    for place, member in enumerate(known.type):
+        field, values = by_name[member.name], pc.struct_field(known, [place])
+        if isinstance(field.field_type, StructType):
+            values = told_maxima(values, field.field_type.fields, files)
+        elif pa.types.is_floating(member.type):
+            counts = files.nan_counts.get(field.field_id, pa.nulls(len(files), pa.int64()))
+            values = pc.if_else(pc.fill_null(pc.equal(counts, 0), False), values, None)
+        arrays.append(values)
+    if not arrays:
+        return known
+    return pa.StructArray.from_arrays(arrays, [member.name for member in known.type])
+
+
+def null_counts(
+    fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[int, Range]
+) -> pa.StructArray:
+    """How many nulls each file has, as a struct of the table's columns; null where nobody knows."""
+
+    def column(field: "NestedField", _kind: "PrimitiveType") -> pa.Array:
+        counts = files.null_counts.get(field.field_id, pa.nulls(len(files), pa.int64()))
+        known = ranges.get(field.field_id)
+        return counts if known is None else pc.coalesce(counts, known.nulls)
+
+    return _struct(fields, column, len(files))
+
+
+def column_type(kind: "PrimitiveType") -> pa.DataType:
+    """The Arrow type in which values of a primitive column are kept."""
+    name = str(kind)
+    found = arrow_type(SAME_MEANING.get(name, name.replace(" ", "")))
+    if found is None:
+        raise AssertionError(f"{name} passed the schema's check but has no Arrow type")
+    return found
+
+
+def bounded_type(kind: "PrimitiveType") -> pa.DataType | None:
+    """The Arrow type of a column's bounds; None where nothing goes by bounds of its type."""
+    return column_type(kind) if str(kind).split("(")[0] in WITH_BOUNDS else None
+
+
+def _struct(
+    fields: Sequence["NestedField"],
+    column: Callable[["NestedField", "PrimitiveType"], pa.Array | None],
+    count: int,
+) -> pa.StructArray:
+    from pyiceberg.types import PrimitiveType, StructType
+
+    arrays: dict[str, pa.Array] = {}
+    for field in fields:
+        kind = field.field_type
+        if isinstance(kind, StructType):
+            arrays[field.name] = _struct(kind.fields, column, count)
+        elif isinstance(kind, PrimitiveType):
+            values = column(field, kind)
+            if values is not None:
+                arrays[field.name] = values
+    if not arrays:
+        return pa.nulls(count, pa.struct([]))
+    return pa.StructArray.from_arrays(list(arrays.values()), list(arrays))
+
+
+def _bound(
+    files: DataFiles,
+    bounds: Mapping[int, pa.Array],
+    field: "NestedField",
+    kind: "PrimitiveType",
+    *,
+    is_upper: bool,
+) -> pa.Array | None:
+    as_kept = bounded_type(kind)
+    if as_kept is None:
+        return None
+    if field.field_id not in bounds:
+        return pa.nulls(len(files), as_kept)
+    return decoded(bounds[field.field_id], as_kept, is_upper=is_upper)
+
+
 FROM_FILES = {"timestamp", "timestamptz"}
 
 

@@ -12,26 +12,31 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.stores import Stores
-from lakeshare_server.tables.iceberg.bounds import bounded_type, maxima, minima, null_counts, told_maxima
-from lakeshare_server.tables.iceberg.data_files import DataFiles
-from lakeshare_server.tables.iceberg.delete_targets import Targets, targets_of
+from lakeshare_server.storage import Stores
+from lakeshare_server.storage.locations import local_path
+from lakeshare_server.tables.iceberg.deletes import Targets, targets_of, vectors_of, with_vectors
 from lakeshare_server.tables.iceberg.equality_deletes import rows_deleted_by_equality
-from lakeshare_server.tables.iceberg.head import iceberg_head
-from lakeshare_server.tables.iceberg.manifests import LiveFiles, live_files
+from lakeshare_server.tables.iceberg.manifests import DataFiles, LiveFiles, live_files
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
-from lakeshare_server.tables.iceberg.names import columns_in_files
 from lakeshare_server.tables.iceberg.partitions import (
+    bounded_type,
     columns_in_lines,
     identity_columns,
+    maxima,
+    minima,
+    null_counts,
     partition_columns,
+    partition_ranges,
     partition_values,
+    told_maxima,
 )
-from lakeshare_server.tables.iceberg.schema import delta_schema_string, require_known_types
-from lakeshare_server.tables.iceberg.transforms import partition_ranges
-from lakeshare_server.tables.iceberg.vectors import vectors_of, with_vectors
-from lakeshare_server.tables.locations import local_path
-from lakeshare_server.tables.reason_codes import ReasonCode
+from lakeshare_server.tables.iceberg.schema import (
+    columns_in_files,
+    delta_schema_string,
+    iceberg_head,
+    require_known_types,
+)
+from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import TableSnapshot
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakeshare_pipelines.spark.catalogs import catalog_conf, catalog_name
-from lakeshare_pipelines.wap.lake import Lake
+from lakeshare_pipelines.spark.session import catalog_conf, catalog_name
+from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.canonical import Rows
 from tests.builders.iceberg_matrix.plan import Plan, Step
 from tests.builders.lake_tables import IcebergState

@@ -10,7 +10,7 @@ import pyarrow as pa
 from lakeshare_server.protocol.json_predicate import parse_json_predicate
 from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
 from lakeshare_server.tables import FileIndex, open_index, read_delta, write_index
-from lakeshare_server.tables.predicate import Predicate
+from lakeshare_server.tables.predicates import Predicate
 from lakeshare_server.tables.pruning import evaluate
 from tests.builders.pruning.tables import FEATURES, VECTOR
 

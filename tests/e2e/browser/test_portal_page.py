@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Request, expect
 
-from lakeshare_server.access.profile import write_profile
+from lakeshare_server.access.authentication import write_profile
 from lakeshare_server.catalog import Recipients
 from lakeshare_server.catalog.sharing import create_recipient, editing, grant
 from tests.builders.lake_tables import some_rows

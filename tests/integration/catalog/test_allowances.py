@@ -6,10 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.access import meters
-from lakeshare_server.access.guesses import Guesses
-from lakeshare_server.access.limits import BYTES, REQUESTS, URLS, Limits
-from lakeshare_server.access.meters import Meter
+from lakeshare_server.access import rate_limit
+from lakeshare_server.access.rate_limit import BYTES, REQUESTS, URLS, Guesses, Limits, Meter
 from lakeshare_server.catalog import Access, Allowances, Catalog, Reader, TokenUses, open_catalog
 from lakeshare_server.catalog.models import AllowanceRow, TokenUseRow
 from lakeshare_server.errors import TooManyRequests, Unavailable
@@ -27,7 +25,7 @@ IN_MEMORY = pytest.mark.parametrize("catalog_url", ["sqlite"], indirect=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, as long as the test does not change it."""
     moment = [NOW.timestamp()]
-    monkeypatch.setattr(meters, "now", lambda: moment[0])
+    monkeypatch.setattr(rate_limit, "now", lambda: moment[0])
     return moment
 
 

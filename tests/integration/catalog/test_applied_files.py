@@ -19,10 +19,10 @@ from lakeshare_server.catalog.sharing import (
     editing,
     grant,
     issue_token,
-    look,
     remove_table,
     revoke,
     revoke_recipient,
+    states,
 )
 from lakeshare_server.errors import CatalogConflict, DocumentError
 from tests.builders.applied_files import EVERYTHING, by_hand, exported, paths, told
@@ -141,8 +141,8 @@ def test_members_and_policies_are_those_of_the_file(catalog: Catalog, said: Call
         ("update", "retail", ["members"]),
     ]
     with catalog.reading() as session:
-        assert look.group(session, "retail").members == ("acme",)
-        assert [one.name for one in look.recipient(session, "ci").policies] == ["branch"]
+        assert states.group(session, "retail").members == ("acme",)
+        assert [one.name for one in states.recipient(session, "ci").policies] == ["branch"]
 
 
 def test_what_no_file_names_any_more_goes_only_when_asked(
@@ -157,9 +157,9 @@ def test_what_no_file_names_any_more_goes_only_when_asked(
     apply_files(catalog, said(less), "ann", prune=True)
     assert paths(catalog) == ["partners.sales.orders"]
     with catalog.reading() as session:
-        assert [one.name for one in look.shares(session)] == ["mine", "partners"]
-        assert [one.name for one in look.recipients(session)] == ["eve", "acme"]
-        assert (look.groups(session), look.grants(session)) == ([], [])
+        assert [one.name for one in states.shares(session)] == ["mine", "partners"]
+        assert [one.name for one in states.recipients(session)] == ["eve", "acme"]
+        assert (states.groups(session), states.grants(session)) == ([], [])
     assert planned(catalog, said(less), prune=True).drifted is False
 
 
@@ -171,7 +171,7 @@ def test_a_table_that_moves_to_another_lake_table_has_the_access_the_file_says(
     apply_files(catalog, said(text.replace("lake.one", "lake.two")), "ann")
     assert planned(catalog, said(text.replace("lake.one", "lake.two"))).steps == ()
     with catalog.reading() as session:
-        assert [(one.table, one.directory_access) for one in look.objects(session)] == [("lake.two", True)]
+        assert [(one.table, one.directory_access) for one in states.objects(session)] == [("lake.two", True)]
 
 
 def test_a_recipient_that_was_revoked_does_not_come_back_by_a_file(
@@ -201,7 +201,7 @@ def test_nothing_else_is_done_than_the_plan_that_was_looked_at(
     with pytest.raises(CatalogConflict, match=f"not plan {looked_at.digest} any more"):
         apply_files(catalog, said(text), "ann", digest=looked_at.digest)
     with catalog.reading() as session:
-        assert look.share(session, "s").comment == "by eve"
+        assert states.share(session, "s").comment == "by eve"
 
 
 def test_an_export_with_revisions_overwrites_no_edit_made_since(
@@ -216,7 +216,7 @@ def test_an_export_with_revisions_overwrites_no_edit_made_since(
     ):
         apply_files(catalog, said(edited), "ann")
     with catalog.reading() as session:
-        assert look.share(session, "partners").comment == "by eve"
+        assert states.share(session, "partners").comment == "by eve"
     again = exported(catalog, revisions=True).replace("display_name: Partners, ü", "display_name: Ours")
     assert told(apply_files(catalog, said(again), "ann").steps) == [("update", "partners", ["display_name"])]
 
@@ -245,7 +245,7 @@ def test_two_administrators_at_once_lose_no_change(catalog: Catalog, said: Calla
     [told_so] = [end for end in ended.values() if isinstance(end, DocumentError)]
     assert f"{won} has edited it since" in str(told_so)
     with catalog.reading() as session:
-        assert look.share(session, "s").comment == f"by {won}"
+        assert states.share(session, "s").comment == f"by {won}"
 
 
 def test_every_step_is_an_event_with_before_and_after(catalog: Catalog, said: Callable[[str], Any]) -> None:

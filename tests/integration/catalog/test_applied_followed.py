@@ -16,9 +16,9 @@ from lakeshare_server.catalog import (
     share_table,
 )
 from lakeshare_server.catalog.declared import Plan, apply_files, planned, tried
-from lakeshare_server.catalog.declared.objects import FoundTable, followed_key
-from lakeshare_server.catalog.hand_shares import unshare_table
+from lakeshare_server.catalog.declared.files import FoundTable, followed_key
 from lakeshare_server.catalog.models import AuditRow
+from lakeshare_server.catalog.shares import unshare_table
 from lakeshare_server.errors import DocumentError
 from tests.builders.applied_files import exported, paths, told
 from tests.builders.publications import a_publication

@@ -17,7 +17,7 @@ from lakeshare_server.catalog import (
     share_table,
 )
 from lakeshare_server.catalog.audit import verify
-from lakeshare_server.catalog.audit.events import LONGEST_TEXT
+from lakeshare_server.catalog.audit.log import LONGEST_TEXT
 from lakeshare_server.errors import NotFound
 from tests.builders.publications import a_publication
 

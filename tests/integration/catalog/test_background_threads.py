@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from lakeshare_server.access import async_worker
-from lakeshare_server.access.async_worker import AsyncWorker, Submission
-from lakeshare_server.access.view import Views
+from lakeshare_server.access import table_access
+from lakeshare_server.access.table_access import AsyncWorker, Submission, Views
 from lakeshare_server.catalog import AsyncQueries, AuditLog, Catalog, Reader, open_catalog
 from lakeshare_server.catalog.audit import log as audit_log
-from lakeshare_server.catalog.audit.log import REFUSED
+from lakeshare_server.catalog.audit.log import LOG_REFUSED
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 from tests.builders.events import an_event
 
@@ -39,7 +38,7 @@ def change(catalog: Catalog, statement: str) -> None:
 def test_the_worker_goes_on_when_it_could_not_note_a_failure(
     catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(async_worker, "IDLE_S", 0.05)
+    monkeypatch.setattr(table_access, "IDLE_S", 0.05)
     settings = ServerSettings(state_dir=tmp_path)
     queries = AsyncQueries(catalog, dead_after_s=0.2)
     views = Views(catalog, Versions(catalog, settings, Stores(settings)))
@@ -85,6 +84,6 @@ def test_an_event_that_was_refused_does_not_hold_up_those_behind_it(
     log.record(an_event(1, action="longer than that"))
     log.record(an_event(2))
     wait_until(lambda: [event.files for event in log.newest(10)] == [2])
-    assert '"files":1' in (tmp_path / REFUSED).read_text()
+    assert '"files":1' in (tmp_path / LOG_REFUSED).read_text()
     log.close()
     catalog.close()

@@ -9,14 +9,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_pipelines.backup.catalog.bring_back import nessie_tables, restore_catalog
-from lakeshare_pipelines.backup.catalog.dump import dump_catalog
-from lakeshare_pipelines.backup.catalog.manifest import MANIFEST, dump_folder, read_manifest
-from lakeshare_pipelines.backup.catalog.state import LEFT_OUT, kept_tables, lines_of
-from lakeshare_pipelines.backup.declared import Backup
+from lakeshare_pipelines.backup.catalog_dump import (
+    LEFT_OUT,
+    MANIFEST,
+    dump_catalog,
+    dump_folder,
+    kept_tables,
+    lines_of,
+    nessie_tables,
+    read_manifest,
+    restore_catalog,
+)
+from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.cli import app
+from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings

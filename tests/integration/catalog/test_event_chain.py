@@ -7,8 +7,7 @@ import pytest
 
 from lakeshare_server.catalog import AuditLog, Catalog, Recipients, SharedTable, open_catalog, share_table
 from lakeshare_server.catalog.audit import events_after, receipt_of, verify
-from lakeshare_server.catalog.audit.events import chained, written
-from lakeshare_server.catalog.audit.log import REFUSED
+from lakeshare_server.catalog.audit.log import LOG_REFUSED, chained, written
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import BadRequest
 from tests.builders.events import an_event, append, tamper
@@ -199,7 +198,7 @@ def test_an_event_that_the_database_can_never_hold_keeps_no_other_from_it(
         log.record(an_event(number, version=(1 << 63) if number in (2, 5) else 1))
     log.close()
     assert [event.event.files for event in events_after(catalog, 0)] == [0, 1, 3, 4, 6]
-    kept = (tmp_path / REFUSED).read_text().splitlines()
+    kept = (tmp_path / LOG_REFUSED).read_text().splitlines()
     assert ['"files":2' in line for line in kept] == [True, False]
     assert len(kept) == 2
     assert "cannot hold" in caplog.text

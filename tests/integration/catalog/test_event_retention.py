@@ -10,8 +10,8 @@ from lakeshare_server.catalog.audit import (
     events_after,
     grouped,
     last_seen,
+    maintenance,
     prune,
-    pruning,
     receipt_of,
     usage,
     verify,
@@ -27,7 +27,7 @@ def requests(catalog: Catalog) -> list[Usage]:
 
 
 def test_what_is_left_after_a_pruning_is_sound(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pruning, "AT_ONCE", 4)
+    monkeypatch.setattr(maintenance, "AT_ONCE", 4)
     append(catalog, [an_event(number) for number in range(20)])
     receipt = receipt_of(str(verify(catalog).head))
     before = requests(catalog)

@@ -7,7 +7,7 @@ import pytest
 
 from lakeshare_server.catalog import Catalog, DeclaredShare, SharedTable, apply_shares
 from lakeshare_server.catalog.declared import apply_files, planned
-from lakeshare_server.catalog.sharing import add_table, create_recipient, grant, look
+from lakeshare_server.catalog.sharing import add_table, create_recipient, grant, states
 from lakeshare_server.catalog.sharing.states import SharedObject
 from lakeshare_server.errors import BadRequest, DocumentError
 from tests.builders.applied_files import by_hand, exported, paths, told
@@ -38,7 +38,7 @@ def test_files_and_contracts_leave_each_other_alone(catalog: Catalog, said: Call
     apply_shares(catalog, contract)
     assert planned(catalog, said(text)).drifted is False
     with catalog.reading() as session:
-        assert {one.path: one.rule for one in look.objects(session)} == {
+        assert {one.path: one.rule for one in states.objects(session)} == {
             "s.c.y": "day > '2024'",
             "s.a.x": None,
         }
@@ -75,4 +75,4 @@ def test_a_share_that_a_group_was_granted_outlives_its_contract(
     apply_files(catalog, said("groups: {g: {}}\ngrants: [{share: s, group: g}]"), "ann")
     apply_shares(catalog, [])
     with catalog.reading() as session:
-        assert [one.name for one in look.shares(session)] == ["s"]
+        assert [one.name for one in states.shares(session)] == ["s"]

@@ -14,8 +14,8 @@ from sqlalchemy import text
 
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog, set_lock
 from lakeshare_server.catalog import set_lock as set_lock_function
+from lakeshare_server.catalog.ledger import ProcessIdentity
 from lakeshare_server.catalog.models import SetLockRow
-from lakeshare_server.catalog.process_identity import ProcessIdentity
 from lakeshare_server.errors import CatalogConflict
 from tests.builders.publications import a_publication
 

@@ -30,7 +30,6 @@ from lakeshare_server.catalog.sharing import (
     grant,
     invite,
     issue_token,
-    look,
     look_at_link,
     put_policy,
     redeem,
@@ -40,6 +39,7 @@ from lakeshare_server.catalog.sharing import (
     revoke_token,
     rotate_token,
     shorten_tokens,
+    states,
 )
 from lakeshare_server.errors import BadRequest, CatalogConflict, LinkEnded, NotFound
 
@@ -64,7 +64,7 @@ def done(catalog: Catalog, operation: Callable[[Edit], Any]) -> Any:
 
 def recipient(catalog: Catalog, name: str) -> RecipientState:
     with catalog.reading() as session:
-        return look.recipient(session, name)
+        return states.recipient(session, name)
 
 
 def test_every_operation_leaves_an_event_with_before_and_after(seeded: Catalog) -> None:
@@ -92,13 +92,13 @@ def test_what_fails_later_takes_back_what_was_done(seeded: Catalog) -> None:
     with pytest.raises(NotFound, match="nobody"):
         done(seeded, both)
     with seeded.reading() as session:
-        assert look.share(session, "sales").comment == "What was sold"
+        assert states.share(session, "sales").comment == "What was sold"
         assert session.scalars(select(AuditRow.action).where(AuditRow.action == "alter_share")).all() == []
 
 
 def test_the_second_of_two_editors_is_told(seeded: Catalog) -> None:
     with seeded.reading() as session:
-        seen = look.share(session, "sales").revision
+        seen = states.share(session, "sales").revision
     done(seeded, lambda edit: alter_table(edit, "sales", "lake", "orders", history=False, revision=seen))
     with pytest.raises(CatalogConflict, match=f"revision {seen + 1}, not {seen}: ann has edited it"):
         done(seeded, lambda edit: alter_share(edit, "sales", comment="mine", revision=seen))
@@ -120,10 +120,10 @@ def test_tables_are_altered_renamed_and_removed(seeded: Catalog) -> None:
     )
     assert (altered.path, altered.rule, altered.publication) == ("sales.eu.all_orders", "day > '2024'", 3)
     with seeded.reading() as session:
-        assert [one.path for one in look.objects(session, "sales")] == ["sales.eu.all_orders"]
+        assert [one.path for one in states.objects(session, "sales")] == ["sales.eu.all_orders"]
     done(seeded, lambda edit: remove_table(edit, "sales", "eu", "all_orders"))
     with seeded.reading() as session:
-        assert look.objects(session) == []
+        assert states.objects(session) == []
 
 
 def test_grants_change_and_end(seeded: Catalog) -> None:
@@ -135,17 +135,17 @@ def test_grants_change_and_end(seeded: Catalog) -> None:
     again = done(seeded, lambda edit: grant(edit, "sales", recipient="bob"))
     assert (again.rule, again.ends_at) == (None, None)
     with seeded.reading() as session:
-        assert [(one.recipient, one.group) for one in look.grants_to(session, "bob")] == [
+        assert [(one.recipient, one.group) for one in states.grants_to(session, "bob")] == [
             ("bob", None),
             (None, "partners"),
         ]
-        assert look.grants_on(session, "sales") == look.grants(session)
+        assert states.grants_on(session, "sales") == states.grants(session)
     done(seeded, lambda edit: revoke(edit, "sales", recipient="bob"))
     with pytest.raises(NotFound, match="Grant"):
         done(seeded, lambda edit: revoke(edit, "sales", recipient="bob"))
     done(seeded, lambda edit: drop_share(edit, "sales"))
     with seeded.reading() as session:
-        assert look.grants(session) == []
+        assert states.grants(session) == []
 
 
 def test_the_grace_of_a_rotated_token_only_shrinks(seeded: Catalog) -> None:
@@ -215,7 +215,7 @@ def test_groups_gain_and_lose_members(seeded: Catalog) -> None:
     assert (changed.name, changed.members) == ("friends", ("eve",))
     done(seeded, lambda edit: drop_group(edit, "friends"))
     with seeded.reading() as session:
-        assert look.groups(session) == []
+        assert states.groups(session) == []
 
 
 def test_revoked_recipients_get_nothing_and_dropped_ones_are_gone(seeded: Catalog) -> None:
@@ -260,13 +260,18 @@ def test_what_cannot_be_used_is_refused_and_changes_nothing(
     seeded: Catalog, subtests: pytest.Subtests
 ) -> None:
     with seeded.reading() as session:
-        before = look.shares(session), look.objects(session), look.recipients(session), look.groups(session)
+        before = (
+            states.shares(session),
+            states.objects(session),
+            states.recipients(session),
+            states.groups(session),
+        )
     for name, (words, operation) in BAD.items():
         with subtests.test(name):
             with pytest.raises((BadRequest, CatalogConflict, NotFound), match=words):
                 done(seeded, operation)
             with seeded.reading() as session:
                 assert before == (
-                    *(look.shares(session), look.objects(session)),
-                    *(look.recipients(session), look.groups(session)),
+                    *(states.shares(session), states.objects(session)),
+                    *(states.recipients(session), states.groups(session)),
                 )

@@ -14,9 +14,8 @@ from unittest.mock import ANY
 import pytest
 
 from lakeshare_server.sql import statements as said
-from lakeshare_server.sql.following import Follow, Unfollow
+from lakeshare_server.sql.changes import Follow, Provider, Unfollow
 from lakeshare_server.sql.grammar import parse
-from lakeshare_server.sql.provider import Provider
 from tests.builders.sql_sessions import ROOT, a_lake, a_session, answer, empty, rows
 from tests.integration.postgres_server import PostgresServer
 

@@ -7,10 +7,8 @@ from urllib.parse import unquote
 import pytest
 
 from lakeshare_pipelines.backup.stores import StoreAddress, async_s3
-from lakeshare_pipelines.backup.stores import pace as pace_module
-from lakeshare_pipelines.backup.stores.answers import Answer
-from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
-from lakeshare_pipelines.backup.stores.pace import Pace
+from lakeshare_pipelines.backup.stores import async_s3 as pace_module
+from lakeshare_pipelines.backup.stores.async_s3 import Answer, AsyncS3, Pace
 from lakeshare_pipelines.errors import BackupError, NoAnswer
 from tests.builders.answering_store import AnsweringStore, answering_store, said
 from tests.builders.keys import AWKWARD_KEYS

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from lakeshare_pipelines.backup.declared import Backup, load_backups
+from lakeshare_pipelines.backup.config import Backup, load_backups
 from lakeshare_pipelines.backup.reference import PARTS, with_tables
 from lakeshare_pipelines.settings import LakeSettings
 

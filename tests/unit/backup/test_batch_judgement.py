@@ -6,10 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.copy.batch.jobs import BatchJob
-from lakeshare_pipelines.backup.copy.batch.judgement import failures, judged, why_broken
-from lakeshare_pipelines.backup.copy.batch.manifests import jobs_of
-from lakeshare_pipelines.backup.rows import DONE
+from lakeshare_pipelines.backup.copy.aws_batch import failures, judged, why_broken
+from lakeshare_pipelines.backup.copy.batch_jobs import BatchJob, jobs_of
+from lakeshare_pipelines.backup.model import DONE
 from tests.builders.backup_plan import plan_batch, planned
 from tests.builders.keys import AWKWARD_KEYS
 

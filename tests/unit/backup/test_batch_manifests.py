@@ -7,13 +7,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.copy.batch.manifests import (
-    JobKind,
-    JobRows,
-    jobs_of,
-    stored_prefix_of,
-)
-from lakeshare_pipelines.backup.copy.plan_digest import plan_digest
+from lakeshare_pipelines.backup.copy.batch_jobs import JobKind, JobRows, jobs_of, stored_prefix_of
+from lakeshare_pipelines.backup.copy.engine import plan_digest
 from tests.builders.backup_plan import plan_batch, planned
 from tests.builders.keys import AWKWARD_KEYS
 

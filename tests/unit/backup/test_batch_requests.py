@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.batch.manifests import JobKind
-from lakeshare_pipelines.backup.copy.batch.requests import copy_job
-from lakeshare_pipelines.backup.copy.batch.service_model import check_request
-from lakeshare_pipelines.backup.declared import Batch
+from lakeshare_pipelines.backup.config import Batch
+from lakeshare_pipelines.backup.copy.batch_jobs import JobKind, check_request, copy_job
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from lakeshare_pipelines.backup.batch_server.authentication import OwnKeys, require_signature
 from lakeshare_pipelines.backup.batch_server.refusals import Refused
-from lakeshare_pipelines.backup.stores.signature import Signer, SigningKeys
+from lakeshare_pipelines.backup.stores.async_s3 import Signer, SigningKeys
 
 KEYS = SigningKeys("AK", "secret", "token")
 BODY, QUERY = b"<x/>", "jobStatuses=Ready&maxResults=2"

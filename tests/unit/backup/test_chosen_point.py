@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import Point
-from lakeshare_pipelines.backup.restore.chosen import point_of
+from lakeshare_pipelines.backup.restore.selection import point_of
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_points import a_backup, a_point
 from tests.builders.lake_tables import a_delta_table

@@ -12,13 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.copy import flow, folders
-from lakeshare_pipelines.backup.copy.capabilities import Capabilities
-from lakeshare_pipelines.backup.copy.ledger import Ledger
-from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.copy.outcomes import wanted_in
-from lakeshare_pipelines.backup.copy.ways import open_way
-from lakeshare_pipelines.backup.rows import PLAN, read_rows, write_rows
+from lakeshare_pipelines.backup.copy import local
+from lakeshare_pipelines.backup.copy.engine import Ledger, wanted_in
+from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, open_way
+from lakeshare_pipelines.backup.model import PLAN, read_rows, write_rows
 from lakeshare_pipelines.backup.stores import StoreAddress, async_s3, open_store
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.answering_store import answering_store, said
@@ -120,7 +117,7 @@ def test_copies_become_fewer_at_a_time_when_the_store_asks_for_it(tmp_path: Path
 def test_a_copy_of_which_most_fails_ends_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flow, "FAILURES_COUNT_FROM", 200)
+    monkeypatch.setattr(local, "FAILURES_COUNT_FROM", 200)
     denied = said("403 Forbidden", "<Error><Code>AccessDenied</Code><Message>No.</Message></Error>")
     bucket = Bucket(lambda key: denied if int(key.rpartition("/")[2]) % 3 else DONE)
     with answering_store(bucket.answer) as store:
@@ -161,7 +158,7 @@ def test_a_full_disk_ends_the_copying_and_a_run_again_goes_on(
     for number in range(30):
         open_store(source).put(f"t/{number}", os.urandom(10))
     a_plan(tmp_path / "plan", source)
-    task, moved, names = a_task(tmp_path, source, target), folders.moved_into_place, list[Path]()
+    task, moved, names = a_task(tmp_path, source, target), local.moved_into_place, list[Path]()
 
     def full(unfinished: Path, path: Path, *, if_absent: bool) -> bool:
         if len(names) == 10:
@@ -169,12 +166,12 @@ def test_a_full_disk_ends_the_copying_and_a_run_again_goes_on(
         names.append(path)
         return moved(unfinished, path, if_absent=if_absent)
 
-    monkeypatch.setattr(folders, "moved_into_place", full)
+    monkeypatch.setattr(local, "moved_into_place", full)
     with pytest.raises(
         BackupError, match=r"the disk takes nothing more: No space left on device\. Free space"
     ):
         LocalEngine().copy(task, lambda _: None)
     assert not list(Path(target.url).rglob(".lakeshare-unfinished-*"))
-    monkeypatch.setattr(folders, "moved_into_place", moved)
+    monkeypatch.setattr(local, "moved_into_place", moved)
     assert LocalEngine().copy(task, lambda _: None).succeeded == 30
     assert len(done_of(task)) == 30

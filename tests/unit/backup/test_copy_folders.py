@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import Progress
-from lakeshare_pipelines.backup.copy.ledger import Ledger
+from lakeshare_pipelines.backup.copy.engine import Ledger, Progress, read_report
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.copy.report import read_report
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_copies import WORK, a_plan, a_task, done_of

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.ledger import Ledger, LedgerWriter
-from lakeshare_pipelines.backup.copy.outcomes import Outcome, wanted_in
+from lakeshare_pipelines.backup.copy.engine import Ledger, LedgerWriter, Outcome, wanted_in
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from tests.builders.backup_plan import plan_batch, planned
 

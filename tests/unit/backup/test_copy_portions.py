@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.copy import portions
+from lakeshare_pipelines.backup.copy import spark
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from tests.builders.backup_plan import plan_batch, planned
 
@@ -16,8 +16,8 @@ def portions_of(folder: Path, rows: list[dict[str, Any]], count: int) -> list[li
     store = open_store(StoreAddress(url=str(folder / "store")))
     (folder / "scratch").mkdir(exist_ok=True)
     batches = [plan_batch(*rows[start : start + 100]) for start in range(0, len(rows), 100)]
-    portions.write_portions(store, "work/", count, lambda: portions.to_copy(batches), folder / "scratch")
-    return [portions.read_portion(store, "work/", number).to_pylist() for number in range(count)]
+    spark.write_portions(store, "work/", count, lambda: spark.to_copy(batches), folder / "scratch")
+    return [spark.read_portion(store, "work/", number).to_pylist() for number in range(count)]
 
 
 def test_every_row_to_copy_is_in_one_portion(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_keys_of_one_prefix_are_spread(tmp_path: Path) -> None:
 def test_heavy_objects_are_balanced_by_cost_and_come_first(tmp_path: Path) -> None:
     heavy = [planned(f"h{number}", size_bytes=(number + 1) * 100 * MIB, lane="large") for number in range(40)]
     found = portions_of(tmp_path, [planned(f"k{number}") for number in range(400)] + heavy, 4)
-    costs = [sum(portions.cost(row["size_bytes"]) for row in portion) for portion in found]
+    costs = [sum(spark.cost(row["size_bytes"]) for row in portion) for portion in found]
     assert max(costs) < 1.1 * min(costs)
     for portion in found:
         lanes = [row["lane"] for row in portion]
@@ -48,4 +48,4 @@ def test_heavy_objects_are_balanced_by_cost_and_come_first(tmp_path: Path) -> No
     [(0, 8, 1), (10, 8, 1), (1_000, 8, 4), (100_000, 8, 24), (100_000_000, 8, 100)],
 )
 def test_portions_are_neither_tiny_nor_huge(rows: int, workers: int, count: int) -> None:
-    assert portions.portion_count(rows, workers) == count
+    assert spark.portion_count(rows, workers) == count

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.copy.report import Result, read_report, results_of, write_report
-from lakeshare_pipelines.backup.rows import DONE
+from lakeshare_pipelines.backup.copy.engine import Result, read_report, results_of, write_report
+from lakeshare_pipelines.backup.model import DONE
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
 

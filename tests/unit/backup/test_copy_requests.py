@@ -4,12 +4,18 @@ import datetime as dt
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.objects import CopyTerms, copied, source_headers, written_headers
-from lakeshare_pipelines.backup.copy.outcomes import NotCopied, Wanted
-from lakeshare_pipelines.backup.copy.parts import part_bounds
-from lakeshare_pipelines.backup.copy.sources import Opened, cut
+from lakeshare_pipelines.backup.copy.engine import NotCopied, Wanted
+from lakeshare_pipelines.backup.copy.objects import (
+    CopyTerms,
+    Opened,
+    copied,
+    cut,
+    part_bounds,
+    source_headers,
+    written_headers,
+)
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.answers import Answer
+from lakeshare_pipelines.backup.stores.async_s3 import Answer
 
 AS_OF = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 LAKE = StoreAddress(url="s3://lake/sales/", account="123456789012")

@@ -15,10 +15,10 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.table import StaticTable
 
+from lakeshare_pipelines.backup.model import GOOD, Point, TableProof
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import GOOD, Point, TableProof
-from lakeshare_pipelines.backup.restore.mount import mounted
 from lakeshare_pipelines.backup.restore.tables import Restores
+from lakeshare_pipelines.backup.restore.targets import mounted
 from lakeshare_pipelines.backup.scrub import scrub
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError

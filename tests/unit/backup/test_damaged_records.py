@@ -8,10 +8,10 @@ from random import Random
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_pipelines.backup.declared import Retention
+from lakeshare_pipelines.backup.config import Retention
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.retention.sweep import sweep_points
-from lakeshare_pipelines.cli import app
+from lakeshare_pipelines.backup.sweep import sweep_points
+from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.errors import BackupError, DamagedRecord
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_damage import delete, flip_bytes, truncate
@@ -111,7 +111,7 @@ def test_the_list_shows_damaged_points_beside_the_others(
 
 
 def _embedded(settings: LakeSettings):  # type: ignore[no-untyped-def]
-    from lakeshare_pipelines.backup.declared import embedded_backup
+    from lakeshare_pipelines.backup.config import embedded_backup
 
     return embedded_backup(settings)
 

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.drill import drawn, run_drill
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import Point
+from lakeshare_pipelines.backup.run import drawn, run_drill
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_points import DAY, a_backup, a_point

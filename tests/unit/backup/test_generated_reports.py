@@ -14,17 +14,21 @@ import pytest
 from pyarrow import orc
 from typer.testing import CliRunner
 
-from lakeshare_pipelines.backup.declared import Backup, ListingSource
-from lakeshare_pipelines.backup.listing.columns import FORMATS, ReportFormat
-from lakeshare_pipelines.backup.listing.generator import ReportPlace, generate_report, list_source
-from lakeshare_pipelines.backup.listing.generator.report import write_files, write_manifest
-from lakeshare_pipelines.backup.listing.generator.source import listed
-from lakeshare_pipelines.backup.listing.make import make_listing
-from lakeshare_pipelines.backup.records import ListingRecord
-from lakeshare_pipelines.backup.rows import LISTING, whole_table
+from lakeshare_pipelines.backup.config import Backup, ListingSource
+from lakeshare_pipelines.backup.inventory.configuration import FORMATS, ReportFormat
+from lakeshare_pipelines.backup.inventory.generate import (
+    ReportPlace,
+    generate_report,
+    list_source,
+    write_files,
+    write_manifest,
+)
+from lakeshare_pipelines.backup.inventory.list_objects import listed
+from lakeshare_pipelines.backup.inventory.sources import make_listing
+from lakeshare_pipelines.backup.model import LISTING, ListingRecord, whole_table
+from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.workspace import Workspace
-from lakeshare_pipelines.cli import app
+from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.errors import BackupError
 
 KEYS = ("a b+c%20&'\"é.txt", "day=2026-01-01/part-0", "empty", "t/_delta_log/00.json", "x~*_-.y")

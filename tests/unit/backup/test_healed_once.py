@@ -4,8 +4,8 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from lakeshare_pipelines.backup.drill import run_drill
 from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.run import run_drill
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_lakes import Lake
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.listing.make import is_listing_ready, make_listing
-from lakeshare_pipelines.backup.listing.reports import Late, Report, awaited_report
-from lakeshare_pipelines.backup.workspace import Workspace
+from lakeshare_pipelines.backup.inventory.reports import Late, Report, awaited_report
+from lakeshare_pipelines.backup.inventory.sources import is_listing_ready, make_listing
+from lakeshare_pipelines.backup.points import Workspace
 from tests.builders.backup_inventory import Stored
 from tests.builders.backup_listings import DAY, a_backup, listed, reports_in
 

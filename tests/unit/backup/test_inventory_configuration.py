@@ -8,8 +8,8 @@ import boto3
 import pytest
 from botocore.validate import ParamValidator
 
-from lakeshare_pipelines.backup.declared import Backup, ListingSource
-from lakeshare_pipelines.backup.listing.configuration import (
+from lakeshare_pipelines.backup.config import Backup, ListingSource
+from lakeshare_pipelines.backup.inventory.configuration import (
     Wanted,
     configuration_of,
     configured,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.listing.make import make_listing
-from lakeshare_pipelines.backup.listing.reports import Late, awaited_report, report_store, reports_at
-from lakeshare_pipelines.backup.workspace import Workspace
+from lakeshare_pipelines.backup.inventory.reports import Late, awaited_report, report_store, reports_at
+from lakeshare_pipelines.backup.inventory.sources import make_listing
+from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.errors import BackupError, ReportUnusable
 from tests.builders.backup_inventory import SCAN, Stored
 from tests.builders.backup_listings import DAY, IN_TIME, a_backup, listed, reports_in

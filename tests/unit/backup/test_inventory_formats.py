@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakeshare_pipelines.backup.listing.columns import (
+from lakeshare_pipelines.backup.inventory.configuration import (
     FORMATS,
     NEEDED_FIELDS,
     OPTIONAL_COLUMNS,
     ReportFormat,
     file_schema,
     names_in,
+    own_prefixes,
     report_columns,
 )
-from lakeshare_pipelines.backup.listing.data_files import decoded_keys
-from lakeshare_pipelines.backup.listing.own_keys import own_prefixes
+from lakeshare_pipelines.backup.inventory.reports import decoded_keys
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_inventory import MODIFIED, Stored, marker
 from tests.builders.backup_listings import a_backup, as_listed, listed, reports_in

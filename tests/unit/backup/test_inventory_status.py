@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lakeshare_pipelines.backup.listing.status import inventory_status
-from lakeshare_pipelines.cli import main
+from lakeshare_pipelines.backup.inventory.reports import inventory_status
+from lakeshare_pipelines.cli.main import main
 from tests.builders.backup_inventory import InventoryReports, Stored
 from tests.builders.backup_listings import a_backup, reports_in
 from tests.builders.backup_metadata_tables import MetadataTables, a_record

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakeshare_pipelines.backup.listing.generator.ranges import KeyRange, cut_of, has_folder
+from lakeshare_pipelines.backup.inventory.list_objects import KeyRange, cut_of, has_folder
 
 Order = Callable[[str], object]
 ORDERS: dict[str, Order] = {

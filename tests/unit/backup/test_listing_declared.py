@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lakeshare_pipelines.backup.declared import load_backups
+from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 

@@ -4,8 +4,8 @@ import datetime as dt
 
 import pytest
 
-from lakeshare_pipelines.backup.listing.generator.pages import read_page
-from lakeshare_pipelines.backup.rows import LISTING
+from lakeshare_pipelines.backup.inventory.list_objects import read_page
+from lakeshare_pipelines.backup.model import LISTING
 
 TIME = "2026-11-20T09:30:15.123Z"
 AT = dt.datetime(2026, 11, 20, 9, 30, 15, 123000, tzinfo=dt.UTC)

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from lakeshare_pipelines.backup.declared import Backup
+from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_listings import a_backup, listed
 

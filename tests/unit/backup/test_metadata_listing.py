@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.listing.metadata_tables import awaited_snapshot
-from lakeshare_pipelines.backup.listing.reports import Late
-from lakeshare_pipelines.backup.workspace import end_of, point_of_now
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.inventory.reports import Late
+from lakeshare_pipelines.backup.inventory.sources import awaited_snapshot
+from lakeshare_pipelines.backup.points import end_of, point_of_now
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_listings import a_backup, listed
 from tests.builders.backup_metadata_tables import COLUMNS, MODIFIED, MetadataTables, a_record

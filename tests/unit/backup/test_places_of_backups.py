@@ -7,11 +7,10 @@ import pytest
 from deltalake import DeltaTable
 
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.restore.many import restore_other_files
-from lakeshare_pipelines.backup.restore.tables import Restores
-from lakeshare_pipelines.backup.retention.sweep import sweep_points
+from lakeshare_pipelines.backup.restore.tables import Restores, restore_other_files
 from lakeshare_pipelines.backup.stores import Listed, StoreAddress
-from lakeshare_pipelines.backup.stores.folder import UNFINISHED, FolderStore
+from lakeshare_pipelines.backup.stores.store import UNFINISHED, FolderStore
+from lakeshare_pipelines.backup.sweep import sweep_points
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_lakes import Lake

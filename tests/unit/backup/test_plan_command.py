@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from lakeshare_pipelines.cli import main
+from lakeshare_pipelines.cli.main import main
 from tests.builders.backup_plans import a_planner, rows_of_folder
 
 DAY = "2100-01-01"

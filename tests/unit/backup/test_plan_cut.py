@@ -75,11 +75,11 @@ def test_own_backups_are_never_backed_up(tmp_path: Path, source: str, target: st
     )
     bucket = planner.backup.source.bucket
     rows = [an_object(key, bucket=bucket) for key in [*own, "sales/a", "statement"]]
-    from lakeshare_pipelines.backup.plan.cut import Cut
+    from lakeshare_pipelines.backup.plan_tables import Cut
 
     cut = Cut(planner.backup, AFTER)
     planner.leave_listing(DAY, rows)
-    from lakeshare_pipelines.backup.rows import read_rows
+    from lakeshare_pipelines.backup.model import read_rows
 
     folder = planner.workspace(DAY).rows("listing")
     kept = [
@@ -104,7 +104,7 @@ def test_own_backups_are_never_backed_up(tmp_path: Path, source: str, target: st
 )
 def test_a_target_that_holds_its_source_is_refused(tmp_path: Path, source: str, target: str) -> None:
     planner = a_planner(tmp_path, source=StoreAddress(url=source), target=StoreAddress(url=target))
-    from lakeshare_pipelines.backup.plan.cut import own_prefixes
+    from lakeshare_pipelines.backup.plan_tables import own_prefixes
 
     with pytest.raises(BackupError, match="target of its own"):
         own_prefixes(planner.backup)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.declared import GIB
+from lakeshare_pipelines.backup.config import GIB
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import Planner, a_planner, an_object
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.records import Status
+from lakeshare_pipelines.backup.model import Status
 from tests.builders.backup_plans import Planner, a_delta_table, a_planner, an_object
 
 ONE, TWO, THREE, FOUR = (f"2026-11-{day:02}" for day in range(1, 5))
@@ -157,8 +157,7 @@ def test_what_was_followed_outside_stays_held_while_its_table_is_there(
 
 
 def test_a_prefix_of_the_target_stands_before_everything(tmp_path: Path) -> None:
-    from lakeshare_pipelines.backup.plan.places import places_of
-    from lakeshare_pipelines.backup.plan.tables import Roots
+    from lakeshare_pipelines.backup.plan_tables import Roots, places_of
     from lakeshare_pipelines.backup.stores import StoreAddress
 
     backup = a_planner(tmp_path, target=StoreAddress(url="s3://safe/keep")).backup

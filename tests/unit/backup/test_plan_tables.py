@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.plan.tables import Roots, TableRoots
+from lakeshare_pipelines.backup.plan_tables import Roots, TableRoots
 from tests.builders.backup_plans import a_delta_table, a_planner, an_object
 
 COMMIT = "_delta_log/00000000000000000000.json"

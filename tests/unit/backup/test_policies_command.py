@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lakeshare_pipelines.cli import main
-from lakeshare_pipelines.doctor import backups
+from lakeshare_pipelines.cli.doctor import backups
+from lakeshare_pipelines.cli.main import main
 from lakeshare_pipelines.settings import LakeSettings
 
 RUNNER = "arn:aws:iam::222222222222:role/run"

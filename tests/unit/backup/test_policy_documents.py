@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.policies.documents import PolicyFile, policy_files
-from lakeshare_pipelines.backup.policies.evaluate import Request, Verdict, decide
-from lakeshare_pipelines.backup.policies.parties import Parties
-from lakeshare_pipelines.backup.policies.writing import write_policies
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.policies import Parties, PolicyFile, policy_files, write_policies
+from lakeshare_pipelines.backup.policy_checks import Request, Verdict, decide
 from lakeshare_pipelines.errors import BackupError
 
 SOURCE, TARGET = "111111111111", "222222222222"

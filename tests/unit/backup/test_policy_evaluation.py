@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.policies.conditions import NotUnderstood, is_met
-from lakeshare_pipelines.backup.policies.evaluate import Request, decide
+from lakeshare_pipelines.backup.policy_checks import NotUnderstood, Request, decide, is_met
 
 HERE, THERE = "111111111111", "222222222222"
 ROLE = f"arn:aws:iam::{HERE}:role/copy"

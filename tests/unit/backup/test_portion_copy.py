@@ -8,9 +8,7 @@ import pytest
 
 from lakeshare_pipelines.backup.copy.engine import CopyTask
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.copy.portion_copy import PortionWork, done_rows
-from lakeshare_pipelines.backup.copy.portions import Portions, portions_of
-from lakeshare_pipelines.backup.copy.spark import SparkEngine
+from lakeshare_pipelines.backup.copy.spark import Portions, PortionWork, SparkEngine, done_rows, portions_of
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from tests.builders.backup_buckets import Copies, done_of
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.verify.delta.table import assess
+from lakeshare_pipelines.backup.verify.delta import assess
 from tests.builders.backup_lakes import AS_OF
 from tests.builders.backup_replays import CASES, Case, copied
 

@@ -7,7 +7,8 @@ import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner, Result
 
-from lakeshare_pipelines.backup_commands import backup_app, restore_app
+from lakeshare_pipelines.cli.backup import backup_app
+from lakeshare_pipelines.cli.restore import restore_app
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_points import a_backup, a_point
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table

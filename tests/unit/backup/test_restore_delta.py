@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from lakeshare_pipelines.backup.declared import Backup
-from lakeshare_pipelines.backup.records import Point
-from lakeshare_pipelines.backup.restore.records import RestoreRecord
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.model import Point
+from lakeshare_pipelines.backup.restore.selection import RestoreRecord
 from lakeshare_pipelines.backup.restore.tables import Restores
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError

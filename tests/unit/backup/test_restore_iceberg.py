@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from pyiceberg.table import StaticTable
 
-from lakeshare_pipelines.backup.declared import Backup
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import Point
-from lakeshare_pipelines.backup.restore.mount import mounted
 from lakeshare_pipelines.backup.restore.tables import Restores
+from lakeshare_pipelines.backup.restore.targets import mounted
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings

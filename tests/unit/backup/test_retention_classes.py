@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakeshare_pipelines.backup.declared import Retention
-from lakeshare_pipelines.backup.records import GOOD, Status
-from lakeshare_pipelines.backup.retention.classes import (
+from lakeshare_pipelines.backup.config import Retention
+from lakeshare_pipelines.backup.model import GOOD, Status
+from lakeshare_pipelines.backup.points import end_of
+from lakeshare_pipelines.backup.retention import (
     CLASSES,
     Kept,
     RetentionClass,
@@ -17,7 +18,6 @@ from lakeshare_pipelines.backup.retention.classes import (
     lock_ends,
     period_of,
 )
-from lakeshare_pipelines.backup.workspace import end_of
 
 USUAL = Retention(daily=7, weekly=5, monthly=12, yearly=3)
 DAYS_ONLY = Retention(daily=3, weekly=0, monthly=0, yearly=0)

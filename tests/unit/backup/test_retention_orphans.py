@@ -10,8 +10,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
-from lakeshare_pipelines.backup.declared import GIB
-from lakeshare_pipelines.backup.retention.orphans import OrphanReport, find_orphans
+from lakeshare_pipelines.backup.config import GIB
+from lakeshare_pipelines.backup.sweep import OrphanReport, find_orphans
 from tests.builders.backup_plans import Planner, a_planner, rows_of_folder
 
 DAY = dt.datetime.now(dt.UTC).date().isoformat()

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.retention.leases import reading
-from lakeshare_pipelines.backup.retention.sweep import Swept, sweep_points
+from lakeshare_pipelines.backup.retention import reading
 from lakeshare_pipelines.backup.stores import open_store
-from lakeshare_pipelines.backup.stores.folder import FolderStore
+from lakeshare_pipelines.backup.stores.store import FolderStore
+from lakeshare_pipelines.backup.sweep import Swept, sweep_points
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import Planner, a_planner, an_object
 
@@ -172,7 +172,7 @@ def test_a_sweep_that_broke_off_anywhere_is_finished_by_the_next(
     dying = StoreThatDies(points.store.address)
     dying.deletions = deletions
     points.store = dying
-    monkeypatch.setattr("lakeshare_pipelines.backup.retention.sweep.open_store", lambda address: dying)
+    monkeypatch.setattr("lakeshare_pipelines.backup.sweep.open_store", lambda address: dying)
     with pytest.raises(BackupError, match="the power went"):
         sweep_points(planner.backup, points, NOW, dry_run=False, say=lambda sentence: None)
     monkeypatch.undo()

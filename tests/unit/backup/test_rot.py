@@ -7,13 +7,12 @@ from random import Random
 import pytest
 from deltalake import DeltaTable
 
-from lakeshare_pipelines.backup.declared import Scrub
-from lakeshare_pipelines.backup.drill import run_drill
+from lakeshare_pipelines.backup.config import Scrub
+from lakeshare_pipelines.backup.model import TableProof
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import TableProof
-from lakeshare_pipelines.backup.restore.chosen import chosen
-from lakeshare_pipelines.backup.restore.records import Wish
+from lakeshare_pipelines.backup.restore.selection import Wish, chosen
 from lakeshare_pipelines.backup.restore.tables import Restores
+from lakeshare_pipelines.backup.run import run_drill
 from lakeshare_pipelines.backup.scrub import ScrubRecord, scrub
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError

@@ -13,7 +13,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakeshare_pipelines.backup.stores.signature import Signer, SigningKeys, quoted_path, quoted_query
+from lakeshare_pipelines.backup.stores.async_s3 import Signer, SigningKeys, quoted_path, quoted_query
 from tests.builders.keys import AWKWARD_KEYS
 
 NOW = dt.datetime(2026, 11, 21, 23, 59, 59, tzinfo=dt.UTC)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import Progress
-from lakeshare_pipelines.backup.copy.thaw import Archived, archived_in_plan, thaw
+from lakeshare_pipelines.backup.copy.engine import Archived, Progress, archived_in_plan, thaw
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_archive import ASKED, Archive, an_archive, days_of

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from lakeshare_pipelines.backup.records import TableProof, Verification
-from lakeshare_pipelines.backup.rows import HELD, whole_table
+from lakeshare_pipelines.backup.model import HELD, TableProof, Verification, whole_table
 from tests.builders.backup_lakes import AS_OF, DAY, Lake, at, listed_as
 from tests.builders.log_files import PROTOCOL, WrittenLog, add, metadata
 

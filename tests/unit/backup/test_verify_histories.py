@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from lakeshare_pipelines.backup.records import GOOD, TableProof
-from lakeshare_pipelines.backup.workspace import end_of
+from lakeshare_pipelines.backup.model import GOOD, TableProof
+from lakeshare_pipelines.backup.points import end_of
 from tests.builders.backup_histories import History
 from tests.builders.backup_lakes import Lake
 from tests.builders.campaign import campaign_size

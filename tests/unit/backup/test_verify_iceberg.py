@@ -11,10 +11,9 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table import StaticTable
 
+from lakeshare_pipelines.backup.model import TableProof, Verification
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.records import TableProof, Verification
-from lakeshare_pipelines.backup.restore.chosen import chosen
-from lakeshare_pipelines.backup.restore.records import Wish
+from lakeshare_pipelines.backup.restore.selection import Wish, chosen
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_lakes import Lake, listed_as
 from tests.builders.lake_tables import IcebergTable, some_rows

@@ -7,8 +7,7 @@ import pytest
 from deltalake import DeltaTable
 
 from lakeshare_server.errors import BadRequest, TableFilesMissing
-from lakeshare_server.protocol.change_answer import require_recorded
-from lakeshare_server.protocol.negotiation import ResponseFormat
+from lakeshare_server.protocol.lines import ResponseFormat, require_recorded
 from tests.builders import delta_log
 from tests.builders.told_changes import FORMATS, CountingStores, answer, expected, in_order, told
 from tests.builders.written_log import (

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from lakeshare_server.errors import TableFilesMissing
-from lakeshare_server.protocol.answer import Progress
-from lakeshare_server.tables.delta.changes import (
-    ChangeLog,
-    SegmentCache,
-    read_changes,
-    segment_cache,
-    spans,
-)
+from lakeshare_server.protocol.lines import Progress
+from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, read_changes, segment_cache, spans
 from lakeshare_server.tables.delta.log import list_log
 from tests.builders import log_files
 from tests.builders.told_changes import CountingStores, Line, answer, told, url

@@ -13,18 +13,17 @@ from pyiceberg.types import StringType
 from pyroaring import BitMap64
 
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.stores import Stores
+from lakeshare_server.storage import Stores
 from lakeshare_server.tables import FileIndex, TableSnapshot, open_index, write_index
-from lakeshare_server.tables.deletion_vectors import vector_columns, vector_of
-from lakeshare_server.tables.file_difference import file_difference
-from lakeshare_server.tables.iceberg.change_index import (
+from lakeshare_server.tables.iceberg.changes import (
     FeedSource,
     StateChange,
+    file_difference,
     open_changes,
     write_change_index,
 )
-from lakeshare_server.tables.iceberg.lineage import brings_back_columns, column_conflict, keeps_rows
-from lakeshare_server.tables.iceberg.vectors import with_vectors
+from lakeshare_server.tables.iceberg.deletes import vector_columns, vector_of, with_vectors
+from lakeshare_server.tables.iceberg.metadata import brings_back_columns, column_conflict, keeps_rows
 from lakeshare_server.tables.index import index_path
 from tests.builders.lake_tables import IcebergTable
 from tests.builders.people import change_files, people, read

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lakeshare_server.catalog import Ledger
-from lakeshare_server.tables.iceberg.change_index import change_files_of, open_changes
+from lakeshare_server.tables.iceberg.changes import change_files_of, open_changes
 from lakeshare_server.tables.index import index_path
 from tests.builders.applied_changes import applied
 from tests.builders.canonical import same_rows

@@ -1,0 +1,247 @@
+"""The bytes behind the URLs."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from lakeshare_conformance.case import MUST, SHOULD, NothingToTry, expect, on_views
+from lakeshare_conformance.client import Answer
+from lakeshare_conformance.ground import View
+from lakeshare_conformance.reply import Action, Reply
+from lakeshare_conformance.rows import (
+    LARGEST_BYTES,
+    broken_bound,
+    columns_of,
+    physical_name,
+    read_parquet,
+    reads_as,
+)
+
+MOST_FILES = 3
+LATEST_SECONDS = 100_000_000_000
+PRECONDITION_FAILED, NOT_IMPLEMENTED = 412, 501
+
+
+@on_views(MUST, "6.2", "0.19")
+def a_file_is_as_long_as_told(view: View) -> None:
+    """GET of a URL, without a token, is 200 with exactly size bytes."""
+    for action in sample(view.snapshot):
+        _expect_whole(view, action)
+
+
+@on_views(MUST, "0.6", "10")
+def a_range_is_206(view: View) -> None:
+    """GET with Range is 206 with those bytes, Content-Range and Content-Length: first bytes, middle, open end."""
+    for action in sample(view.snapshot):
+        whole = view.table.client.fetch(action.url).expect_status(200).body
+        size = len(whole)
+        for first, last in ((0, 3), (size // 2, size - 1), (size - 4, size - 1)):
+            _expect_part(view, action, f"bytes={first}-{last}", whole, first, last)
+        _expect_part(view, action, f"bytes={size // 2}-", whole, size // 2, size - 1)
+
+
+@on_views(SHOULD, "10")
+def a_suffix_range_is_206(view: View) -> None:
+    """GET with Range: bytes=-n is 206 with the last n bytes, where Parquet has its footer."""
+    for action in sample(view.snapshot):
+        whole = view.table.client.fetch(action.url).expect_status(200).body
+        _expect_part(view, action, "bytes=-8", whole, len(whole) - 8, len(whole) - 1)
+
+
+@on_views(SHOULD, "10")
+def a_range_beyond_the_end_is_416(view: View) -> None:
+    """GET with a Range that begins after the last byte is 416."""
+    for action in sample(view.snapshot):
+        start = action.size_bytes + 10
+        view.table.client.fetch(action.url, headers={"Range": f"bytes={start}-{start + 5}"}).expect_status(
+            416
+        )
+
+
+@on_views(MUST, "10", "6.1")
+def head_tells_the_length_or_refuses(view: View) -> None:
+    """HEAD of a URL is 200 with Content-Length, or 403, which clients survive."""
+    for action in sample(view.snapshot):
+        answer = view.table.client.fetch(action.url, "HEAD").expect_status(200, 403)
+        if answer.status == 200:
+            length = answer.header("content-length")
+            expect(
+                length == str(action.size_bytes), answer.asked, f"Content-Length {action.size_bytes}", length
+            )
+
+
+@on_views(SHOULD, "10")
+def head_tells_that_ranges_are_served(view: View) -> None:
+    """HEAD of a URL is 200 with Accept-Ranges: bytes."""
+    for action in sample(view.snapshot):
+        answer = view.table.client.fetch(action.url, "HEAD").expect_status(200)
+        expect(
+            answer.header("accept-ranges") == "bytes", answer.asked, "Accept-Ranges: bytes", answer.summary
+        )
+
+
+@on_views(MUST, "10")
+def a_url_that_was_altered_is_refused(view: View) -> None:
+    """A URL with another path, another signature or none is 4xx."""
+    changes: tuple[Callable[[str], str], ...] = (_other_path, _other_signature, _no_signature)
+    for action in sample(view.snapshot)[:1]:
+        for change in changes:
+            answer = view.table.client.fetch(change(action.url))
+            where = f"{answer.asked} after {change.__name__.strip('_').replace('_', ' ')}"
+            expect(400 <= answer.status < 500, where, "a refusal by 4xx", answer.status)
+
+
+@on_views(MUST, "2.7", "6.2")
+def urls_end_no_sooner_than_told(view: View) -> None:
+    """expirationTimestamp is no later than the end that the URL itself states: clients refresh by it."""
+    tried = [
+        (action, ends) for action in view.snapshot.actions if (ends := _url_ends_ms(action.url)) is not None
+    ]
+    if not tried or all(action.expires_ms is None for action, _ in tried):
+        raise NothingToTry("no URL states its end, or no file has expirationTimestamp")
+    for action, ends in tried:
+        told = action.expires_ms
+        # URLs state whole seconds.
+        expect(
+            told is None or told < ends + 1000, f"{action.where}, expirationTimestamp", f"up to {ends}", told
+        )
+
+
+@on_views(MUST, "10")
+def urls_are_for_reading_only(view: View) -> None:
+    """PUT, POST and DELETE of a URL are refused by 4xx (or 501), and the file stays as it is."""
+    # A store that lets the method in finds the precondition false and changes nothing; PUT sends the file's own bytes.
+    [action, *_] = sample(view.snapshot)
+    client = view.table.client
+    content = client.fetch(action.url).expect_status(200).body
+    for method, precondition, body in (
+        ("PUT", {"If-None-Match": "*"}, content),
+        ("POST", {"If-None-Match": "*"}, content),
+        ("DELETE", {"If-Match": '"lakeshare-conformance"'}, None),
+    ):
+        answer = client.fetch(action.url, method, precondition, body)
+        is_refused = 400 <= answer.status < 500 and answer.status != PRECONDITION_FAILED
+        expect(
+            is_refused or answer.status == NOT_IMPLEMENTED,
+            answer.asked,
+            "a refusal of the method",
+            answer.status,
+        )
+    again = client.fetch(action.url).expect_status(200)
+    expect(again.body == content, again.asked, "the same bytes as before", f"{len(again.body)} bytes")
+
+
+@on_views(MUST, "2.1", "2.2")
+def files_are_parquet_with_the_columns_of_the_schema(view: View) -> None:
+    """Each file is Parquet; it has columns of the schema, of types that read as the schema's."""
+    columns = columns_of(view.snapshot)
+    stored = set(columns) - {physical_name(view.snapshot, name) for name in view.snapshot.partition_columns}
+    for action in sample(view.snapshot):
+        # Files may have other columns beside: of an older schema, or the writer's own.
+        found = read_parquet(view, action).schema
+        known = [name for name in found.names if name in stored]
+        expect(bool(known) or not stored, action.where, f"a file with some of {sorted(stored)}", found.names)
+        for name in known:
+            told, kind = columns[name]
+            is_fit = reads_as(found.field(name).type, kind)
+            expect(is_fit, f"{action.where}, column {told}", f"a {kind}", str(found.field(name).type))
+
+
+@on_views(MUST, "2.1", "1.7")
+def statistics_count_the_rows(view: View) -> None:
+    """stats.numRecords is the number of rows in the file."""
+    tried = [action for action in sample(view.snapshot) if "numRecords" in (action.stats or {})]
+    if not tried:
+        raise NothingToTry("no file tells numRecords")
+    for action in tried:
+        told, found = (action.stats or {})["numRecords"], read_parquet(view, action).num_rows
+        expect(told == found, f"{action.where}, stats.numRecords", str(found), told)
+
+
+@on_views(MUST, "2.1", "0.15")
+def statistics_hold_the_rows(view: View) -> None:
+    """No value of a file lies outside its minValues and maxValues, and nullCount is the number of nulls."""
+    tried = [action for action in sample(view.snapshot) if action.stats]
+    if not tried:
+        raise NothingToTry("no file has statistics")
+    for action in tried:
+        found = broken_bound(action.stats or {}, read_parquet(view, action), view.snapshot)
+        expect(found is None, f"{action.where}, stats", "bounds around every value", found)
+
+
+def sample(reply: Reply) -> list[Action]:
+    """A few files of a reply, the smallest.
+
+    Raises:
+        NothingToTry: there are none, or they are too large to fetch.
+    """
+    if not reply.actions:
+        raise NothingToTry("no table has files")
+    found = sorted(reply.actions, key=lambda action: action.size_bytes)[:MOST_FILES]
+    found = [action for action in found if action.size_bytes <= LARGEST_BYTES]
+    if not found:
+        raise NothingToTry(f"every file is larger than {LARGEST_BYTES} bytes")
+    return found
+
+
+def a_file_is_served(view: View, action: Action) -> None:
+    """Expect the bytes of one file, if it is not too large to fetch."""
+    if action.size_bytes <= LARGEST_BYTES:
+        _expect_whole(view, action)
+
+
+def _expect_whole(view: View, action: Action) -> None:
+    answer = view.table.client.fetch(action.url).expect_status(200)
+    size = len(answer.body)
+    expect(size == action.size_bytes, answer.asked, f"{action.size_bytes} bytes", size)
+
+
+def _expect_part(view: View, action: Action, asked: str, whole: bytes, first: int, last: int) -> Answer:
+    answer = view.table.client.fetch(action.url, headers={"Range": asked}).expect_status(206)
+    wanted = whole[first : last + 1]
+    where = f"bytes {first}-{last}/{len(whole)}"
+    told = answer.header("content-range")
+    expect(told.strip() == where, answer.asked, f"Content-Range: {where}", told)
+    length = answer.header("content-length")
+    expect(length == str(len(wanted)), answer.asked, f"Content-Length {len(wanted)}", length)
+    expect(answer.body == wanted, answer.asked, "the bytes of that range", f"{len(answer.body)} others")
+    return answer
+
+
+def _url_ends_ms(url: str) -> int | None:
+    """When a URL stops working, by the parameters of S3, Google Cloud Storage, Azure, or by `expires`; None without."""
+    params = {key.lower(): value for key, value in parse_qsl(urlsplit(url).query)}
+    for begin, life in (("x-amz-date", "x-amz-expires"), ("x-goog-date", "x-goog-expires")):
+        if begin in params and life in params:
+            began = datetime.strptime(params[begin], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+            return int((began + timedelta(seconds=int(params[life]))).timestamp() * 1000)
+    if "se" in params and "sig" in params:
+        return int(datetime.fromisoformat(params["se"]).timestamp() * 1000)
+    ends = params.get("expires", "")
+    if not ends.isdigit():
+        return None
+    # Seconds since 1970 until the year 5138, milliseconds after 1973.
+    return int(ends) if int(ends) > LATEST_SECONDS else int(ends) * 1000
+
+
+def _other_path(url: str) -> str:
+    return url.replace("?", "x?", 1) if "?" in url else url + "x"
+
+
+def _other_signature(url: str) -> str:
+    parts = urlsplit(url)
+    pairs = [
+        (key, _turned(value) if "sig" in key.lower() else value)
+        for key, value in parse_qsl(parts.query, keep_blank_values=True)
+    ]
+    return parts._replace(query=urlencode(pairs)).geturl()
+
+
+def _no_signature(url: str) -> str:
+    return url.partition("?")[0]
+
+
+def _turned(value: str) -> str:
+    """The text with its middle character changed: the last one may hold bits that count for nothing."""
+    middle = len(value) // 2
+    return value[:middle] + ("0" if value[middle : middle + 1] != "0" else "1") + value[middle + 1 :]

@@ -1,0 +1,268 @@
+"""Shares, schemas and tables: what the listings say."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lakeshare_conformance.case import (
+    MUST,
+    NAME,
+    OPTIONAL,
+    SHOULD,
+    TEXT,
+    TEXT_MAP,
+    TEXTS,
+    Fields,
+    Kind,
+    NothingToTry,
+    expect,
+    expect_fields,
+    on_server,
+    on_tables,
+    one_of,
+    text_up_to,
+)
+from lakeshare_conformance.ground import Server, Table, at
+
+LONGEST_NAME = 255
+MOST_PROPERTIES = 50
+PROPERTIES = Kind(
+    f"at most {MOST_PROPERTIES} texts of 1000 characters under keys of 255",
+    lambda value: (
+        TEXT_MAP.holds(value)
+        and len(value) <= MOST_PROPERTIES
+        and all(len(key) <= LONGEST_NAME and len(text) <= 1000 for key, text in value.items())
+    ),
+)
+MODES = Kind(
+    "a list of url and dir",
+    lambda value: isinstance(value, list) and bool(value) and set(map(str, value)) <= {"url", "dir"},
+)
+OF_SHARE: Fields = {
+    "id": NAME,
+    "displayName": text_up_to(LONGEST_NAME),
+    "comment": text_up_to(65_536),
+    "properties": PROPERTIES,
+}
+OF_TABLE: Fields = {
+    "id": NAME,
+    "shareId": NAME,
+    "location": NAME,
+    "auxiliaryLocations": TEXTS,
+    "accessModes": MODES,
+}
+
+
+@on_server(MUST, "1.0", "1.1")
+def listings_are_json(server: Server) -> None:
+    """Listings are application/json with charset utf-8: an object with items, and nextPageToken if there are more."""
+    for path in server.listings:
+        answer = server.client.ask("GET", path)
+        answer.object()
+        kind = answer.header("content-type").lower().replace(" ", "")
+        expect(
+            kind == "application/json;charset=utf-8", answer.asked, "application/json; charset=utf-8", kind
+        )
+
+
+@on_server(MUST, "1.2")
+def shares_have_the_documented_fields(server: Server) -> None:
+    """A share has a name; id, displayName, comment and properties are of their kinds and lengths."""
+    for item in server.items("/shares"):
+        expect_fields("an item of /shares", item, {"name": NAME}, OF_SHARE)
+
+
+@on_server(MUST, "1.3")
+def schemas_name_themselves_and_their_share(server: Server) -> None:
+    """A schema has a name and the name of its share."""
+    for share in server.shares:
+        path = f"{at(share)}/schemas"
+        for item in server.items(path):
+            expect_fields(f"an item of {path}", item, {"name": NAME, "share": NAME}, {})
+            expect(item["share"].lower() == share.lower(), f"an item of {path}", f"share {share}", item)
+
+
+@on_server(MUST, "1.4")
+def tables_have_the_documented_fields(server: Server) -> None:
+    """A table has name, schema, share; ids, locations and accessModes are of their kinds; dir has location."""
+    for where, item in _table_items(server):
+        expect_fields(where, item, dict.fromkeys(("name", "schema", "share"), NAME), OF_TABLE)
+        if "dir" in (item.get("accessModes") or []):
+            expect(item.get("location") is not None, where, "a location, since accessModes has dir", item)
+
+
+@on_server(MUST, "1.0")
+def names_are_made_of_allowed_characters(server: Server) -> None:
+    """Names have at most 255 characters, none a space, a slash or a control; schemas and tables none with a dot."""
+    for item in server.items("/shares"):
+        _allowed("the name of a share", str(item.get("name")), "")
+    for where, listed in _table_items(server):
+        _allowed(f"{where}: the name of a schema", str(listed.get("schema")), ".")
+        _allowed(f"{where}: the name of a table", str(listed.get("name")), ".")
+
+
+@on_server(SHOULD, "3")
+def names_of_shares_have_no_dot(server: Server) -> None:
+    """A share's name has no dot: the path share.schema.table, which clients take, could not be read."""
+    for item in server.items("/shares"):
+        expect("." not in str(item.get("name")), "the name of a share", "no dot", item)
+
+
+@on_server(MUST, "1.2")
+def a_share_is_told_as_it_is_listed(server: Server) -> None:
+    """Get Share answers the listed item, under the key share."""
+    listed = {str(item.get("name")): item for item in server.items("/shares")}
+    for share in server.shares:
+        answer = server.client.ask("GET", at(share))
+        expect(answer.object() == {"share": listed[share]}, answer.asked, str(listed[share]), answer.summary)
+
+
+@on_server(MUST, "1.1", "1.4")
+def all_tables_are_the_tables_of_all_schemas(server: Server) -> None:
+    """all-tables lists exactly what the listings of the share's schemas list."""
+    for share in server.shares:
+        path = f"{at(share)}/all-tables"
+        one_by_one = [
+            item for schema in server.schemas(share) for item in server.items(f"{at(share, schema)}/tables")
+        ]
+        found = sorted(map(_place, server.items(path)))
+        expect(
+            found == sorted(map(_place, one_by_one)),
+            path,
+            f"the {len(one_by_one)} tables of its schemas",
+            found,
+        )
+
+
+@on_server(MUST, "1.2", "1.4")
+def ids_are_unique_and_stay(server: Server) -> None:
+    """Ids of shares are unique on the server, those of tables in their share; asked again, they are the same."""
+    for share in server.shares:
+        path = f"{at(share)}/all-tables"
+        items = server.items(path)
+        again = server.client.ask("GET", path).object().get("items") or []
+        ids = [item["id"] for item in items if item.get("id") is not None]
+        expect(len(ids) == len(set(ids)), path, "ids that are unique in the share", sorted(ids))
+        of_item = {_place(item): (item.get("id"), item.get("shareId")) for item in items}
+        for item in again:
+            expect(
+                (item.get("id"), item.get("shareId")) == of_item.get(_place(item)),
+                path,
+                "the same ids again",
+                item,
+            )
+    shares = [item["id"] for item in server.items("/shares") if item.get("id") is not None]
+    expect(len(shares) == len(set(shares)), "/shares", "ids that are unique", sorted(shares))
+
+
+@on_server(MUST, "1.0")
+def names_are_read_in_any_case(server: Server) -> None:
+    """Names in URLs are case-insensitive."""
+    for share in server.shares:
+        for schema in server.schemas(share):
+            path = f"{at(share.swapcase(), schema.swapcase())}/tables"
+            answer = server.client.ask("GET", path)
+            found = sorted(map(_place, answer.object().get("items") or []))
+            wanted = sorted(map(_place, server.items(f"{at(share, schema)}/tables")))
+            expect(
+                set(found) <= set(wanted) and bool(found) == bool(wanted), answer.asked, str(wanted), found
+            )
+
+
+@on_tables(MUST, "1.0", "1.5")
+def names_of_tables_are_read_in_any_case(table: Table) -> None:
+    """A table is found by its names in any case."""
+    path = at(*(name.swapcase() for name in table.names))
+    table.client.ask("GET", f"{path}/version").expect_status(200)
+
+
+@on_tables(MUST, "1.0", "6.2")
+def names_are_percent_decoded_once(table: Table) -> None:
+    """Names in URLs are percent-decoded, as Spark encodes them; but only once."""
+    once = [_encoded(name) for name in table.names]
+    path = "/shares/{}/schemas/{}/tables/{}/version"
+    table.client.ask("GET", path.format(*once)).expect_status(200)
+    twice = [name.replace("%", "%25") for name in once]
+    table.client.ask("GET", path.format(*twice)).refusal(400, 404)
+
+
+@on_server(MUST, "1.0", "4")
+def what_is_not_there_is_404(server: Server) -> None:
+    """An unknown share, schema or table is 404, in JSON."""
+    missing = "lakeshare_conformance_no_such_name"
+    paths = [at(missing), f"{at(missing)}/schemas", f"{at(missing)}/all-tables"]
+    for share in server.shares:
+        paths.append(f"{at(share, missing)}/tables")
+        paths += [f"{at(share, schema, missing)}/version" for schema in server.schemas(share)]
+    for path in paths:
+        server.client.ask("GET", path).refusal(404)
+
+
+@on_tables(MUST, "1.0", "4")
+def a_table_is_found_in_its_own_place_only(table: Table) -> None:
+    """A table asked for in another share or schema is 404 for each of its calls."""
+    share, schema, name = table.names
+    for path in (at(share, f"{schema}_", name), at(f"{share}_", schema, name), at(share, schema, f"{name}_")):
+        table.client.ask("GET", f"{path}/version").refusal(404)
+        table.client.ask("GET", f"{path}/metadata").refusal(404)
+        table.client.ask("POST", f"{path}/query", body={}).refusal(404)
+        table.client.ask("GET", f"{path}/changes", params={"startingVersion": 0}).refusal(404)
+
+
+@on_server(SHOULD, "4")
+def what_is_not_there_is_told_by_its_code(server: Server) -> None:
+    """The errorCode of a 404 is RESOURCE_DOES_NOT_EXIST."""
+    answer = server.client.ask("GET", at("lakeshare_conformance_no_such_name"))
+    answer.refusal(404)
+    expect(
+        b'"RESOURCE_DOES_NOT_EXIST"' in answer.body, answer.asked, "RESOURCE_DOES_NOT_EXIST", answer.summary
+    )
+
+
+@on_tables(OPTIONAL, "9")
+def a_table_tells_its_format(table: Table) -> None:
+    """OpenSharing's Get Table answers the table's names and its format: delta, iceberg, or both."""
+    answer = table.ask("GET")
+    if answer.status in (404, 405, 501):
+        raise NothingToTry("the server does not know Get Table")
+    item = answer.object()
+    formats = one_of("delta", "iceberg", "delta,iceberg", "iceberg,delta")
+    required = {"name": NAME, "schema": NAME, "share": NAME, "format": formats}
+    expect_fields(answer.asked, item | {"format": str(item.get("format", "")).replace(" ", "")}, required, {})
+    names = tuple(str(item[part]).lower() for part in ("share", "schema", "name"))
+    expect(
+        names == tuple(name.lower() for name in table.names), answer.asked, f"the names {table.name}", item
+    )
+    expect_fields(answer.asked, item, {}, {"id": TEXT, "shareId": TEXT})
+
+
+@on_tables(SHOULD, "1.1")
+def a_listed_table_can_be_read(table: Table) -> None:
+    """What is listed can be read, in one response format at least."""
+    table.version().expect_status(200)
+    expect(bool(table.views), table.path, "metadata in parquet or delta format", "refusals of both")
+
+
+def _table_items(server: Server) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for share in server.shares:
+        paths = [
+            f"{at(share)}/all-tables",
+            *(f"{at(share, schema)}/tables" for schema in server.schemas(share)),
+        ]
+        for path in paths:
+            for item in server.items(path):
+                yield f"an item of {path}", item
+
+
+def _allowed(where: str, name: str, forbidden: str) -> None:
+    is_allowed = 0 < len(name) <= LONGEST_NAME and not any(
+        sign in f" /{forbidden}" or ord(sign) < 0x20 or ord(sign) == 0x7F for sign in name
+    )
+    expect(is_allowed, where, f"1 to {LONGEST_NAME} characters, none of them forbidden", name)
+
+
+def _encoded(name: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in name.encode())
+
+
+def _place(item: Mapping[str, Any]) -> str:
+    return ".".join(str(item.get(part)).lower() for part in ("share", "schema", "name"))

@@ -1,0 +1,118 @@
+"""`lakeshare conformance run`: the suite against the server of a profile."""
+
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from lakeshare_conformance.case import Case
+    from lakeshare_conformance.report import Report, Watch
+
+PROGRESS_AFTER_S, PROGRESS_EVERY_S = 2, 5
+WIDTH = 78
+
+conformance_app = typer.Typer(
+    help="Conformance: does a server keep the promises of the sharing protocol?", no_args_is_help=True
+)
+
+
+# The group has one command; without this, typer would take the group for the command.
+@conformance_app.callback()
+def conformance() -> None:
+    """Does a server keep the promises of the sharing protocol?"""
+
+
+@conformance_app.command("run")
+def run_conformance(
+    profile: Annotated[
+        Path | None, typer.Argument(metavar="PROFILE", help="A profile file for the server to be tried.")
+    ] = None,
+    share: Annotated[str | None, typer.Option(help="Try this share only.")] = None,
+    table: Annotated[str | None, typer.Option(help="Try this table only, as schema.table.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Try cases or groups of this name, like 'paging' or '*head*'; may be repeated."),
+    ] = None,
+    foreign: Annotated[
+        Path | None,
+        typer.Option(help="Profile file of a second recipient: its tables must not exist for the first one."),
+    ] = None,
+    expired: Annotated[
+        Path | None, typer.Option(help="Profile file whose token has expired: it must be refused.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON.")] = None,
+    junit_file: Annotated[Path | None, typer.Option("--junit", help="Write the report as JUnit XML.")] = None,
+    list_cases: Annotated[bool, typer.Option("--list", help="List the cases and try none.")] = False,
+) -> None:
+    """Try a server of the Delta Sharing (OpenSharing) protocol over HTTP alone. Exit code 1 if any `must` fails."""
+    from lakeshare_conformance.client import ConformanceError
+    from lakeshare_conformance.report import chosen_cases, listing
+
+    try:
+        cases = chosen_cases(only or [])
+        report = (
+            None if list_cases or profile is None else _report(profile, share, table, cases, foreign, expired)
+        )
+    except ConformanceError as error:
+        typer.secho(f"lakeshare: {error}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(1) from error
+    if list_cases:
+        for line in listing(cases):
+            typer.echo(line)
+        return
+    if report is None:
+        raise typer.BadParameter("give a profile, or --list to see the cases", param_hint="PROFILE")
+    for line in report.text():
+        typer.echo(line)
+    if json_file is not None:
+        report.write_json(json_file)
+    if junit_file is not None:
+        report.write_junit(junit_file)
+    raise typer.Exit(1 if report.failed else 0)
+
+
+def _report(
+    profile_file: Path,
+    share: str | None,
+    table: str | None,
+    cases: "tuple[Case, ...]",
+    foreign_file: Path | None,
+    expired_file: Path | None,
+) -> "Report":
+    from lakeshare_conformance.client import Client, read_profile
+    from lakeshare_conformance.ground import survey
+    from lakeshare_conformance.report import Report, run
+
+    profile = read_profile(profile_file)
+    foreign, expired = (
+        read_profile(file, option) if file is not None else None
+        for file, option in ((foreign_file, "--foreign"), (expired_file, "--expired"))
+    )
+    started_at, began = datetime.now(UTC), time.monotonic()
+    with Client(profile) as client:
+        ground = survey(client, profile, share, table, foreign=foreign, expired=expired)
+        outcomes = run(cases, ground, progress(began))
+    if sys.stderr.isatty():
+        typer.echo(f"\r{'':{WIDTH}}\r", nl=False, err=True)
+    return Report(ground, outcomes, started_at, time.monotonic() - began)
+
+
+def progress(began: float) -> "Watch":
+    """Tells of the case under way once a run takes a while: on a terminal in place, elsewhere now and then."""
+    is_terminal = sys.stderr.isatty()
+    told = began + PROGRESS_AFTER_S - PROGRESS_EVERY_S
+
+    def watch(number: int, total: int, case: "Case") -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - began < PROGRESS_AFTER_S or (not is_terminal and now - told < PROGRESS_EVERY_S):
+            return
+        told = now
+        text = f"{number}/{total} {case.name}"[:WIDTH]
+        typer.echo(f"\r{text:{WIDTH}}" if is_terminal else text, nl=not is_terminal, err=True)
+
+    return watch

@@ -1,0 +1,404 @@
+"""All cases, in the order they are tried and reported."""
+
+import json
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from fnmatch import fnmatch
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lakeshare_conformance.case import MUST, SECTIONS, Broken, Case, Level, NothingToTry, Trial, shown
+from lakeshare_conformance.cases import (
+    async_queries,
+    authentication,
+    bad_requests,
+    change_bounds,
+    changes,
+    credentials,
+    data_files,
+    deletion_vectors,
+    delta_format,
+    end_stream,
+    file_ids,
+    fragments,
+    limits,
+    listing_pages,
+    listings,
+    metadata,
+    negotiation,
+    other_profiles,
+    paging,
+    predicates,
+    refresh,
+    snapshots,
+    time_travel,
+    versions,
+    windows,
+)
+from lakeshare_conformance.client import BadOption
+from lakeshare_conformance.ground import Ground
+
+MODULES: tuple[ModuleType, ...] = (
+    authentication,
+    other_profiles,
+    listings,
+    listing_pages,
+    versions,
+    metadata,
+    negotiation,
+    snapshots,
+    delta_format,
+    deletion_vectors,
+    data_files,
+    time_travel,
+    windows,
+    changes,
+    change_bounds,
+    paging,
+    refresh,
+    end_stream,
+    file_ids,
+    async_queries,
+    predicates,
+    limits,
+    credentials,
+    bad_requests,
+    fragments,
+)
+
+
+def every_case() -> tuple[Case, ...]:
+    """The whole suite."""
+    return tuple(case for module in MODULES for case in _of(module))
+
+
+def chosen_cases(patterns: Sequence[str]) -> tuple[Case, ...]:
+    """The cases whose name or group fits one of the patterns (`paging.*`, `*head*`); all for no pattern.
+
+    Raises:
+        BadOption: none does.
+    """
+    if not patterns:
+        return every_case()
+    found = tuple(case for case in every_case() if any(_fits(case, pattern) for pattern in patterns))
+    if not found:
+        raise BadOption("--only", ", ".join(patterns), "No case has such a name; --list names them all.")
+    return found
+
+
+def group_titles() -> dict[str, str]:
+    """What each group is about."""
+    return {case.group: _title(module) for module in MODULES for case in _of(module)}
+
+
+def _of(module: ModuleType) -> list[Case]:
+    found = [value for value in vars(module).values() if isinstance(value, Case)]
+    return [*found, *getattr(module, "CASES", ())]
+
+
+def _title(module: ModuleType) -> str:
+    return (module.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+
+
+def _fits(case: Case, pattern: str) -> bool:
+    return fnmatch(case.name, pattern) or case.group == pattern
+
+
+Watch = Callable[[int, int, Case], None]
+
+
+class Verdict(StrEnum):
+    """What came of a case."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_APPLICABLE = "not applicable"
+
+
+PASSED, FAILED, NOT_APPLICABLE = Verdict.PASSED, Verdict.FAILED, Verdict.NOT_APPLICABLE
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdict of a case: on how many places it was tried, and a sentence for each place where it failed."""
+
+    case: Case
+    verdict: Verdict
+    tried: int
+    sentences: tuple[str, ...] = ()
+    reason: str = ""
+    elapsed_s: float = 0.0
+
+    @property
+    def fails_the_run(self) -> bool:
+        """Whether a `must` failed."""
+        return self.verdict == FAILED and self.case.level == MUST
+
+
+def run(cases: Sequence[Case], ground: Ground, watch: Watch | None = None) -> list[Outcome]:
+    """Try cases one after another; `watch` is told of each before it is tried."""
+    outcomes = []
+    for number, case in enumerate(cases, 1):
+        if watch is not None:
+            watch(number, len(cases), case)
+        outcomes.append(_try(case, ground))
+    return outcomes
+
+
+def _try(case: Case, ground: Ground) -> Outcome:
+    began = time.monotonic()
+    passed, sentences, reasons = 0, [], []
+    try:
+        trials = list(case.trials(ground))
+    except Broken as error:
+        # What is there to try it on could not even be found out.
+        trials, sentences = [], [str(error)]
+    for trial in trials:
+        sentence, reason = _judge(trial)
+        if sentence:
+            sentences.append(f"{sentence} ({case.section})")
+        elif reason:
+            reasons.append(reason)
+        else:
+            passed += 1
+    verdict = FAILED if sentences else PASSED if passed else NOT_APPLICABLE
+    reason = "" if verdict != NOT_APPLICABLE else (reasons or [case.lacking])[0]
+    elapsed_s = round(time.monotonic() - began, 3)
+    return Outcome(case, verdict, passed + len(sentences), tuple(sentences), reason, elapsed_s)
+
+
+def _judge(trial: Trial) -> tuple[str, str]:
+    """The sentence of a failure, the reason why there was nothing to try, or neither."""
+    try:
+        trial.run()
+    except Broken as error:
+        return str(error), ""
+    except NothingToTry as nothing:
+        return "", str(nothing)
+    except Exception as error:
+        # A strange answer is the server's failure, and no reason to end the run.
+        return (
+            f"{trial.place}: expected an answer that can be judged, came {type(error).__name__}: {shown(str(error))}",
+            "",
+        )
+    return "", ""
+
+
+MOST_SENTENCES = 3
+# Characters that XML 1.0 cannot hold in any spelling.
+_CONTROLS = (*range(9), 11, 12, *range(14, 32), 0xFFFE, 0xFFFF, *range(0xD800, 0xE000))
+_NOT_IN_XML = dict.fromkeys(_CONTROLS, "\ufffd")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished run."""
+
+    ground: Ground
+    outcomes: Sequence[Outcome]
+    started_at: datetime
+    elapsed_s: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether a `must` failed."""
+        return any(outcome.fails_the_run for outcome in self.outcomes)
+
+    def text(self) -> Iterator[str]:
+        """The report for people, line by line."""
+        yield f"{self.ground.server.profile.endpoint}: {_tables(self.ground)}"
+        yield f"{'':44}{'passed':>8}{'failed':>8}{'n/a':>6}"
+        for group, outcomes in self._groups().items():
+            counts = Counter(outcome.verdict for outcome in outcomes)
+            title = f"{group} ({_lower(group_titles()[group])})"
+            yield f"{_cut(title, 43):44}{counts[PASSED]:8}{counts[FAILED]:8}{counts[NOT_APPLICABLE]:6}"
+            for outcome in outcomes:
+                yield from _explained(outcome)
+        yield from self._totals()
+
+    def as_json(self) -> dict[str, Any]:
+        """The report for programs."""
+        return {
+            "endpoint": self.ground.server.profile.endpoint,
+            "startedAt": self.started_at.isoformat(),
+            "elapsedS": round(self.elapsed_s, 3),
+            "tables": [table.name for table in self.ground.tables],
+            "tablesLeftOut": self.ground.left_out,
+            "failed": self.failed,
+            "counts": {level.value: _counts(self.outcomes, level) for level in Level},
+            "cases": [_as_json(outcome) for outcome in self.outcomes],
+        }
+
+    def as_junit(self) -> ET.Element:
+        """The report for CI servers: every case that failed is a failure there, of its level as type."""
+        suites = ET.Element("testsuites", name="lakeshare conformance", time=f"{self.elapsed_s:.3f}")
+        for group, outcomes in self._groups().items():
+            counts = Counter(outcome.verdict for outcome in outcomes)
+            suite = ET.SubElement(
+                suites,
+                "testsuite",
+                name=group,
+                tests=str(len(outcomes)),
+                failures=str(counts[FAILED]),
+                errors="0",
+                skipped=str(counts[NOT_APPLICABLE]),
+                time=f"{sum(outcome.elapsed_s for outcome in outcomes):.3f}",
+            )
+            for outcome in outcomes:
+                _add_junit(suite, outcome)
+        return suites
+
+    def write_json(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n",
+            encoding="utf-8",
+            errors="replace",
+        )
+
+    def write_junit(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ET.ElementTree(self.as_junit()).write(path, encoding="utf-8", xml_declaration=True)
+
+    def _groups(self) -> Mapping[str, list[Outcome]]:
+        groups: dict[str, list[Outcome]] = {}
+        for outcome in self.outcomes:
+            groups.setdefault(outcome.case.group, []).append(outcome)
+        return groups
+
+    def _totals(self) -> Iterator[str]:
+        for level in Level:
+            counts = _counts(self.outcomes, level)
+            told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+            yield f"{level.value:>10}: {told}"
+        verdict = "FAILED: a must does not hold" if self.failed else "passed: every must that applies holds"
+        yield f"{verdict} ({len(self.outcomes)} cases in {self.elapsed_s:.1f} s)"
+
+
+def listing(cases: Sequence[Case]) -> Iterator[str]:
+    """The cases with their levels, sections and promises, for people who look for one."""
+    group = ""
+    for case in cases:
+        if case.group != group:
+            group = case.group
+            yield f"{group}: {group_titles()[group]}"
+        yield f"  {case.name}  [{case.level}; {case.section}]"
+        yield f"      {case.promise}"
+
+
+def _explained(outcome: Outcome) -> Iterator[str]:
+    name = outcome.case.name.partition(".")[2]
+    if outcome.verdict == FAILED:
+        yield f"  FAILED {outcome.case.level}: {name}: {outcome.case.promise}"
+        yield from (f"      {sentence}" for sentence in outcome.sentences[:MOST_SENTENCES])
+        if len(outcome.sentences) > MOST_SENTENCES:
+            yield f"      and in {len(outcome.sentences) - MOST_SENTENCES} more places"
+    if outcome.verdict == NOT_APPLICABLE:
+        yield f"  n/a {outcome.case.level}: {name}: {outcome.reason}"
+
+
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    case = outcome.case
+    return {
+        "name": case.name,
+        "group": case.group,
+        "level": case.level.value,
+        "sections": list(case.sections),
+        "promise": case.promise,
+        "verdict": outcome.verdict.value,
+        "tried": outcome.tried,
+        "sentences": list(outcome.sentences),
+        "reason": outcome.reason,
+        "elapsedS": outcome.elapsed_s,
+    }
+
+
+def _add_junit(suite: ET.Element, outcome: Outcome) -> None:
+    case = outcome.case
+    made = ET.SubElement(
+        suite, "testcase", classname=case.group, name=case.name, time=f"{outcome.elapsed_s:.3f}"
+    )
+    if outcome.verdict == FAILED:
+        failure = ET.SubElement(made, "failure", type=case.level.value, message=_xml(outcome.sentences[0]))
+        failure.text = _xml("\n".join((case.promise, *outcome.sentences)))
+    if outcome.verdict == NOT_APPLICABLE:
+        ET.SubElement(made, "skipped", message=_xml(outcome.reason))
+
+
+def _counts(outcomes: Sequence[Outcome], level: Level) -> dict[str, int]:
+    counts = Counter(outcome.verdict for outcome in outcomes if outcome.case.level == level)
+    return {verdict.value: counts[verdict] for verdict in Verdict}
+
+
+def _tables(ground: Ground) -> str:
+    names = ", ".join(table.name for table in ground.tables) or "no table"
+    more = f", and {ground.left_out} more that were not tried (name one by --table)"
+    return names + (more if ground.left_out else "")
+
+
+def _lower(title: str) -> str:
+    return title[:1].lower() + title[1:]
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _xml(text: str) -> str:
+    return text.translate(_NOT_IN_XML)
+
+
+PAGE = Path("docs/reference/conformance.md")
+BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables made anew.
+
+    Raises:
+        ValueError: the page has no place for them.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page needs the lines {BEGIN} and {END}")
+    return "\n".join((before + BEGIN, *_reference_tables(), END + after))
+
+
+def _reference_tables() -> Iterator[str]:
+    titles = group_titles()
+    group = ""
+    for case in every_case():
+        if case.group != group:
+            group = case.group
+            yield from (
+                "",
+                f"### {group}",
+                "",
+                f"{titles[group]}.",
+                "",
+                "| case | level | sections | promise |",
+                "|---|---|---|---|",
+            )
+        name = case.name.partition(".")[2]
+        yield f"| `{name}` | {case.level} | {case.section} | {_cell(case.promise)} |"
+    yield from ("", "## Sections", "", "| § | what it is about |", "|---|---|")
+    for section, subject in SECTIONS.items():
+        yield f"| {section} | {_cell(subject)} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
+    page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

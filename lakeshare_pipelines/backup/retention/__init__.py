@@ -1,1 +1,0 @@
-"""How long points stay: grandfather, father, son; locks set and extended; what nobody needs any more."""

@@ -1,0 +1,425 @@
+"""Rows of landing files as they stand there, with the file and the line they come from.
+
+Text is read as lines and parsed from them, because Spark's own CSV and JSON readers do not say where a row stood.
+Line numbers come from the order within a file block, so a file may be read by many tasks.
+"""
+
+import codecs
+import csv
+import gzip
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING, cast
+from urllib.parse import unquote, urlsplit
+
+from lakeshare_pipelines.contracts import Reading
+from lakeshare_pipelines.errors import DeliveryError
+from lakeshare_pipelines.ingest.delivery import LandingFile
+from lakeshare_pipelines.settings import MAX_LINE_MB, MAX_UNPACKED_MB
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+MIB = 1 << 20
+CHUNK_BYTES = MIB
+BOM = "\ufeff"
+
+
+@dataclass(frozen=True)
+class ReadingLimits:
+    """How long a line may be, and what a file may unpack to."""
+
+    max_line_mb: int = MAX_LINE_MB
+    max_unpacked_mb: int = MAX_UNPACKED_MB
+
+
+@dataclass(frozen=True)
+class ReadableFile:
+    """A file that was looked through: the names in its header (CSV), or its columns' types (Parquet)."""
+
+    file: LandingFile
+    limits: ReadingLimits
+    header: tuple[str, ...] = ()
+    schema: "pa.Schema | None" = None
+
+
+def require_readable(file: LandingFile, limits: ReadingLimits = ReadingLimits()) -> ReadableFile:
+    """Look a file through.
+
+    Raises:
+        DeliveryError: it is empty, unreadable, cut off, not UTF-8, or beyond a limit.
+    """
+    try:
+        if file.path.stat().st_size == 0:
+            raise _error(
+                file, "is empty (0 bytes)", "Deliver the file again; a table without rows has a header"
+            )
+        if file.format == "parquet":
+            return ReadableFile(file, limits, schema=_parquet_schema(file, limits))
+        head = _look_through(file, limits)
+    except OSError as error:
+        raise _error(
+            file, f"cannot be read: {error.strerror or error}", "Check the file and its permissions"
+        ) from error
+    return ReadableFile(file, limits, header=_header(file, head) if file.format == "csv" else ())
+
+
+def _look_through(file: LandingFile, limits: ReadingLimits) -> str:
+    """Decode all of a text file and return its beginning."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    head, line, size_bytes, unended_bytes = "", 1, 0, 0
+    for chunk in _chunks(file):
+        size_bytes += len(chunk)
+        if file.is_compressed:
+            _require_unpacked(file, size_bytes, limits)
+        first, last = _line_ends(chunk)
+        # Lines between two ends in one chunk are shorter than it, and so than any limit.
+        if unended_bytes + first > limits.max_line_mb * MIB:
+            raise _error(
+                file,
+                f"line {line} is longer than {limits.max_line_mb} MiB",
+                "Deliver it in lines, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it",
+            )
+        unended_bytes = unended_bytes + len(chunk) if last < 0 else len(chunk) - 1 - last
+        try:
+            text = decoder.decode(chunk)
+        except UnicodeDecodeError as error:
+            line += error.object[: error.start].count(b"\n")
+            raise _not_utf8(file, line, f"byte 0x{error.object[error.start]:02x}") from error
+        if "\0" in text:
+            raise _not_utf8(file, line + text[: text.index("\0")].count("\n"), "a zero byte, as in UTF-16,")
+        head = head or text
+        line += text.count("\n")
+    try:
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise _not_utf8(file, line, "a character that is cut off at the end") from error
+    if not head.strip(BOM + " \r\n"):
+        raise _error(file, "holds nothing", "Deliver the file again; a table without rows has a header")
+    return head
+
+
+def _line_ends(chunk: bytes) -> tuple[int, int]:
+    """How many bytes stand before the first end of a line, all when there is none, and where the last end is, or -1."""
+    ends = [at for at in (chunk.find(b"\n"), chunk.find(b"\r")) if at >= 0]
+    return min(ends, default=len(chunk)), max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+
+
+def _require_unpacked(file: LandingFile, size_bytes: int, limits: ReadingLimits) -> None:
+    if size_bytes > limits.max_unpacked_mb * MIB:
+        raise _error(
+            file,
+            f"unpacks to more than {limits.max_unpacked_mb} MiB",
+            "Deliver it in several files, or raise LAKESHARE_MAX_UNPACKED_MB",
+        )
+
+
+def _chunks(file: LandingFile) -> Iterator[bytes]:
+    if not file.is_compressed:
+        with file.path.open("rb") as plain:
+            yield from _file_blocks(plain)
+        return
+    try:
+        with gzip.open(file.path) as packed:
+            yield from _file_blocks(cast("IO[bytes]", packed))
+    except EOFError as error:
+        raise _error(file, "is cut off: the gzip data ends too early", "Transfer the file again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise _error(file, f"is no sound gzip file: {error}", "Transfer the file again") from error
+
+
+def _file_blocks(stream: IO[bytes]) -> Iterator[bytes]:
+    while block := stream.read(CHUNK_BYTES):
+        yield block
+
+
+def _header(file: LandingFile, head: str) -> tuple[str, ...]:
+    reader = csv.reader(
+        head.removeprefix(BOM).splitlines(keepends=True), delimiter=file.table.reading.delimiter
+    )
+    return tuple(name.strip() for name in next(reader, []))
+
+
+def _parquet_schema(file: LandingFile, limits: ReadingLimits) -> "pa.Schema":
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        footer = pq.read_metadata(file.path)
+        schema = footer.schema.to_arrow_schema()
+    except (pa.ArrowException, ValueError) as error:
+        first = str(error).splitlines()[0].rstrip(".")
+        raise _error(file, f"is no sound Parquet file: {first}", "Transfer the file again") from error
+    groups = (footer.row_group(number) for number in range(footer.num_row_groups))
+    _require_unpacked(file, sum(group.total_byte_size for group in groups), limits)
+    return schema
+
+
+def _not_utf8(file: LandingFile, line: int, what: str) -> DeliveryError:
+    return _error(
+        file, f"is not UTF-8: {what} in line {line}", "Convert it, as with `iconv -f LATIN1 -t UTF-8`"
+    )
+
+
+def _error(file: LandingFile, reason: str, fix: str) -> DeliveryError:
+    return DeliveryError(file.title, reason, fix + ".")
+
+
+FILE, LINE, PARTITION, RAW, BAD = (
+    f"__lakeshare_{name}" for name in ("file", "line", "partition", "raw", "bad")
+)
+_BROKEN, _PARSED, _TEXTS = "_broken", "_parsed", "_texts"
+RAW_CHARACTERS = 4000
+NANOS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """Rows of files that are built alike: a frame with FILE, LINE, PARTITION, RAW and BAD, and how to get at values.
+
+    `columns` are the delivered ones in the order of the file, `values` the values of those that are wanted, `types`
+    their types where the file has types; elsewhere values are texts, and null where the contract says so.
+    """
+
+    files: tuple[LandingFile, ...]
+    frame: "DataFrame"
+    columns: tuple[str, ...]
+    values: "Mapping[str, SparkColumn]"
+    types: "Mapping[str, DataType] | None" = None
+
+
+def read_raw(spark: "SparkSession", files: Sequence[ReadableFile], wanted: Sequence[str]) -> list[RawRows]:
+    """The files of one table, in groups that are built alike."""
+    groups: dict[object, list[ReadableFile]] = {}
+    for file in files:
+        shape = file.schema.remove_metadata() if file.schema is not None else file.header
+        groups.setdefault((file.file.format, str(shape)), []).append(file)
+    return [_read_group(spark, group, wanted) for group in groups.values()]
+
+
+def _read_group(spark: "SparkSession", group: Sequence[ReadableFile], wanted: Sequence[str]) -> RawRows:
+    files = tuple(readable.file for readable in group)
+    kind = files[0].format
+    if kind == "parquet":
+        return _read_parquet(spark, group)
+    if kind == "jsonl":
+        return _read_json(spark, files, wanted)
+    if files[0].table.reading.multiline:
+        return _read_multiline(spark, files, group[0].header, group[0].limits)
+    return _read_csv(spark, files, group[0].header)
+
+
+def _read_csv(spark: "SparkSession", files: tuple[LandingFile, ...], header: tuple[str, ...]) -> RawRows:
+    from pyspark.sql import functions as F
+
+    reading = files[0].table.reading
+    parsed = F.from_csv("value", _text_schema(len(header)), _csv_options(reading))
+    rows = (
+        _lines(spark, files)
+        .where((F.col(LINE) > 1) & (F.trim("value") != ""))
+        # Exploded, though it is one: a step the optimizer does not fold, or it parses the line again for each field.
+        .select("*", F.explode(F.array(parsed)).alias(_PARSED))
+        .withColumn(BAD, F.coalesce(_unclosed(), _unfit(header)))
+        .withColumn(RAW, F.substring("value", 1, RAW_CHARACTERS))
+    )
+    return _as_texts(files, rows, header, reading)
+
+
+def _read_multiline(
+    spark: "SparkSession", files: tuple[LandingFile, ...], header: tuple[str, ...], limits: ReadingLimits
+) -> RawRows:
+    from pyspark.sql import functions as F
+
+    reading = files[0].table.reading
+    records = (
+        spark.read.options(**_csv_options(reading), multiLine=True, header=True)
+        # A quote that is never closed takes all that follows for one value.
+        .option("maxCharsPerColumn", limits.max_line_mb * MIB)
+        .schema(_text_schema(len(header)))
+        .csv(_paths(files))
+        .select(F.struct("*").alias(_PARSED), *_where())
+    )
+    texts = [F.col(_PARSED)[f"_{i}"] for i in range(len(header))]
+    joined = F.coalesce(F.col(_PARSED)[_BROKEN], F.concat_ws(reading.delimiter, *texts))
+    rows = (
+        # A record may span lines: what is counted here are records, the header being the first.
+        _placed(spark, files, records, F.to_csv(_PARSED), first=2)
+        .withColumn(BAD, _unfit(header))
+        .withColumn(RAW, F.substring(joined, 1, RAW_CHARACTERS))
+    )
+    return _as_texts(files, rows, header, reading)
+
+
+def _read_json(spark: "SparkSession", files: tuple[LandingFile, ...], wanted: Sequence[str]) -> RawRows:
+    from pyspark.sql import functions as F
+
+    lines = _lines(spark, files).where(F.trim("value") != "")
+    keys = lines.select(F.explode(F.json_object_keys("value"))).distinct().collect()
+    present = {row[0] for row in keys}
+    fields = ", ".join(f"_{i} string" for i in range(len(wanted)))
+    schema = "array<struct<" + ", ".join(f"{_quoted(name)}: string" for name in wanted) + ">>"
+    # Parsed as an array of one, because text after the closing brace would be overlooked otherwise.
+    parsed = F.from_json(F.concat(F.lit("["), F.col("value"), F.lit("]")), schema)
+    rows = (
+        lines.select("*", F.explode_outer(F.when(F.size(parsed) == 1, parsed)).alias(_PARSED))
+        .withColumn(_PARSED, F.col(_PARSED).cast(f"struct<{fields}>"))
+        .withColumn(BAD, F.when(F.col(_PARSED).isNull(), F.lit("the line is not one JSON object")))
+        .withColumn(RAW, F.substring("value", 1, RAW_CHARACTERS))
+    )
+    texts = _as_texts(files, rows, wanted, files[0].table.reading)
+    values = {name: value for name, value in texts.values.items() if name in present}
+    return replace(texts, columns=(*values, *sorted(present - set(wanted))), values=values)
+
+
+def _as_texts(
+    files: tuple[LandingFile, ...], rows: "DataFrame", names: Sequence[str], reading: Reading
+) -> RawRows:
+    """The fields of the parsed struct as an array of texts, what the contract calls empty being null."""
+    from pyspark.sql import functions as F
+
+    def null_or_text(text: "SparkColumn") -> "SparkColumn":
+        return F.when(~F.trim(text).isin(list(reading.null_values)), text)
+
+    fields = F.array(*(F.col(_PARSED)[f"_{i}"] for i in range(len(names))))
+    texts = F.transform(fields, null_or_text) if reading.null_values else fields
+    frame = rows.select(FILE, LINE, PARTITION, RAW, BAD, texts.alias(_TEXTS))
+    values = {name: F.get(_TEXTS, i) for i, name in reversed(list(enumerate(names)))}
+    return RawRows(files, frame, tuple(names), values)
+
+
+def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRows:
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    files = tuple(readable.file for readable in group)
+    schema = group[0].schema
+    nanos = {field.name for field in schema or () if str(field.type).startswith("timestamp[ns")}
+    if nanos:
+        # Pandas writes timestamps in nanoseconds, which Spark refuses outright unless told to see integers in them.
+        spark.conf.set(NANOS_AS_LONG, "true")
+    rows = spark.read.parquet(*_paths(files))
+    types: dict[str, T.DataType] = {field.name: field.dataType for field in rows.schema.fields}
+    given: list[SparkColumn] = []
+    for i, name in enumerate(types):
+        column = F.col(_quoted(name))
+        if name in nanos:
+            column, types[name] = F.timestamp_micros(F.floor(column / 1000)), T.TimestampType()
+        given.append(column.alias(f"_{i}"))
+    line = (F.col("_metadata.row_index") + 1).alias("_row")
+    raw = F.substring(F.to_json(F.struct("*")), 1, RAW_CHARACTERS).alias(RAW)
+    placed = _placed(spark, files, rows.select(*given, raw, line, *_where()), None)
+    frame = placed.withColumn(LINE, F.col("_row")).withColumn(BAD, F.lit(None).cast("string"))
+    values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
+    return RawRows(files, frame, tuple(types), values, types)
+
+
+def _lines(spark: "SparkSession", files: tuple[LandingFile, ...]) -> "DataFrame":
+    from pyspark.sql import functions as F
+
+    rows = spark.read.text(_paths(files)).select("value", *_where())
+    placed = _placed(spark, files, rows, F.col("value"), first=1)
+    text = F.when(F.col(LINE) == 1, F.regexp_replace("value", f"^{BOM}", "")).otherwise(F.col("value"))
+    return placed.withColumn("value", text)
+
+
+def _where() -> "list[SparkColumn]":
+    from pyspark.sql import functions as F
+
+    return [
+        F.col("_metadata.file_path").alias("_path"),
+        F.col("_metadata.file_block_start").alias("_block"),
+        F.monotonically_increasing_id().alias("_id"),
+    ]
+
+
+def _placed(
+    spark: "SparkSession",
+    files: tuple[LandingFile, ...],
+    rows: "DataFrame",
+    counted: "SparkColumn | None",
+    first: int = 1,
+) -> "DataFrame":
+    """The rows with the label and partition of their file, and their line when there is something to count by."""
+    from pyspark.sql import functions as F
+
+    blocks = _blocks(rows, counted)
+    by_path = {str(file.path): file for file in files}
+    places: list[tuple[str, int, int, str, str]] = []
+    path_before, line = "", first
+    for path, block, lowest, count in blocks:
+        line = line if path == path_before else first
+        file = by_path[unquote(urlsplit(path).path)]
+        places.append((path, block, line - lowest, file.label, file.partition))
+        path_before, line = path, line + count
+    placed = rows.join(F.broadcast(_literal(spark, places)), ["_path", "_block"])
+    return placed.withColumn(LINE, F.col("_id") + F.col("_shift"))
+
+
+def _literal(spark: "SparkSession", places: Sequence[tuple[str, int, int, str, str]]) -> "DataFrame":
+    """Places as a frame, without the Python workers that `createDataFrame` would start for a few rows."""
+    from pyspark.sql import functions as F
+
+    names = ("_path", "_block", "_shift", FILE, PARTITION)
+    types = ("string", "bigint", "bigint", "string", "string")
+    structs = [
+        F.struct(
+            *(
+                F.lit(value).cast(kind).alias(name)
+                for value, kind, name in zip(place, types, names, strict=True)
+            )
+        )
+        for place in places or [("", 0, 0, "", "")]
+    ]
+    return spark.range(1 if places else 0).select(F.inline(F.array(*structs)))
+
+
+def _blocks(rows: "DataFrame", counted: "SparkColumn | None") -> list[tuple[str, int, int, int]]:
+    """Per file block its lowest id and its number of rows, blocks in the order of the file."""
+    from pyspark.sql import functions as F
+
+    # The content is counted, not only the rows: this scan is then planned as the one that reads them.
+    count = F.count(counted) if counted is not None else F.count(F.lit(1))
+    found = rows.groupBy("_path", "_block").agg(F.min("_id"), count).collect()
+    return sorted((row[0], row[1], row[2], row[3]) for row in found)
+
+
+def _unfit(header: Sequence[str]) -> "SparkColumn":
+    from pyspark.sql import functions as F
+
+    reason = F.lit(f"the row has not the {len(header)} fields of the header")
+    return F.when(F.col(_PARSED)[_BROKEN].isNotNull(), reason)
+
+
+def _unclosed() -> "SparkColumn":
+    from pyspark.sql import functions as F
+
+    # The parser takes what follows an open quote up to the next delimiter: a field over two lines would be cut short.
+    quotes = F.length("value") - F.length(F.replace("value", F.lit('"')))
+    return F.when(quotes % 2 == 1, F.lit("a quote is not closed"))
+
+
+def _csv_options(reading: Reading) -> dict[str, str]:
+    return {
+        "sep": reading.delimiter,
+        "quote": '"',
+        "escape": '"',
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": _BROKEN,
+    }
+
+
+def _text_schema(width: int) -> str:
+    return ", ".join([*(f"_{i} string" for i in range(width)), f"{_BROKEN} string"])
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _paths(files: Sequence[LandingFile]) -> list[str]:
+    return [re.sub(r"([{}\[\]*?\\])", r"\\\1", str(file.path)) for file in files]

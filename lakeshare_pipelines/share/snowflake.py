@@ -1,0 +1,575 @@
+"""Snowflake follows along: an external Iceberg table there shows the newest publication here. See docs/adr/0018."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from lakeshare_pipelines.errors import NoSuchPublication, SnowflakeError
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, Publication
+from lakeshare_server.catalog.ledger import TableFormat
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.settings import StoreSettings
+from lakeshare_server.tables.own_state import metadata_state, newest_delta_version, path_below
+
+if TYPE_CHECKING:
+    from snowflake.connector import SnowflakeConnection
+
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*")
+EXACT = re.compile(r'"(?:[^"]|"")*"')
+LONGEST = 255
+
+
+@dataclass(frozen=True)
+class TableName:
+    """A table of Snowflake's; without database and schema it is in those of the session."""
+
+    name: str
+    schema: str | None = None
+    database: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.database is not None and self.schema is None:
+            raise BadRequest("schema", None, f"Give the schema of the database {self.database}, too.")
+
+    @property
+    def sql(self) -> str:
+        """The name in a statement."""
+        parts = (("database", self.database), ("schema", self.schema), ("name", self.name))
+        return ".".join(identifier(field, part) for field, part in parts if part is not None)
+
+
+def identifier(field: str, name: str) -> str:
+    """A name as a quoted identifier; one that needs no quotes is in upper case, as Snowflake takes it without them.
+
+    A name that comes in double quotes is meant to the letter. `field` is what an error calls it.
+
+    Raises:
+        BadRequest: it is empty, too long, or has characters that cannot be printed.
+    """
+    return _quoted(_meant(field, name))
+
+
+def named_in_text(field: str, name: str) -> str:
+    """The same name where Snowflake wants it as a text: of a volume, or of an integration."""
+    meant = _meant(field, name)
+    return literal(meant if PLAIN.fullmatch(meant) and meant == meant.upper() else _quoted(meant))
+
+
+def literal(text: str) -> str:
+    """A text in single quotes; backslashes, too, begin an escape in Snowflake."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _meant(field: str, name: str) -> str:
+    folded = name.upper() if PLAIN.fullmatch(name) else name
+    meant = name[1:-1].replace('""', '"') if EXACT.fullmatch(name) else folded
+    if not meant or len(meant) > LONGEST or not meant.isprintable():
+        raise BadRequest(field, name, f"Give 1 to {LONGEST} characters that can be printed.")
+    return meant
+
+
+def _quoted(meant: str) -> str:
+    return '"' + meant.replace('"', '""') + '"'
+
+
+TAG = "lakeshare"
+REQUEST_S, STATEMENT_S = 60, 900
+NOT_ALLOWED, NOT_FOUND, NO_WAREHOUSE = 3001, (2003, 2043), 606
+# SQLSTATE classes of logins that were refused, and of networks that fail.
+LOGIN, NETWORK = "28", ("08", "HYT")
+REMEDIES = {
+    NOT_ALLOWED: "Grant LAKESHARE_SNOWFLAKE_ROLE usage of the warehouse, database, schema, volume and integration, "
+    "CREATE ICEBERG TABLE in the schema, and ownership of the table.",
+    **dict.fromkeys(
+        NOT_FOUND,
+        "Make what it names, or grant LAKESHARE_SNOWFLAKE_ROLE its usage: Snowflake does not tell the two apart. "
+        "`lakeshare snowflake ddl TABLE --with-integrations` prints the statements for volume and integration.",
+    ),
+    NO_WAREHOUSE: "Set LAKESHARE_SNOWFLAKE_WAREHOUSE to one that the role may use.",
+}
+
+
+class SnowflakeSession:
+    """Runs statements one by one; `query_ids` are Snowflake's own names of them, in order."""
+
+    def __init__(self, connection: "SnowflakeConnection", settings: LakeSettings) -> None:
+        self._connection, self._settings = connection, settings
+        self.query_ids: list[str] = []
+
+    def run(self, statement: str, *bound: str) -> Any:
+        """The first value of the first row that a statement answers with, None when there is none.
+
+        Raises:
+            SnowflakeError: Snowflake refused it, or did not answer.
+        """
+        from snowflake.connector import Error
+
+        with self._connection.cursor() as cursor:
+            try:
+                cursor.execute(statement, bound or None)
+                row = cursor.fetchone()
+            except Error as error:
+                raise told(error, self._settings, statement) from None
+            if cursor.sfqid:
+                self.query_ids.append(cursor.sfqid)
+        return row[0] if row else None
+
+
+@contextmanager
+def snowflake_session(settings: LakeSettings) -> Iterator[SnowflakeSession]:
+    """A session as the settings say, logged out at the end of the block.
+
+    Raises:
+        SnowflakeError: a setting is missing, the connector is not installed, or Snowflake refused the login.
+    """
+    parameters = connect_parameters(settings)
+    try:
+        from snowflake.connector import Error, connect
+    except ImportError:
+        raise SnowflakeError(
+            "snowflake-connector-python is not installed", "Install lakeshare[snowflake] where Dagster runs."
+        ) from None
+    try:
+        connection = connect(**parameters)
+    except Error as error:
+        raise told(error, settings, None) from None
+    try:
+        yield SnowflakeSession(connection, settings)
+    finally:
+        connection.close()
+
+
+def connect_parameters(settings: LakeSettings) -> dict[str, Any]:
+    """What the connector is told.
+
+    Raises:
+        SnowflakeError: names the setting that is missing.
+    """
+    if not settings.snowflake_account or not settings.snowflake_user:
+        missing = "ACCOUNT" if not settings.snowflake_account else "USER"
+        raise SnowflakeError(f"LAKESHARE_SNOWFLAKE_{missing} is not set", "Set it where Dagster runs.")
+    given = {
+        "account": settings.snowflake_account,
+        "user": settings.snowflake_user,
+        "role": settings.snowflake_role,
+        "warehouse": settings.snowflake_warehouse,
+        "login_timeout": settings.snowflake_login_s,
+        "request_timeout": REQUEST_S,
+        "query_timeout": STATEMENT_S,
+        "client_session_keep_alive": False,
+        "enable_server_session_keep_alive_auto_detection": False,
+        # What is done here is in Snowflake's history, under this tag; nothing else is reported to anybody.
+        "session_parameters": {"QUERY_TAG": TAG, "CLIENT_TELEMETRY_ENABLED": False},
+        **_credentials(settings),
+        **_address(settings.snowflake_url),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def told(error: Any, settings: LakeSettings, statement: str | None) -> SnowflakeError:
+    """The connector's error as ours: what Snowflake says, of which statement, and the remedy."""
+    code, state = getattr(error, "errno", None), str(getattr(error, "sqlstate", None) or "")
+    said = " ".join(str(getattr(error, "raw_msg", None) or error).split())
+    for secret in _secrets(settings):
+        said = said.replace(secret, "…")
+    if state.startswith(LOGIN):
+        return SnowflakeError(
+            f"the login of {settings.snowflake_user} was refused: {said}",
+            "Check LAKESHARE_SNOWFLAKE_ACCOUNT, _USER, and _PASSWORD or _PRIVATE_KEY_FILE.",
+        )
+    if state.startswith(NETWORK):
+        return SnowflakeError(
+            f"there is no connection: {said}",
+            "Check the network and LAKESHARE_SNOWFLAKE_ACCOUNT or _URL; then run this again.",
+            passing=True,
+        )
+    query = getattr(error, "sfqid", None)
+    what = f"{statement.splitlines()[0]} failed" if statement else "the login failed"
+    history = (
+        f"Snowflake's query history has it as {query}."
+        if query
+        else "Snowflake's query history may tell more."
+    )
+    remedy = REMEDIES.get(code, "") if isinstance(code, int) else ""
+    return SnowflakeError(f"{what}: {said} [{code}]", f"{remedy} {history}".strip())
+
+
+def _credentials(settings: LakeSettings) -> dict[str, Any]:
+    key, password = settings.snowflake_private_key_file, settings.snowflake_password
+    if (key is None) == (password is None):
+        raise SnowflakeError(
+            f"{'neither' if key is None else 'both'} LAKESHARE_SNOWFLAKE_PASSWORD and _PRIVATE_KEY_FILE are set",
+            "Set one of them.",
+        )
+    if key is None:
+        return {"password": _secret(password)}
+    return {
+        "authenticator": "SNOWFLAKE_JWT",
+        "private_key_file": str(key),
+        "private_key_password": _secret(settings.snowflake_private_key_passphrase),
+    }
+
+
+def _address(url: str | None) -> dict[str, Any]:
+    if url is None:
+        return {}
+    parts = urlsplit(url)
+    return {"protocol": parts.scheme, "host": parts.hostname, "port": parts.port}
+
+
+def _secrets(settings: LakeSettings) -> list[str]:
+    held = (settings.snowflake_password, settings.snowflake_private_key_passphrase)
+    return [text for text in map(_secret, held) if text]
+
+
+def _secret(held: SecretStr | None) -> str | None:
+    return None if held is None else held.get_secret_value()
+
+
+AZURE = re.compile(r"azure://([^./]+)\.blob\.([^/]+)/([^/]+)/?(.*)", re.DOTALL)
+STORE_ROOT = re.compile(r"[a-z0-9]+://[^/]+")
+NAMED = 5  # snapshots, in a message
+
+
+@dataclass(frozen=True)
+class Published:
+    """A publication, and the Iceberg snapshots of all publications of its table."""
+
+    publication: Publication
+    snapshots: Set[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class ShownState:
+    """A publication as Snowflake opens it: by the metadata file of an Iceberg table, the folder of a Delta table.
+
+    `path` is relative to the volume's location; neither has a slash at its end.
+    """
+
+    publication: Publication
+    path: str
+    volume_location: str
+
+
+def shown_state(published: Published, volume_location: str | None, settings: StoreSettings) -> ShownState:
+    """The state to open; the volume's location is the root of the table's store when none is given.
+
+    Raises:
+        SnowflakeError: Snowflake cannot reach the table, or could show something else than publications.
+    """
+    publication = published.publication
+    opened = publication.metadata_location if publication.format == "iceberg" else publication.location
+    if opened is None:
+        raise SnowflakeError(
+            f"publication {publication.version} of {publication.table} names no metadata file",
+            "Publish the table again.",
+        )
+    root = STORE_ROOT.match(opened)
+    if root is None or opened.startswith("file:"):
+        raise SnowflakeError(
+            f"{publication.table} is on a local disk, which Snowflake does not reach",
+            "Keep the table in S3, Google Cloud Storage or Azure.",
+        )
+    base = in_our_spelling(volume_location or root[0])
+    path = path_below(opened, base, settings)
+    if path is None:
+        raise SnowflakeError(
+            f"{publication.table} is not below the volume's location {volume_location}: it is at {opened}",
+            "Give the location that the external volume has as STORAGE_BASE_URL, or another volume.",
+        )
+    require_shown(published, settings)
+    return ShownState(publication, path, base.rstrip("/"))
+
+
+def require_shown(published: Published, settings: StoreSettings) -> None:
+    """Refuse a publication that is not what the table's own metadata shows, or not all that it shows.
+
+    Raises:
+        SnowflakeError: says what else is shown.
+    """
+    if published.publication.format == "iceberg":
+        _require_current_and_published(published, settings)
+    else:
+        _require_newest(published.publication, settings)
+
+
+def _require_current_and_published(published: Published, settings: StoreSettings) -> None:
+    publication = published.publication
+    state = metadata_state(publication.metadata_location or "", settings)
+    if state.current != publication.snapshot_id:
+        raise SnowflakeError(
+            f"{_named(publication)} is snapshot {publication.snapshot_id}, but Snowflake would read snapshot "
+            f"{state.current}, which is the current one of its metadata file",
+            "Publish the table again, so that a metadata file has the published snapshot as its current one.",
+        )
+    hidden = sorted((state.snapshots | set(state.refs.values())) - published.snapshots)
+    if hidden:
+        names = [name for name, snapshot in sorted(state.refs.items()) if snapshot in hidden]
+        by_name = f", by the names {', '.join(names)}" if names else ""
+        some = ", ".join(str(one) for one in hidden[:NAMED]) + (", …" if len(hidden) > NAMED else "")
+        raise SnowflakeError(
+            f"the metadata file of {_named(publication)} lists {len(hidden)} snapshots that were never published "
+            f"({some}{by_name}), and Snowflake would read them for whoever asks",
+            "Drop such branches and tags, run CALL system.expire_snapshots with these snapshot_ids, and publish the "
+            "table again.",
+        )
+
+
+def _require_newest(publication: Publication, settings: StoreSettings) -> None:
+    newest = newest_delta_version(publication.location, settings)
+    if newest != publication.delta_version:
+        raise SnowflakeError(
+            f"{_named(publication)} is Delta version {publication.delta_version}, but Snowflake would read version "
+            f"{newest}, the newest one of the log",
+            "Snowflake cannot be held at an older version of a Delta table: publish the newest one.",
+        )
+
+
+def _named(publication: Publication) -> str:
+    return f"publication {publication.version} of {publication.table}"
+
+
+def in_our_spelling(location: str) -> str:
+    """A location in Snowflake's spelling of Azure's containers in ours; others stay."""
+    spelt = AZURE.fullmatch(location)
+    return f"abfss://{spelt[3]}@{spelt[1]}.dfs.{spelt[2]}/{spelt[4]}" if spelt else location
+
+
+ROLE_ARN, TENANT_ID = "<ARN of the role that Snowflake assumes>", "<tenant id>"
+ACCESS = {
+    "S3": (f"STORAGE_AWS_ROLE_ARN = {literal(ROLE_ARN)}",),
+    "GCS": (),
+    "AZURE": (f"AZURE_TENANT_ID = {literal(TENANT_ID)}",),
+}
+PROVIDERS = {"s3": "S3", "s3a": "S3", "s3n": "S3", "gs": "GCS", "gcs": "GCS"}
+SPELT = {"S3": "s3", "GCS": "gcs", "AZURE": "azure"}
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The names of the objects in Snowflake: the table, the volume it is read through, the catalog integration."""
+
+    table: TableName
+    external_volume: str
+    catalog_integration: str
+
+
+def create_table(state: ShownState, objects: Objects) -> str:
+    """The statement that makes the table when there is none of its name."""
+    if state.publication.format == "iceberg":
+        where = [f"METADATA_FILE_PATH = {literal(state.path)}"]
+    else:
+        # Of itself Snowflake would follow the log to versions that are not published.
+        where = [f"BASE_LOCATION = {literal(state.path)}", "AUTO_REFRESH = FALSE"]
+    lines = [
+        f"CREATE ICEBERG TABLE IF NOT EXISTS {objects.table.sql}",
+        f"EXTERNAL_VOLUME = {named_in_text('external volume', objects.external_volume)}",
+        f"CATALOG = {named_in_text('catalog integration', objects.catalog_integration)}",
+        *where,
+    ]
+    return "\n  ".join(lines)
+
+
+def refresh_table(state: ShownState, objects: Objects) -> str:
+    """The statement that brings a table that is there to the publication."""
+    path = f" {literal(state.path)}" if state.publication.format == "iceberg" else ""
+    return f"ALTER ICEBERG TABLE {objects.table.sql} REFRESH{path}"
+
+
+def create_volume(state: ShownState, objects: Objects) -> str:
+    """The statement that makes the external volume, with placeholders for what only its owner knows."""
+    scheme, _, rest = state.volume_location.partition("://")
+    provider = PROVIDERS.get(scheme, "AZURE")
+    root, _, key = rest.partition("/")
+    access = ACCESS[provider]
+    if provider == "AZURE":
+        container, _, host = root.partition("@")
+        root = f"{host.replace('.dfs.', '.blob.')}/{container}"
+    base = "/".join(part for part in (f"{SPELT[provider]}://{root}", key.strip("/")) if part) + "/"
+    location = [
+        "NAME = 'lakeshare'",
+        f"STORAGE_PROVIDER = {literal(provider)}",
+        f"STORAGE_BASE_URL = {literal(base)}",
+        *access,
+    ]
+    inner = "\n    ".join(location)
+    return (
+        f"CREATE EXTERNAL VOLUME IF NOT EXISTS {identifier('external volume', objects.external_volume)}\n"
+        f"  STORAGE_LOCATIONS = ((\n    {inner}\n  ))\n  ALLOW_WRITES = FALSE"
+    )
+
+
+def create_integration(state: ShownState, objects: Objects) -> str:
+    """The statement that makes the catalog integration."""
+    return "\n  ".join(
+        [
+            "CREATE CATALOG INTEGRATION IF NOT EXISTS "
+            f"{identifier('catalog integration', objects.catalog_integration)}",
+            "CATALOG_SOURCE = OBJECT_STORE",
+            f"TABLE_FORMAT = {state.publication.format.upper()}",
+            "ENABLED = TRUE",
+        ]
+    )
+
+
+def script(state: ShownState, objects: Objects, *, with_integrations: bool = False) -> str:
+    """All of it as a script for a worksheet, each statement with the reason it is there."""
+    return "\n".join(_script_lines(state, objects, with_integrations)) + "\n"
+
+
+def _script_lines(state: ShownState, objects: Objects, with_integrations: bool) -> Iterator[str]:
+    publication = state.publication
+    kind = "" if publication.audited else ", unaudited: followed in storage"
+    yield f"-- Publication {publication.version} of {_one_line(publication.table)}{kind}."
+    yield f"-- The external volume's STORAGE_BASE_URL is {_one_line(state.volume_location)}/"
+    if with_integrations:
+        yield "-- Once, as a role that may create them; put in what stands in <angle brackets>."
+        yield create_volume(state, objects) + ";\n"
+        yield create_integration(state, objects) + ";\n"
+    yield create_table(state, objects) + ";\n"
+    if publication.format == "iceberg":
+        yield "-- Shows this publication and no other, also in a table that was there before."
+    else:
+        yield "-- Shows the newest version of the Delta log: run it only while that is the published one."
+    yield refresh_table(state, objects) + ";"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def published(catalog: Catalog, table: str, version: int | None = None) -> Published:
+    """A publication of a table of the lake, the newest by default, among all that Snowflake may show.
+
+    As recipients do, Snowflake gets nothing of what was found while a table was followed, once it is followed no more.
+
+    Raises:
+        BadRequest: nothing of the table was ever published.
+        NoSuchPublication: the table has no such number.
+    """
+    ledger = Ledger(catalog, audited_only=FollowedTables(catalog).get(table) is None)
+    history = ledger.history(table)
+    if not history:
+        raise BadRequest(
+            "TABLE",
+            table,
+            f"Published are: {', '.join(ledger.tables()) or 'none'}. Publish it, or follow it, first.",
+        )
+    snapshots = {one.snapshot_id for one in history if one.snapshot_id is not None}
+    for one in history:
+        if version in (None, one.version):
+            return Published(one, snapshots)
+    raise NoSuchPublication(table, version or 0)
+
+
+def objects_for(table: TableName, table_format: TableFormat, settings: LakeSettings) -> Objects:
+    """The objects that the settings name, for a table of a format.
+
+    Raises:
+        SnowflakeError: a name is not set; says which.
+    """
+    integration = f"snowflake_{table_format}_integration"
+    volume = settings.snowflake_external_volume
+    catalog: str | None = getattr(settings, integration)
+    if not volume or not catalog:
+        missing = "snowflake_external_volume" if not volume else integration
+        option = "--external-volume" if not volume else "--catalog-integration"
+        raise SnowflakeError(
+            f"no name is set for {missing.removeprefix('snowflake_').replace('_', ' ')}",
+            f"Set LAKESHARE_{missing.upper()}, or give {option} to the command; "
+            "`lakeshare snowflake ddl TABLE --with-integrations` prints the statement that makes one.",
+        )
+    return Objects(table, volume, catalog)
+
+
+SHOWN = "SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION(%s)"
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What Snowflake's `table` shows: a publication, by the file or folder that was opened for it."""
+
+    table: str
+    publication: Publication
+    opened: str
+    query_ids: tuple[str, ...]
+
+
+def follow(catalog: Catalog, table: str, target: TableName, settings: LakeSettings) -> Followed:
+    """Make the table `target` in Snowflake if it is missing, and bring it to the newest publication of `table`.
+
+    Two runs at once end at the newest publication both: each looks at the ledger again when it is done.
+
+    Raises:
+        SnowflakeError: the publication cannot be shown, or Snowflake refused, did not answer, or shows another state.
+        BadRequest: nothing of the table was published yet.
+    """
+    aimed_at = published(catalog, table)
+    state, objects = _aim(aimed_at, target, settings)
+    with snowflake_session(settings) as session:
+        for _ in range(ATTEMPTS):
+            _bring(session, state, objects)
+            if state.publication.format == "iceberg":
+                _require_opened(session, state, objects, settings)
+            else:
+                # The log may have grown meanwhile. Asked, Snowflake would write metadata into the table's folder.
+                require_shown(aimed_at, settings)
+            newest = published(catalog, table)
+            if newest.publication.version == state.publication.version:
+                return Followed(target.sql, newest.publication, _opened(state), tuple(session.query_ids))
+            aimed_at = newest
+            state, objects = _aim(aimed_at, target, settings)
+    raise SnowflakeError(
+        f"{table} was published {ATTEMPTS} times while {target.sql} was brought to it",
+        "Run this again when the publications have ended.",
+        passing=True,
+    )
+
+
+def _aim(aimed_at: Published, target: TableName, settings: LakeSettings) -> tuple[ShownState, Objects]:
+    objects = objects_for(target, aimed_at.publication.format, settings)
+    return shown_state(aimed_at, settings.snowflake_volume_location, settings), objects
+
+
+def _bring(session: SnowflakeSession, state: ShownState, objects: Objects) -> None:
+    session.run(create_table(state, objects))
+    session.run(refresh_table(state, objects))
+
+
+def _require_opened(
+    session: SnowflakeSession, state: ShownState, objects: Objects, settings: LakeSettings
+) -> None:
+    """Refuse to say that all is well when a table of that name was there before and reads from another place."""
+    location = _metadata_location(session.run(SHOWN, objects.table.sql))
+    try:
+        path = path_below(in_our_spelling(location), state.volume_location, settings) if location else None
+    except BadRequest:
+        path = None
+    if path != state.path:
+        raise SnowflakeError(
+            f"{objects.table.sql} shows {location or 'no metadata file'} instead of {_opened(state)}",
+            "A table of that name was there before: drop it in Snowflake, or give another name in the contract; or "
+            "the volume is another one than LAKESHARE_SNOWFLAKE_VOLUME_LOCATION says.",
+        )
+
+
+def _metadata_location(answer: object) -> str | None:
+    """The location in what SYSTEM$GET_ICEBERG_TABLE_INFORMATION answers: a JSON object as text."""
+    try:
+        told = json.loads(str(answer))
+    except ValueError:
+        return None
+    found = told.get("metadataLocation") if isinstance(told, Mapping) else None
+    return found if isinstance(found, str) and found else None
+
+
+def _opened(state: ShownState) -> str:
+    return f"{state.volume_location}/{state.path}"

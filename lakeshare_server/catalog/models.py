@@ -1,0 +1,524 @@
+"""The tables of the catalog as SQLAlchemy models. Migrations make them; nothing here is SQLite-only.
+
+Integer keys grow with every insert and never change: listings page on them.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar
+
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import JSON, TypeDecorator
+
+
+class AnyText(TypeDecorator[str]):
+    """Text of any origin: what not every database takes, NUL and half a surrogate pair, becomes U+FFFD."""
+
+    impl: type[String] = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or (value.isascii() and "\x00" not in value):
+            return value
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\x00", "\ufffd")
+
+
+class ShortText(AnyText):
+    """The same, of limited length."""
+
+    impl = String
+    cache_ok = True
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware datetime, kept in UTC; SQLite has no time zones of its own."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+# SQLite gives row ids to INTEGER only, and uses a deleted last one again unless told otherwise.
+Key = BigInteger().with_variant(Integer(), "sqlite")
+GROWING = {"sqlite_autoincrement": True}
+GrowingKey = Annotated[int, mapped_column(Key, primary_key=True, autoincrement=True)]
+PublicId = Annotated[str, mapped_column(ShortText(36), unique=True)]
+Long = Annotated[int, mapped_column(BigInteger)]
+Name = Annotated[str, mapped_column(ShortText(255))]
+MAX_LONG = (1 << 63) - 1
+# Later migrations can only alter constraints that have names.
+NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    """Base of the catalog's tables."""
+
+    metadata = MetaData(naming_convention=NAMES)
+    type_annotation_map: ClassVar = {
+        datetime: UtcDateTime,
+        str: AnyText,
+        dict[str, Any]: JSON(none_as_null=True),
+        list[str]: JSON(none_as_null=True),
+    }
+
+
+class Edited:
+    """Columns of what administrators edit: the revision grows with each edit, so that the second of two is told."""
+
+    revision: Mapped[Long] = mapped_column(default=1)
+    created_by: Mapped[Name | None]
+    updated_at: Mapped[datetime | None]
+    updated_by: Mapped[Name | None]
+
+
+class PublicationRow(Base):
+    """One publication of one table; never updated, never deleted."""
+
+    __tablename__ = "publications"
+    __table_args__ = (
+        UniqueConstraint("table_name", "version"),
+        UniqueConstraint("table_name", "run_id"),
+        GROWING,
+    )
+
+    key: Mapped[GrowingKey]
+    table_name: Mapped[str] = mapped_column(ShortText(512))
+    version: Mapped[Long]
+    set_name: Mapped[Name]
+    table_format: Mapped[str] = mapped_column(ShortText(16))
+    location: Mapped[str]
+    table_id: Mapped[str] = mapped_column(ShortText(64))
+    metadata_location: Mapped[str | None]
+    snapshot_id: Mapped[Long | None]
+    schema_id: Mapped[Long | None]
+    delta_version: Mapped[Long | None]
+    nessie_hash: Mapped[str | None] = mapped_column(ShortText(128), index=True)
+    schema_string: Mapped[str]
+    row_count: Mapped[Long]
+    file_count: Mapped[Long]
+    size_bytes: Mapped[Long]
+    index_digest: Mapped[str] = mapped_column(ShortText(64))
+    contract_digest: Mapped[str] = mapped_column(ShortText(128))
+    verdicts: Mapped[dict[str, Any]]
+    run_id: Mapped[Name] = mapped_column(index=True)
+    partition_key: Mapped[Name]
+    audited: Mapped[bool]
+    rollback_of: Mapped[Long | None]
+    published_at: Mapped[datetime]
+    changes_digest: Mapped[str | None] = mapped_column(ShortText(64))
+
+
+class SetLockRow(Base):
+    """Who may publish a set right now; the fencing token outlives the holder."""
+
+    __tablename__ = "set_locks"
+
+    set_name: Mapped[Name] = mapped_column(primary_key=True)
+    token: Mapped[Long]
+    owner: Mapped[Name | None]
+    host: Mapped[Name | None]
+    pid: Mapped[Long | None]
+    process_start: Mapped[str | None] = mapped_column(ShortText(64))
+    expires_at: Mapped[datetime | None]
+
+
+class FollowedTableRow(Base):
+    """A table without a pipeline of ours: its versions are found in storage. `applied` ones came from a file."""
+
+    __tablename__ = "followed_tables"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    table_name: Mapped[str] = mapped_column(ShortText(512), unique=True)
+    location: Mapped[str]
+    check_every_s: Mapped[float]
+    start_version: Mapped[Long]
+    table_id: Mapped[str | None] = mapped_column(ShortText(64))
+    table_location: Mapped[str | None]
+    created_at: Mapped[datetime]
+    applied: Mapped[bool] = mapped_column(default=False)
+
+
+class ShareRow(Edited, Base):
+    """A share. `declared` ones came from a contract, `applied` ones from a file; the others were made by hand.
+
+    The revision counts the edits of the share and of everything in it.
+    """
+
+    __tablename__ = "shares"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    name: Mapped[Name]
+    name_key: Mapped[Name] = mapped_column(unique=True)
+    comment: Mapped[str | None]
+    declared: Mapped[bool]
+    created_at: Mapped[datetime]
+    display_name: Mapped[Name | None]
+    properties: Mapped[dict[str, Any] | None]
+    owner: Mapped[Name | None]
+    applied: Mapped[bool] = mapped_column(default=False)
+
+
+class SchemaRow(Base):
+    """A schema of a share."""
+
+    __tablename__ = "schemas"
+    __table_args__ = (UniqueConstraint("share_key", "name_key"), GROWING)
+
+    key: Mapped[GrowingKey]
+    share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="CASCADE"))
+    name: Mapped[Name]
+    name_key: Mapped[Name]
+    declared: Mapped[bool]
+
+
+class SharedTableRow(Base):
+    """A table or view of a share, pointing at a table of the ledger by name.
+
+    `rule` restricts every recipient of the share; `publication` is the number that is served instead of the latest.
+    """
+
+    __tablename__ = "shared_tables"
+    __table_args__ = (UniqueConstraint("schema_key", "name_key"), GROWING)
+
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    schema_key: Mapped[int] = mapped_column(ForeignKey("schemas.key", ondelete="CASCADE"))
+    name: Mapped[Name]
+    name_key: Mapped[Name]
+    lake_table: Mapped[str] = mapped_column(ShortText(512), index=True)
+    comment: Mapped[str | None]
+    history: Mapped[bool]
+    declared: Mapped[bool]
+    start_version: Mapped[Long | None]
+    directory_access: Mapped[bool] = mapped_column(default=False)
+    kind: Mapped[str] = mapped_column(ShortText(16), default="TABLE")
+    rule: Mapped[str | None]
+    publication: Mapped[Long | None]
+    applied: Mapped[bool] = mapped_column(default=False)
+    added_at: Mapped[datetime | None]
+    added_by: Mapped[Name | None]
+
+
+class RecipientRow(Edited, Base):
+    """Somebody a share can be granted to.
+
+    The revision counts the edits of the recipient, its tokens, its links and its policies.
+    """
+
+    __tablename__ = "recipients"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    name: Mapped[Name]
+    name_key: Mapped[Name] = mapped_column(unique=True)
+    comment: Mapped[str | None]
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
+    owner: Mapped[Name | None]
+    properties: Mapped[dict[str, Any] | None]
+    authentication: Mapped[str] = mapped_column(ShortText(32), default="TOKEN")
+    ip_allow: Mapped[list[str] | None]
+    expires_at: Mapped[datetime | None]
+    activated_at: Mapped[datetime | None]
+    agreement: Mapped[str | None]
+    agreement_accepted_at: Mapped[datetime | None]
+    agreement_accepted_from: Mapped[str | None] = mapped_column(ShortText(64))
+    applied: Mapped[bool] = mapped_column(default=False)
+    limits: Mapped[dict[str, Any] | None]
+
+
+class TokenRow(Base):
+    """A bearer token or client secret of a recipient; `superseded_at` says since when it only has its grace time."""
+
+    __tablename__ = "tokens"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(ShortText(16), default="bearer")
+    digest: Mapped[str] = mapped_column(ShortText(64), unique=True)
+    created_at: Mapped[datetime]
+    created_by: Mapped[Name | None]
+    expires_at: Mapped[datetime | None]
+    superseded_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class TokenUseRow(Base):
+    """When a token was used last. Written apart from tokens: no recipient sees it."""
+
+    __tablename__ = "token_uses"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    token_id: Mapped[str] = mapped_column(ShortText(36), unique=True)
+    last_used_at: Mapped[datetime]
+    last_used_from: Mapped[str | None] = mapped_column(ShortText(64))
+
+
+class AllowanceRow(Base):
+    """How much of one kind a recipient, or an address, has taken in a stretch of time. No recipient sees it."""
+
+    __tablename__ = "allowances"
+    __table_args__ = (UniqueConstraint("subject", "kind"), GROWING)
+
+    key: Mapped[GrowingKey]
+    subject: Mapped[str] = mapped_column(ShortText(64))
+    kind: Mapped[str] = mapped_column(ShortText(32))
+    window_began_at: Mapped[datetime] = mapped_column(index=True)
+    taken: Mapped[Long]
+
+
+class ActivationRow(Base):
+    """A link that gives a recipient its profile, once."""
+
+    __tablename__ = "activations"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
+    digest: Mapped[str] = mapped_column(ShortText(64), unique=True)
+    token_expires_at: Mapped[datetime | None]
+    created_at: Mapped[datetime]
+    created_by: Mapped[Name | None]
+    expires_at: Mapped[datetime]
+    used_at: Mapped[datetime | None]
+    used_from: Mapped[str | None] = mapped_column(ShortText(64))
+    revoked_at: Mapped[datetime | None]
+
+
+class FederationPolicyRow(Base):
+    """Whose tokens of which issuer are a recipient's: OIDC federation."""
+
+    __tablename__ = "federation_policies"
+    __table_args__ = (UniqueConstraint("recipient_key", "name_key"), GROWING)
+
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
+    name: Mapped[Name]
+    name_key: Mapped[Name]
+    comment: Mapped[str | None]
+    issuer: Mapped[str] = mapped_column(index=True)
+    subject_claim: Mapped[Name]
+    subject: Mapped[str]
+    audiences: Mapped[list[str]]
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime | None]
+
+
+class GroupRow(Edited, Base):
+    """Recipients that are granted shares together."""
+
+    __tablename__ = "groups"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    name: Mapped[Name]
+    name_key: Mapped[Name] = mapped_column(unique=True)
+    comment: Mapped[str | None]
+    created_at: Mapped[datetime]
+    applied: Mapped[bool] = mapped_column(default=False)
+
+
+class GroupMemberRow(Base):
+    """A recipient is in a group."""
+
+    __tablename__ = "group_members"
+
+    group_key: Mapped[int] = mapped_column(ForeignKey("groups.key", ondelete="CASCADE"), primary_key=True)
+    recipient_key: Mapped[int] = mapped_column(
+        ForeignKey("recipients.key", ondelete="CASCADE"), primary_key=True, index=True
+    )
+
+
+class GrantTerms:
+    """From when until when a share may be read, and which part of it."""
+
+    created_at: Mapped[datetime]
+    created_by: Mapped[Name | None]
+    starts_at: Mapped[datetime | None]
+    ends_at: Mapped[datetime | None]
+    rule: Mapped[str | None]
+    applied: Mapped[bool] = mapped_column(default=False)
+
+
+class GrantRow(GrantTerms, Base):
+    """A recipient may read a share, within its time, where its rule is true."""
+
+    __tablename__ = "grants"
+    __table_args__ = (UniqueConstraint("recipient_key", "share_key"), GROWING)
+
+    key: Mapped[GrowingKey]
+    recipient_key: Mapped[int] = mapped_column(ForeignKey("recipients.key", ondelete="CASCADE"))
+    share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"), index=True)
+
+
+class GroupGrantRow(GrantTerms, Base):
+    """The members of a group may read a share, within its time, where its rule is true."""
+
+    __tablename__ = "group_grants"
+    __table_args__ = (UniqueConstraint("group_key", "share_key"), GROWING)
+
+    key: Mapped[GrowingKey]
+    group_key: Mapped[int] = mapped_column(ForeignKey("groups.key", ondelete="CASCADE"))
+    share_key: Mapped[int] = mapped_column(ForeignKey("shares.key", ondelete="RESTRICT"), index=True)
+
+
+class AdminKeyRow(Base):
+    """An administrator's API key; roles are owner, steward and auditor."""
+
+    __tablename__ = "admin_keys"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    name: Mapped[Name] = mapped_column(unique=True)
+    role: Mapped[str] = mapped_column(ShortText(16))
+    digest: Mapped[str] = mapped_column(ShortText(64), unique=True)
+    created_at: Mapped[datetime]
+    created_by: Mapped[Name | None]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+ADMINISTERS = text("principal IS NOT NULL")
+
+
+class AsyncQueryRow(Base):
+    """A query that a recipient comes back for; `attempts` is also the fencing token of whoever works on it."""
+
+    __tablename__ = "async_queries"
+    __table_args__ = (UniqueConstraint("recipient_id", "table_id", "idempotency_key"), GROWING)
+
+    key: Mapped[GrowingKey]
+    id: Mapped[PublicId]
+    recipient_id: Mapped[str] = mapped_column(ShortText(36))
+    table_id: Mapped[str] = mapped_column(ShortText(36))
+    kind: Mapped[str] = mapped_column(ShortText(16))
+    request: Mapped[str]
+    idempotency_key: Mapped[Name]
+    request_digest: Mapped[str] = mapped_column(ShortText(64))
+    state: Mapped[str] = mapped_column(ShortText(16), index=True)
+    attempts: Mapped[int]
+    error_code: Mapped[str | None] = mapped_column(ShortText(64))
+    error_message: Mapped[str | None]
+    version: Mapped[Long | None]
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    heartbeat_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class StateRow(Base):
+    """One row: the generation counts the writes that can change what a recipient sees."""
+
+    __tablename__ = "catalog_state"
+
+    key: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    generation: Mapped[Long]
+
+
+class AuditRow(Base):
+    """One event: a request and what became of it, or a change by an administrator, with what was before and after.
+
+    `recipient` names the recipient that reads; `principal` whoever administers. Keys are dense, in the order of the
+    chain; events from before there was one have no hash.
+    """
+
+    __tablename__ = "audit_log"
+    # Most events are of recipients: their empty principals are not worth an entry each.
+    __table_args__ = (
+        Index("ix_audit_log_principal", "principal", sqlite_where=ADMINISTERS, postgresql_where=ADMINISTERS),
+        GROWING,
+    )
+
+    key: Mapped[GrowingKey]
+    at: Mapped[datetime] = mapped_column(index=True)
+    recipient: Mapped[Name | None] = mapped_column(index=True)
+    action: Mapped[str] = mapped_column(ShortText(64))
+    object_name: Mapped[str | None]
+    status: Mapped[int]
+    error_code: Mapped[str | None] = mapped_column(ShortText(64))
+    version: Mapped[Long | None]
+    files: Mapped[Long | None]
+    request_id: Mapped[str] = mapped_column(ShortText(64))
+    ip: Mapped[str | None] = mapped_column(ShortText(64))
+    user_agent: Mapped[str | None]
+    elapsed_ms: Mapped[Long]
+    principal: Mapped[Name | None]
+    details: Mapped[dict[str, Any] | None]
+    kind: Mapped[str] = mapped_column(ShortText(16), default="request")
+    size_bytes: Mapped[Long | None]
+    rows: Mapped[Long | None]
+    previous_hash: Mapped[str | None] = mapped_column(ShortText(64))
+    hash: Mapped[str | None] = mapped_column(ShortText(64))
+
+
+class AuditChainRow(Base):
+    """Two rows: the `head`, number and hash of the newest event, and the `anchor`, of the last one that was pruned."""
+
+    __tablename__ = "audit_chain"
+
+    name: Mapped[str] = mapped_column(ShortText(16), primary_key=True)
+    number: Mapped[Long]
+    hash: Mapped[str] = mapped_column(ShortText(64))
+
+
+class UsageRow(Base):
+    """What a recipient asked of a version of a table on a day, by events that were pruned since."""
+
+    __tablename__ = "usage_days"
+    __table_args__ = GROWING
+
+    key: Mapped[GrowingKey]
+    day: Mapped[str] = mapped_column(ShortText(10), index=True)
+    recipient: Mapped[Name]
+    object_name: Mapped[str | None]
+    version: Mapped[Long | None]
+    requests: Mapped[Long]
+    queries: Mapped[Long]
+    files: Mapped[Long]
+    size_bytes: Mapped[Long]
+    refused: Mapped[Long]
+
+
+class AuditJournalRow(Base):
+    """How many bytes of a process's journal of events are in the log."""
+
+    __tablename__ = "audit_journals"
+
+    name: Mapped[str] = mapped_column(ShortText(64), primary_key=True)
+    taken: Mapped[Long]

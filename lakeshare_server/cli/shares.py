@@ -1,0 +1,569 @@
+"""Commands about shares: what can be granted, and to whom it is."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lakeshare_server.cli.console import (
+    ask,
+    editing_share,
+    moment,
+    open_state_catalog,
+    open_versions,
+    operator,
+    properties,
+    shared_path,
+    table_path,
+)
+from lakeshare_server.errors import BadRequest
+
+if TYPE_CHECKING:
+    from lakeshare_server.access.rules import LakeVersions
+    from lakeshare_server.catalog import Catalog
+    from lakeshare_server.catalog.declared import Plan
+    from lakeshare_server.catalog.declared.files import Key, Wanted
+    from lakeshare_server.catalog.sharing import Edit
+    from lakeshare_server.settings import ServerSettings
+    from lakeshare_server.sql.session import Done, SqlSession
+    from lakeshare_server.versions import Versions
+
+share_app = typer.Typer(help="Shares: what can be granted, and to whom it is.", no_args_is_help=True)
+
+ShareName = Annotated[str, typer.Argument(metavar="SHARE", help="The share's name.")]
+TablePath = Annotated[
+    str, typer.Argument(metavar="SHARE.SCHEMA.TABLE", help="What recipients call the table.")
+]
+Comment = Annotated[str | None, typer.Option(help="What it is, for whoever reads the list.")]
+Rule = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        help="Which partitions are read: a predicate on partition columns, like \"region = 'EU'\"; '' for all.",
+    ),
+]
+Recipient = Annotated[str | None, typer.Option("--recipient", help="The recipient that may read it.")]
+Group = Annotated[str | None, typer.Option("--group", help="The group whose members may read it.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@share_app.command("list")
+def list_shares() -> None:
+    """List what is shared under which name, and which publication recipients read."""
+    from lakeshare_server.catalog import Ledger
+    from lakeshare_server.catalog.listings import all_shared_tables
+
+    catalog = open_state_catalog()
+    ledger = Ledger(catalog)
+    for entry in all_shared_tables(catalog):
+        latest = ledger.latest(entry.lake_table)
+        number = "not published yet" if latest is None else f"publication {latest.version}"
+        typer.echo(f"{entry.path}\t{entry.lake_table}\t{number}")
+
+
+@share_app.command("show")
+def show_share(name: ShareName) -> None:
+    """Show a share: its fields, its tables, and who may read it from when until when."""
+    from lakeshare_server.catalog.sharing import states
+
+    with open_state_catalog().reading() as session:
+        share, objects = states.share(session, name), states.objects(session, name)
+        grants = states.grants_on(session, name)
+    for field, value in share.as_json().items():
+        typer.echo(f"{field}\t{value}")
+    for one in objects:
+        said = {**one.as_json(), "history": one.history}
+        remarks = [f"{field}={said[field]}" for field in TOLD if said.get(field)]
+        remarks += [] if one.history else ["no history"]
+        typer.echo("\t".join([one.kind.lower(), one.path, one.table, ", ".join(remarks)]).rstrip())
+    for grant in grants:
+        reader = f"recipient {grant.recipient}" if grant.recipient is not None else f"group {grant.group}"
+        end = "further notice" if grant.ends_at is None else f"{grant.ends_at:%Y-%m-%d %H:%MZ}"
+        start = "" if grant.starts_at is None else f"from {grant.starts_at:%Y-%m-%d %H:%MZ} "
+        typer.echo("\t".join(["grant", reader, f"{start}until {end}", grant.rule or ""]).rstrip())
+
+
+@share_app.command("create")
+def create(
+    name: ShareName,
+    comment: Comment = None,
+    display_name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
+    owner: Annotated[
+        str | None, typer.Option(help="Who answers for it; whoever makes it by default.")
+    ] = None,
+    property_: Annotated[
+        list[str] | None, typer.Option("--property", help="key=value; repeat for more.")
+    ] = None,
+) -> None:
+    """Make an empty share.
+
+    Example: lakeshare share create partners --comment "Orders of the last year"
+    """
+    from lakeshare_server.catalog.sharing import create_share, editing
+
+    said = properties("--property", property_ or [])
+    with editing(open_state_catalog(), operator()) as edit:
+        made = create_share(
+            edit, name, comment=comment, display_name=display_name, owner=owner, properties=said
+        )
+    typer.echo(f"{made.name} is there: lakeshare share add {made.name} LAKE.TABLE")
+
+
+@share_app.command("set")
+def set_(
+    name: ShareName,
+    comment: Comment = None,
+    display_name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Who answers for it.")] = None,
+    rename: Annotated[
+        str | None, typer.Option(help="The new name; recipients find it under that only.")
+    ] = None,
+    property_: Annotated[
+        list[str] | None, typer.Option("--property", help="key=value; replaces all; repeat for more.")
+    ] = None,
+) -> None:
+    """Change what is given of a share; an empty text takes a comment or display name away."""
+    from lakeshare_server.catalog.sharing import KEEP, alter_share, editing
+
+    with editing(open_state_catalog(), operator()) as edit:
+        altered = alter_share(
+            edit,
+            name,
+            new_name=KEEP if rename is None else rename,
+            comment=KEEP if comment is None else comment or None,
+            display_name=KEEP if display_name is None else display_name or None,
+            owner=KEEP if owner is None else owner,
+            properties=KEEP if property_ is None else properties("--property", property_),
+        )
+    typer.echo(f"{altered.name} is at revision {altered.revision}")
+
+
+@share_app.command("drop")
+def drop(name: ShareName, yes: Yes = False) -> None:
+    """Remove a share with its tables and the grants on it; the tables of the lake stay."""
+    from lakeshare_server.catalog.sharing import drop_share, editing, states
+
+    catalog = open_state_catalog()
+    with catalog.reading() as session:
+        share = states.share(session, name)
+        tables, grants = len(states.objects(session, name)), len(states.grants_on(session, name))
+    if not yes:
+        question = f"Drop {share.name} with {tables} shared tables and {grants} grants?"
+        ask(question)
+    with editing(catalog, operator()) as edit:
+        # Of the revision that was asked about: whoever adds to it meanwhile is not overruled.
+        drop_share(edit, name, revision=share.revision)
+    typer.echo(f"{share.name} is gone")
+
+
+@share_app.command("add")
+def add(
+    name: ShareName,
+    table: Annotated[
+        str, typer.Argument(metavar="LAKE.TABLE", help="The lake's table, like flights.departures.")
+    ],
+    as_: Annotated[
+        str | None, typer.Option("--as", help="What recipients call it: schema.table; the same by default.")
+    ] = None,
+    comment: Comment = None,
+    history: Annotated[bool, typer.Option(help="Recipients may read earlier versions and changes.")] = True,
+    start_version: Annotated[
+        int | None, typer.Option(min=0, help="The first version recipients may read.")
+    ] = None,
+    rule: Rule = None,
+    view: Annotated[bool, typer.Option("--view", help="It is a view.")] = False,
+) -> None:
+    """Add a table of the lake to a share.
+
+    Example: lakeshare share add partners sales.orders --as eu.orders --where "region = 'EU'"
+    """
+    from lakeshare_server.catalog.sharing import SharedObject, add_table
+
+    schema, alias = table_path("--as" if as_ else "LAKE.TABLE", as_ or table)
+    wanted = SharedObject(
+        schema=schema,
+        name=alias,
+        table=table,
+        comment=comment,
+        history=history,
+        start_version=start_version,
+        rule=rule or None,
+        kind="VIEW" if view else "TABLE",
+    )
+    with editing_share(name, [table], writes_rule=bool(rule)) as edit:
+        path = add_table(edit, name, wanted).path
+    typer.echo(f"{path} is {table}")
+
+
+@share_app.command("change")
+def change(
+    path: TablePath,
+    as_: Annotated[str | None, typer.Option("--as", help="What recipients call it from now on.")] = None,
+    comment: Comment = None,
+    history: Annotated[
+        bool | None, typer.Option("--history/--no-history", help="Whether earlier versions may be read.")
+    ] = None,
+    start_version: Annotated[
+        int | None, typer.Option(min=0, help="The first version recipients may read.")
+    ] = None,
+    rule: Rule = None,
+    publication: Annotated[
+        int | None, typer.Option(min=-1, help="The number that is served; -1 for the latest.")
+    ] = None,
+) -> None:
+    """Change what is given of a shared table; an empty text takes a comment or rule away."""
+    from lakeshare_server.catalog.sharing import KEEP, alter_table
+
+    schema, alias = table_path("--as", as_) if as_ else (KEEP, KEEP)
+    names = shared_path("SHARE.SCHEMA.TABLE", path)
+    with editing_share(names[0], writes_rule=bool(rule)) as edit:
+        altered = alter_table(
+            edit,
+            *names,
+            new_schema=schema,
+            new_name=alias,
+            comment=KEEP if comment is None else comment or None,
+            history=KEEP if history is None else history,
+            start_version=KEEP if start_version is None else start_version,
+            rule=KEEP if rule is None else rule or None,
+            publication=KEEP if publication is None else (None if publication < 0 else publication),
+        )
+    typer.echo(f"{altered.path} is {altered.table}")
+
+
+@share_app.command("remove")
+def remove(path: TablePath) -> None:
+    """Share a table no more; the share and the grants on it stay."""
+    from lakeshare_server.catalog.sharing import editing, remove_table
+
+    with editing(open_state_catalog(), operator()) as edit:
+        typer.echo(f"{remove_table(edit, *shared_path('SHARE.SCHEMA.TABLE', path)).path} is shared no more")
+
+
+@share_app.command("grant")
+def grant_share(
+    name: ShareName,
+    recipient: Recipient = None,
+    group: Group = None,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", help="From when on, like 2027-01-01T00:00:00Z; at once by default."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", help="Until when, like 2027-12-31T00:00:00+01:00; for good by default."),
+    ] = None,
+    rule: Rule = None,
+) -> None:
+    """Let a recipient or the members of a group read a share; again, it replaces the grant that is there.
+
+    Example: lakeshare share grant partners --recipient acme --until 2027-01-01T00:00:00Z
+    """
+    from lakeshare_server.catalog.sharing import grant
+
+    with editing_share(name, writes_rule=bool(rule)) as edit:
+        made = grant(
+            edit,
+            name,
+            recipient=recipient,
+            group=group,
+            starts_at=moment("--from", from_),
+            ends_at=moment("--until", until),
+            rule=rule or None,
+        )
+    typer.echo(f"{made.recipient or made.group} may read {made.share}")
+
+
+@share_app.command("revoke")
+def revoke_share(name: ShareName, recipient: Recipient = None, group: Group = None) -> None:
+    """Let a recipient or the members of a group read a share no more, at once."""
+    from lakeshare_server.catalog.sharing import editing, revoke
+
+    with editing(open_state_catalog(), operator()) as edit:
+        ended = revoke(edit, name, recipient=recipient, group=group)
+    typer.echo(f"{ended.recipient or ended.group} may read {ended.share} no more by this grant")
+
+
+TOLD = ("comment", "start_version", "rule", "publication", "directory_access", "declared", "applied")
+
+
+DIFFERENT = 2
+COLORS = {"+": typer.colors.GREEN, "~": typer.colors.YELLOW, "-": typer.colors.RED, "?": typer.colors.CYAN}
+
+Files = Annotated[
+    list[Path], typer.Option("--file", "-f", help="A YAML file, or a folder of them; repeat for more.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Tell it as JSON.")]
+
+
+def apply(
+    files: Files,
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Only show what would be done: exit code 0 for nothing, 2 for changes."),
+    ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Also remove what files made and no file names any more.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    expect: Annotated[
+        str | None, typer.Option("--expect", help="Do nothing but the plan of this digest.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make followed tables, shares, recipients, groups and grants what files say, all of it or nothing.
+
+    Twice changes nothing. Files say everything about the objects they name, and never a secret. What contracts declare,
+    and what was made by hand and is in no file, stays. Tables that files follow are read before anything is changed.
+
+    Example: lakeshare apply -f shares/ --plan
+
+    Example: lakeshare apply -f shares/ --prune --yes
+    """
+    from lakeshare_server.catalog.declared import apply_files, done, planned, tried
+    from lakeshare_server.provider.following import FollowingAhead
+    from lakeshare_server.settings import ServerSettings
+
+    wanted, catalog = _read(files), open_state_catalog()
+    versions = open_versions(catalog)
+    with FollowingAhead(ServerSettings(), versions) as ahead:
+        found = planned(catalog, wanted, prune=prune)
+        wanted = ahead.read(wanted, found.steps)
+        check = _check_of_rules(catalog, versions, ahead, wanted, found)
+        if plan:
+            found = tried(catalog, wanted, operator(), prune=prune, check=check)
+            _tell(found, as_json=as_json)
+            raise typer.Exit(DIFFERENT if found.steps else 0)
+        if yes or expect is not None:
+            found = apply_files(catalog, wanted, operator(), prune=prune, digest=expect, check=check)
+            _tell(found, as_json=as_json)
+        else:
+            found = planned(catalog, wanted, prune=prune)
+            _tell(found, as_json=as_json)
+            if not found.steps:
+                return
+            ask("Do this?", f"give --yes, or --expect {found.digest} for this plan and no other.")
+            apply_files(catalog, wanted, operator(), prune=prune, digest=found.digest, check=check)
+    if found.steps and not as_json:
+        typer.echo(done(found))
+        _tell_without_token(found)
+
+
+def _read(files: list[Path]) -> "dict[Key, Wanted]":
+    """What files want, with the tables of the locations that they follow."""
+    from lakeshare_server.catalog.declared import read_files
+    from lakeshare_server.provider.following import find_tables
+    from lakeshare_server.settings import ServerSettings
+
+    return read_files(files, partial(find_tables, ServerSettings()))
+
+
+def _check_of_rules(
+    catalog: "Catalog",
+    versions: "Versions",
+    ahead: "LakeVersions",
+    wanted: "Mapping[Key, Wanted]",
+    plan: "Plan",
+) -> "Callable[[Edit], None]":
+    """A check that refuses rules that partitions do not decide; followed tables are looked at now, before the edit."""
+    from lakeshare_server.access.rules import require_decidable_rules
+    from lakeshare_server.catalog.sharing.states import objects, shares_with_rules
+    from lakeshare_server.provider.following import find_all_ahead
+
+    shares = {step.key[1] for step in plan.steps if step.kind in ("share", "table", "grant")}
+    if shares:
+        with catalog.reading() as session:
+            ruled = shares_with_rules(session) | {
+                key[1] for key, one in wanted.items() if one.fields.get("rule")
+            }
+            tables = {one.table for one in objects(session) if one.share.lower() in shares & ruled}
+        said = (one for key, one in wanted.items() if key[0] == "table" and key[1] in shares & ruled)
+        find_all_ahead(catalog, versions, tables | {str(one.fields.get("table")) for one in said})
+    return lambda edit: require_decidable_rules(edit, ahead)
+
+
+def diff(files: Files, as_json: AsJson = False) -> None:
+    """Show how the catalog differs from files, what was changed by hand too: exit code 0 for not at all, 2 if it does.
+
+    Example: lakeshare diff -f shares/
+    """
+    from lakeshare_server.catalog.declared import planned
+
+    found = planned(open_state_catalog(), _read(files))
+    _tell(found, as_json=as_json)
+    raise typer.Exit(DIFFERENT if found.drifted else 0)
+
+
+def export(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; standard output by default.")
+    ] = None,
+    revisions: Annotated[
+        bool,
+        typer.Option(
+            "--revisions",
+            help="With revisions: what was edited meanwhile is not overwritten by it.",
+        ),
+    ] = False,
+    json_schema: Annotated[
+        bool, typer.Option("--json-schema", help="Instead, the JSON Schema of the files, for editors.")
+    ] = False,
+) -> None:
+    """Write what the catalog shares with whom as a file for `lakeshare apply`; without any secret."""
+    from lakeshare_server.catalog.declared import Document
+    from lakeshare_server.catalog.declared import export as exported
+
+    if json_schema:
+        text = json.dumps(Document.model_json_schema(), indent=2) + "\n"
+    else:
+        with open_state_catalog().reading() as session:
+            text = exported(session, revisions=revisions)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
+        typer.echo(f"written: {output}", err=True)
+
+
+def _tell(plan: "Plan", *, as_json: bool) -> None:
+    from lakeshare_server.catalog.declared import plan_json, plan_lines
+
+    if as_json:
+        typer.echo(json.dumps(plan_json(plan), indent=2, ensure_ascii=False))
+        return
+    for line in plan_lines(plan):
+        typer.secho(line, fg=COLORS.get(line.lstrip()[:1]) if line.startswith(" ") else None)
+
+
+def _tell_without_token(plan: "Plan") -> None:
+    for step in plan.steps:
+        fields = step.wanted.fields if step.wanted is not None else {}
+        is_new = (step.kind, step.verb) == ("recipient", "create")
+        if is_new and fields.get("authentication") != "OIDC_FEDERATION":
+            typer.echo(f"{step.name} has no token yet: lakeshare recipient rotate {step.name}")
+
+
+REFUSED, NOT_SQL = 1, 2
+PARQUET = "python-parquet"
+STDIN = Path("-")
+
+
+def sql(
+    statements: Annotated[
+        list[str] | None, typer.Option("--command", "-c", help="Statements; repeat for more, in order.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="A script; `-` reads standard input.")
+    ] = None,
+    single_transaction: Annotated[
+        bool, typer.Option("--single-transaction", help="All statements take effect, or none.")
+    ] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="table, csv or json.")] = "table",
+) -> None:
+    """Say in SQL what is shared with whom. Without a script: a prompt with history and completion.
+
+    Exit codes: 0 all was done, 1 a statement was refused, 2 the script is not SQL and nothing was done.
+
+    Example: lakeshare sql -c "GRANT SELECT ON SHARE sales TO RECIPIENT bob UNTIL '2027-01-31'"
+    """
+    if output not in ("table", "csv", "json"):
+        raise typer.BadParameter(f"{output!r} is none of table, csv, json", param_hint="--output")
+    if statements and file:
+        raise typer.BadParameter("give statements or a file, not both", param_hint="--command, --file")
+    session = _session()
+    if statements and single_transaction:
+        # A `;` on a line of its own, lest a comment at the end of one swallows it.
+        _do(session, "\n;\n".join(statements), None, single_transaction, output)
+    elif statements:
+        for statement in statements:
+            _do(session, statement, None, single_transaction, output)
+    elif file is not None or not sys.stdin.isatty():
+        _do(session, *_script(file or STDIN), single_transaction, output)
+    elif single_transaction:
+        raise typer.BadParameter(
+            "a prompt has no end to commit at; give a script", param_hint="--single-transaction"
+        )
+    else:
+        _converse(session, output)
+
+
+def _session() -> "SqlSession":
+    from lakeshare_server.catalog import open_catalog
+    from lakeshare_server.settings import ServerSettings
+    from lakeshare_server.sql.changes import Provider
+    from lakeshare_server.sql.session import SqlSession
+    from lakeshare_server.sql.statements import operating_system_user
+
+    settings = ServerSettings()
+    principal = operating_system_user()
+    provider = Provider(open_catalog(settings.catalog_url), settings)
+    return SqlSession(provider, principal, partial(_rows_read_by, settings, principal))
+
+
+def _rows_read_by(
+    settings: "ServerSettings", principal: str, recipient: str, path: tuple[str, ...], count: int
+) -> "tuple[list[str], list[list[str]]]":
+    """The first rows of a table that a recipient reads, by the routes that answer it."""
+    import asyncio
+
+    from lakeshare_server.cli.impersonation import looking_as, path_of
+
+    async def look() -> tuple[list[str], list[list[str]]]:
+        async with looking_as(settings, recipient, principal, PARQUET) as eyes:
+            found = await eyes.in_portal(f"{path_of('.'.join(path))}/preview", limit=count)
+        columns = [column["name"] for column in found["columns"]]
+        return columns, [["" if value is None else value for value in row] for row in found["rows"]]
+
+    return asyncio.run(look())
+
+
+def _script(file: Path) -> tuple[str, str]:
+    """A script and what messages call it."""
+    try:
+        if file == STDIN:
+            return sys.stdin.read(), "stdin"
+        # Editors on Windows begin files with a mark that is no SQL.
+        return file.read_text(encoding="utf-8-sig"), str(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest("--file", str(file), f"It cannot be read as UTF-8 text: {error}") from error
+
+
+def _do(session: "SqlSession", text: str, source: str | None, single_transaction: bool, output: str) -> None:
+    from lakeshare_server.sql.statements import SqlError, StatementRefused
+
+    try:
+        for answer in session.run(text, source, single_transaction=single_transaction):
+            _say(answer, output)
+    except StatementRefused as error:
+        _complain(f"{error}\n{error.effect}")
+        raise typer.Exit(REFUSED) from error
+    except SqlError as error:
+        _complain(f"{error}\nNothing of it was done.")
+        raise typer.Exit(NOT_SQL) from error
+
+
+def _converse(session: "SqlSession", output: str) -> None:
+    from lakeshare_server.sql.prompt import converse, prompt_with_history
+
+    history = session.provider.settings.state_dir / "sql_history"
+    typer.echo("SQL for shares, as " + session.principal + ". `help` shows how, Ctrl-D leaves.")
+    converse(session, prompt_with_history(session, history), lambda answer: _say(answer, output), _complain)
+
+
+def _say(answer: "Done", output: str) -> None:
+    from lakeshare_server.sql.prompt import PRINTED
+
+    text = PRINTED[output](answer)  # type: ignore[index]  # checked when the command began
+    if text:
+        typer.echo(text)
+    elif answer.result.told:
+        typer.echo(answer.result.told, err=True)
+
+
+def _complain(text: str) -> None:
+    typer.secho(text, err=True, fg=typer.colors.RED)

@@ -1,0 +1,560 @@
+"""Predicates of recipients as a tree, whichever way they were written.
+
+A part that is not understood is `Unknown`: it may be true, false or null for any row, so it never drops a file.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Context, Decimal
+from functools import lru_cache
+from typing import Any
+from typing import Literal as OneOf
+
+import pyarrow as pa
+
+from lakeshare_server.tables.snapshot import Field, arrow_type, parse_schema, struct_fields
+
+Value = bool | int | float | Decimal | str | date | datetime
+Comparison = OneOf["=", "<", "<=", ">", ">="]
+# A text is a name as JSON predicates write it, dots and all; a tuple has the parts of a name in SQL.
+ColumnName = str | tuple[str, ...]
+# A comparison with its sides exchanged.
+MIRRORED: dict[Comparison, Comparison] = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+# Trees are read and evaluated by recursion; deeper than this, a part of one is Unknown.
+MAX_DEPTH = 100
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A part of which nothing can be said; `text` is for people."""
+
+    text: str = dataclass_field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """True or false for every row."""
+
+    value: bool
+
+
+@dataclass(frozen=True)
+class Compare:
+    """A column compared with a constant.
+
+    `kind` is the type in which the two are compared, in the protocol's words; None in SQL without a cast, where a
+    text stands for a value of the column's own type.
+    """
+
+    column: ColumnName
+    operator: Comparison
+    value: Value
+    kind: str | None
+
+
+@dataclass(frozen=True)
+class IsNull:
+    """Whether a column is null; `kind` is the type the client sees it as, None for its own."""
+
+    column: ColumnName
+    kind: str | None = None
+
+
+@dataclass(frozen=True)
+class Not:
+    """The opposite; null stays null."""
+
+    operand: "Predicate"
+
+
+@dataclass(frozen=True)
+class And:
+    """All of them."""
+
+    operands: tuple["Predicate", ...]
+
+
+@dataclass(frozen=True)
+class Or:
+    """Any of them."""
+
+    operands: tuple["Predicate", ...]
+
+
+Predicate = Unknown | Constant | Compare | IsNull | Not | And | Or
+
+
+EVERYTHING = Constant(True)
+
+
+def with_columns(predicate: Predicate, column_of: Callable[[ColumnName], ColumnName | None]) -> Predicate:
+    """The predicate with other names for its columns; a part whose column has none is not understood."""
+    match predicate:
+        case Not(operand):
+            return Not(with_columns(operand, column_of))
+        case And(operands):
+            return And(tuple(with_columns(operand, column_of) for operand in operands))
+        case Or(operands):
+            return Or(tuple(with_columns(operand, column_of) for operand in operands))
+        case Compare(column) | IsNull(column):
+            name = column_of(column)
+            return Unknown(str(column)) if name is None else replace(predicate, column=name)
+        case _:
+            return predicate
+
+
+def parts_of(predicate: Predicate) -> int:
+    """How many parts the predicate has: what evaluating it costs."""
+    match predicate:
+        case Not(operand):
+            return 1 + parts_of(operand)
+        case And(operands) | Or(operands):
+            return 1 + sum(parts_of(operand) for operand in operands)
+        case _:
+            return 1
+
+
+def all_of(predicates: Sequence[Predicate]) -> Predicate:
+    """The predicates together; everything when there are none."""
+    return And(tuple(predicates)) if predicates else EVERYTHING
+
+
+def conjuncts(predicate: Predicate) -> Iterator[Predicate]:
+    """The parts that must all be true; together they say what the predicate says."""
+    if isinstance(predicate, And):
+        for operand in predicate.operands:
+            yield from conjuncts(operand)
+    else:
+        yield predicate
+
+
+def affordable(predicate: Predicate, max_parts: int) -> Predicate:
+    """The predicate, or as many of its conjuncts as `max_parts` allow: looking at files must not cost what it saves."""
+    if parts_of(predicate) <= max_parts:
+        return predicate
+    kept: list[Predicate] = []
+    for part in conjuncts(predicate):
+        max_parts -= parts_of(part)
+        if max_parts < 0:
+            kept.append(Unknown("more than is looked at"))
+            break
+        kept.append(part)
+    return all_of(kept)
+
+
+MAX_CHARS = 200
+
+
+def text_of(predicate: Predicate) -> str:
+    """The predicate in one line, cut when it is long."""
+    text = _text(predicate)
+    return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 2]} …"
+
+
+def name_of(column: ColumnName) -> str:
+    """A column's name as it was written."""
+    return column if isinstance(column, str) else ".".join(column)
+
+
+def value_text(value: Value) -> str:
+    """A constant as SQL writes it."""
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, datetime):
+        return f"'{value.isoformat(sep=' ')}'"
+    if isinstance(value, date):
+        return f"'{value.isoformat()}'"
+    if isinstance(value, int | float | Decimal):
+        return str(value)
+    return "'" + value.replace("'", "''").encode("utf-8", "replace").decode() + "'"
+
+
+def _text(predicate: Predicate) -> str:
+    match predicate:
+        case Unknown(text):
+            return text or "…"
+        case Constant(value):
+            return str(value).upper()
+        case Compare(column, operator, value, _):
+            return f"{name_of(column)} {operator} {value_text(value)}"
+        case IsNull(column, _):
+            return f"{name_of(column)} IS NULL"
+        case Not(IsNull(column, _)):
+            return f"{name_of(column)} IS NOT NULL"
+        case Not(operand):
+            return f"NOT ({_text(operand)})"
+        case And(operands):
+            return "(" + " AND ".join(map(_text, operands)) + ")"
+        case Or(operands):
+            return "(" + " OR ".join(map(_text, operands)) + ")"
+
+
+Path = tuple[str, ...]
+SCHEMAS_KEPT = 64
+# The narrowest first: what a file index knows of its columns when it has no schema to go by.
+STRUCTS = ("null_count", "min", "partition")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A primitive column, in a struct or not.
+
+    `is_binary` is False for texts in a collation, which compare in an order that bounds do not know; `was_float` is
+    True for doubles of which older files have floats.
+    """
+
+    path: Path
+    type: pa.DataType
+    is_binary: bool = True
+    was_float: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name as people write it."""
+        return ".".join(self.path)
+
+
+class Columns:
+    """The columns of a table by the names that predicates give them, in any case."""
+
+    def __init__(self, columns: Sequence[Column], others: Sequence[Path] = ()) -> None:
+        self._by_path: dict[Path, Column | None] = {}
+        self._by_text: dict[str, Column | None] = {}
+        for path, column in [
+            *((column.path, column) for column in columns),
+            *((path, None) for path in others),
+        ]:
+            lower = tuple(part.lower() for part in path)
+            # The second of a name makes it mean neither.
+            self._by_path[lower] = None if lower in self._by_path else column
+            text = ".".join(lower)
+            self._by_text[text] = None if text in self._by_text else column
+        self._tops = {path[0] for path in self._by_path}
+
+    def resolve(self, name: ColumnName) -> Column | None:
+        """The column a predicate means; None when that is not certain."""
+        if isinstance(name, str):
+            # A column that is really called `a.b` comes before the field b of a.
+            lower = (name.lower(),)
+            return self._by_path[lower] if lower in self._by_path else self._by_text.get(lower[0])
+        return self._of_sql(tuple(part.lower() for part in name))
+
+    def _of_sql(self, parts: Path) -> Column | None:
+        """What is in front of a column's name may be the table's: only one way of reading it is certain."""
+        start = next((place for place, part in enumerate(parts) if part in self._tops), None)
+        if start is None or any(parts[later:] in self._by_path for later in range(start + 1, len(parts))):
+            return None
+        return self._by_path.get(parts[start:])
+
+
+def columns_of(schema_string: str | None, schema: pa.Schema) -> Columns:
+    """The columns of a table; without its schema, those of which an index has statistics."""
+    return _of_arrow(schema) if schema_string is None else _of_delta(schema_string)
+
+
+@lru_cache(SCHEMAS_KEPT)
+def _of_delta(schema_string: str) -> Columns:
+    columns: list[Column] = []
+    others: list[Path] = []
+    for path, field in _primitives(parse_schema(schema_string), ()):
+        kind = arrow_type(field.type) if isinstance(field.type, str) else None
+        if kind is None:
+            others.append(path)
+        else:
+            columns.append(Column(path, kind, _is_binary(field.metadata), _was_float(field)))
+    return Columns(columns, others)
+
+
+def _primitives(fields: Sequence[Field], above: Path) -> Iterator[tuple[Path, Field]]:
+    for field in fields:
+        path = (*above, field.name)
+        inside = struct_fields(field)
+        if inside is None:
+            yield path, field
+        else:
+            yield from _primitives(inside, path)
+
+
+def _is_binary(metadata: Mapping[str, Any]) -> bool:
+    return "__COLLATIONS" not in metadata
+
+
+def _was_float(field: Field) -> bool:
+    changes = field.metadata.get("delta.typeChanges")
+    return field.type == "double" and isinstance(changes, list) and "float" in str(changes)
+
+
+def _of_arrow(schema: pa.Schema) -> Columns:
+    found: dict[Path, Column] = {}
+    for struct in STRUCTS:
+        place = schema.get_field_index(struct)
+        if place >= 0:
+            found.update({path: Column(path, kind) for path, kind in _members(schema.field(place).type, ())})
+    return Columns(list(found.values()))
+
+
+def _members(struct: pa.StructType, above: Path) -> Iterator[tuple[Path, pa.DataType]]:
+    for member in struct:
+        path = (*above, member.name)
+        if pa.types.is_struct(member.type):
+            yield from _members(member.type, path)
+        else:
+            yield path, member.type
+
+
+INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+# A text that is one number in one way: clients compare some texts with numbers as texts.
+CANONICAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+TIMESTAMP = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
+)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+US = timedelta(microseconds=1)
+# Clients cut constants to milliseconds and writers cut statistics, both towards 1970: one millisecond each.
+CUT_US = 2000
+# A time without a zone is one in the client's zone, which the server does not know. None is a day off.
+DAY_US = 86_400_000_000
+# Whole numbers below these are the same as floats and doubles.
+FLOAT_WHOLE, DOUBLE_WHOLE = 1 << 24, 1 << 53
+# Half the distance of two floats, as a part of their value: by so much is a bound off that is a float's shortest text.
+FLOAT_ERROR = 2.0**-23
+SMALLEST_FLOAT = 2.0**-148
+# Old writers end the upper bounds of cut texts in this character, which is not the last in the order of bytes.
+OLD_LAST_CHARACTER = "\ufffd"
+WIDE = Context(prec=200)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where a constant lies, from low to high in the type of a column's bounds; None where that end is not known.
+
+    With `hides_nan` a column's values may lie above all bounds, and clients do not agree on how they compare.
+    """
+
+    low: pa.Scalar | None
+    high: pa.Scalar | None
+    hides_nan: bool = False
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it is one value."""
+        return self.low is not None and self.low == self.high
+
+
+def constant_range(part: Compare, column: Column, bounds: pa.DataType, *, exact: bool) -> Range | None:
+    """Where the constant lies among the column's values; None when they may compare in another order.
+
+    `bounds` is the type in which the column's bounds are kept; `exact` is True for partition values, which are no
+    bounds but the values themselves.
+    """
+    for is_kind, kept_as, kinds, convert in _CONVERSIONS:
+        if is_kind(column.type):
+            is_known = column.is_binary and kept_as(bounds) and (part.kind is None or part.kind in kinds)
+            return convert(part, _Target(column, bounds, exact)) if is_known else None
+    return None
+
+
+def own_kind(kind: pa.DataType) -> str | None:
+    """The name that JSON predicates have for a type."""
+    return next((name for is_kind, name in _OWN if is_kind(kind)), None)
+
+
+def float32(text: str) -> float:
+    """The float nearest to a number; zero or infinite where there is none near."""
+    try:
+        return float(pa.scalar(text).cast(pa.float32()).as_py())
+    except pa.ArrowInvalid:
+        number = float(text)
+        return 0.0 if abs(number) < 1 else math.copysign(math.inf, number)
+
+
+@dataclass(frozen=True)
+class _Target:
+    column: Column
+    bounds: pa.DataType
+    exact: bool
+
+    def range_of(self, low: Any, high: Any) -> Range:
+        return Range(pa.scalar(low, self.bounds), pa.scalar(high, self.bounds))
+
+
+def _integer(part: Compare, target: _Target) -> Range | None:
+    width, kind = target.column.type.bit_width, part.kind
+    if kind in _WIDTHS and _WIDTHS[kind] < width:
+        return None  # a cast to a narrower type may wrap around
+    number = _number(part.value)
+    if isinstance(part.value, str):
+        number = int(part.value) if CANONICAL.fullmatch(part.value) else None
+    if number is None or (kind in _WHOLE and not -_WHOLE[kind] < number < _WHOLE[kind]):
+        return None
+    limit = 1 << (width - 1)
+    if number >= limit:
+        return Range(pa.scalar(limit - 1, target.bounds), None)
+    if number < -limit:
+        return Range(None, pa.scalar(-limit, target.bounds))
+    return target.range_of(math.floor(number), min(math.ceil(number), limit - 1))
+
+
+def _float(part: Compare, target: _Target) -> Range | None:
+    number = _number(part.value)
+    if number is None:
+        return None
+    low = high = _double(number)
+    if pa.types.is_float32(target.column.type) and part.kind is None:
+        # Some clients compare floats with numbers in SQL as floats, some as doubles.
+        rounded = float32(str(number))
+        low, high = min(low, rounded), max(high, rounded)
+    if target.column.was_float:
+        low, high = _widened(low, -1), _widened(high, 1)
+    return Range(pa.scalar(low, pa.float64()), pa.scalar(high, pa.float64()), hides_nan=not target.exact)
+
+
+def _decimal(part: Compare, target: _Target) -> Range | None:
+    number = _number(part.value)
+    if number is None:
+        return None
+    near = _double(number)
+    if pa.types.is_floating(target.bounds):
+        # Such bounds are further apart than the error of this.
+        return target.range_of(near, near)
+    if part.kind is None:
+        return _decimal_range(Decimal(number), Decimal(number), target)
+    # Compared as doubles, all decimals between the neighbours of a double may be equal to it.
+    return _decimal_range(
+        Decimal(math.nextafter(near, -math.inf)), Decimal(math.nextafter(near, math.inf)), target
+    )
+
+
+def _decimal_range(lowest: Decimal, highest: Decimal, target: _Target) -> Range | None:
+    kind = target.bounds
+    limit = Decimal(10) ** (kind.precision - kind.scale)
+    if not -limit < lowest <= highest < limit:
+        return None
+    step = Decimal(1).scaleb(-kind.scale)
+    low = lowest.quantize(step, "ROUND_FLOOR", context=WIDE)
+    high = highest.quantize(step, "ROUND_CEILING", context=WIDE)
+    return target.range_of(low, high) if -limit < low and high < limit else None
+
+
+def _string(part: Compare, target: _Target) -> Range | None:
+    value = part.value
+    if not isinstance(value, str) or not _is_text(value):
+        return None
+    text = pa.scalar(value, target.bounds)
+    if not target.exact and max(value, default="") >= OLD_LAST_CHARACTER:
+        return Range(None, text)
+    return Range(text, text)
+
+
+def _boolean(part: Compare, target: _Target) -> Range | None:
+    return target.range_of(part.value, part.value) if isinstance(part.value, bool) else None
+
+
+def _date(part: Compare, target: _Target) -> Range | None:
+    value = _read(part.value, DATE, date.fromisoformat) if isinstance(part.value, str) else part.value
+    if not isinstance(value, date) or isinstance(value, datetime):
+        return None
+    return target.range_of(value, value)
+
+
+def _timestamp(part: Compare, target: _Target) -> Range | None:
+    is_cast_to_date = part.kind == "date"
+    moment = _moment(part.value, DATE if is_cast_to_date else TIMESTAMP)
+    if moment is None:
+        return None
+    if target.column.type.tz is None:
+        is_certain = moment.tzinfo is None and part.kind != "timestamp"
+    else:
+        # The text of a partition value has no zone: each client takes its own.
+        is_certain = moment.tzinfo is not None and not target.exact
+    us = (moment.replace(tzinfo=moment.tzinfo or UTC) - EPOCH) // US
+    slack = CUT_US if is_certain else CUT_US + DAY_US
+    # What was cast to a date may have been any time of that day.
+    return target.range_of(us - slack, us + slack + (DAY_US if is_cast_to_date else 0))
+
+
+def _moment(value: Value, form: re.Pattern[str]) -> datetime | None:
+    if isinstance(value, str):
+        value = _read(value, form, datetime.fromisoformat)
+    if isinstance(value, datetime):
+        return value
+    return datetime.combine(value, time()) if isinstance(value, date) else None
+
+
+def _number(value: Value) -> int | float | Decimal | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return None
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _double(number: int | float | Decimal) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.copysign(math.inf, number)
+
+
+def _widened(number: float, by: int) -> float:
+    return number + by * (abs(number) * FLOAT_ERROR + SMALLEST_FLOAT)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read(text: str, form: re.Pattern[str], read: Callable[[str], Any]) -> Any:
+    try:
+        return read(text) if form.fullmatch(text) else None
+    except ValueError:
+        return None
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+# A cast to a wider integer changes no value.
+_WIDTHS = {"int": 32, "long": 64}
+_WHOLE = {"float": FLOAT_WHOLE, "double": DOUBLE_WHOLE}
+_Test = Callable[[pa.DataType], bool]
+# For a type of columns: how its bounds are kept, in which types it may be compared, what a constant comes to then.
+_CONVERSIONS: tuple[tuple[_Test, _Test, frozenset[str], Callable[[Compare, _Target], Range | None]], ...] = (
+    (
+        pa.types.is_signed_integer,
+        pa.types.is_signed_integer,
+        frozenset({"int", "long", "float", "double"}),
+        _integer,
+    ),
+    (pa.types.is_string, pa.types.is_string, frozenset({"string"}), _string),
+    (pa.types.is_boolean, pa.types.is_boolean, frozenset({"bool"}), _boolean),
+    (pa.types.is_date32, pa.types.is_date32, frozenset({"date"}), _date),
+    (
+        pa.types.is_timestamp,
+        pa.types.is_timestamp,
+        frozenset({"timestamp", "timestamp_ntz", "date"}),
+        _timestamp,
+    ),
+    (pa.types.is_float32, pa.types.is_floating, frozenset({"float", "double"}), _float),
+    (pa.types.is_float64, pa.types.is_floating, frozenset({"double"}), _float),
+    (pa.types.is_decimal, _is_number, frozenset({"double"}), _decimal),
+)
+_OWN: tuple[tuple[_Test, str], ...] = (
+    (pa.types.is_int32, "int"),
+    (pa.types.is_int64, "long"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_float64, "double"),
+    (pa.types.is_string, "string"),
+    (pa.types.is_boolean, "bool"),
+    (pa.types.is_date32, "date"),
+    (lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None, "timestamp"),
+)
