@@ -22,6 +22,7 @@ from botocore.config import Config
 
 from tests.integration.s3_server import REGION, S3Server, S3User
 
+ROOT = Path(__file__).parents[2]
 ACCOUNT = "222222222222"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/backup"
 ENDED = {"Complete", "Cancelled", "Failed"}
@@ -43,24 +44,15 @@ def a_batch_process(
     """The same, with its process to kill."""
     command = [
         sys.executable,
-        "-c",
-        "from lakeshare_pipelines.cli.main import main; main()",
-        "backup",
-        "batch-server",
-    ]
-    arguments = [
-        "--endpoint",
+        "-m",
+        "tests.builders.batch_server",
         s3.endpoint,
-        "--region",
         REGION,
-        "--port",
-        "0",
-        "--folder",
         str(folder),
         *options,
     ]
     with subprocess.Popen(
-        [*command, *arguments], env={**os.environ, **keys_of(s3.admin)}, stdout=subprocess.PIPE, text=True
+        command, cwd=ROOT, env={**os.environ, **keys_of(s3.admin)}, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         try:

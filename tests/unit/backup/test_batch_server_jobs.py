@@ -7,12 +7,9 @@ from typing import get_args
 
 import pytest
 
-from lakeshare_pipelines.backup.batch_server.checksums import SUMS
-from lakeshare_pipelines.backup.batch_server.job import ENDED, TRANSITIONS, Job, Status
-from lakeshare_pipelines.backup.batch_server.job_folder import JobFolder, line_of
-from lakeshare_pipelines.backup.batch_server.operations import copy_headers
-from lakeshare_pipelines.backup.batch_server.refusals import Refused
-from lakeshare_pipelines.backup.batch_server.task import Outcome, Task
+from tests.builders.batch_server.job import ENDED, TRANSITIONS, Job, JobFolder, Outcome, Status, Task, line_of
+from tests.builders.batch_server.requests import Refused
+from tests.builders.batch_server.run import SUMS, copy_headers
 
 NOW = dt.datetime(2026, 11, 22, 4, 0, tzinfo=dt.UTC)
 STATES: tuple[Status, ...] = get_args(Status)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from lakeshare_pipelines.backup.batch_server.authentication import OwnKeys, require_signature
-from lakeshare_pipelines.backup.batch_server.refusals import Refused
 from lakeshare_pipelines.backup.stores.async_s3 import Signer, SigningKeys
+from tests.builders.batch_server.requests import OwnKeys, Refused, require_signature
 
 KEYS = SigningKeys("AK", "secret", "token")
 BODY, QUERY = b"<x/>", "jobStatuses=Ready&maxResults=2"

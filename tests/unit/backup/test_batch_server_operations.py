@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.batch_server.endpoint import Endpoint
-from lakeshare_pipelines.backup.batch_server.operations import outcome_of
-from lakeshare_pipelines.backup.batch_server.task import Outcome, Task
 from lakeshare_pipelines.backup.stores import StoreAddress
 from tests.builders.answering_store import answering_store, said
+from tests.builders.batch_server.job import Outcome, Task
+from tests.builders.batch_server.run import Endpoint, outcome_of
 
 RESTORE = {"ExpirationInDays": 3, "GlacierJobTier": "BULK"}
 OBJECT = ("Content-Length: 7", 'ETag: "e"', "Last-Modified: Tue, 01 Jan 2030 00:00:00 GMT")

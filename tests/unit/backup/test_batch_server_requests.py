@@ -8,12 +8,10 @@ import boto3
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from lakeshare_pipelines.backup.batch_server import xml
-from lakeshare_pipelines.backup.batch_server.asked import require_acceptable
-from lakeshare_pipelines.backup.batch_server.job import new_job
-from lakeshare_pipelines.backup.batch_server.refusals import Refused, other_request
-from lakeshare_pipelines.backup.batch_server.shapes import operation
 from tests.builders.backup_batch import ACCOUNT, a_copy_job
+from tests.builders.batch_server import requests
+from tests.builders.batch_server.job import new_job
+from tests.builders.batch_server.requests import Refused, operation, other_request, require_acceptable
 
 MOMENT = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 FULL_COPY = {
@@ -58,8 +56,10 @@ def through_boto3(name: str, asked: Mapping[str, Any], answer: bytes) -> tuple[b
 def test_a_request_is_read_as_boto3_meant_it() -> None:
     asked = a_copy_job("store", "store/m.csv", "abc", Operation={"S3PutObjectCopy": FULL_COPY})
     shape = operation("CreateJob")
-    body, answered = through_boto3("CreateJob", asked, xml.write(shape.output_shape, {"JobId": "12345-abc"}))
-    assert {"AccountId": ACCOUNT, **xml.read(body, shape.input_shape)} == asked
+    body, answered = through_boto3(
+        "CreateJob", asked, requests.write(shape.output_shape, {"JobId": "12345-abc"})
+    )
+    assert {"AccountId": ACCOUNT, **requests.read(body, shape.input_shape)} == asked
     assert answered["JobId"] == "12345-abc"
 
 
@@ -71,7 +71,7 @@ def test_a_description_is_understood_by_boto3() -> None:
     described = job.described()
     shape = operation("DescribeJob").output_shape
     _, answered = through_boto3(
-        "DescribeJob", {"AccountId": ACCOUNT, "JobId": job.id}, xml.write(shape, {"Job": described})
+        "DescribeJob", {"AccountId": ACCOUNT, "JobId": job.id}, requests.write(shape, {"Job": described})
     )
     understood = {name: value for name, value in answered["Job"].items() if value is not None}
     assert understood == {name: value for name, value in described.items() if value is not None}
@@ -83,13 +83,16 @@ def test_a_description_is_understood_by_boto3() -> None:
         (b"", "is no XML"),
         (b"<CreateJobRequest/>", "is a CreateJobRequest, not a"),
         (b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>', "declares a document type"),
-        (f'<CreateJobRequest xmlns="{xml.NAMESPACE}"><Colour/></CreateJobRequest>'.encode(), "has no Colour"),
         (
-            f'<CreateJobRequest xmlns="{xml.NAMESPACE}"><Priority>high</Priority></CreateJobRequest>'.encode(),
+            f'<CreateJobRequest xmlns="{requests.NAMESPACE}"><Colour/></CreateJobRequest>'.encode(),
+            "has no Colour",
+        ),
+        (
+            f'<CreateJobRequest xmlns="{requests.NAMESPACE}"><Priority>high</Priority></CreateJobRequest>'.encode(),
             "Priority is 'high', not a integer",
         ),
         (
-            f'<CreateJobRequest xmlns="{xml.NAMESPACE}"><Priority>1</Priority><Priority>2</Priority>'
+            f'<CreateJobRequest xmlns="{requests.NAMESPACE}"><Priority>1</Priority><Priority>2</Priority>'
             "</CreateJobRequest>".encode(),
             "says Priority twice",
         ),
@@ -97,7 +100,7 @@ def test_a_description_is_understood_by_boto3() -> None:
 )
 def test_what_is_no_request_is_refused(body: bytes, told: str) -> None:
     with pytest.raises(Refused, match=told) as refused:
-        xml.read(body, operation("CreateJob").input_shape)
+        requests.read(body, operation("CreateJob").input_shape)
     assert (refused.value.code, refused.value.status) == ("BadRequestException", 400)
 
 
@@ -182,7 +185,7 @@ def test_fifty_tags_are_enough() -> None:
 
 def test_a_refusal_is_an_exception_of_the_client() -> None:
     refusal = other_request("12345")
-    document = xml.write_refusal(refusal, "R1")
+    document = requests.write_refusal(refusal, "R1")
     client = boto3.client(
         "s3control", region_name="eu-central-1", aws_access_key_id="AK", aws_secret_access_key="sk"
     )
@@ -200,6 +203,6 @@ def test_what_xml_cannot_say_does_not_break_an_answer() -> None:
     _, answered = through_boto3(
         "UpdateJobStatus",
         {"AccountId": ACCOUNT, "JobId": "12345", "RequestedJobStatus": "Ready"},
-        xml.write(shape, told),
+        requests.write(shape, told),
     )
     assert answered["StatusUpdateReason"] == "key \ufffd\ufffd\ufffd é"

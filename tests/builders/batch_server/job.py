@@ -1,15 +1,20 @@
-"""A job: what was asked, where it is among the thirteen states, how far it got."""
+"""Jobs of the test double of S3 Batch Operations: their states, and the folder they are kept in."""
 
+import csv
 import datetime as dt
+import json
 import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from pathlib import Path
+from typing import IO, Any, Literal
+from urllib.parse import unquote_plus
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lakeshare_pipelines.backup.batch_server import xml
-from lakeshare_pipelines.backup.batch_server.refusals import wrong_status
-from lakeshare_pipelines.backup.batch_server.shapes import operation
+from tests.builders.batch_server import requests
+from tests.builders.batch_server.requests import operation, wrong_status
 
 Status = Literal[
     "New", "Preparing", "Suspended", "Ready", "Active", "Pausing", "Paused",
@@ -61,7 +66,7 @@ class Job(BaseModel):
     @cached_property
     def request(self) -> dict[str, Any]:
         """The members of the CreateJob request; what they are is checked before a job is made."""
-        return xml.read(self.request_xml.encode(), operation("CreateJob").input_shape)
+        return requests.read(self.request_xml.encode(), operation("CreateJob").input_shape)
 
     @property
     def operation(self) -> str:
@@ -157,3 +162,117 @@ def new_job(account: str, region: str, body: bytes, now: dt.datetime) -> Job:
         tag["Key"]: tag["Value"] for tag in job.request.get("Tags", ()) if "Key" in tag and "Value" in tag
     }
     return job
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of a manifest; `key_in_manifest` is URL-encoded as it stands there, and so in the report."""
+
+    number: int
+    bucket: str
+    key_in_manifest: str
+    version_id: str | None
+    """None where the manifest has no versions; empty where it should have one and has none."""
+
+    @property
+    def key(self) -> str:
+        """The object's key. A plus is a space, as in every form that is URL-encoded."""
+        return unquote_plus(self.key_in_manifest)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task; `http_status` and `message` are told of both, `error_code` of failures only."""
+
+    number: int
+    http_status: int
+    error_code: str
+    message: str
+
+    @property
+    def succeeded(self) -> bool:
+        """It was done."""
+        return not self.error_code
+
+
+class JobFolder:
+    """All jobs below one folder; used by one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def jobs(self) -> list[Job]:
+        """Every job, the oldest first."""
+        found = [Job.model_validate_json(path.read_text()) for path in self.folder.glob("*/*/job.json")]
+        return sorted(found, key=lambda job: (job.created_at, job.id))
+
+    def save(self, job: Job) -> None:
+        """Keep a job as it is now, whole or as it was before."""
+        path = self._of(job) / "job.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(job.model_dump_json(indent=1))
+        part.replace(path)
+
+    def write_tasks(self, job: Job, tasks: Iterable[Task]) -> int:
+        """Keep the tasks of a job; returns how many there are."""
+        path, count = self._of(job) / "tasks.csv", 0
+        part = path.with_suffix(".part")
+        with part.open("w", newline="") as file:
+            rows = csv.writer(file)
+            for task in tasks:
+                version = [] if task.version_id is None else [task.version_id]
+                rows.writerow([task.bucket, task.key_in_manifest, *version])
+                count += 1
+        part.replace(path)
+        return count
+
+    def tasks(self, job: Job) -> Iterator[Task]:
+        """The tasks of a job, in the order of its manifest."""
+        with (self._of(job) / "tasks.csv").open(newline="") as file:
+            for number, (bucket, key, *version) in enumerate(csv.reader(file)):
+                yield Task(number, bucket, key, version[0] if version else None)
+
+    def outcomes(self, job: Job) -> Iterator[Outcome]:
+        """What became of the tasks that were run, in the order they ended."""
+        path = self._of(job) / "outcomes.jsonl"
+        if not path.exists():
+            return
+        with path.open() as file:
+            for line in file:
+                # A line without its end was being written when the process died: its task is run again.
+                if line.endswith("\n"):
+                    yield Outcome(**json.loads(line))
+
+    def open_outcomes(self, job: Job) -> IO[str]:
+        """A file to append outcomes to, after a line that was broken off is cut away."""
+        path = self._of(job) / "outcomes.jsonl"
+        with path.open("ab+") as file:
+            file.truncate(_end_of_lines(file))
+        return path.open("a", buffering=1)
+
+    def report(self, job: Job, status: str) -> Path:
+        """The file that a part of the completion report is made in."""
+        return self._of(job) / f"{status}.csv"
+
+    def _of(self, job: Job) -> Path:
+        return self.folder / job.account / job.id
+
+
+def line_of(outcome: Outcome) -> str:
+    """An outcome as a line of `outcomes.jsonl`."""
+    return json.dumps(asdict(outcome)) + "\n"
+
+
+def _end_of_lines(file: IO[bytes]) -> int:
+    """Where the last whole line ends."""
+    end = file.seek(0, 2)
+    while end:
+        start = max(0, end - 65536)
+        file.seek(start)
+        at = file.read(end - start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return 0
