@@ -1,7 +1,8 @@
 """A case: one promise of the protocol, how much it weighs, and how it is tried on what a server offers.
 
-The functions of `cases/` become cases by `on_server`, `on_tables` and `on_views`. Each returns when the promise
-holds, raises `Broken` when it does not, and `NothingToTry` when the place has nothing to try it on.
+The functions of `cases/` become cases of a `Group` by `on_server`, `on_tables` and `on_views`.
+Each returns when the promise holds, raises `Broken` when it does not, and `NothingToTry` when the place has nothing to
+try it on.
 """
 
 from __future__ import annotations
@@ -139,60 +140,66 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"
 
 
-def on_server(level: Level, *sections: str) -> Callable[[Callable[[Server], None]], Case]:
-    """A case about the server as a whole."""
+class Group:
+    """A subject of the suite: the first part of its cases' names, its title in reports, and its cases in order."""
 
-    def made(judge: Callable[[Server], None]) -> Case:
-        def trials(ground: Ground) -> Iterator[Trial]:
-            yield Trial("", partial(judge, ground.server))
+    def __init__(self, name: str, title: str) -> None:
+        self.name, self.title = name, title
+        self.cases: list[Case] = []
 
-        return _case(judge, level, sections, "", trials)
+    def on_server(self, level: Level, *sections: str) -> Callable[[Callable[[Server], None]], Case]:
+        """Add a case about the server as a whole."""
 
-    return made
+        def add(judge: Callable[[Server], None]) -> Case:
+            def trials(ground: Ground) -> Iterator[Trial]:
+                yield Trial("", partial(judge, ground.server))
 
+            return self._add(judge, level, sections, "", trials)
 
-def on_tables(level: Level, *sections: str) -> Callable[[Callable[[Table], None]], Case]:
-    """A case about each shared table, whatever its format."""
+        return add
 
-    def made(judge: Callable[[Table], None]) -> Case:
-        def trials(ground: Ground) -> Iterator[Trial]:
-            for table in ground.tables:
-                yield Trial(table.name, partial(judge, table))
+    def on_tables(self, level: Level, *sections: str) -> Callable[[Callable[[Table], None]], Case]:
+        """Add a case about each shared table, whatever its format."""
 
-        return _case(judge, level, sections, "nothing is shared", trials)
+        def add(judge: Callable[[Table], None]) -> Case:
+            def trials(ground: Ground) -> Iterator[Trial]:
+                for table in ground.tables:
+                    yield Trial(table.name, partial(judge, table))
 
-    return made
+            return self._add(judge, level, sections, "nothing is shared", trials)
 
+        return add
 
-def on_views(
-    level: Level, *sections: str, formats: tuple[str, ...] = BOTH
-) -> Callable[[Callable[[View], None]], Case]:
-    """A case about each shared table in each of the response formats it is served in."""
+    def on_views(
+        self, level: Level, *sections: str, formats: tuple[str, ...] = BOTH
+    ) -> Callable[[Callable[[View], None]], Case]:
+        """Add a case about each shared table in each of the response formats it is served in."""
 
-    def made(judge: Callable[[View], None]) -> Case:
-        def trials(ground: Ground) -> Iterator[Trial]:
-            for view in ground.views(formats):
-                yield Trial(f"{view.table.name} as {view.format}", partial(judge, view))
+        def add(judge: Callable[[View], None]) -> Case:
+            def trials(ground: Ground) -> Iterator[Trial]:
+                for view in ground.views(formats):
+                    yield Trial(f"{view.table.name} as {view.format}", partial(judge, view))
 
-        return _case(judge, level, sections, f"no table is served as {' or '.join(formats)}", trials)
+            return self._add(judge, level, sections, f"no table is served as {' or '.join(formats)}", trials)
 
-    return made
+        return add
 
-
-def _case(
-    judge: Callable[[Any], None],
-    level: Level,
-    sections: tuple[str, ...],
-    lacking: str,
-    trials: Callable[[Ground], Iterator[Trial]],
-) -> Case:
-    unknown = [section for section in sections if section not in SECTIONS]
-    if unknown or not sections or not judge.__doc__:
-        raise ValueError(f"{judge.__name__} needs a docstring and known sections, not {unknown}")
-    group = judge.__module__.rpartition(".")[2].replace("_", "-")
-    name = f"{group}.{judge.__name__.replace('_', '-')}"
-    promise = " ".join(judge.__doc__.split())
-    return Case(name, group, level, sections, promise, lacking, trials)
+    def _add(
+        self,
+        judge: Callable[[Any], None],
+        level: Level,
+        sections: tuple[str, ...],
+        lacking: str,
+        trials: Callable[[Ground], Iterator[Trial]],
+    ) -> Case:
+        unknown = [section for section in sections if section not in SECTIONS]
+        if unknown or not sections or not judge.__doc__:
+            raise ValueError(f"{judge.__name__} needs a docstring and known sections, not {unknown}")
+        name = f"{self.name}.{judge.__name__.replace('_', '-')}"
+        promise = " ".join(judge.__doc__.split())
+        case = Case(name, self.name, level, sections, promise, lacking, trials)
+        self.cases.append(case)
+        return case
 
 
 def _json(value: object) -> str:

@@ -3,7 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
@@ -322,3 +323,14 @@ _CHECKS: dict[str, Callable[[str], bool]] = {
     "timestamp": lambda text: _TIMESTAMP.fullmatch(text) is not None,
     "timestamp_ntz": lambda text: _TIMESTAMP.fullmatch(text) is not None,
 }
+
+
+def counted(actions: Iterable[Action]) -> Counter[tuple[str, tuple[str, str], int]]:
+    """Files with their kinds and versions, whatever their order."""
+    return Counter((action.kind, action.key, action.version) for action in actions)
+
+
+def iso(at_ms: int) -> str:
+    """A time in ISO-8601, with milliseconds."""
+    moment = datetime.fromtimestamp(at_ms // 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"

@@ -11,72 +11,52 @@ from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatch
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from lakeshare_conformance.case import MUST, SECTIONS, Broken, Case, Level, NothingToTry, Trial, shown
-from lakeshare_conformance.cases import (
-    async_queries,
-    authentication,
-    bad_requests,
-    change_bounds,
-    changes,
-    credentials,
-    data_files,
-    deletion_vectors,
-    delta_format,
-    end_stream,
-    file_ids,
-    fragments,
-    limits,
-    listing_pages,
-    listings,
-    metadata,
-    negotiation,
-    other_profiles,
-    paging,
-    predicates,
-    refresh,
-    snapshots,
-    time_travel,
-    versions,
-    windows,
-)
+from lakeshare_conformance.cases.access import AUTHENTICATION, BAD_REQUESTS, CREDENTIALS, OTHER_PROFILES
+from lakeshare_conformance.cases.changes import CHANGE_BOUNDS, CHANGES
+from lakeshare_conformance.cases.files import DATA_FILES, DELETION_VECTORS, FILE_IDS
+from lakeshare_conformance.cases.listings import LISTING_PAGES, LISTINGS
+from lakeshare_conformance.cases.metadata import METADATA_GROUP, NEGOTIATION, VERSIONS
+from lakeshare_conformance.cases.paging import ASYNC_QUERIES, END_STREAM, PAGING, REFRESH
+from lakeshare_conformance.cases.predicates import FRAGMENTS, LIMITS, PREDICATES
+from lakeshare_conformance.cases.snapshots import DELTA_FORMAT, SNAPSHOTS, TIME_TRAVEL, WINDOWS
 from lakeshare_conformance.client import BadOption
 from lakeshare_conformance.ground import Ground
 
-MODULES: tuple[ModuleType, ...] = (
-    authentication,
-    other_profiles,
-    listings,
-    listing_pages,
-    versions,
-    metadata,
-    negotiation,
-    snapshots,
-    delta_format,
-    deletion_vectors,
-    data_files,
-    time_travel,
-    windows,
-    changes,
-    change_bounds,
-    paging,
-    refresh,
-    end_stream,
-    file_ids,
-    async_queries,
-    predicates,
-    limits,
-    credentials,
-    bad_requests,
-    fragments,
+GROUPS = (
+    AUTHENTICATION,
+    OTHER_PROFILES,
+    LISTINGS,
+    LISTING_PAGES,
+    VERSIONS,
+    METADATA_GROUP,
+    NEGOTIATION,
+    SNAPSHOTS,
+    DELTA_FORMAT,
+    DELETION_VECTORS,
+    DATA_FILES,
+    TIME_TRAVEL,
+    WINDOWS,
+    CHANGES,
+    CHANGE_BOUNDS,
+    PAGING,
+    REFRESH,
+    END_STREAM,
+    FILE_IDS,
+    ASYNC_QUERIES,
+    PREDICATES,
+    LIMITS,
+    CREDENTIALS,
+    BAD_REQUESTS,
+    FRAGMENTS,
 )
 
 
 def every_case() -> tuple[Case, ...]:
     """The whole suite."""
-    return tuple(case for module in MODULES for case in _of(module))
+    return tuple(case for group in GROUPS for case in group.cases)
 
 
 def chosen_cases(patterns: Sequence[str]) -> tuple[Case, ...]:
@@ -95,16 +75,7 @@ def chosen_cases(patterns: Sequence[str]) -> tuple[Case, ...]:
 
 def group_titles() -> dict[str, str]:
     """What each group is about."""
-    return {case.group: _title(module) for module in MODULES for case in _of(module)}
-
-
-def _of(module: ModuleType) -> list[Case]:
-    found = [value for value in vars(module).values() if isinstance(value, Case)]
-    return [*found, *getattr(module, "CASES", ())]
-
-
-def _title(module: ModuleType) -> str:
-    return (module.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    return {group.name: group.title for group in GROUPS}
 
 
 def _fits(case: Case, pattern: str) -> bool:

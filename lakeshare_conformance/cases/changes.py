@@ -1,4 +1,4 @@
-"""The change data feed: lines, files and rows."""
+"""The change data feed."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -7,20 +7,13 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_conformance.case import (
-    COUNT,
-    DELTA,
-    MUST,
-    NothingToTry,
-    expect,
-    expect_fields,
-    on_tables,
-    on_views,
-)
-from lakeshare_conformance.cases.data_files import a_file_is_served
+from lakeshare_conformance.case import COUNT, DELTA, MUST, SHOULD, Group, NothingToTry, expect, expect_fields
+from lakeshare_conformance.cases.files import a_file_is_served
 from lakeshare_conformance.ground import Table, View
-from lakeshare_conformance.reply import Action, Reply
+from lakeshare_conformance.reply import Action, Reply, counted, iso
 from lakeshare_conformance.rows import LARGEST_BYTES, count_rows, read_parquet, rows_of
+
+CHANGES = Group("changes", "The change data feed: lines, files and rows")
 
 LATER_KINDS = {"parquet": {"add", "remove", "cdf"}, "delta": {"file"}}
 CHANGE_TYPES = {"insert", "update_preimage", "update_postimage", "delete"}
@@ -28,7 +21,7 @@ INSERTED, DELETED = ["insert", "update_postimage"], ["delete", "update_preimage"
 MOST_ROWS = 200_000
 
 
-@on_views(MUST, "1.8", "1.0")
+@CHANGES.on_views(MUST, "1.8", "1.0")
 def changes_begin_with_a_head(view: View) -> None:
     """Changes are protocol, metaData, then files; NDJSON; the header tells the starting version."""
     reply = whole(view)
@@ -41,7 +34,7 @@ def changes_begin_with_a_head(view: View) -> None:
     expect(reply.format == view.format, reply.where, f"{view.format} format", reply.format)
 
 
-@on_views(MUST, "1.8", "0.1")
+@CHANGES.on_views(MUST, "1.8", "0.1")
 def changes_are_added_removed_and_changed_files(view: View) -> None:
     """After the head come add, remove and cdf lines (in delta format file lines), and nothing else."""
     for line in whole(view).later:
@@ -52,7 +45,7 @@ def changes_are_added_removed_and_changed_files(view: View) -> None:
         expect(is_fit, action.where, "dataChange false in cdc", action.inner.get("dataChange"))
 
 
-@on_views(MUST, "0.13", "2.1", "6.2")
+@CHANGES.on_views(MUST, "0.13", "2.1", "6.2")
 def changes_tell_version_and_time(view: View) -> None:
     """Every file of a change has version and timestamp, and a size."""
     for action in whole(view).actions:
@@ -60,7 +53,7 @@ def changes_tell_version_and_time(view: View) -> None:
         expect_fields(action.where, action.inner, {"size": COUNT}, {})
 
 
-@on_views(MUST, "0.13", "1.8")
+@CHANGES.on_views(MUST, "0.13", "1.8")
 def metadata_of_changes_tells_its_version(view: View) -> None:
     """The head's metaData has a version; the starting one when includeHistoricalMetadata is asked for."""
     expect_fields(whole(view).where, whole(view).head[1].value, {"version": COUNT}, {})
@@ -69,7 +62,7 @@ def metadata_of_changes_tells_its_version(view: View) -> None:
     expect(told == view.change_start, reply.where, f"metaData.version {view.change_start}", told)
 
 
-@on_views(MUST, "0.13", formats=(DELTA,))
+@CHANGES.on_views(MUST, "0.13", formats=(DELTA,))
 def changes_in_delta_format_say_that_they_are_recorded(view: View) -> None:
     """The head's configuration has delta.enableChangeDataFeed, and the writer protocol allows it."""
     told = whole(view).configuration.get("delta.enableChangeDataFeed")
@@ -80,7 +73,7 @@ def changes_in_delta_format_say_that_they_are_recorded(view: View) -> None:
     expect(fits, whole(view).where, "a writer protocol with the change data feed", protocol)
 
 
-@on_views(MUST, "0.11", "1.8")
+@CHANGES.on_views(MUST, "0.11", "1.8")
 def booleans_are_read_in_any_case(view: View) -> None:
     """includeHistoricalMetadata=True, as the Python client writes it, is true."""
     wanted = view.changes(startingVersion=view.change_start, includeHistoricalMetadata="true")
@@ -92,7 +85,7 @@ def booleans_are_read_in_any_case(view: View) -> None:
         )
 
 
-@on_views(MUST, "1.8")
+@CHANGES.on_views(MUST, "1.8")
 def changes_of_the_schema_are_told_when_asked_for(view: View) -> None:
     """With includeHistoricalMetadata every later change of the schema is a metaData line with its version."""
     versions = view.versions_from(view.change_start)
@@ -105,7 +98,7 @@ def changes_of_the_schema_are_told_when_asked_for(view: View) -> None:
     expect(not missing, reply.where, "a metaData line at each change of the schema", f"none at {missing}")
 
 
-@on_views(MUST, "1.8")
+@CHANGES.on_views(MUST, "1.8")
 def changed_rows_stand_alone(view: View) -> None:
     """A version with files of changed rows (cdf, cdc) has no others: they would count twice."""
     kinds: dict[int, set[str]] = {}
@@ -116,7 +109,7 @@ def changed_rows_stand_alone(view: View) -> None:
         expect(is_alone, f"{whole(view).where}, version {version}", "changed rows alone", sorted(found))
 
 
-@on_views(MUST, "1.8", "2.1")
+@CHANGES.on_views(MUST, "1.8", "2.1")
 def files_of_changes_can_be_read(view: View) -> None:
     """The URLs of added, changed and removed files serve their bytes."""
     for kind in ("add", "cdc", "remove"):
@@ -125,7 +118,7 @@ def files_of_changes_can_be_read(view: View) -> None:
             a_file_is_served(view, action)
 
 
-@on_views(MUST, "1.8")
+@CHANGES.on_views(MUST, "1.8")
 def changed_rows_tell_their_kind(view: View) -> None:
     """Files of changed rows have the column _change_type: insert, update_preimage, update_postimage or delete."""
     changed = [action for action in whole(view).actions if action.kind == "cdc"]
@@ -143,7 +136,7 @@ def changed_rows_tell_their_kind(view: View) -> None:
         )
 
 
-@on_views(MUST, "1.8")
+@CHANGES.on_views(MUST, "1.8")
 def changes_add_up(view: View) -> None:
     """The rows of each version, with those inserted and without those deleted after it, are the next version's."""
     versions = view.versions_from(view.change_start)
@@ -166,7 +159,7 @@ def changes_add_up(view: View) -> None:
         )
 
 
-@on_tables(MUST, "1.8", "0.19")
+@CHANGES.on_tables(MUST, "1.8", "0.19")
 def changes_that_were_not_recorded_are_400(table: Table) -> None:
     """Changes of a table that does not record or share them are 400."""
     delta = table.view(DELTA)
@@ -180,11 +173,6 @@ def changes_that_were_not_recorded_are_400(table: Table) -> None:
 def whole(view: View) -> Reply:
     """All changes that can be read."""
     return view.changes(startingVersion=view.change_start)
-
-
-def counted(actions: Iterable[Action]) -> Counter[tuple[str, tuple[str, str], int]]:
-    """Files with their kinds and versions, whatever their order."""
-    return Counter((action.kind, action.key, action.version) for action in actions)
 
 
 def _records(reply: Reply) -> bool:
@@ -224,3 +212,95 @@ def _count_rows(
             sign = found.subtract if action.kind == "remove" else found.update
             sign(count_rows(rows_of(schema, action, rows)))
     return found
+
+
+CHANGE_BOUNDS = Group("change-bounds", "The bounds of a range of changes")
+
+
+@CHANGE_BOUNDS.on_views(MUST, "1.8")
+def both_ends_belong_to_the_range(view: View) -> None:
+    """startingVersion and endingVersion are both inclusive: single versions together are the whole range."""
+    for version in view.versions_from(view.change_start):
+        part = view.changes(startingVersion=version, endingVersion=version)
+        wanted = counted(action for action in whole(view).actions if action.version == version)
+        found = counted(part.actions)
+        expect(found == wanted, part.where, f"the {wanted.total()} files of version {version}", found.total())
+        expect(part.version == version, part.where, f"the header to tell {version}", part.version)
+
+
+@CHANGE_BOUNDS.on_views(MUST, "1.8")
+def a_range_has_all_versions_up_to_its_end(view: View) -> None:
+    """A range that begins at the first version has the changes of every version up to its end, the end included."""
+    start = view.change_start
+    for version in view.versions_from(start)[1:]:
+        part = view.changes(startingVersion=start, endingVersion=version)
+        wanted = counted(action for action in whole(view).actions if action.version <= version)
+        found = counted(part.actions)
+        expect(
+            found == wanted, part.where, f"the {wanted.total()} files up to version {version}", found.total()
+        )
+
+
+@CHANGE_BOUNDS.on_views(SHOULD, "1.8")
+def an_end_beyond_the_latest_is_the_latest(view: View) -> None:
+    """An endingVersion after the latest version stands for the latest one."""
+    reply = view.changes(startingVersion=view.change_start, endingVersion=view.table.latest + 1000)
+    expect(
+        counted(reply.actions) == counted(whole(view).actions), reply.where, "the changes until now", "others"
+    )
+
+
+@CHANGE_BOUNDS.on_views(MUST, "1.8")
+def times_bound_a_range_too(view: View) -> None:
+    """startingTimestamp is the first version at or after it, endingTimestamp the last at or before it."""
+    times = {action.version: action.timestamp_ms for action in whole(view).actions}
+    if not times:
+        raise NothingToTry("no changes tell their times")
+    first, last = min(times), max(times)
+    bounds = {"startingTimestamp": iso(times[first]), "endingTimestamp": iso(times[last])}
+    reply = Reply(view.ask_changes(bounds))
+    wanted = counted(action for action in whole(view).actions if first <= action.version <= last)
+    expect(counted(reply.actions) == wanted, reply.where, f"the changes from {first} to {last}", "others")
+    if first != last:
+        bounds = {"startingTimestamp": iso(times[first] + 1), "endingTimestamp": iso(times[last] - 1)}
+        versions = (
+            {action.version for action in Reply(view.ask_changes(bounds)).actions}
+            if len(times) > 2
+            else set()
+        )
+        inner = set(times) - {first, last} if len(times) > 2 else set()
+        expect(
+            versions == inner,
+            view.table.path,
+            f"the changes of {sorted(inner)} for {bounds}",
+            sorted(versions),
+        )
+
+
+@CHANGE_BOUNDS.on_views(MUST, "1.8", "0.19")
+def ranges_that_are_none_are_400(view: View) -> None:
+    """A range without a start, with two starts or two ends, ending before it begins, or out of reach, is 400."""
+    start, latest = view.change_start, view.table.latest
+    noon = "2022-01-01T12:00:00Z"
+    for params in (
+        {},
+        {"endingVersion": latest},
+        {"startingVersion": start, "startingTimestamp": noon},
+        {"startingVersion": start, "endingVersion": latest, "endingTimestamp": noon},
+        {"startingVersion": latest, "endingVersion": latest - 1},
+        {"startingVersion": latest + 1000},
+        {"startingVersion": -1},
+        {"startingVersion": "x"},
+        {"startingVersion": start, "endingVersion": "x"},
+        {"startingTimestamp": "2999-01-01T00:00:00Z"},
+        {"startingTimestamp": "not a time"},
+        {"startingVersion": start, "endingTimestamp": "1970-01-02T00:00:00Z"},
+    ):
+        view.ask_changes(params).refusal(400)
+
+
+@CHANGE_BOUNDS.on_views(MUST, "0.1", "1.13")
+def changes_end_without_an_action_unless_asked(view: View) -> None:
+    """No endStreamAction comes after changes to a client that did not ask for it."""
+    kinds = [line.kind for line in whole(view).lines]
+    expect("endStreamAction" not in kinds, whole(view).where, "no endStreamAction", kinds[-1])

@@ -1,4 +1,4 @@
-"""Shares, schemas and tables: what the listings say."""
+"""Listings of shares, schemas and tables, whole and in pages."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,16 +12,17 @@ from lakeshare_conformance.case import (
     TEXT_MAP,
     TEXTS,
     Fields,
+    Group,
     Kind,
     NothingToTry,
     expect,
     expect_fields,
-    on_server,
-    on_tables,
     one_of,
     text_up_to,
 )
-from lakeshare_conformance.ground import Server, Table, at
+from lakeshare_conformance.ground import Server, Table, at, page_of, pages
+
+LISTINGS = Group("listings", "Shares, schemas and tables: what the listings say")
 
 LONGEST_NAME = 255
 MOST_PROPERTIES = 50
@@ -52,7 +53,7 @@ OF_TABLE: Fields = {
 }
 
 
-@on_server(MUST, "1.0", "1.1")
+@LISTINGS.on_server(MUST, "1.0", "1.1")
 def listings_are_json(server: Server) -> None:
     """Listings are application/json with charset utf-8: an object with items, and nextPageToken if there are more."""
     for path in server.listings:
@@ -64,14 +65,14 @@ def listings_are_json(server: Server) -> None:
         )
 
 
-@on_server(MUST, "1.2")
+@LISTINGS.on_server(MUST, "1.2")
 def shares_have_the_documented_fields(server: Server) -> None:
     """A share has a name; id, displayName, comment and properties are of their kinds and lengths."""
     for item in server.items("/shares"):
         expect_fields("an item of /shares", item, {"name": NAME}, OF_SHARE)
 
 
-@on_server(MUST, "1.3")
+@LISTINGS.on_server(MUST, "1.3")
 def schemas_name_themselves_and_their_share(server: Server) -> None:
     """A schema has a name and the name of its share."""
     for share in server.shares:
@@ -81,7 +82,7 @@ def schemas_name_themselves_and_their_share(server: Server) -> None:
             expect(item["share"].lower() == share.lower(), f"an item of {path}", f"share {share}", item)
 
 
-@on_server(MUST, "1.4")
+@LISTINGS.on_server(MUST, "1.4")
 def tables_have_the_documented_fields(server: Server) -> None:
     """A table has name, schema, share; ids, locations and accessModes are of their kinds; dir has location."""
     for where, item in _table_items(server):
@@ -90,7 +91,7 @@ def tables_have_the_documented_fields(server: Server) -> None:
             expect(item.get("location") is not None, where, "a location, since accessModes has dir", item)
 
 
-@on_server(MUST, "1.0")
+@LISTINGS.on_server(MUST, "1.0")
 def names_are_made_of_allowed_characters(server: Server) -> None:
     """Names have at most 255 characters, none a space, a slash or a control; schemas and tables none with a dot."""
     for item in server.items("/shares"):
@@ -100,14 +101,14 @@ def names_are_made_of_allowed_characters(server: Server) -> None:
         _allowed(f"{where}: the name of a table", str(listed.get("name")), ".")
 
 
-@on_server(SHOULD, "3")
+@LISTINGS.on_server(SHOULD, "3")
 def names_of_shares_have_no_dot(server: Server) -> None:
     """A share's name has no dot: the path share.schema.table, which clients take, could not be read."""
     for item in server.items("/shares"):
         expect("." not in str(item.get("name")), "the name of a share", "no dot", item)
 
 
-@on_server(MUST, "1.2")
+@LISTINGS.on_server(MUST, "1.2")
 def a_share_is_told_as_it_is_listed(server: Server) -> None:
     """Get Share answers the listed item, under the key share."""
     listed = {str(item.get("name")): item for item in server.items("/shares")}
@@ -116,7 +117,7 @@ def a_share_is_told_as_it_is_listed(server: Server) -> None:
         expect(answer.object() == {"share": listed[share]}, answer.asked, str(listed[share]), answer.summary)
 
 
-@on_server(MUST, "1.1", "1.4")
+@LISTINGS.on_server(MUST, "1.1", "1.4")
 def all_tables_are_the_tables_of_all_schemas(server: Server) -> None:
     """all-tables lists exactly what the listings of the share's schemas list."""
     for share in server.shares:
@@ -133,7 +134,7 @@ def all_tables_are_the_tables_of_all_schemas(server: Server) -> None:
         )
 
 
-@on_server(MUST, "1.2", "1.4")
+@LISTINGS.on_server(MUST, "1.2", "1.4")
 def ids_are_unique_and_stay(server: Server) -> None:
     """Ids of shares are unique on the server, those of tables in their share; asked again, they are the same."""
     for share in server.shares:
@@ -154,7 +155,7 @@ def ids_are_unique_and_stay(server: Server) -> None:
     expect(len(shares) == len(set(shares)), "/shares", "ids that are unique", sorted(shares))
 
 
-@on_server(MUST, "1.0")
+@LISTINGS.on_server(MUST, "1.0")
 def names_are_read_in_any_case(server: Server) -> None:
     """Names in URLs are case-insensitive."""
     for share in server.shares:
@@ -168,14 +169,14 @@ def names_are_read_in_any_case(server: Server) -> None:
             )
 
 
-@on_tables(MUST, "1.0", "1.5")
+@LISTINGS.on_tables(MUST, "1.0", "1.5")
 def names_of_tables_are_read_in_any_case(table: Table) -> None:
     """A table is found by its names in any case."""
     path = at(*(name.swapcase() for name in table.names))
     table.client.ask("GET", f"{path}/version").expect_status(200)
 
 
-@on_tables(MUST, "1.0", "6.2")
+@LISTINGS.on_tables(MUST, "1.0", "6.2")
 def names_are_percent_decoded_once(table: Table) -> None:
     """Names in URLs are percent-decoded, as Spark encodes them; but only once."""
     once = [_encoded(name) for name in table.names]
@@ -185,7 +186,7 @@ def names_are_percent_decoded_once(table: Table) -> None:
     table.client.ask("GET", path.format(*twice)).refusal(400, 404)
 
 
-@on_server(MUST, "1.0", "4")
+@LISTINGS.on_server(MUST, "1.0", "4")
 def what_is_not_there_is_404(server: Server) -> None:
     """An unknown share, schema or table is 404, in JSON."""
     missing = "lakeshare_conformance_no_such_name"
@@ -197,7 +198,7 @@ def what_is_not_there_is_404(server: Server) -> None:
         server.client.ask("GET", path).refusal(404)
 
 
-@on_tables(MUST, "1.0", "4")
+@LISTINGS.on_tables(MUST, "1.0", "4")
 def a_table_is_found_in_its_own_place_only(table: Table) -> None:
     """A table asked for in another share or schema is 404 for each of its calls."""
     share, schema, name = table.names
@@ -208,7 +209,7 @@ def a_table_is_found_in_its_own_place_only(table: Table) -> None:
         table.client.ask("GET", f"{path}/changes", params={"startingVersion": 0}).refusal(404)
 
 
-@on_server(SHOULD, "4")
+@LISTINGS.on_server(SHOULD, "4")
 def what_is_not_there_is_told_by_its_code(server: Server) -> None:
     """The errorCode of a 404 is RESOURCE_DOES_NOT_EXIST."""
     answer = server.client.ask("GET", at("lakeshare_conformance_no_such_name"))
@@ -218,7 +219,7 @@ def what_is_not_there_is_told_by_its_code(server: Server) -> None:
     )
 
 
-@on_tables(OPTIONAL, "9")
+@LISTINGS.on_tables(OPTIONAL, "9")
 def a_table_tells_its_format(table: Table) -> None:
     """OpenSharing's Get Table answers the table's names and its format: delta, iceberg, or both."""
     answer = table.ask("GET")
@@ -235,7 +236,7 @@ def a_table_tells_its_format(table: Table) -> None:
     expect_fields(answer.asked, item, {}, {"id": TEXT, "shareId": TEXT})
 
 
-@on_tables(SHOULD, "1.1")
+@LISTINGS.on_tables(SHOULD, "1.1")
 def a_listed_table_can_be_read(table: Table) -> None:
     """What is listed can be read, in one response format at least."""
     table.version().expect_status(200)
@@ -266,3 +267,85 @@ def _encoded(name: str) -> str:
 
 def _place(item: Mapping[str, Any]) -> str:
     return ".".join(str(item.get(part)).lower() for part in ("share", "schema", "name"))
+
+
+LISTING_PAGES = Group("listing-pages", "Listings in pages")
+
+
+@LISTING_PAGES.on_server(MUST, "1.0")
+def pages_of_one_give_every_item_once(server: Server) -> None:
+    """With maxResults=1 every page holds at most one item, and all pages together the whole listing, each item once."""
+    for path in server.listings:
+        found = []
+        for page in pages(server.client, path, maxResults=1):
+            expect(len(page) <= 1, f"GET {path}?maxResults=1", "at most one item on a page", page)
+            found += page
+        expect(found == server.items(path), f"GET {path}?maxResults=1", "the listing, item by item", found)
+
+
+@LISTING_PAGES.on_server(MUST, "1.0")
+def a_page_of_none_is_allowed(server: Server) -> None:
+    """maxResults=0 is answered with no items."""
+    for path in server.listings:
+        answer = server.client.ask("GET", path, params={"maxResults": 0})
+        items, _ = page_of(answer)
+        expect(not items, answer.asked, "no items", items)
+
+
+@LISTING_PAGES.on_server(MUST, "1.0")
+def a_listing_ends(server: Server) -> None:
+    """The tokens of a listing come to an end without maxResults too, and then it is empty or missing."""
+    for path in server.listings:
+        server.items(path)
+
+
+@LISTING_PAGES.on_server(SHOULD, "1.0")
+def a_token_goes_on_without_a_size(server: Server) -> None:
+    """A token is good for a request without maxResults: it gives the rest."""
+    path, token = _listing_with_a_token(server)
+    answer = server.client.ask("GET", path, params={"pageToken": token})
+    items, _ = page_of(answer)
+    expect(
+        items == server.items(path)[1:][: len(items)] != [], answer.asked, "the items after the first", items
+    )
+
+
+@LISTING_PAGES.on_server(MUST, "1.0")
+def a_token_nobody_gave_is_400(server: Server) -> None:
+    """A page token that the server did not give is 400."""
+    for token in ("nonsense", "AAAA", "%", "é", "x" * 5000):
+        answer = server.client.ask("GET", "/shares", params={"pageToken": token, "maxResults": 1})
+        answer.refusal(400)
+
+
+@LISTING_PAGES.on_server(SHOULD, "1.0")
+def a_token_of_another_listing_is_400(server: Server) -> None:
+    """A page token of one listing is refused by another one."""
+    path, token = _listing_with_a_token(server)
+    for other in server.listings:
+        if other != path:
+            server.client.ask("GET", other, params={"pageToken": token}).refusal(400)
+
+
+@LISTING_PAGES.on_server(MUST, "1.0")
+def sizes_that_are_none_are_400(server: Server) -> None:
+    """maxResults is a whole number from 0 that fits 32 bits; anything else is 400."""
+    for size in ("-1", "x", "1.5", str(2**40), "0x1"):
+        server.client.ask("GET", "/shares", params={"maxResults": size}).refusal(400)
+
+
+@LISTING_PAGES.on_server(SHOULD, "1.0")
+def unknown_parameters_are_ignored(server: Server) -> None:
+    """A parameter the server does not know changes nothing."""
+    for path in server.listings:
+        answer = server.client.ask("GET", path, params={"lakeshareConformance": "1"})
+        items, _ = page_of(answer)
+        expect(items == server.items(path)[: len(items)], answer.asked, "the same listing", items)
+
+
+def _listing_with_a_token(server: Server) -> tuple[str, str]:
+    for path in server.listings:
+        items, token = page_of(server.client.ask("GET", path, params={"maxResults": 1}))
+        if items and token:
+            return path, token
+    raise NothingToTry("no listing has two items")

@@ -1,4 +1,4 @@
-"""The protocol and metaData lines."""
+"""Versions and metadata of tables, and the negotiation of the response format."""
 
 from lakeshare_conformance.case import (
     BOTH,
@@ -7,20 +7,23 @@ from lakeshare_conformance.case import (
     MUST,
     NAME,
     OBJECT,
+    OPTIONAL,
     PARQUET,
     SHOULD,
     TEXT,
     TEXT_MAP,
     TEXTS,
     Fields,
+    Group,
     NothingToTry,
     expect,
     expect_fields,
-    on_views,
 )
-from lakeshare_conformance.client import CAPABILITIES
-from lakeshare_conformance.ground import View
+from lakeshare_conformance.client import CAPABILITIES, Answer
+from lakeshare_conformance.ground import ANNOUNCED, FEATURES, Table, View
 from lakeshare_conformance.reply import HEAD, Reply
+
+METADATA_GROUP = Group("metadata", "The protocol and metaData lines")
 
 PRIMITIVES = frozenset(
     (
@@ -62,14 +65,14 @@ OPTIONAL_METADATA: Fields = {
 }
 
 
-@on_views(MUST, "1.6", "6.2")
+@METADATA_GROUP.on_views(MUST, "1.6", "6.2")
 def metadata_is_exactly_two_lines(view: View) -> None:
     """The metadata call answers the lines protocol and metaData, and no other."""
     kinds = [line.kind for line in view.metadata.lines]
     expect(kinds == list(HEAD), view.metadata.where, "two lines, protocol and metaData", kinds)
 
 
-@on_views(MUST, "1.6", "1.11")
+@METADATA_GROUP.on_views(MUST, "1.6", "1.11")
 def metadata_is_two_lines_whatever_is_announced(view: View) -> None:
     """Two lines also for a client that announces includeendstreamaction: there is no stream here."""
     reply = Reply(view.table.metadata(view.announcing("includeendstreamaction=true")))
@@ -77,7 +80,7 @@ def metadata_is_two_lines_whatever_is_announced(view: View) -> None:
     expect(kinds == list(HEAD), reply.where, "two lines, protocol and metaData", kinds)
 
 
-@on_views(MUST, "1.0")
+@METADATA_GROUP.on_views(MUST, "1.0")
 def table_answers_are_ndjson(view: View) -> None:
     """Metadata and query are application/x-ndjson with charset utf-8."""
     for reply in (view.metadata, view.snapshot):
@@ -90,7 +93,7 @@ def table_answers_are_ndjson(view: View) -> None:
         )
 
 
-@on_views(SHOULD, "1.7", "6.2")
+@METADATA_GROUP.on_views(SHOULD, "1.7", "6.2")
 def a_query_begins_with_the_same_head(view: View) -> None:
     """A query's first two lines say what the metadata call says."""
     asked, told = view.snapshot.head, view.metadata.head
@@ -98,7 +101,7 @@ def a_query_begins_with_the_same_head(view: View) -> None:
         expect(line.value == other.value, line.where, str(other.value), line.value)
 
 
-@on_views(MUST, "2.1", formats=(PARQUET,))
+@METADATA_GROUP.on_views(MUST, "2.1", formats=(PARQUET,))
 def parquet_protocol_is_reader_version_1(view: View) -> None:
     """In parquet format the protocol is minReaderVersion 1."""
     version = view.metadata.protocol.get("minReaderVersion")
@@ -110,7 +113,7 @@ def parquet_protocol_is_reader_version_1(view: View) -> None:
     )
 
 
-@on_views(MUST, "2.1", "2.2")
+@METADATA_GROUP.on_views(MUST, "2.1", "2.2")
 def metadata_has_the_documented_fields(view: View) -> None:
     """metaData (in delta format deltaMetadata) has id, format, schemaString and partitionColumns, of their kinds."""
     reply = view.metadata
@@ -128,7 +131,7 @@ def metadata_has_the_documented_fields(view: View) -> None:
     expect(not strange, where, "partitionColumns to be columns of the schema", strange)
 
 
-@on_views(MUST, "2.1", formats=(PARQUET,))
+@METADATA_GROUP.on_views(MUST, "2.1", formats=(PARQUET,))
 def parquet_schemas_hold_what_old_clients_know(view: View) -> None:
     """A schema in parquet format is made of the first types only: no timestamp_ntz, no variant."""
     for field in view.metadata.fields:
@@ -141,13 +144,13 @@ def parquet_schemas_hold_what_old_clients_know(view: View) -> None:
         )
 
 
-@on_views(MUST, "0.4", "2.2", formats=(DELTA,))
+@METADATA_GROUP.on_views(MUST, "0.4", "2.2", formats=(DELTA,))
 def delta_metadata_tells_the_size(view: View) -> None:
     """metaData.size is there in delta format: Spark's reader fails without."""
     expect_fields(f"{view.metadata.where}, metaData", view.metadata.head[1].value, {"size": COUNT}, {})
 
 
-@on_views(SHOULD, "2.1", "2.2", formats=BOTH)
+@METADATA_GROUP.on_views(SHOULD, "2.1", "2.2", formats=BOTH)
 def metadata_tells_size_and_number_of_files(view: View) -> None:
     """metaData has size and numFiles: without them Spark lists all files once more."""
     expect_fields(
@@ -158,7 +161,7 @@ def metadata_tells_size_and_number_of_files(view: View) -> None:
     )
 
 
-@on_views(MUST, "2.1", "2.2")
+@METADATA_GROUP.on_views(MUST, "2.1", "2.2")
 def size_and_number_of_files_are_true(view: View) -> None:
     """numFiles and size are the number and the bytes of the files that the query answers."""
     told, actions = view.snapshot.head[1].value, view.snapshot.actions
@@ -168,7 +171,7 @@ def size_and_number_of_files_are_true(view: View) -> None:
             expect(told[name] == value, f"{view.snapshot.where}, metaData.{name}", str(value), told[name])
 
 
-@on_views(MUST, "2.2", formats=(DELTA,))
+@METADATA_GROUP.on_views(MUST, "2.2", formats=(DELTA,))
 def the_delta_protocol_is_well_formed(view: View) -> None:
     """deltaProtocol has both versions; readerFeatures go with reader version 3, writerFeatures with writer 7."""
     reply = view.metadata
@@ -182,14 +185,14 @@ def the_delta_protocol_is_well_formed(view: View) -> None:
     expect(is_fit, where, "feature lists just where the versions call for them", reply.protocol)
 
 
-@on_views(MUST, "2.4", formats=(DELTA,))
+@METADATA_GROUP.on_views(MUST, "2.4", formats=(DELTA,))
 def features_of_the_log_are_left_out(view: View) -> None:
     """Features for who reads the log itself, like v2Checkpoint, are not sent: Spark would refuse the table."""
     found = LOG_ONLY & (_features(view, "readerFeatures") | _features(view, "writerFeatures"))
     expect(not found, f"{view.metadata.where}, deltaProtocol", f"none of {sorted(LOG_ONLY)}", sorted(found))
 
 
-@on_views(MUST, "2.4", formats=(DELTA,))
+@METADATA_GROUP.on_views(MUST, "2.4", formats=(DELTA,))
 def reader_features_stand_in_both_lists(view: View) -> None:
     """Features for readers stand in both lists: delta-kernel refuses one that is in writerFeatures alone."""
     readers, writers = _features(view, "readerFeatures"), _features(view, "writerFeatures")
@@ -201,7 +204,7 @@ def reader_features_stand_in_both_lists(view: View) -> None:
     expect(not lost, where, "features for readers to be among readerFeatures", sorted(lost))
 
 
-@on_views(MUST, "0.13", "1.8", formats=(DELTA,))
+@METADATA_GROUP.on_views(MUST, "0.13", "1.8", formats=(DELTA,))
 def the_writer_protocol_fits_the_change_data_feed(view: View) -> None:
     """With delta.enableChangeDataFeed the writer version is 4 to 6, or 7 with changeDataFeed."""
     if view.metadata.configuration.get("delta.enableChangeDataFeed") != "true":
@@ -216,7 +219,7 @@ def the_writer_protocol_fits_the_change_data_feed(view: View) -> None:
     )
 
 
-@on_views(MUST, "1.11", "6.1")
+@METADATA_GROUP.on_views(MUST, "1.11", "6.1")
 def the_format_is_told(view: View) -> None:
     """The header delta-sharing-capabilities tells the format in lower case; without it the format is parquet."""
     for reply in (view.metadata, view.snapshot):
@@ -232,7 +235,7 @@ def the_format_is_told(view: View) -> None:
         )
 
 
-@on_views(MUST, "1.6", "0.19")
+@METADATA_GROUP.on_views(MUST, "1.6", "0.19")
 def metadata_of_a_version_is_told(view: View) -> None:
     """Metadata is asked for at a version, too: header and metaData are of that version."""
     for version in {view.versions[0], view.versions[-1]}:
@@ -247,7 +250,7 @@ def metadata_of_a_version_is_told(view: View) -> None:
         )
 
 
-@on_views(MUST, "1.6", "0.19")
+@METADATA_GROUP.on_views(MUST, "1.6", "0.19")
 def metadata_of_no_version_is_400(view: View) -> None:
     """A version that is negative, no number or too high, and a version beside a timestamp, are 400."""
     beyond = view.table.latest + 1000
@@ -279,3 +282,208 @@ def _unknown_types(kind: object) -> set[str]:
         if parts is None
         else set().union(*(_unknown_types(kind.get(part)) for part in parts))
     )
+
+
+VERSIONS = Group("versions", "The version of a table")
+
+LONG_AGO, FAR_AHEAD = "1970-01-02T00:00:00Z", "2999-01-01T00:00:00Z"
+
+
+@VERSIONS.on_tables(MUST, "1.5", "0.7")
+def the_version_is_a_header(table: Table) -> None:
+    """The version call answers 200 with the header Delta-Table-Version, a whole number, and an empty body."""
+    table.expect_readable()
+    answer = table.version().expect_status(200)
+    expect(answer.version >= 0, answer.asked, "a version from 0", answer.version)
+    expect(answer.body == b"", answer.asked, "an empty body", answer.summary)
+
+
+@VERSIONS.on_tables(OPTIONAL, "1.1", "1.5")
+def head_of_a_table_tells_its_version(table: Table) -> None:
+    """HEAD of the table, which old clients send, answers the same header."""
+    table.expect_readable()
+    answer = table.ask("HEAD")
+    if answer.status in (404, 405, 501):
+        raise NothingToTry("the server does not answer HEAD of a table")
+    version = answer.expect_status(200).version
+    expect(version == table.latest, answer.asked, f"version {table.latest}", version)
+
+
+@VERSIONS.on_views(MUST, "1.0", "1.6", "1.7", "6.2")
+def all_calls_tell_one_version(view: View) -> None:
+    """Metadata and query answer the version that the version call tells, in the same header."""
+    for reply in (view.metadata, view.snapshot):
+        expect(reply.version == view.table.latest, reply.where, f"version {view.table.latest}", reply.version)
+
+
+@VERSIONS.on_views(MUST, "1.5")
+def the_first_version_since_a_time_is_found(view: View) -> None:
+    """startingTimestamp gives the earliest version at or after it: the first one for a time before all of them."""
+    answer = view.table.version(startingTimestamp=LONG_AGO)
+    versions = view.versions
+    expect(
+        answer.expect_status(200).version <= versions[0],
+        answer.asked,
+        f"at most {versions[0]}",
+        answer.version,
+    )
+
+
+@VERSIONS.on_views(MUST, "1.5", "0.19")
+def a_time_after_all_versions_is_400(view: View) -> None:
+    """startingTimestamp after the last commit is 400."""
+    if view.versions:
+        view.table.version(startingTimestamp=FAR_AHEAD).refusal(400)
+
+
+@VERSIONS.on_tables(MUST, "1.0", "1.5")
+def a_time_that_is_none_is_400(table: Table) -> None:
+    """A startingTimestamp that is not a time in ISO-8601 is 400."""
+    for text in ("yesterday", "2022-13-01T00:00:00Z", "1700000000000", "2022-01-01T25:00:00Z"):
+        table.version(startingTimestamp=text).refusal(400)
+
+
+@VERSIONS.on_views(SHOULD, "1.0")
+def a_time_may_have_an_offset_and_fractions(view: View) -> None:
+    """Times are taken with numeric offsets and with fractions of seconds, too."""
+    wanted = (
+        view.table.version(startingTimestamp=LONG_AGO).expect_status(200).version if view.versions else -1
+    )
+    for text in ("1970-01-02T00:00:00.123Z", "1970-01-02T00:00:00-08:00", "1970-01-02T05:30:00.000001+05:30"):
+        answer = view.table.version(startingTimestamp=text).expect_status(200)
+        expect(answer.version == wanted, answer.asked, f"version {wanted}", answer.version)
+
+
+@VERSIONS.on_tables(SHOULD, "1.0")
+def a_date_alone_is_400(table: Table) -> None:
+    """A date without a time of day is 400, as the reference server answers."""
+    table.version(startingTimestamp="2022-01-01").refusal(400)
+
+
+NEGOTIATION = Group("negotiation", "How client and server agree on a response format")
+
+SNAPSHOT_FEATURES_OF_PYTHON = "deletionvectors,columnmapping,timestampntz"
+
+
+@NEGOTIATION.on_tables(MUST, "1.11", "2.5")
+def clients_that_ask_for_nothing_get_parquet(table: Table) -> None:
+    """Without the header, or with responseformat=parquet, the answer is in parquet format or a refusal by 400."""
+    for announced in (None, "responseformat=parquet", "", "asyncquery=false"):
+        for answer in (table.metadata(announced), table.query({"limitHint": 0}, announced)):
+            if answer.status != 200:
+                answer.refusal(400)
+            else:
+                expect(_format(answer) == PARQUET, answer.asked, "parquet format", _format(answer))
+
+
+@NEGOTIATION.on_tables(MUST, "1.11", "2.5")
+def the_order_of_formats_means_nothing(table: Table) -> None:
+    """A list of formats is answered with one of them, the same in either order and for query and metadata."""
+    table.expect_readable()
+    lists = [
+        f"responseformat={formats};readerfeatures={FEATURES}"
+        for formats in ("parquet,delta", "delta,parquet")
+    ]
+    answers = [
+        answer for text in lists for answer in (table.metadata(text), table.query({"limitHint": 0}, text))
+    ]
+    formats = {_format(answer.expect_status(200)) for answer in answers}
+    expect(
+        len(formats) == 1 and formats <= {PARQUET, DELTA},
+        answers[0].asked,
+        "one format for all",
+        sorted(formats),
+    )
+
+
+@NEGOTIATION.on_tables(MUST, "2.5", "6.1")
+def the_python_client_finds_its_format(table: Table) -> None:
+    """What the metadata call chooses of delta,parquet the query answers, as the Python client relies on."""
+    both = f"responseformat=delta,parquet;readerfeatures={SNAPSHOT_FEATURES_OF_PYTHON}"
+    answer = table.metadata(both)
+    if answer.status == 400:
+        raise NothingToTry(f"{table.name} needs features that the Python client lacks")
+    format = _format(answer.expect_status(200))
+    alone = f"responseformat=delta;readerfeatures={SNAPSHOT_FEATURES_OF_PYTHON}" if format == DELTA else None
+    query = table.query({}, alone).expect_status(200)
+    expect(_format(query) == format, query.asked, f"{format} format, as metadata chose", _format(query))
+
+
+@NEGOTIATION.on_views(MUST, "1.11", formats=(DELTA,))
+def capabilities_are_read_in_any_case(view: View) -> None:
+    """Keys and values of the header are read in any case, with unknown keys among them."""
+    announced = str(ANNOUNCED[DELTA])
+    for text in (
+        announced.upper(),
+        announced.lower(),
+        f"lakeshare=1,2;{announced};x",
+        announced.replace(";", " ; "),
+    ):
+        for answer in (view.table.metadata(text), view.table.query({"limitHint": 0}, text)):
+            expect(_format(answer.expect_status(200)) == DELTA, answer.asked, "delta format", _format(answer))
+
+
+@NEGOTIATION.on_tables(MUST, "1.11", "0.19")
+def a_header_that_makes_no_sense_is_no_fault_of_the_server(table: Table) -> None:
+    """A malformed header is ignored or 400, never 5xx."""
+    for text in (
+        "=;;==,;",
+        "responseformat=",
+        "responseformat",
+        "responseformat=avro",
+        ";" * 5000,
+        "a=" + "b," * 3000,
+    ):
+        for answer in (table.metadata(text), table.query({"limitHint": 0}, text)):
+            if answer.status != 200:
+                answer.refusal(400, 413, 431)
+
+
+@NEGOTIATION.on_views(MUST, "2.5", "0.19", formats=(DELTA,))
+def features_the_client_lacks_are_refused(view: View) -> None:
+    """Delta lines that need reader features go to no client that does not announce them: 400."""
+    answer = _query_without_features(view)
+    if answer.status == 200:
+        # Features that this snapshot makes no use of may be left out of its protocol.
+        needed = _needed(Reply(answer))
+        expect(not needed, answer.asked, "a refusal, or lines without reader features", needed)
+    else:
+        answer.refusal(400)
+
+
+@NEGOTIATION.on_views(SHOULD, "2.5", formats=(DELTA,))
+def features_the_client_lacks_are_named(view: View) -> None:
+    """The refusal names the reader features the client would have to announce."""
+    answer = _query_without_features(view)
+    if answer.status == 200:
+        raise NothingToTry("no snapshot makes use of its reader features")
+    message = answer.refusal(400).lower()
+    for feature in _needed(view.metadata):
+        expect(feature.lower() in message, answer.asked, f"a refusal that names {feature}", message)
+
+
+@NEGOTIATION.on_tables(MUST, "2.5", "0.19")
+def what_parquet_cannot_carry_is_refused(table: Table) -> None:
+    """A table that needs reader features is refused to clients of parquet format, by 400."""
+    if table.view(PARQUET) is not None or table.view(DELTA) is None:
+        raise NothingToTry("no table is served in delta format only")
+    for announced in (None, "responseformat=parquet"):
+        table.metadata(announced).refusal(400)
+        table.query({}, announced).refusal(400)
+
+
+def _format(answer: Answer) -> str:
+    return answer.capabilities.get("responseformat") or PARQUET
+
+
+def _needed(reply: Reply) -> list[str]:
+    """The reader features that the lines of a reply need."""
+    features = [str(feature) for feature in reply.protocol.get("readerFeatures") or []]
+    is_second = reply.protocol.get("minReaderVersion") == 2
+    return features or (["columnMapping"] if is_second and reply.is_mapped else [])
+
+
+def _query_without_features(view: View) -> Answer:
+    if not _needed(view.metadata):
+        raise NothingToTry("no table needs reader features")
+    return view.table.query({}, "responseformat=delta")

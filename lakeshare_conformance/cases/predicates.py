@@ -1,11 +1,22 @@
-"""Predicates as hints: whatever they leave out, no row that matches is lost."""
+"""Predicates and limits, and the sentences of refusals that clients look for."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from lakeshare_conformance.case import MUST, OPTIONAL, NothingToTry, expect, on_views
-from lakeshare_conformance.ground import View
-from lakeshare_conformance.reply import Reply
+from lakeshare_conformance.case import (
+    DELTA,
+    MUST,
+    OPTIONAL,
+    PARQUET,
+    SHOULD,
+    Case,
+    Group,
+    NothingToTry,
+    expect,
+)
+from lakeshare_conformance.client import Answer
+from lakeshare_conformance.ground import Table, View
+from lakeshare_conformance.reply import Action, Reply
 from lakeshare_conformance.rows import (
     Compare,
     FileRows,
@@ -21,24 +32,26 @@ from lakeshare_conformance.rows import (
     read_all,
 )
 
+PREDICATES = Group("predicates", "Predicates as hints: whatever they leave out, no row that matches is lost")
+
 DEEP, LONG = 5000, 1_100_000
 
 
-@on_views(MUST, "1.14", "1.7")
+@PREDICATES.on_views(MUST, "1.14", "1.7")
 def comparisons_lose_no_rows(view: View) -> None:
     """Every file with a row that matches a JSON comparison is answered: each operator, on columns of all kinds."""
     files = _files(view)
     _lose_nothing(view, files, comparisons(view.snapshot, files))
 
 
-@on_views(MUST, "1.14", "0.15")
+@PREDICATES.on_views(MUST, "1.14", "0.15")
 def negations_lose_no_rows(view: View) -> None:
     """not() of a comparison loses no row: that a file may match does not mean that its opposite may not."""
     files = _files(view)
     _lose_nothing(view, files, (Not(one) for one in comparisons(view.snapshot, files)))
 
 
-@on_views(MUST, "1.14", "0.15")
+@PREDICATES.on_views(MUST, "1.14", "0.15")
 def tests_for_null_lose_no_rows(view: View) -> None:
     """isNull() and its negation lose no row: files with some nulls, with bounds, and without statistics."""
     files = _files(view)
@@ -46,14 +59,14 @@ def tests_for_null_lose_no_rows(view: View) -> None:
     _lose_nothing(view, files, [*tests, *map(Not, tests)])
 
 
-@on_views(MUST, "1.14", "0.15")
+@PREDICATES.on_views(MUST, "1.14", "0.15")
 def combinations_lose_no_rows(view: View) -> None:
     """AND, OR and NOT over several columns lose no row."""
     files = _files(view)
     _lose_nothing(view, files, combinations(view.snapshot, files))
 
 
-@on_views(MUST, "1.14", "6.2")
+@PREDICATES.on_views(MUST, "1.14", "6.2")
 def other_declared_types_lose_no_rows(view: View) -> None:
     """A column declared with another type than it has, as Spark folds casts, loses no row."""
     files = _files(view)
@@ -63,7 +76,7 @@ def other_declared_types_lose_no_rows(view: View) -> None:
     _lose_nothing(view, files, tried)
 
 
-@on_views(MUST, "1.14", "1.7")
+@PREDICATES.on_views(MUST, "1.14", "1.7")
 def sql_comparisons_lose_no_rows(view: View) -> None:
     """predicateHints in SQL lose no row: =, <>, <, <=, >, >=, IS NULL, IS NOT NULL, the column first or last."""
     files = _files(view)
@@ -81,7 +94,7 @@ def sql_comparisons_lose_no_rows(view: View) -> None:
         _loses_nothing(files, hint, Reply(view.ask({"predicateHints": [text]})))
 
 
-@on_views(MUST, "1.14", "0.19")
+@PREDICATES.on_views(MUST, "1.14", "0.19")
 def json_that_makes_no_sense_gets_all_files(view: View) -> None:
     """A JSON predicate that cannot be understood (no JSON, wrong shapes, unknown columns, too deep) gets all files."""
     column = {"op": "column", "name": "lakeshare_no_such_column", "valueType": "int"}
@@ -111,7 +124,7 @@ def json_that_makes_no_sense_gets_all_files(view: View) -> None:
         _all_files(view, Reply(answer))
 
 
-@on_views(MUST, "1.14", "0.19")
+@PREDICATES.on_views(MUST, "1.14", "0.19")
 def sql_that_makes_no_sense_gets_all_files(view: View) -> None:
     """SQL that cannot be understood gets all files."""
     for texts in (
@@ -125,7 +138,7 @@ def sql_that_makes_no_sense_gets_all_files(view: View) -> None:
         _all_files(view, Reply(view.ask({"predicateHints": texts})))
 
 
-@on_views(OPTIONAL, "1.14")
+@PREDICATES.on_views(OPTIONAL, "1.14")
 def partition_values_leave_files_out(view: View) -> None:
     """A comparison with one partition value leaves out the files of other partitions, in JSON and in SQL."""
     files = _files(view)
@@ -138,7 +151,7 @@ def partition_values_leave_files_out(view: View) -> None:
     raise NothingToTry("no table is partitioned by a column to compare")
 
 
-@on_views(OPTIONAL, "1.14")
+@PREDICATES.on_views(OPTIONAL, "1.14")
 def statistics_leave_files_out(view: View) -> None:
     """A comparison with the least value of a column leaves out files whose bounds exclude it."""
     files = _files(view)
@@ -202,3 +215,256 @@ def _leaves_out(view: View, files: list[FileRows], one: Compare, body: dict[str,
     reply = Reply(view.ask(body))
     found, every = len(reply.actions), len(view.snapshot.actions)
     expect(found < every, reply.where, f"fewer than all {every} files", found)
+
+
+LIMITS = Group("limits", "limitHint: how many rows the client wants")
+
+
+@LIMITS.on_views(MUST, "1.7", "2.3")
+def a_limit_leaves_enough_rows(view: View) -> None:
+    """limitHint leaves files with at least as many rows as asked for, deleted rows not counted."""
+    rows = _rows(view)
+    total = sum(rows.values())
+    for limit in sorted({1, 2, total // 2, max(0, total - 1), total, total + 1}):
+        reply = view.query(limitHint=limit)
+        found = sum(rows.get(action.id, 0) for action in reply.actions)
+        expect(found >= min(limit, total), reply.where, f"files with {min(limit, total)} rows", found)
+
+
+@LIMITS.on_views(OPTIONAL, "1.7")
+def a_limit_leaves_files_out(view: View) -> None:
+    """limitHint leaves out files that are not needed for that many rows."""
+    rows = _rows(view)
+    if len(rows) < 2 or min(rows.values()) < 1:
+        raise NothingToTry("no table has two files with rows")
+    reply = view.query(limitHint=1)
+    expect(
+        len(reply.actions) < len(rows), reply.where, f"fewer than all {len(rows)} files", len(reply.actions)
+    )
+
+
+@LIMITS.on_views(MUST, "1.7", "6.1")
+def a_limit_of_none_has_a_head(view: View) -> None:
+    """limitHint 0 is answered with protocol and metaData: clients read the schema from it."""
+    reply = view.query(limitHint=0)
+    told = [line.value for line in reply.head]
+    expect(
+        told[1].get("size") == view.snapshot.head[1].value.get("size"),
+        reply.where,
+        "the head of a query",
+        told,
+    )
+
+
+@LIMITS.on_views(MUST, "1.7", "1.14")
+def a_limit_counts_rows_that_match(view: View) -> None:
+    """With a predicate and limitHint, the files left hold that many rows that match, if there are so many."""
+    files = read_all(view, view.snapshot)
+    if any(action.vector for action in view.snapshot.actions):
+        raise NothingToTry("only tables with deletion vectors are there")
+    tried = [one for one in comparisons(view.snapshot, files) if one.operator in ("equal", "lessThanOrEqual")]
+    if not tried:
+        raise NothingToTry("no table has a column to compare")
+    for hint in tried:
+        counts = {one.action.id: matches(hint, one) for one in files}
+        for limit in (1, max(1, sum(counts.values()))):
+            reply = Reply(view.ask({"limitHint": limit, "jsonPredicateHints": as_json(hint)}))
+            found = sum(counts.get(action.id, 0) for action in reply.actions)
+            wanted = min(limit, sum(counts.values()))
+            expect(found >= wanted, reply.where, f"files with {wanted} rows that match", found)
+
+
+@LIMITS.on_views(SHOULD, "1.7", "0.19")
+def limits_that_are_none_are_400(view: View) -> None:
+    """A limitHint that is negative, no whole number, or larger than 32 bits, is 400."""
+    for limit in (-1, "x", 1.5, 2**40, [1]):
+        view.ask({"limitHint": limit}).refusal(400)
+
+
+def _rows(view: View) -> dict[str, int]:
+    """The live rows of every file.
+
+    Raises:
+        NothingToTry: statistics do not tell them.
+    """
+    found = {action.id: _live(action) for action in view.snapshot.actions}
+    if not sum(found.values()):
+        raise NothingToTry("no table has rows")
+    return found
+
+
+def _live(action: Action) -> int:
+    if action.rows is None:
+        raise NothingToTry("statistics do not tell the rows of every file")
+    return action.rows
+
+
+FRAGMENTS = Group(
+    "fragments",
+    "Sentences that the test suites of the shipped clients look for, in refusals that other cases judge",
+)
+
+Ask = Callable[[View], Answer]
+NOON = "2022-01-01T12:00:00Z"
+
+
+def _query(**body: object) -> Ask:
+    return lambda view: view.ask(body)
+
+
+def _changes(**params: object) -> Ask:
+    return lambda view: view.ask_changes(params)
+
+
+def _beyond(name: str) -> Ask:
+    return lambda view: view.ask({**_history(view), name: view.table.latest + 1000})
+
+
+def _of_history(ask: Ask) -> Ask:
+    """A request that only a table with history refuses for this reason."""
+
+    def of_history(view: View) -> Answer:
+        _history(view)
+        return ask(view)
+
+    return of_history
+
+
+def _of_changes(ask: Ask) -> Ask:
+    def of_changes(view: View) -> Answer:
+        view.change_start  # noqa: B018 - raises when changes are not served
+        return ask(view)
+
+    return of_changes
+
+
+def _history(view: View) -> Mapping[str, object]:
+    return {"startingVersion": view.versions[-1]}
+
+
+def _page_token(view: View) -> str:
+    token = (view.query(maxFiles=1).end or {}).get("nextPageToken")
+    if not token:
+        raise NothingToTry("no answer comes in two pages")
+    return str(token)
+
+
+def _page(view: View) -> Answer:
+    _page_token(view)
+    return view.ask({"maxFiles": 1, "pageToken": "nonsense"})
+
+
+def _refresh(view: View) -> Answer:
+    if not (view.query(includeRefreshToken=True).end or {}).get("refreshToken"):
+        raise NothingToTry("the server gives no refresh tokens")
+    return view.ask({"refreshToken": "nonsense"})
+
+
+SENTENCES: Mapping[str, tuple[str, Ask]] = {
+    "two_versions": (
+        "Please only provide one of: version,timestamp,startingVersion",
+        _query(version=0, startingVersion=0),
+    ),
+    "negative_version": ("table version cannot be negative", _of_history(_query(version=-1))),
+    "negative_start": ("startingVersion cannot be negative", _of_history(_query(startingVersion=-1))),
+    "no_files_on_a_page": ("maxFiles must be positive", _query(maxFiles=0)),
+    "a_window_turned_round": (
+        "startingVersion(3) must be smaller than or equal to endingVersion(2)",
+        _of_history(_query(startingVersion=3, endingVersion=2)),
+    ),
+    "an_end_too_late": ("End version cannot be greater than the latest version", _beyond("endingVersion")),
+    "a_time_that_is_none": ("Invalid startingTimestamp:", _of_history(_query(timestamp="2022"))),
+    "a_time_too_early": (
+        "before the earliest available version",
+        _of_history(_query(timestamp="1970-01-02T00:00:00Z")),
+    ),
+    "a_time_too_late": (
+        "is after the latest available version",
+        _of_history(_query(timestamp="2999-01-01T00:00:00Z")),
+    ),
+    "a_refresh_token_of_a_version": (
+        "includeRefreshToken cannot be used when querying a specific version",
+        _of_history(lambda view: view.ask({"includeRefreshToken": True, "version": view.versions[-1]})),
+    ),
+    "a_refresh_token_asked_for_later": (
+        "must be used in the first page request",
+        lambda view: view.ask({"maxFiles": 1, "pageToken": _page_token(view), "includeRefreshToken": True}),
+    ),
+    "a_page_token_nobody_gave": ("Error decoding the page token", _page),
+    "a_refresh_token_nobody_gave": ("Error decoding refresh token", _refresh),
+    "an_unknown_scheme_of_ids": ("Unsupported fileidhash: '", lambda view: view.ask({}, fileidhash="md5")),
+    "changes_without_a_start": (
+        "No startingVersion or startingTimestamp provided for CDF read",
+        _of_changes(_changes()),
+    ),
+    "changes_with_two_starts": (
+        "Multiple starting arguments provided for CDF read",
+        _of_changes(_changes(startingVersion=0, startingTimestamp=NOON)),
+    ),
+    "changes_with_two_ends": (
+        "Multiple ending arguments",
+        _of_changes(_changes(startingVersion=0, endingVersion=0, endingTimestamp=NOON)),
+    ),
+    "changes_turned_round": (
+        "CDF range from start 1 to end 0 was invalid. End cannot be before start",
+        _of_changes(_changes(startingVersion=1, endingVersion=0)),
+    ),
+    "changes_from_no_number": (
+        "startingVersion is not a valid number",
+        _of_changes(_changes(startingVersion="x")),
+    ),
+}
+
+
+def _case(name: str, sentence: str, ask: Ask) -> Case:
+    def judge(view: View) -> None:
+        answer = ask(view)
+        message = answer.refusal(400)
+        expect(sentence in message, answer.asked, f"a refusal with “{sentence}”", message)
+
+    judge.__name__, judge.__module__ = name, __name__
+    judge.__doc__ = f"A refusal says “{sentence}”."
+    return FRAGMENTS.on_views(OPTIONAL, "1.7" if not name.startswith("changes") else "1.8", "7.3")(judge)
+
+
+@FRAGMENTS.on_tables(OPTIONAL, "1.7", "7.3")
+def a_history_that_is_not_shared(table: Table) -> None:
+    """A refusal says “history sharing is not enabled on table: ” and the table's name."""
+    view = table.first_view
+    try:
+        shared = bool(view.versions)
+    except NothingToTry:
+        shared = False
+    if shared:
+        raise NothingToTry("every table shares its history")
+    answer = view.ask({"version": table.latest})
+    sentence = (
+        "Reading table by version or timestamp is not supported because history sharing is not enabled "
+        f"on table: {table.name}"
+    )
+    message = answer.refusal(400)
+    expect(sentence.lower() in message.lower(), answer.asked, f"“{sentence}”", message)
+
+
+@FRAGMENTS.on_tables(OPTIONAL, "2.5", "7.3")
+def features_that_parquet_lacks(table: Table) -> None:
+    """A refusal says “Unsupported Delta Table Properties”."""
+    if table.view(PARQUET) is not None or table.view(DELTA) is None:
+        raise NothingToTry("no table is served in delta format only")
+    sentence = "Unsupported Delta Table Properties"
+    for answer in (table.metadata(), table.query({})):
+        message = answer.refusal(400)
+        expect(sentence in message, answer.asked, f"“{sentence}”", message)
+
+
+@FRAGMENTS.on_tables(OPTIONAL, "4", "7.3")
+def a_table_that_is_not_there(table: Table) -> None:
+    """A refusal says “does not exist, please contact your share provider for further information.”"""
+    answer = table.client.ask("GET", f"{table.path}_lakeshare/version")
+    sentence = "does not exist, please contact your share provider for further information."
+    message = answer.refusal(404)
+    expect(sentence in message, answer.asked, f"“{sentence}”", message)
+
+
+for name, what in SENTENCES.items():
+    _case(name, *what)

@@ -1,35 +1,58 @@
-"""The bytes behind the URLs."""
+"""Data files, deletion vectors and file ids."""
 
+import struct
+import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from lakeshare_conformance.case import MUST, SHOULD, NothingToTry, expect, on_views
+from lakeshare_conformance.case import (
+    COUNT,
+    DELTA,
+    MUST,
+    NAME,
+    PARQUET,
+    SHOULD,
+    URL,
+    Broken,
+    Group,
+    NothingToTry,
+    expect,
+    expect_fields,
+    expect_kind,
+    one_of,
+)
 from lakeshare_conformance.client import Answer
 from lakeshare_conformance.ground import View
 from lakeshare_conformance.reply import Action, Reply
 from lakeshare_conformance.rows import (
     LARGEST_BYTES,
+    MAGIC,
     broken_bound,
+    cardinality,
     columns_of,
     physical_name,
     read_parquet,
     reads_as,
+    unpack_inline,
 )
+
+DATA_FILES = Group("data-files", "The bytes behind the URLs")
 
 MOST_FILES = 3
 LATEST_SECONDS = 100_000_000_000
 PRECONDITION_FAILED, NOT_IMPLEMENTED = 412, 501
 
 
-@on_views(MUST, "6.2", "0.19")
+@DATA_FILES.on_views(MUST, "6.2", "0.19")
 def a_file_is_as_long_as_told(view: View) -> None:
     """GET of a URL, without a token, is 200 with exactly size bytes."""
     for action in sample(view.snapshot):
         _expect_whole(view, action)
 
 
-@on_views(MUST, "0.6", "10")
+@DATA_FILES.on_views(MUST, "0.6", "10")
 def a_range_is_206(view: View) -> None:
     """GET with Range is 206 with those bytes, Content-Range and Content-Length: first bytes, middle, open end."""
     for action in sample(view.snapshot):
@@ -40,7 +63,7 @@ def a_range_is_206(view: View) -> None:
         _expect_part(view, action, f"bytes={size // 2}-", whole, size // 2, size - 1)
 
 
-@on_views(SHOULD, "10")
+@DATA_FILES.on_views(SHOULD, "10")
 def a_suffix_range_is_206(view: View) -> None:
     """GET with Range: bytes=-n is 206 with the last n bytes, where Parquet has its footer."""
     for action in sample(view.snapshot):
@@ -48,7 +71,7 @@ def a_suffix_range_is_206(view: View) -> None:
         _expect_part(view, action, "bytes=-8", whole, len(whole) - 8, len(whole) - 1)
 
 
-@on_views(SHOULD, "10")
+@DATA_FILES.on_views(SHOULD, "10")
 def a_range_beyond_the_end_is_416(view: View) -> None:
     """GET with a Range that begins after the last byte is 416."""
     for action in sample(view.snapshot):
@@ -58,7 +81,7 @@ def a_range_beyond_the_end_is_416(view: View) -> None:
         )
 
 
-@on_views(MUST, "10", "6.1")
+@DATA_FILES.on_views(MUST, "10", "6.1")
 def head_tells_the_length_or_refuses(view: View) -> None:
     """HEAD of a URL is 200 with Content-Length, or 403, which clients survive."""
     for action in sample(view.snapshot):
@@ -70,7 +93,7 @@ def head_tells_the_length_or_refuses(view: View) -> None:
             )
 
 
-@on_views(SHOULD, "10")
+@DATA_FILES.on_views(SHOULD, "10")
 def head_tells_that_ranges_are_served(view: View) -> None:
     """HEAD of a URL is 200 with Accept-Ranges: bytes."""
     for action in sample(view.snapshot):
@@ -80,7 +103,7 @@ def head_tells_that_ranges_are_served(view: View) -> None:
         )
 
 
-@on_views(MUST, "10")
+@DATA_FILES.on_views(MUST, "10")
 def a_url_that_was_altered_is_refused(view: View) -> None:
     """A URL with another path, another signature or none is 4xx."""
     changes: tuple[Callable[[str], str], ...] = (_other_path, _other_signature, _no_signature)
@@ -91,7 +114,7 @@ def a_url_that_was_altered_is_refused(view: View) -> None:
             expect(400 <= answer.status < 500, where, "a refusal by 4xx", answer.status)
 
 
-@on_views(MUST, "2.7", "6.2")
+@DATA_FILES.on_views(MUST, "2.7", "6.2")
 def urls_end_no_sooner_than_told(view: View) -> None:
     """expirationTimestamp is no later than the end that the URL itself states: clients refresh by it."""
     tried = [
@@ -107,7 +130,7 @@ def urls_end_no_sooner_than_told(view: View) -> None:
         )
 
 
-@on_views(MUST, "10")
+@DATA_FILES.on_views(MUST, "10")
 def urls_are_for_reading_only(view: View) -> None:
     """PUT, POST and DELETE of a URL are refused by 4xx (or 501), and the file stays as it is."""
     # A store that lets the method in finds the precondition false and changes nothing; PUT sends the file's own bytes.
@@ -131,7 +154,7 @@ def urls_are_for_reading_only(view: View) -> None:
     expect(again.body == content, again.asked, "the same bytes as before", f"{len(again.body)} bytes")
 
 
-@on_views(MUST, "2.1", "2.2")
+@DATA_FILES.on_views(MUST, "2.1", "2.2")
 def files_are_parquet_with_the_columns_of_the_schema(view: View) -> None:
     """Each file is Parquet; it has columns of the schema, of types that read as the schema's."""
     columns = columns_of(view.snapshot)
@@ -147,7 +170,7 @@ def files_are_parquet_with_the_columns_of_the_schema(view: View) -> None:
             expect(is_fit, f"{action.where}, column {told}", f"a {kind}", str(found.field(name).type))
 
 
-@on_views(MUST, "2.1", "1.7")
+@DATA_FILES.on_views(MUST, "2.1", "1.7")
 def statistics_count_the_rows(view: View) -> None:
     """stats.numRecords is the number of rows in the file."""
     tried = [action for action in sample(view.snapshot) if "numRecords" in (action.stats or {})]
@@ -158,7 +181,7 @@ def statistics_count_the_rows(view: View) -> None:
         expect(told == found, f"{action.where}, stats.numRecords", str(found), told)
 
 
-@on_views(MUST, "2.1", "0.15")
+@DATA_FILES.on_views(MUST, "2.1", "0.15")
 def statistics_hold_the_rows(view: View) -> None:
     """No value of a file lies outside its minValues and maxValues, and nullCount is the number of nulls."""
     tried = [action for action in sample(view.snapshot) if action.stats]
@@ -245,3 +268,163 @@ def _turned(value: str) -> str:
     """The text with its middle character changed: the last one may hold bits that count for nothing."""
     middle = len(value) // 2
     return value[:middle] + ("0" if value[middle : middle + 1] != "0" else "1") + value[middle + 1 :]
+
+
+DELETION_VECTORS = Group("deletion-vectors", "Deletion vectors, and the bytes they are made of")
+
+INLINE, ABSOLUTE = "i", "p"
+MOST_VECTORS = 10
+FORMAT_VERSION = 1
+
+
+@DELETION_VECTORS.on_views(MUST, "0.5", "2.3", formats=(DELTA,))
+def vectors_have_the_documented_fields(view: View) -> None:
+    """A deletion vector is stored as p with a URL, or as i, with pathOrInlineDv, sizeInBytes and cardinality."""
+    for action, vector in _vectors(view.snapshot):
+        kinds = {
+            "storageType": one_of(ABSOLUTE, INLINE),
+            "pathOrInlineDv": NAME,
+            "sizeInBytes": COUNT,
+            "cardinality": COUNT,
+        }
+        expect_fields(f"{action.where}, deletionVector", vector, kinds, {"offset": COUNT})
+        if vector["storageType"] == ABSOLUTE:
+            expect_kind(f"{action.where}, pathOrInlineDv", URL, vector["pathOrInlineDv"])
+
+
+@DELETION_VECTORS.on_views(MUST, "0.5", "2.3", formats=(DELTA,))
+def stored_vectors_have_an_id(view: View) -> None:
+    """Every vector that is not inline has a deletionVectorFileId of its own, the same when asked again."""
+    stored = {
+        action.id: action for action, vector in _vectors(view.snapshot) if vector["storageType"] != INLINE
+    }
+    if not stored:
+        raise NothingToTry("no deletion vector is stored in a file")
+    ids = {}
+    for action in stored.values():
+        expect_fields(action.where, action.outer, {"deletionVectorFileId": NAME}, {})
+        ids[action.id] = action.outer["deletionVectorFileId"]
+    expect(
+        len(set(ids.values())) == len(ids), view.snapshot.where, "an id for each vector", sorted(ids.values())
+    )
+    for action, _ in _vectors(Reply(view.ask({}))):
+        if action.id in ids:
+            again = action.outer.get("deletionVectorFileId")
+            expect(
+                again == ids[action.id], action.where, f"deletionVectorFileId {ids[action.id]} again", again
+            )
+
+
+@DELETION_VECTORS.on_views(MUST, "2.3", formats=(DELTA,))
+def vectors_can_be_read(view: View) -> None:
+    """The bytes of a vector are Delta's: format version 1, length, magic number and checksum; as many rows as told."""
+    for action, vector in _vectors(view.snapshot)[:MOST_VECTORS]:
+        where = f"{action.where}, deletionVector"
+        content = _inline(where, vector) if vector["storageType"] == INLINE else _stored(view, where, vector)
+        magic = content[:4]
+        expect(magic == MAGIC, where, f"the magic number {MAGIC.hex()}", magic.hex())
+        found = cardinality(content)
+        expect(found == vector["cardinality"], where, f"{vector['cardinality']} deleted rows", found)
+
+
+@DELETION_VECTORS.on_views(SHOULD, "2.3", formats=(DELTA,))
+def vectors_delete_no_more_than_there_is(view: View) -> None:
+    """A vector's cardinality is at most the number of rows of its file."""
+    for action, vector in _vectors(view.snapshot):
+        rows = (action.stats or {}).get("numRecords")
+        is_fit = not isinstance(rows, int) or vector["cardinality"] <= rows
+        expect(is_fit, action.where, f"at most {rows} deleted rows", vector["cardinality"])
+
+
+@DELETION_VECTORS.on_views(SHOULD, "0.14", "2.5", formats=(DELTA,))
+def tables_with_features_are_paged_and_streamed(view: View) -> None:
+    """Tables with deletion vectors or mapped columns are answered in pages, and in windows where history is shared."""
+    is_mapped = view.snapshot.is_mapped
+    if not is_mapped and not any(action.vector for action in view.snapshot.actions):
+        raise NothingToTry("no table has deletion vectors or mapped columns")
+    view.ask({"maxFiles": 1}).expect_status(200)
+    try:
+        versions = view.versions
+    except NothingToTry:
+        return
+    view.ask({"startingVersion": versions[-1]}).expect_status(200)
+
+
+def _vectors(reply: Reply) -> list[tuple[Action, dict[str, Any]]]:
+    found = [(action, action.vector) for action in reply.actions if action.vector is not None]
+    if not found:
+        raise NothingToTry("no table has deletion vectors")
+    return found
+
+
+def _inline(where: str, vector: dict[str, Any]) -> bytes:
+    try:
+        content = unpack_inline(vector["pathOrInlineDv"])
+    except ValueError as error:
+        raise Broken(where, "pathOrInlineDv in Z85", vector["pathOrInlineDv"]) from error
+    size = vector["sizeInBytes"]
+    expect(len(content) >= size, where, f"{size} bytes", len(content))
+    return content[:size]
+
+
+def _stored(view: View, where: str, vector: dict[str, Any]) -> bytes:
+    offset, size = int(vector.get("offset") or 0), int(vector["sizeInBytes"])
+    answer = view.table.client.fetch(vector["pathOrInlineDv"]).expect_status(200)
+    expect(
+        answer.body[:1] == bytes([FORMAT_VERSION]), answer.asked, "format version 1", answer.body[:1].hex()
+    )
+    framed = answer.body[offset : offset + size + 8]
+    expect(len(framed) == size + 8, answer.asked, f"{size + 8} bytes from {offset}", len(framed))
+    told, content, checksum = framed[:4], framed[4:-4], framed[-4:]
+    expect(struct.unpack(">I", told)[0] == size, where, f"the length {size} at {offset}", told.hex())
+    wanted = struct.pack(">I", zlib.crc32(content))
+    expect(checksum == wanted, where, f"the checksum {wanted.hex()}", checksum.hex())
+    return content
+
+
+FILE_IDS = Group("file-ids", "The header fileidhash")
+
+HEADER = "fileidhash"
+
+
+@FILE_IDS.on_views(MUST, "1.12", "6.2")
+def the_scheme_of_ids_is_echoed(view: View) -> None:
+    """fileidhash parquet or delta, in any case, is echoed in lower case: who sent it insists on it."""
+    for asked in (PARQUET, DELTA, "Parquet", "DELTA"):
+        _expect_echo(view.ask({}, **{HEADER: asked}), asked)
+
+
+@FILE_IDS.on_views(MUST, "1.12", "1.8")
+def the_scheme_of_ids_is_echoed_with_changes(view: View) -> None:
+    """fileidhash is echoed with changes, too."""
+    for asked in (PARQUET, DELTA):
+        _expect_echo(view.ask_changes({"startingVersion": view.change_start}, **{HEADER: asked}), asked)
+
+
+@FILE_IDS.on_views(MUST, "1.12", "0.19")
+def other_schemes_are_400(view: View) -> None:
+    """Any other fileidhash is 400, also an empty one."""
+    for asked in ("md5", "", "parquet,delta"):
+        view.ask({}, **{HEADER: asked}).refusal(400)
+
+
+@FILE_IDS.on_views(MUST, "1.12", "2.6", formats=(DELTA,))
+def the_scheme_chooses_the_ids(view: View) -> None:
+    """With fileidhash both formats answer the same ids for the same files; without it, those of their own format."""
+    other = view.table.view(PARQUET)
+    if other is None:
+        raise NothingToTry("no table is served in both formats")
+    for scheme, native in ((PARQUET, other), (DELTA, view)):
+        for one in (view, other):
+            reply = Reply(one.ask({}, **{HEADER: scheme}))
+            expect(
+                reply.ids == native.snapshot.ids,
+                reply.where,
+                f"the ids of {scheme} format",
+                sorted(reply.ids)[:2],
+            )
+
+
+def _expect_echo(answer: Answer, asked: str) -> None:
+    told = answer.expect_status(200).header(HEADER)
+    expect(told == asked.lower(), answer.asked, f"{HEADER}: {asked.lower()}", told)
