@@ -33,6 +33,7 @@ check: $(READY) ## Lint, format, types, import law, dependencies, spelling
 	$(RUN)lint-imports
 	$(RUN)deptry .
 	$(RUN)codespell
+	$(RUN)python .ci/ratchet.py
 
 bench: $(READY) ## Measure, as ratios of two things in one run (see bench/)
 	@for one in bench/*.py; do case $$one in */__init__.py | */naive_server.py) ;; *) $(RUN)python -m bench.$$(basename $$one .py) ;; esac; done

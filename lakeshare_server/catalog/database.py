@@ -171,6 +171,7 @@ class QueriedGeneration:
 
 
 HEAD = "0008"
+MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_TIMEOUT_S = 30
 WRITES = "lakeshare_writes"
 NOTICE_LOSS = {
@@ -477,7 +478,7 @@ def _upgrade(connection: Connection, revision: str) -> None:
     from alembic.util import CommandError
 
     config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    config.set_main_option("script_location", str(MIGRATIONS))
     try:
         command.upgrade(config, revision)
     except CommandError as error:

@@ -1,12 +1,13 @@
 """A catalog that was dumped into a point comes back whole into an empty database, and into no other."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from typer.testing import CliRunner
 
 from lakeshare_pipelines.backup.catalog_dump import (
@@ -28,7 +29,7 @@ from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
-from lakeshare_server.catalog.database import HEAD
+from lakeshare_server.catalog import database as database_module
 from lakeshare_server.catalog.declared import apply_files
 from lakeshare_server.catalog.models import Base
 from lakeshare_server.catalog.sharing import create_recipient, editing, issue_token
@@ -39,6 +40,16 @@ from tests.builders.publications import a_publication
 from tests.integration.nessie_fixtures import a_running_nessie
 
 DAY = "2026-11-20"
+LATER = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "0009", "0008", None, None
+
+
+def upgrade() -> None:
+    op.add_column("recipients", sa.Column("later", sa.Integer(), nullable=False, server_default="7"))
+"""
 SECRETS = list[str]
 
 
@@ -182,15 +193,23 @@ def test_a_damaged_dump_brings_nothing_back_and_a_whole_one_then_all(
 
 
 @pytest.mark.usefixtures("secrets")
-def test_a_dump_of_an_older_lakeshare_is_made_todays(
-    catalog: Catalog, settings: LakeSettings, points: Points, elsewhere: LakeSettings
+def test_a_dump_of_an_older_lakeshare_is_migrated(
+    catalog: Catalog,
+    settings: LakeSettings,
+    points: Points,
+    elsewhere: LakeSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dump_catalog(settings, points.backup, points, DAY)
-    _as_of_revision_6(points)
+    rows = rows_of(catalog)
+    _add_migration(tmp_path / "migrations", monkeypatch)
     restore_catalog(elsewhere, points, DAY)
     back = open_catalog(elsewhere.catalog_url)
-    assert back.revision() == HEAD
-    assert rows_of(back) == rows_of(catalog), "no recipient had limits, which came with revision 7"
+    assert back.revision() == "0009"
+    assert rows_of(back) == rows
+    with back.reading() as session:
+        assert session.execute(text("SELECT DISTINCT later FROM recipients")).scalars().all() == [7]
     back.close()
 
 
@@ -288,16 +307,9 @@ def _change_manifest(points: Points, **different: object) -> None:
     points.store.put(key, json.dumps(json.loads(points.store.read(key)) | different).encode())
 
 
-def _as_of_revision_6(points: Points) -> None:
-    """Make a dump what it would have been before recipients had limits."""
-    manifest = read_manifest(points, DAY)
-    [file] = manifest.table("recipients").files
-    key = dump_folder(points, DAY) + file.name
-    rows = [json.loads(line) for line in points.store.read(key).splitlines()]
-    for row in rows:
-        assert row.pop("limits") is None
-    content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-    points.store.put(key, content)
-    told = manifest.model_copy(update={"revision": "0006"}).model_dump_json()
-    told = told.replace(file.sha256, sha256(content).hexdigest())
-    points.store.put(f"{dump_folder(points, DAY)}{MANIFEST}", told.encode())
+def _add_migration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be a newer lakeshare, whose catalog has one more column."""
+    shutil.copytree(database_module.MIGRATIONS, folder)
+    (folder / "versions" / "0009_later.py").write_text(LATER)
+    monkeypatch.setattr(database_module, "MIGRATIONS", folder)
+    monkeypatch.setattr(database_module, "HEAD", "0009")

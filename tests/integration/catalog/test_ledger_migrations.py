@@ -19,7 +19,7 @@ from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
 
 def migrations(**attributes: Connection) -> Config:
     config = Config(attributes=dict(attributes))
-    config.set_main_option("script_location", str(Path(database_module.__file__).with_name("migrations")))
+    config.set_main_option("script_location", str(database_module.MIGRATIONS))
     return config
 
 
