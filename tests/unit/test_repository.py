@@ -11,6 +11,7 @@ from lakeshare_server.settings import ServerSettings, described_settings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+INDEX = (ROOT / "docs" / "index.md").read_text()
 SETTINGS = described_settings(LakeSettings) | described_settings(ServerSettings)
 SOURCES = [
     path
@@ -27,8 +28,8 @@ def test_every_setting_is_in_the_example_with_its_description_and_nothing_else_i
     }
 
 
-def test_settings_named_in_the_readme_exist():
-    assert set(re.findall(r"LAKESHARE_[A-Z0-9_]+", README)) - set(SETTINGS) == set()
+def test_settings_named_in_the_readme_and_the_index_exist():
+    assert set(re.findall(r"LAKESHARE_[A-Z0-9_]+", README + INDEX)) - set(SETTINGS) == set()
 
 
 def test_folders_in_the_readme_are_the_folders_of_the_packages():
@@ -40,13 +41,19 @@ def test_folders_in_the_readme_are_the_folders_of_the_packages():
         assert not missing, f"README's picture lacks {sorted(missing)} of {package}"
 
 
-def test_links_of_the_readme_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+def test_links_of_the_readme_and_the_index_lead_somewhere():
+    for folder, page in ((ROOT, README), (ROOT / "docs", INDEX)):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page):
+            assert (folder / target).exists(), target
 
 
-def test_commands_named_in_the_readme_exist(subtests):
-    for command in sorted(set(re.findall(r"`lakeshare ([a-z-]+(?: [a-z]+)?)", README))):
+def test_every_page_of_the_documentation_is_in_the_index():
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("[hr]*/*.md")}
+    assert {page for page in pages if f"]({page})" not in INDEX} == set()
+
+
+def test_commands_named_in_the_readme_and_the_index_exist(subtests):
+    for command in sorted(set(re.findall(r"`lakeshare ([a-z-]+(?: [a-z]+)?)", README + INDEX))):
         with subtests.test(command=command):
             words = command.split()
             ended = CliRunner().invoke(app, [words[0], "--help"])
@@ -55,9 +62,9 @@ def test_commands_named_in_the_readme_exist(subtests):
                 assert words[1] in ended.stdout
 
 
-def test_make_targets_named_in_the_readme_exist():
+def test_make_targets_named_in_the_readme_and_the_index_exist():
     makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"make ([a-z-]+)", README)):
+    for target in set(re.findall(r"make ([a-z-]+)", README + INDEX)):
         assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
 
 
