@@ -548,7 +548,7 @@ def _do(session: "SqlSession", text: str, source: str | None, single_transaction
 
 
 def _converse(session: "SqlSession", output: str) -> None:
-    from lakeshare_server.sql.prompt import converse, prompt_with_history
+    from lakeshare_server.sql.session import converse, prompt_with_history
 
     history = session.provider.settings.state_dir / "sql_history"
     typer.echo("SQL for shares, as " + session.principal + ". `help` shows how, Ctrl-D leaves.")
@@ -556,7 +556,7 @@ def _converse(session: "SqlSession", output: str) -> None:
 
 
 def _say(answer: "Done", output: str) -> None:
-    from lakeshare_server.sql.prompt import PRINTED
+    from lakeshare_server.sql.session import PRINTED
 
     text = PRINTED[output](answer)  # type: ignore[index]  # checked when the command began
     if text:

@@ -14,7 +14,8 @@ from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings, StoreSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_iceberg
-from lakeshare_server.tables.iceberg import equality_deletes, equality_keys
+from lakeshare_server.tables.iceberg import equality_keys
+from lakeshare_server.tables.iceberg import snapshot as equality_deletes
 from lakeshare_server.versions.followed_iceberg import for_recipients
 from tests.builders.campaign import campaign_size
 from tests.builders.equality_tables import (

@@ -10,15 +10,16 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from lakeshare_server.sql.changes import Provider
-from lakeshare_server.sql.prompt import (
+from lakeshare_server.sql.session import (
+    Done,
     SqlCompleter,
+    SqlSession,
     converse,
     following,
     is_whole,
     names_of,
     prompt_with_history,
 )
-from lakeshare_server.sql.session import Done, SqlSession
 from tests.builders.sql_sessions import a_lake, a_session, answer, empty
 
 CTRL_C, CTRL_D, TAB, UP = "\x03", "\x04", "\t", "\x1b[A"

@@ -7,14 +7,14 @@ import pytest
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import Backup, load_backups
-from lakeshare_pipelines.backup.reference import PARTS, with_tables
 from lakeshare_pipelines.settings import LakeSettings
+from tests.builders.backup_reference import PARTS, with_tables
 
 PAGE = Path(__file__).parents[3] / "docs/reference/backup.md"
 
 
 def test_the_tables_are_those_of_what_is_declared() -> None:
-    """`python -m lakeshare_pipelines.backup.reference` brings them up to date."""
+    """`python -m tests.builders.backup_reference` brings them up to date."""
     page = PAGE.read_text()
     assert with_tables(page) == page
 

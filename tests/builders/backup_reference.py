@@ -1,4 +1,4 @@
-"""The tables in docs/reference/backup.md; `python -m lakeshare_pipelines.backup.reference` makes them anew."""
+"""The tables in docs/reference/backup.md; `python -m tests.builders.backup_reference` makes them anew."""
 
 import sys
 import types

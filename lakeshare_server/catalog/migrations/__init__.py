@@ -1,1 +1,0 @@
-"""Alembic migrations of the catalog, shipped with the package."""
