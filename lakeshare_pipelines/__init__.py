@@ -18,7 +18,7 @@ def sql(
         SqlError: the text is not SQL; nothing was done.
         StatementRefused: a statement cannot be done; says which took effect.
     """
-    # Spark is imported by whoever asks for a frame, never by importing the package.
-    from lakeshare_pipelines.share.shares import sql as done
+    # Importing the package must not import Spark.
+    from lakeshare_pipelines.share.sql import sql as done
 
     return done(statements, spark, single_transaction=single_transaction)

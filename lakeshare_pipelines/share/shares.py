@@ -5,17 +5,6 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from statistics import median
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import (
-    BooleanType,
-    DataType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
-
 from lakeshare_pipelines.contracts import SetContract, ShareEntry
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_server.catalog import (
@@ -24,15 +13,9 @@ from lakeshare_server.catalog import (
     ShareDiff,
     SharedTable,
     apply_shares,
-    open_catalog,
 )
 from lakeshare_server.catalog.audit import Usage, last_seen, usage
 from lakeshare_server.catalog.sharing import states
-from lakeshare_server.errors import BadRequest
-from lakeshare_server.settings import ServerSettings
-from lakeshare_server.sql.changes import Provider
-from lakeshare_server.sql.session import SqlSession
-from lakeshare_server.sql.statements import Result, operating_system_user
 
 
 def apply(catalog: Catalog, contracts: Sequence[SetContract]) -> ShareDiff:
@@ -131,36 +114,3 @@ def _by_day(found: Iterable[Usage]) -> dict[date, dict[str, int]]:
         values["queries"] += one.queries
         values["size_bytes"] += one.size_bytes
     return days
-
-
-TYPES: dict[type, DataType] = {
-    str: StringType(),
-    int: LongType(),
-    bool: BooleanType(),
-    datetime: TimestampType(),
-}
-# Of statements that answer in a sentence, and of scripts without statements.
-TOLD = "told"
-
-
-def sql(statements: str, spark: SparkSession | None = None, *, single_transaction: bool = False) -> DataFrame:
-    """Do the statements, in the catalog that the settings name; see `lakeshare_pipelines.sql`."""
-    spark = spark or SparkSession.getActiveSession()
-    if spark is None:
-        raise BadRequest("spark", None, "Give a SparkSession, or make one the active one.")
-    settings = ServerSettings()
-    catalog = open_catalog(settings.catalog_url)
-    try:
-        session = SqlSession(Provider(catalog, settings), operating_system_user())
-        answers = list(session.run(statements, single_transaction=single_transaction))
-    finally:
-        catalog.close()
-    return _frame(spark, answers[-1].result if answers else Result())
-
-
-def _frame(spark: SparkSession, result: Result) -> DataFrame:
-    if not result.columns:
-        told = [(result.told,)] if result.told else []
-        return spark.createDataFrame(told, StructType([StructField(TOLD, StringType())]))
-    fields = [StructField(name, TYPES[kind]) for name, kind in result.columns.items()]
-    return spark.createDataFrame(list(result.rows), StructType(fields))

@@ -123,9 +123,10 @@ def test_a_flat_folder_is_shared_among_idle_workers(
     bucket: StoreAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuts, is_cut, pages, page_of = [], asyncio.Event(), itertools.count(1), BucketListing.page
+    find_cut = list_objects.cut_of
 
     async def cut_of(*arguments: Any, **options: Any) -> str | None:
-        cuts.append(await list_objects.cut_of(*arguments, **options))
+        cuts.append(await find_cut(*arguments, **options))
         is_cut.set()
         return cuts[-1]
 
