@@ -301,7 +301,7 @@ def open_catalog(url: str) -> Catalog:
         with engine.connect() as connection:
             is_old = _revision(connection) != HEAD
         if is_old:
-            _migrate(catalog)
+            _migrate(catalog, HEAD)
     except DatabaseError as error:
         engine.dispose()
         place, cause = _told(engine.url, error)
@@ -464,7 +464,7 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def _migrate(catalog: Catalog, revision: str = HEAD) -> None:
+def _migrate(catalog: Catalog, revision: str) -> None:
     with catalog.engine.execution_options(**{WRITES: True}).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})

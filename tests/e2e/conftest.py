@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -51,12 +52,15 @@ class DemoLake:
 
     def run(self, *command: str) -> Finished:
         """Run a command of the environment to its end."""
-        ended = subprocess.run(
-            [str(BIN / command[0]), *command[1:]],
-            env=dict(self.environment), cwd=ROOT, check=False, text=True, timeout=COMMAND_S,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        return Finished(ended.returncode, ended.stdout)
+        # Into a file: the end of a pipe comes only when the last descendant of the command has ended, too.
+        with tempfile.TemporaryFile("w+") as printed:
+            ended = subprocess.run(
+                [str(BIN / command[0]), *command[1:]],
+                env=dict(self.environment), cwd=ROOT, check=False, timeout=COMMAND_S,
+                stdout=printed, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            printed.seek(0)
+            return Finished(ended.returncode, printed.read())
 
     def lakeshare(self, *arguments: str) -> Finished:
         """Run a `lakeshare` command."""
