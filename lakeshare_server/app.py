@@ -67,8 +67,6 @@ SPARK_REFRESHES_AHEAD_S = 900
 
 _log = logging.getLogger(__name__)
 
-_log = logging.getLogger(__name__)
-
 
 def create_app(settings: ServerSettings) -> FastAPI:
     """The application over the catalog of the settings; its shutdown writes the last audit rows.

@@ -5,17 +5,21 @@ configuration.py and worksheets.py the texts; told.py all engines of one table. 
 from the profile, the engine from its environment, or a person puts it where the engine asks for it.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from lakeshare_server.catalog import TableEntry
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.provider.serveability import ServedTable
-from lakeshare_server.storage import Place
-from lakeshare_server.tables.serveability import ICEBERG_REST, Verdict
+
+if TYPE_CHECKING:
+    from lakeshare_server.catalog import TableEntry
+    from lakeshare_server.provider.serveability import ServedTable
+    from lakeshare_server.storage import Place
+    from lakeshare_server.tables.serveability import Verdict
 
 EngineName = Literal[
     "pyiceberg", "pandas", "polars", "duckdb", "duckdb-sql", "spark", "trino", "power-bi", "snowflake"
@@ -69,6 +73,8 @@ class Doors:
     @property
     def iceberg(self) -> Verdict:
         """The verdict of the Iceberg door."""
+        from lakeshare_server.tables.serveability import ICEBERG_REST
+
         return self.verdicts[ICEBERG_REST]
 
 

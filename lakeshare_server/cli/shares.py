@@ -511,7 +511,7 @@ def _rows_read_by(
     """The first rows of a table that a recipient reads, by the routes that answer it."""
     import asyncio
 
-    from lakeshare_server.cli.impersonation import looking_as, path_of
+    from lakeshare_server.cli.impersonated_requests import looking_as, path_of
 
     async def look() -> tuple[list[str], list[list[str]]]:
         async with looking_as(settings, recipient, principal, PARQUET) as eyes:

@@ -7,13 +7,10 @@ each part is named that goes out; whatever is not named stays, also what later v
 import json
 import logging
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
 from lakeshare_server.access.table_access import Folder, TableView
@@ -281,48 +278,6 @@ def _of_format(own: Fields, told: Fields, kept: list[Fields]) -> Fields:
 
 def _told(fields: Mapping[str, Any], names: Iterable[str]) -> Fields:
     return {name: fields[name] for name in names if fields.get(name) is not None}
-
-
-SMALL_BYTES = 1 << 19
-LONGEST_S = 300
-# They grow with the table's history, and nothing of them is handed out.
-OF_HISTORY = ("snapshot-log", "metadata-log", "refs", "statistics", "partition-statistics")
-
-
-def trimmed(text: bytes, wanted: Collection[int]) -> Any:
-    """A metadata file's content; of a large one the snapshots with the wanted ids only.
-
-    Raises:
-        ValueError: it is not whole, or took longer than five minutes.
-    """
-    if len(text) <= SMALL_BYTES:
-        return orjson.loads(text)
-    command = [sys.executable, "-P", "-m", __name__]
-    ids = "\n".join(str(one) for one in wanted).encode()
-    try:
-        done = subprocess.run(
-            command, input=ids + b"\n\n" + text, capture_output=True, timeout=LONGEST_S, check=True
-        )
-    except subprocess.SubprocessError as error:
-        raise ValueError(f"{len(text)} bytes of metadata could not be taken apart: {error}") from error
-    return orjson.loads(done.stdout)
-
-
-def trim(text: bytes, wanted: Collection[int]) -> bytes:
-    """The file without what nobody gets.
-
-    Raises:
-        ValueError, AttributeError: it is not the JSON of a table.
-    """
-    metadata = orjson.loads(text)
-    snapshots = metadata.get("snapshots") or ()
-    kept = {name: value for name, value in metadata.items() if name not in OF_HISTORY}
-    return orjson.dumps({**kept, "snapshots": [one for one in snapshots if one.get("snapshot-id") in wanted]})
-
-
-if __name__ == "__main__":
-    ids, _, content = sys.stdin.buffer.read().partition(b"\n\n")
-    sys.stdout.buffer.write(trim(content, {int(one) for one in ids.split()}))
 
 
 _log = logging.getLogger(__name__)

@@ -30,9 +30,9 @@ from lakeshare_server.iceberg_rest.metadata import (
     folder_of,
     manifests_of,
     published_metadata,
-    trimmed,
     without_counts,
 )
+from lakeshare_server.iceberg_rest.trimming import trimmed
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Place, Signers, StoredObject, Stores, TemporaryCredentials, place_of
 from lakeshare_server.storage.locations import GCS, LOCAL, S3

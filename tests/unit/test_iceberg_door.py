@@ -10,7 +10,7 @@ import pytest
 
 from lakeshare_server.catalog import SharedTable
 from lakeshare_server.catalog.shares import share_table
-from lakeshare_server.iceberg_rest.metadata import SMALL_BYTES
+from lakeshare_server.iceberg_rest.trimming import SMALL_BYTES
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import TableSnapshot, read_iceberg
 from tests.builders.iceberg_door import (
