@@ -19,7 +19,7 @@ from sqlalchemy import insert
 
 from lakeshare_server.access.rules import require_decidable_rules
 from lakeshare_server.catalog import Catalog, open_catalog
-from lakeshare_server.catalog.declared import apply_files, planned, read_files
+from lakeshare_server.catalog.declared import apply_files, plan_changes, read_files
 from lakeshare_server.catalog.models import SchemaRow, SharedTableRow, ShareRow
 from lakeshare_server.catalog.sharing import Edit
 from lakeshare_server.settings import ServerSettings
@@ -45,7 +45,7 @@ def main() -> int:
             require_decidable_rules(edit, versions)
 
         applying = _taken(lambda: len(apply_files(catalog, read_files([file]), "bench", check=check).steps))
-        planning = min(_taken(lambda: len(planned(catalog, read_files([file])).steps)) for _ in range(3))
+        planning = min(_taken(lambda: len(plan_changes(catalog, read_files([file])).steps)) for _ in range(3))
         inserting = _taken(lambda: _insert(bare))
         parsing = min(_taken(lambda: len(yaml.load(file.read_text(), yaml.CSafeLoader))) for _ in range(3))
         catalog.close()

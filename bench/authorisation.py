@@ -47,7 +47,7 @@ from lakeshare_server.catalog.models import (
     TokenRow,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.tables import described, read_delta, write_index
+from lakeshare_server.tables import describe_index, read_delta, write_index
 
 RECIPIENTS, SHARES, GRANTS_EACH, GROUPS = 10_000, 200, 10, 100
 POLLS, MOST_MORE_S = 30_000, 0.0005
@@ -96,9 +96,9 @@ def _by_turns(
         alone.poll(one[1][0])
         for _ in range(POLLS):
             times["alone"].append(alone.poll(one[1][0]))
-            asker = draw.choice(many[1])
-            times["known" if asker in seen else "first"].append(others.poll(asker))
-            seen.add(asker)
+            token_holder = draw.choice(many[1])
+            times["known" if token_holder in seen else "first"].append(others.poll(token_holder))
+            seen.add(token_holder)
     return times
 
 
@@ -110,9 +110,9 @@ class _Connection:
         self._socket = socket.create_connection(("127.0.0.1", server.port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def poll(self, asker: Asker) -> float:
-        path = f"{self._prefix}shares/{asker.share}/schemas/{SCHEMA}/tables/t/version"
-        head = f"GET {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {asker.token}\r\n\r\n".encode()
+    def poll(self, token_holder: Asker) -> float:
+        path = f"{self._prefix}shares/{token_holder.share}/schemas/{SCHEMA}/tables/t/version"
+        head = f"GET {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token_holder.token}\r\n\r\n".encode()
         began = time.perf_counter()
         self._socket.sendall(head)
         answer = b""
@@ -149,7 +149,7 @@ def _published(state_dir: Path, table: Path, recipients: int) -> list[Asker]:
             set_name=SCHEMA,
             format="delta",
             delta_version=snapshot.version,
-            **described(snapshot, index),
+            **describe_index(snapshot, index),
             index_digest=index.digest,
             contract_digest="",
             verdicts={},

@@ -25,8 +25,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeshare_pipelines.backup.model import HELD, LISTING
-from lakeshare_pipelines.backup.plan import by_duckdb, by_spark
+from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES
+from lakeshare_pipelines.backup.plan import write_difference_by_duckdb, write_difference_by_spark
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.session import spark_session
 
@@ -66,12 +66,12 @@ def main() -> int:
 def opened(folder: Path, with_spark: bool) -> Iterator[Differ]:
     """The form of ours that is measured."""
     if not with_spark:
-        yield by_duckdb
+        yield write_difference_by_duckdb
         return
     settings = LakeSettings(_env_file=None, state_dir=folder / "state", spark_driver_memory="3g")
     with spark_session(settings) as spark:
         spark.range(10).count()
-        yield partial(by_spark, spark=spark)
+        yield partial(write_difference_by_spark, spark=spark)
 
 
 def measured(folder: Path, differ: Differ, rows: int, turns: int) -> tuple[list[float], list[float], int]:
@@ -95,7 +95,7 @@ def measured(folder: Path, differ: Differ, rows: int, turns: int) -> tuple[list[
 def both_sides(folder: Path, rows: int) -> tuple[Path, Path]:
     """A listing and what a point holds, with keys of about ninety characters, each as a folder of Parquet files."""
     listed, held = folder / "listed", folder / "held"
-    for side, schema in ((listed, LISTING), (held, HELD)):
+    for side, schema in ((listed, LISTING), (held, POINT_COPIES)):
         side.mkdir()
         for number, start in enumerate(range(0, rows, ROWS_A_FILE)):
             write_part(side / f"part-{number:05}.parquet", schema, start, min(start + ROWS_A_FILE, rows))
@@ -104,7 +104,7 @@ def both_sides(folder: Path, rows: int) -> tuple[Path, Path]:
 
 def write_part(path: Path, schema: pa.Schema, start: int, end: int) -> None:
     """Rows of these numbers, without those that only the other side has."""
-    is_held = schema is HELD
+    is_held = schema is POINT_COPIES
     missing = f"n % {NEW} = 1" if is_held else f"n % {GONE} = 2"
     etag = (
         "md5('e' || n)" if is_held else f"md5('e' || n || case when n % {CHANGED} = 3 then 'x' else '' end)"

@@ -38,7 +38,7 @@ from lakeshare_server.catalog import (
 )
 from lakeshare_server.settings import ICEBERG_PATH, ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.tables import described, read_iceberg, write_index
+from lakeshare_server.tables import describe_index, read_iceberg, write_index
 from tests.integration.s3_server import REGION, S3Server, running_s3
 
 COMMITS, BUCKET = 20, "bench"
@@ -199,7 +199,7 @@ def _published(state: Path, s3: S3Server, metadata_location: str, snapshots: lis
             format="iceberg",
             metadata_location=metadata_location,
             snapshot_id=snapshot_id,
-            **described(snapshot, index),
+            **describe_index(snapshot, index),
             index_digest=index.digest,
             contract_digest="",
             verdicts={},

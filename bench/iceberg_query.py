@@ -32,7 +32,7 @@ from lakeshare_server.catalog import (
     open_catalog,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.tables import TableSnapshot, described, read_delta, read_iceberg, write_index
+from lakeshare_server.tables import TableSnapshot, describe_index, read_delta, read_iceberg, write_index
 
 FILES, PER_MANIFEST = 100_000, 1_000
 TURNS, ANSWERS = 7, 5
@@ -79,7 +79,7 @@ def _publish(state: Path, name: str, snapshot: TableSnapshot, metadata: str | No
                 metadata_location=metadata,
                 snapshot_id=snapshot.snapshot_id,
                 delta_version=snapshot.version,
-                **described(snapshot, index),
+                **describe_index(snapshot, index),
                 index_digest=index.digest,
                 contract_digest="",
                 verdicts={},

@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 
 from lakeshare_pipelines.backup.config import Backup, ListingSource
-from lakeshare_pipelines.backup.points import end_of, point_of_now
-from lakeshare_pipelines.backup.run import Making, copied, listed, make_point, planned
+from lakeshare_pipelines.backup.points import format_point_name, get_point_time
+from lakeshare_pipelines.backup.run import BackupRun, ensure_copies, ensure_listing, ensure_plan, make_point
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
 from lakeshare_pipelines.settings import LakeSettings
@@ -95,20 +95,20 @@ class Lake:
             make_point(making, _now(), print, lambda _: None)
         return seconds
 
-    def _ours(self, making: Making) -> None:
-        assert listed(making, _now()) is not None
-        plan = planned(making)
-        record = copied(making, lambda _: None)
+    def _ours(self, making: BackupRun) -> None:
+        assert ensure_listing(making, _now()) is not None
+        plan = ensure_plan(making)
+        record = ensure_copies(making, lambda _: None)
         assert record.failed == 0, record
         assert plan.estimate.objects == record.succeeded == round(self.objects * CHANGED), plan.estimate
 
-    def _making(self) -> Making:
+    def _making(self) -> BackupRun:
         # A point of a second holds what was written before it.
-        day = point_of_now(_now())
-        while end_of(day) <= self._put_at:
+        day = format_point_name(_now())
+        while get_point_time(day) <= self._put_at:
             time.sleep(NEXT_SECOND_S)
-            day = point_of_now(_now())
-        return Making(self.settings, self.backup, day, "bench")
+            day = format_point_name(_now())
+        return BackupRun(self.settings, self.backup, day, "bench")
 
     def _put(self, numbers: Iterable[int]) -> None:
         async def put() -> None:

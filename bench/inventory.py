@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lakeshare_pipelines.backup.inventory.list_objects import listed
+from lakeshare_pipelines.backup.inventory.list_objects import list_rows
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import s3_client
+from lakeshare_pipelines.backup.stores.store import make_s3_client
 from tests.builders.backup_keys import put_keys
 from tests.integration.s3_server import REGION, running_s3
 
@@ -32,7 +32,7 @@ def main() -> int:
         os.environ["AWS_ACCESS_KEY_ID"] = server.admin.access_key
         os.environ["AWS_SECRET_ACCESS_KEY"] = server.admin.secret_key
         bucket = StoreAddress(url="s3://lake", endpoint=server.endpoint, region=REGION)
-        s3_client(bucket).create_bucket(Bucket="lake")
+        make_s3_client(bucket).create_bucket(Bucket="lake")
         print(f"putting {count:,} objects into SeaweedFS", flush=True)
         put_keys(bucket, _keys(count))
         turns = [
@@ -60,11 +60,11 @@ def _keys(count: int) -> list[str]:
 
 
 def _ours(bucket: StoreAddress) -> int:
-    return sum(batch.num_rows for batch in listed(bucket))
+    return sum(batch.num_rows for batch in list_rows(bucket))
 
 
 def _boto3(bucket: StoreAddress) -> int:
-    pages = s3_client(bucket).get_paginator("list_objects_v2").paginate(Bucket=bucket.bucket)
+    pages = make_s3_client(bucket).get_paginator("list_objects_v2").paginate(Bucket=bucket.bucket)
     return sum(len(page.get("Contents", ())) for page in pages)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lakeshare_pipelines.contracts import load_contracts
-from lakeshare_pipelines.demo.processes import Voice, deliver, instance, launch
+from lakeshare_pipelines.demo.processes import ProgressReporter, deliver, launch_run, open_instance
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Ledger, open_catalog
@@ -47,10 +47,12 @@ def seconds(title: str, folder: Path, runs: Sequence[Sequence[str]]) -> float:
     days = [day for run in runs for day in run]
     for day in days:
         deliver(settings, flights, partition=day)
-    with nessie_for(settings, keep=False), instance() as on:
+    with nessie_for(settings, keep=False), open_instance() as on:
         started = time.monotonic()
         for run in runs:
-            ran = launch(Voice(), on, "publish_flights", f"{title}: {run[0]} to {run[-1]}", run)
+            ran = launch_run(
+                ProgressReporter(), on, "publish_flights", f"{title}: {run[0]} to {run[-1]}", run
+            )
             if not ran.succeeded:
                 raise SystemExit(f"run {ran.run_id} failed: {ran.failed_checks}")
         spent = time.monotonic() - started

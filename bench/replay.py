@@ -12,14 +12,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from lakeshare_pipelines.backup.model import FoundTable
-from lakeshare_pipelines.backup.points import end_of
+from lakeshare_pipelines.backup.points import get_point_time
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.verify.delta import assess
 from lakeshare_pipelines.backup.verify.objects import OBJECTS, TableCopy
 
 ADDS, COMMITS = 1_000_000, 500
 MOST_S = 25.0
-AS_OF = end_of("2026-11-20")
+AS_OF = get_point_time("2026-11-20")
 SCHEMA = {"type": "struct", "fields": [{"name": "n", "type": "long", "nullable": True, "metadata": {}}]}
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from lakeshare_conformance.ground import Ground, Server, Table, View
+    from lakeshare_conformance.targets import Server, Table, Targets, View
 
 SECTIONS = {
     "0.1": "the Python client dies of lines it does not know: no endStreamAction unless asked for",
@@ -70,7 +70,7 @@ SECTIONS = {
 }
 
 
-LONGEST_SHOWN = 200
+MAX_SHOWN = 200
 
 
 class Level(StrEnum):
@@ -86,14 +86,14 @@ PARQUET, DELTA = "parquet", "delta"
 BOTH = (PARQUET, DELTA)
 
 
-class Broken(Exception):
+class ExpectationFailed(Exception):
     """A promise that does not hold: where it was seen, what was expected and what came."""
 
-    def __init__(self, where: str, expected: str, came: object) -> None:
-        super().__init__(f"{where}: expected {expected}, came {shown(came)}")
+    def __init__(self, where: str, expected: str, actual: object) -> None:
+        super().__init__(f"{where}: expected {expected}, came {format_value(actual)}")
 
 
-class NothingToTry(Exception):
+class NotApplicable(Exception):
     """The place lacks what the case is about; the text says what."""
 
 
@@ -115,7 +115,7 @@ class Case:
     sections: tuple[str, ...]
     promise: str
     lacking: str
-    trials: Callable[[Ground], Iterator[Trial]]
+    trials: Callable[[Targets], Iterator[Trial]]
 
     @property
     def section(self) -> str:
@@ -123,21 +123,21 @@ class Case:
         return ", ".join(f"§{section}" for section in self.sections)
 
 
-def expect(holds: bool, where: str, expected: str, came: object) -> None:
+def expect(holds: bool, where: str, expected: str, actual: object) -> None:
     """Go on if it holds.
 
     Raises:
         Broken: it does not.
     """
     if not holds:
-        raise Broken(where, expected, came)
+        raise ExpectationFailed(where, expected, actual)
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value for a sentence: bounded, on one line, and without the signatures of URLs."""
     text = value if isinstance(value, str) else _json(value)
     text = re.sub(r"(https?://[^\s\"'?]+)\?[^\s\"']*", r"\1?…", text).replace("\n", " ")
-    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
 class Group:
@@ -151,8 +151,8 @@ class Group:
         """Add a case about the server as a whole."""
 
         def add(judge: Callable[[Server], None]) -> Case:
-            def trials(ground: Ground) -> Iterator[Trial]:
-                yield Trial("", partial(judge, ground.server))
+            def trials(targets: Targets) -> Iterator[Trial]:
+                yield Trial("", partial(judge, targets.server))
 
             return self._add(judge, level, sections, "", trials)
 
@@ -162,8 +162,8 @@ class Group:
         """Add a case about each shared table, whatever its format."""
 
         def add(judge: Callable[[Table], None]) -> Case:
-            def trials(ground: Ground) -> Iterator[Trial]:
-                for table in ground.tables:
+            def trials(targets: Targets) -> Iterator[Trial]:
+                for table in targets.tables:
                     yield Trial(table.name, partial(judge, table))
 
             return self._add(judge, level, sections, "nothing is shared", trials)
@@ -176,8 +176,8 @@ class Group:
         """Add a case about each shared table in each of the response formats it is served in."""
 
         def add(judge: Callable[[View], None]) -> Case:
-            def trials(ground: Ground) -> Iterator[Trial]:
-                for view in ground.views(formats):
+            def trials(targets: Targets) -> Iterator[Trial]:
+                for view in targets.views(formats):
                     yield Trial(f"{view.table.name} as {view.format}", partial(judge, view))
 
             return self._add(judge, level, sections, f"no table is served as {' or '.join(formats)}", trials)
@@ -190,7 +190,7 @@ class Group:
         level: Level,
         sections: tuple[str, ...],
         lacking: str,
-        trials: Callable[[Ground], Iterator[Trial]],
+        trials: Callable[[Targets], Iterator[Trial]],
     ) -> Case:
         unknown = [section for section in sections if section not in SECTIONS]
         if unknown or not sections or not judge.__doc__:
@@ -251,7 +251,7 @@ OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 URL = Kind("an absolute http or https URL", is_url)
 
 
-def text_up_to(longest: int) -> Kind:
+def bounded_text(longest: int) -> Kind:
     """A text of bounded length."""
     return Kind(
         f"a text of at most {longest} characters",

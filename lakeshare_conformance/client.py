@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
 
-from lakeshare_conformance.case import NAME, TEXT, Broken, expect, expect_fields, shown
+from lakeshare_conformance.case import NAME, TEXT, ExpectationFailed, expect, expect_fields, format_value
 
 
 class ConformanceError(Exception):
@@ -69,16 +69,16 @@ VERSION = "delta-table-version"
 TIMEOUT_S, CONNECT_TIMEOUT_S = 60, 10
 TOO_MANY_REQUESTS = 429
 PAUSES_S, LONGEST_PAUSE_S = (0.5, 1, 2, 4, 8, 16), 60
-LONGEST_PARAMETER_SHOWN = 40
-LONGEST_HEADER_SHOWN = 40
-OF_PROFILE = "the profile's token"
+MAX_PARAMETER_SHOWN = 40
+MAX_HEADER_SHOWN = 40
+PROFILE_CREDENTIAL = "the profile's token"
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """What came back, and what was asked."""
 
-    asked: str
+    request: str
     status: int
     headers: httpx.Headers
     body: bytes
@@ -91,7 +91,7 @@ class Answer:
         """
         wanted = " or ".join(str(status) for status in statuses)
         if self.status not in statuses:
-            raise Broken(self.asked, f"status {wanted}", self.summary)
+            raise ExpectationFailed(self.request, f"status {wanted}", self.summary)
         return self
 
     @property
@@ -116,11 +116,11 @@ class Answer:
         """
         if statuses:
             self.expect_status(*statuses)
-        expect(400 <= self.status < 500, self.asked, "a refusal by 4xx", self.summary)
+        expect(400 <= self.status < 500, self.request, "a refusal by 4xx", self.summary)
         error = self.json_object()
-        expect_fields(f"{self.asked}, body of the {self.status}", error, {"errorCode": NAME}, {})
+        expect_fields(f"{self.request}, body of the {self.status}", error, {"errorCode": NAME}, {})
         expect(
-            "message" in error and TEXT.holds(error["message"]), self.asked, "a message that is text", error
+            "message" in error and TEXT.holds(error["message"]), self.request, "a message that is text", error
         )
         return str(error["message"])
 
@@ -132,7 +132,7 @@ class Answer:
         """
         value: str | None = self.headers.get(name)
         if value is None:
-            raise Broken(self.asked, f"the header {name}", "none")
+            raise ExpectationFailed(self.request, f"the header {name}", "none")
         return value
 
     @property
@@ -143,7 +143,7 @@ class Answer:
             Broken: it is missing, or no whole number.
         """
         value = self.header(VERSION)
-        expect(value.isascii() and value.isdigit(), self.asked, f"a whole number in {VERSION}", value)
+        expect(value.isascii() and value.isdigit(), self.request, f"a whole number in {VERSION}", value)
         return int(value)
 
     @property
@@ -161,7 +161,7 @@ class Answer:
         kind = self.headers.get("content-type", "none")
         expect(
             kind.partition(";")[0].strip() == "application/json",
-            self.asked,
+            self.request,
             "content type application/json",
             kind,
         )
@@ -170,7 +170,7 @@ class Answer:
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise Broken(self.asked, "a JSON object", self.summary)
+            raise ExpectationFailed(self.request, "a JSON object", self.summary)
         return value
 
 
@@ -202,18 +202,18 @@ class Client:
         params: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
         body: Mapping[str, object] | bytes | None = None,
-        authorization: str | None = OF_PROFILE,
-    ) -> Answer:
+        authorization: str | None = PROFILE_CREDENTIAL,
+    ) -> Response:
         """Send a request; `path` is taken as it is, below the endpoint."""
         query = "?" + urlencode(params, quote_via=quote) if params else ""
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = {**({"Content-Type": "application/json; charset=utf-8"} if body is not None else {})}
         if authorization is not None:
-            is_ours = authorization == OF_PROFILE
+            is_ours = authorization == PROFILE_CREDENTIAL
             sent["Authorization"] = f"Bearer {self._profile.bearer_token}" if is_ours else authorization
         sent.update(headers or {})
-        asked = _described(method, path, params, headers, content)
-        return self._send(asked, method, self._profile.endpoint + path + query, sent, content)
+        request = _describe_request(method, path, params, headers, content)
+        return self._send(request, method, self._profile.endpoint + path + query, sent, content)
 
     def fetch(
         self,
@@ -221,35 +221,37 @@ class Client:
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-    ) -> Answer:
+    ) -> Response:
         """Fetch a file as clients do: without the token, following redirects."""
         extra = "".join(f" [{name}: {value}]" for name, value in (headers or {}).items())
-        return self._send(shown(f"{method} {url}") + extra, method, url, headers or {}, body, follows=True)
+        return self._send(
+            format_value(f"{method} {url}") + extra, method, url, headers or {}, body, follows=True
+        )
 
     def _send(
         self,
-        asked: str,
+        request: str,
         method: str,
         url: str,
         headers: Mapping[str, str],
         content: bytes | None,
         *,
         follows: bool = False,
-    ) -> Answer:
+    ) -> Response:
         host = urlsplit(url).netloc
         if host in self._unreachable:
-            raise Broken(asked, "an answer", f"none ({self._unreachable[host]})")
+            raise ExpectationFailed(request, "an answer", f"none ({self._unreachable[host]})")
         # A file's bytes are judged as they are stored, so nothing may be packed on the way.
         headers = {"Accept-Encoding": "identity", **headers}
         try:
-            answer = self._request(method, url, headers, content, follows)
+            response = self._request(method, url, headers, content, follows)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             sentence = f"{type(error).__name__}: {error}"
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                 # Hundreds of files may be there: nobody wants to wait for each in vain.
                 self._unreachable[host] = sentence
-            raise Broken(asked, "an answer", f"none ({sentence})") from error
-        return Answer(asked, answer.status_code, answer.headers, answer.content)
+            raise ExpectationFailed(request, "an answer", f"none ({sentence})") from error
+        return Response(request, response.status_code, response.headers, response.content)
 
     def _request(
         self, method: str, url: str, headers: Mapping[str, str], content: bytes | None, follows: bool
@@ -258,28 +260,28 @@ class Client:
             self._http.request, method, url, headers=headers, content=content, follow_redirects=follows
         )
         try:
-            answer = send()
+            response = send()
         except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             # The server may have closed the connection after an earlier answer: not this one's fault.
-            answer = send()
+            response = send()
         for pause_s in PAUSES_S:
-            if answer.status_code != TOO_MANY_REQUESTS:
+            if response.status_code != TOO_MANY_REQUESTS:
                 break
-            told = answer.headers.get("retry-after", "")
-            time.sleep(min(int(told), LONGEST_PAUSE_S) if told.isdigit() else pause_s)
-            answer = send()
-        return answer
+            retry_after = response.headers.get("retry-after", "")
+            time.sleep(min(int(retry_after), LONGEST_PAUSE_S) if retry_after.isdigit() else pause_s)
+            response = send()
+        return response
 
 
-def _described(
+def _describe_request(
     method: str,
     path: str,
     params: Mapping[str, object] | None,
     headers: Mapping[str, str] | None,
     content: bytes | None,
 ) -> str:
-    cut = {name: str(value)[:LONGEST_PARAMETER_SHOWN] for name, value in (params or {}).items()}
+    cut = {name: str(value)[:MAX_PARAMETER_SHOWN] for name, value in (params or {}).items()}
     query = "?" + "&".join(f"{name}={value}" for name, value in cut.items()) if cut else ""
     text = "" if content is None else " " + content.decode("utf-8", "replace")
-    extra = "".join(f" [{name}: {value[:LONGEST_HEADER_SHOWN]}]" for name, value in (headers or {}).items())
-    return shown(f"{method} {path}{query}{text}") + shown(extra)
+    extra = "".join(f" [{name}: {value[:MAX_HEADER_SHOWN]}]" for name, value in (headers or {}).items())
+    return format_value(f"{method} {path}{query}{text}") + format_value(extra)

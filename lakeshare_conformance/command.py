@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from lakeshare_conformance.case import Case
-    from lakeshare_conformance.report import Report, Watch
+    from lakeshare_conformance.report import OnCase, Report
 
 PROGRESS_AFTER_S, PROGRESS_EVERY_S = 2, 5
 WIDTH = 78
@@ -50,10 +50,10 @@ def run_conformance(
 ) -> None:
     """Try a server of the Delta Sharing (OpenSharing) protocol over HTTP alone. Exit code 1 if any `must` fails."""
     from lakeshare_conformance.client import ConformanceError
-    from lakeshare_conformance.report import chosen_cases, listing
+    from lakeshare_conformance.report import format_cases, select_cases
 
     try:
-        cases = chosen_cases(only or [])
+        cases = select_cases(only or [])
         report = (
             None if list_cases or profile is None else _report(profile, share, table, cases, foreign, expired)
         )
@@ -61,7 +61,7 @@ def run_conformance(
         typer.secho(f"lakeshare: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from error
     if list_cases:
-        for line in listing(cases):
+        for line in format_cases(cases):
             typer.echo(line)
         return
     if report is None:
@@ -84,8 +84,8 @@ def _report(
     expired_file: Path | None,
 ) -> "Report":
     from lakeshare_conformance.client import Client, read_profile
-    from lakeshare_conformance.ground import survey
-    from lakeshare_conformance.report import Report, run
+    from lakeshare_conformance.report import Report, run_cases
+    from lakeshare_conformance.targets import discover_targets
 
     profile = read_profile(profile_file)
     foreign, expired = (
@@ -94,24 +94,24 @@ def _report(
     )
     started_at, began = datetime.now(UTC), time.monotonic()
     with Client(profile) as client:
-        ground = survey(client, profile, share, table, foreign=foreign, expired=expired)
-        outcomes = run(cases, ground, progress(began))
+        targets = discover_targets(client, profile, share, table, foreign=foreign, expired=expired)
+        outcomes = run_cases(cases, targets, make_progress_watch(began))
     if sys.stderr.isatty():
         typer.echo(f"\r{'':{WIDTH}}\r", nl=False, err=True)
-    return Report(ground, outcomes, started_at, time.monotonic() - began)
+    return Report(targets, outcomes, started_at, time.monotonic() - began)
 
 
-def progress(began: float) -> "Watch":
+def make_progress_watch(began: float) -> "OnCase":
     """Tells of the case under way once a run takes a while: on a terminal in place, elsewhere now and then."""
     is_terminal = sys.stderr.isatty()
-    told = began + PROGRESS_AFTER_S - PROGRESS_EVERY_S
+    reported_at = began + PROGRESS_AFTER_S - PROGRESS_EVERY_S
 
     def watch(number: int, total: int, case: "Case") -> None:
-        nonlocal told
+        nonlocal reported_at
         now = time.monotonic()
-        if now - began < PROGRESS_AFTER_S or (not is_terminal and now - told < PROGRESS_EVERY_S):
+        if now - began < PROGRESS_AFTER_S or (not is_terminal and now - reported_at < PROGRESS_EVERY_S):
             return
-        told = now
+        reported_at = now
         text = f"{number}/{total} {case.name}"[:WIDTH]
         typer.echo(f"\r{text:{WIDTH}}" if is_terminal else text, nl=not is_terminal, err=True)
 

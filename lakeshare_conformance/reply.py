@@ -11,8 +11,18 @@ from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from typing import Any
 
-from lakeshare_conformance.case import COUNT, DELTA, NAME, PARQUET, URL, VALUES, Broken, Kind, expect
-from lakeshare_conformance.client import Answer
+from lakeshare_conformance.case import (
+    COUNT,
+    DELTA,
+    NAME,
+    PARQUET,
+    URL,
+    VALUES,
+    ExpectationFailed,
+    Kind,
+    expect,
+)
+from lakeshare_conformance.client import Response
 
 HEAD = ("protocol", "metaData")
 END = "endStreamAction"
@@ -97,7 +107,7 @@ class Action:
         except (TypeError, ValueError):
             found = None
         if not isinstance(found, dict):
-            raise Broken(f"{self.where}, field stats", "a text that holds a JSON object", text)
+            raise ExpectationFailed(f"{self.where}, field stats", "a text that holds a JSON object", text)
         return found
 
     @property
@@ -117,24 +127,24 @@ class Action:
 class Reply:
     """The lines of a 200."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, response: Response) -> None:
         """Take the answer apart.
 
         Raises:
             Broken: it is not a 200 of lines that each hold a JSON object with one key.
         """
-        self.answer = answer.expect_status(200)
-        self.where = answer.asked
-        self.lines = tuple(_lines(answer))
+        self.response = response.expect_status(200)
+        self.where = response.request
+        self.lines = tuple(_lines(response))
 
     @property
     def version(self) -> int:
-        return self.answer.version
+        return self.response.version
 
     @property
     def format(self) -> str:
         """The format the header tells; none means parquet."""
-        return self.answer.capabilities.get("responseformat") or PARQUET
+        return self.response.capabilities.get("responseformat") or PARQUET
 
     @property
     def head(self) -> tuple[Line, Line]:
@@ -150,12 +160,12 @@ class Reply:
     @property
     def protocol(self) -> dict[str, Any]:
         """What the protocol line says; in delta format, what Delta's protocol action says."""
-        return _inner(self.head[0], "deltaProtocol") if self.format == DELTA else self.head[0].value
+        return _get_inner(self.head[0], "deltaProtocol") if self.format == DELTA else self.head[0].value
 
     @property
     def metadata(self) -> dict[str, Any]:
         """What the metaData line says; in delta format, what Delta's metaData action says."""
-        return _inner(self.head[1], "deltaMetadata") if self.format == DELTA else self.head[1].value
+        return _get_inner(self.head[1], "deltaMetadata") if self.format == DELTA else self.head[1].value
 
     @property
     def later(self) -> tuple[Line, ...]:
@@ -203,19 +213,21 @@ class Reply:
             fields = json.loads(str(text))["fields"]
             return [dict(field) for field in fields if field["name"] is not None]
         except (ValueError, KeyError, TypeError) as error:
-            raise Broken(f"{self.where}, schemaString", "JSON of a struct type with fields", text) from error
+            raise ExpectationFailed(
+                f"{self.where}, schemaString", "JSON of a struct type with fields", text
+            ) from error
 
 
-def _lines(answer: Answer) -> Iterator[Line]:
-    for number, raw in enumerate(answer.body.rstrip(b"\n").split(b"\n"), 1):
-        where = f"{answer.asked}, line {number}"
+def _lines(response: Response) -> Iterator[Line]:
+    for number, raw in enumerate(response.body.rstrip(b"\n").split(b"\n"), 1):
+        where = f"{response.request}, line {number}"
         try:
             value = json.loads(raw)
         except ValueError as error:
-            raise Broken(where, "a JSON object", raw[:200].decode("utf-8", "replace")) from error
+            raise ExpectationFailed(where, "a JSON object", raw[:200].decode("utf-8", "replace")) from error
         if not isinstance(value, dict) or len(value) != 1:
             keys = list(value) if isinstance(value, dict) else value
-            raise Broken(where, "an object with one key", keys)
+            raise ExpectationFailed(where, "an object with one key", keys)
         [(kind, inner)] = value.items()
         expect(isinstance(inner, dict), where, f"an object under {kind}", inner)
         yield Line(where, raw, kind, inner)
@@ -226,7 +238,7 @@ def _actions(lines: tuple[Line, ...], format: str) -> Iterator[Action]:
         if format == PARQUET and line.kind in PARQUET_ACTIONS:
             yield Action(line.where, format, PARQUET_ACTIONS[line.kind], line.value, line.value)
         if format == DELTA and line.kind == "file":
-            single = _inner(line, "deltaSingleAction")
+            single = _get_inner(line, "deltaSingleAction")
             kinds = list(single)
             expect(
                 len(kinds) == 1 and kinds[0] in DELTA_ACTIONS and isinstance(single[kinds[0]], dict),
@@ -237,10 +249,10 @@ def _actions(lines: tuple[Line, ...], format: str) -> Iterator[Action]:
             yield Action(line.where, format, kinds[0], line.value, single[kinds[0]])
 
 
-def _inner(line: Line, key: str) -> dict[str, Any]:
+def _get_inner(line: Line, key: str) -> dict[str, Any]:
     inner = line.value.get(key)
     if not isinstance(inner, dict):
-        raise Broken(line.where, f"an object {key} under {line.kind}", line.value)
+        raise ExpectationFailed(line.where, f"an object {key} under {line.kind}", line.value)
     return inner
 
 
@@ -254,7 +266,7 @@ def is_partition_value(value: str | None, kind: object) -> bool:
     if not value or not isinstance(kind, str):
         return True
     if kind.startswith("decimal"):
-        return _reads(Decimal, value)
+        return _is_readable(Decimal, value)
     check = _CHECKS.get(kind)
     return check is None or check(value)
 
@@ -293,7 +305,7 @@ def to_literal(value: object) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def as_compared(value: object) -> object:
+def to_compared(value: object) -> object:
     """The value that a literal of it stands for."""
     if isinstance(value, datetime):
         return value - timedelta(microseconds=value.microsecond % 1000)
@@ -307,7 +319,7 @@ def is_ordinary(value: object) -> bool:
     return not isinstance(value, str) or (value.isprintable() and not set(value) & set("'\"\\%_`"))
 
 
-def _reads(read: Callable[[str], object], text: str) -> bool:
+def _is_readable(read: Callable[[str], object], text: str) -> bool:
     try:
         read(text)
     except (ValueError, InvalidOperation):
@@ -317,7 +329,7 @@ def _reads(read: Callable[[str], object], text: str) -> bool:
 
 _CHECKS: dict[str, Callable[[str], bool]] = {
     **dict.fromkeys(INTEGERS, lambda text: re.fullmatch(r"[+-]?\d+", text) is not None),
-    **dict.fromkeys(FLOATS, lambda text: _reads(float, text)),
+    **dict.fromkeys(FLOATS, lambda text: _is_readable(float, text)),
     "boolean": lambda text: text in ("true", "false"),
     "date": lambda text: re.fullmatch(r"[+-]?\d{4,}-\d\d-\d\d", text) is not None,
     "timestamp": lambda text: _TIMESTAMP.fullmatch(text) is not None,

@@ -13,7 +13,16 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from lakeshare_conformance.case import MUST, SECTIONS, Broken, Case, Level, NothingToTry, Trial, shown
+from lakeshare_conformance.case import (
+    MUST,
+    SECTIONS,
+    Case,
+    ExpectationFailed,
+    Level,
+    NotApplicable,
+    Trial,
+    format_value,
+)
 from lakeshare_conformance.cases.access import AUTHENTICATION, BAD_REQUESTS, CREDENTIALS, OTHER_PROFILES
 from lakeshare_conformance.cases.changes import CHANGE_BOUNDS, CHANGES
 from lakeshare_conformance.cases.files import DATA_FILES, DELETION_VECTORS, FILE_IDS
@@ -23,7 +32,7 @@ from lakeshare_conformance.cases.paging import ASYNC_QUERIES, END_STREAM, PAGING
 from lakeshare_conformance.cases.predicates import FRAGMENTS, LIMITS, PREDICATES
 from lakeshare_conformance.cases.snapshots import DELTA_FORMAT, SNAPSHOTS, TIME_TRAVEL, WINDOWS
 from lakeshare_conformance.client import BadOption
-from lakeshare_conformance.ground import Ground
+from lakeshare_conformance.targets import Targets
 
 GROUPS = (
     AUTHENTICATION,
@@ -54,20 +63,22 @@ GROUPS = (
 )
 
 
-def every_case() -> tuple[Case, ...]:
+def list_cases() -> tuple[Case, ...]:
     """The whole suite."""
     return tuple(case for group in GROUPS for case in group.cases)
 
 
-def chosen_cases(patterns: Sequence[str]) -> tuple[Case, ...]:
+def select_cases(patterns: Sequence[str]) -> tuple[Case, ...]:
     """The cases whose name or group fits one of the patterns (`paging.*`, `*head*`); all for no pattern.
 
     Raises:
         BadOption: none does.
     """
     if not patterns:
-        return every_case()
-    found = tuple(case for case in every_case() if any(_fits(case, pattern) for pattern in patterns))
+        return list_cases()
+    found = tuple(
+        case for case in list_cases() if any(_matches_pattern(case, pattern) for pattern in patterns)
+    )
     if not found:
         raise BadOption("--only", ", ".join(patterns), "No case has such a name; --list names them all.")
     return found
@@ -78,11 +89,11 @@ def group_titles() -> dict[str, str]:
     return {group.name: group.title for group in GROUPS}
 
 
-def _fits(case: Case, pattern: str) -> bool:
+def _matches_pattern(case: Case, pattern: str) -> bool:
     return fnmatch(case.name, pattern) or case.group == pattern
 
 
-Watch = Callable[[int, int, Case], None]
+OnCase = Callable[[int, int, Case], None]
 
 
 class Verdict(StrEnum):
@@ -113,26 +124,26 @@ class Outcome:
         return self.verdict == FAILED and self.case.level == MUST
 
 
-def run(cases: Sequence[Case], ground: Ground, watch: Watch | None = None) -> list[Outcome]:
+def run_cases(cases: Sequence[Case], targets: Targets, watch: OnCase | None = None) -> list[Outcome]:
     """Try cases one after another; `watch` is told of each before it is tried."""
     outcomes = []
     for number, case in enumerate(cases, 1):
         if watch is not None:
             watch(number, len(cases), case)
-        outcomes.append(_try(case, ground))
+        outcomes.append(_try(case, targets))
     return outcomes
 
 
-def _try(case: Case, ground: Ground) -> Outcome:
+def _try(case: Case, targets: Targets) -> Outcome:
     began = time.monotonic()
     passed, sentences, reasons = 0, [], []
     try:
-        trials = list(case.trials(ground))
-    except Broken as error:
+        trials = list(case.trials(targets))
+    except ExpectationFailed as error:
         # What is there to try it on could not even be found out.
         trials, sentences = [], [str(error)]
     for trial in trials:
-        sentence, reason = _judge(trial)
+        sentence, reason = _run_trial(trial)
         if sentence:
             sentences.append(f"{sentence} ({case.section})")
         elif reason:
@@ -145,24 +156,25 @@ def _try(case: Case, ground: Ground) -> Outcome:
     return Outcome(case, verdict, passed + len(sentences), tuple(sentences), reason, elapsed_s)
 
 
-def _judge(trial: Trial) -> tuple[str, str]:
+def _run_trial(trial: Trial) -> tuple[str, str]:
     """The sentence of a failure, the reason why there was nothing to try, or neither."""
     try:
         trial.run()
-    except Broken as error:
+    except ExpectationFailed as error:
         return str(error), ""
-    except NothingToTry as nothing:
+    except NotApplicable as nothing:
         return "", str(nothing)
     except Exception as error:
         # A strange answer is the server's failure, and no reason to end the run.
         return (
-            f"{trial.place}: expected an answer that can be judged, came {type(error).__name__}: {shown(str(error))}",
+            f"{trial.place}: expected an answer that can be judged, came {type(error).__name__}: "
+            f"{format_value(str(error))}",
             "",
         )
     return "", ""
 
 
-MOST_SENTENCES = 3
+MAX_SENTENCES = 3
 # Characters that XML 1.0 cannot hold in any spelling.
 _CONTROLS = (*range(9), 11, 12, *range(14, 32), 0xFFFE, 0xFFFF, *range(0xD800, 0xE000))
 _NOT_IN_XML = dict.fromkeys(_CONTROLS, "\ufffd")
@@ -172,7 +184,7 @@ _NOT_IN_XML = dict.fromkeys(_CONTROLS, "\ufffd")
 class Report:
     """A finished run."""
 
-    ground: Ground
+    targets: Targets
     outcomes: Sequence[Outcome]
     started_at: datetime
     elapsed_s: float
@@ -184,7 +196,7 @@ class Report:
 
     def text(self) -> Iterator[str]:
         """The report for people, line by line."""
-        yield f"{self.ground.server.profile.endpoint}: {_tables(self.ground)}"
+        yield f"{self.targets.server.profile.endpoint}: {_tables(self.targets)}"
         yield f"{'':44}{'passed':>8}{'failed':>8}{'n/a':>6}"
         for group, outcomes in self._groups().items():
             counts = Counter(outcome.verdict for outcome in outcomes)
@@ -197,11 +209,11 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The report for programs."""
         return {
-            "endpoint": self.ground.server.profile.endpoint,
+            "endpoint": self.targets.server.profile.endpoint,
             "startedAt": self.started_at.isoformat(),
             "elapsedS": round(self.elapsed_s, 3),
-            "tables": [table.name for table in self.ground.tables],
-            "tablesLeftOut": self.ground.left_out,
+            "tables": [table.name for table in self.targets.tables],
+            "tablesLeftOut": self.targets.left_out,
             "failed": self.failed,
             "counts": {level.value: _counts(self.outcomes, level) for level in Level},
             "cases": [_as_json(outcome) for outcome in self.outcomes],
@@ -247,13 +259,13 @@ class Report:
     def _totals(self) -> Iterator[str]:
         for level in Level:
             counts = _counts(self.outcomes, level)
-            told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-            yield f"{level.value:>10}: {told}"
+            counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+            yield f"{level.value:>10}: {counted}"
         verdict = "FAILED: a must does not hold" if self.failed else "passed: every must that applies holds"
         yield f"{verdict} ({len(self.outcomes)} cases in {self.elapsed_s:.1f} s)"
 
 
-def listing(cases: Sequence[Case]) -> Iterator[str]:
+def format_cases(cases: Sequence[Case]) -> Iterator[str]:
     """The cases with their levels, sections and promises, for people who look for one."""
     group = ""
     for case in cases:
@@ -268,9 +280,9 @@ def _explained(outcome: Outcome) -> Iterator[str]:
     name = outcome.case.name.partition(".")[2]
     if outcome.verdict == FAILED:
         yield f"  FAILED {outcome.case.level}: {name}: {outcome.case.promise}"
-        yield from (f"      {sentence}" for sentence in outcome.sentences[:MOST_SENTENCES])
-        if len(outcome.sentences) > MOST_SENTENCES:
-            yield f"      and in {len(outcome.sentences) - MOST_SENTENCES} more places"
+        yield from (f"      {sentence}" for sentence in outcome.sentences[:MAX_SENTENCES])
+        if len(outcome.sentences) > MAX_SENTENCES:
+            yield f"      and in {len(outcome.sentences) - MAX_SENTENCES} more places"
     if outcome.verdict == NOT_APPLICABLE:
         yield f"  n/a {outcome.case.level}: {name}: {outcome.reason}"
 
@@ -293,14 +305,14 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
 
 def _add_junit(suite: ET.Element, outcome: Outcome) -> None:
     case = outcome.case
-    made = ET.SubElement(
+    element = ET.SubElement(
         suite, "testcase", classname=case.group, name=case.name, time=f"{outcome.elapsed_s:.3f}"
     )
     if outcome.verdict == FAILED:
-        failure = ET.SubElement(made, "failure", type=case.level.value, message=_xml(outcome.sentences[0]))
+        failure = ET.SubElement(element, "failure", type=case.level.value, message=_xml(outcome.sentences[0]))
         failure.text = _xml("\n".join((case.promise, *outcome.sentences)))
     if outcome.verdict == NOT_APPLICABLE:
-        ET.SubElement(made, "skipped", message=_xml(outcome.reason))
+        ET.SubElement(element, "skipped", message=_xml(outcome.reason))
 
 
 def _counts(outcomes: Sequence[Outcome], level: Level) -> dict[str, int]:
@@ -308,10 +320,10 @@ def _counts(outcomes: Sequence[Outcome], level: Level) -> dict[str, int]:
     return {verdict.value: counts[verdict] for verdict in Verdict}
 
 
-def _tables(ground: Ground) -> str:
-    names = ", ".join(table.name for table in ground.tables) or "no table"
-    more = f", and {ground.left_out} more that were not tried (name one by --table)"
-    return names + (more if ground.left_out else "")
+def _tables(targets: Targets) -> str:
+    names = ", ".join(table.name for table in targets.tables) or "no table"
+    more = f", and {targets.left_out} more that were not tried (name one by --table)"
+    return names + (more if targets.left_out else "")
 
 
 def _lower(title: str) -> str:
@@ -346,7 +358,7 @@ def with_tables(page: str) -> str:
 def _reference_tables() -> Iterator[str]:
     titles = group_titles()
     group = ""
-    for case in every_case():
+    for case in list_cases():
         if case.group != group:
             group = case.group
             yield from (

@@ -13,21 +13,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakeshare_conformance.case import Broken, NothingToTry
-from lakeshare_conformance.ground import View
+from lakeshare_conformance.case import ExpectationFailed, NotApplicable
 from lakeshare_conformance.reply import (
     FLOATS,
     INTEGERS,
     Action,
     Reply,
-    as_compared,
     is_ordinary,
+    to_compared,
     to_literal,
     to_value,
 )
+from lakeshare_conformance.targets import View
 
 LARGEST_BYTES = 64 * 1024 * 1024
-MOST_FILES = 500
+MAX_FILES = 500
 # Types whose values mean the same to everybody.
 COMPARABLE = frozenset(
     ("byte", "short", "integer", "long", "float", "double", "string", "date", "timestamp", "boolean")
@@ -48,14 +48,16 @@ def read_parquet(view: View, action: Action) -> pa.Table:
     Raises:
         Broken: the URL gives no Parquet file.
     """
-    answer = view.table.client.fetch(action.url).expect_status(200)
+    response = view.table.client.fetch(action.url).expect_status(200)
     try:
-        return pq.ParquetFile(io.BytesIO(answer.body)).read()
+        return pq.ParquetFile(io.BytesIO(response.body)).read()
     except (pa.ArrowException, OSError) as error:
-        raise Broken(answer.asked, "a Parquet file", f"{len(answer.body)} bytes ({error})") from error
+        raise ExpectationFailed(
+            response.request, "a Parquet file", f"{len(response.body)} bytes ({error})"
+        ) from error
 
 
-def physical_name(reply: Reply, column: str) -> str:
+def get_physical_name(reply: Reply, column: str) -> str:
     """The name of a column in files, partition values and statistics."""
     for field in reply.fields if reply.is_mapped else ():
         if field["name"] == column:
@@ -63,17 +65,17 @@ def physical_name(reply: Reply, column: str) -> str:
     return column
 
 
-def columns_of(reply: Reply) -> dict[str, tuple[str, str]]:
+def get_columns(reply: Reply) -> dict[str, tuple[str, str]]:
     """By its name in the files: each column's own name and type; the type is empty if values cannot be compared."""
     found = {}
     for field in reply.fields:
         name, kind = str(field["name"]), field.get("type")
         is_comparable = isinstance(kind, str) and kind in COMPARABLE
-        found[physical_name(reply, name)] = (name, str(kind) if is_comparable else "")
+        found[get_physical_name(reply, name)] = (name, str(kind) if is_comparable else "")
     return found
 
 
-def reads_as(stored: pa.DataType, kind: str) -> bool:
+def can_read_as(stored: pa.DataType, kind: str) -> bool:
     """Whether a column of a file can be read as the type of the schema; types that cannot be compared can."""
     read = _READS.get(kind)
     return read is None or read(stored)
@@ -86,32 +88,32 @@ def read_all(view: View, reply: Reply) -> list[FileRows]:
         NothingToTry: it is too much to read, or there is none.
     """
     size = sum(action.size_bytes for action in reply.actions)
-    if len(reply.actions) > MOST_FILES or size > LARGEST_BYTES:
-        raise NothingToTry(
+    if len(reply.actions) > MAX_FILES or size > LARGEST_BYTES:
+        raise NotApplicable(
             f"{view.table.name} is too large to read whole: {len(reply.actions)} files, {size} bytes"
         )
     found = [
-        FileRows(action, rows_of(reply, action, read_parquet(view, action)))
+        FileRows(action, select_rows(reply, action, read_parquet(view, action)))
         for action in reply.actions
         if action.vector is None
     ]
     if not any(one.rows.num_rows for one in found):
-        raise NothingToTry("no table has rows to compare with")
+        raise NotApplicable("no table has rows to compare with")
     return found
 
 
-def rows_of(reply: Reply, action: Action, stored: pa.Table) -> pa.Table:
+def select_rows(reply: Reply, action: Action, stored: pa.Table) -> pa.Table:
     """The comparable columns of a file under the names of the reply's schema; a column that the file lacks is null."""
     columns: dict[str, pa.ChunkedArray | pa.Array] = {}
-    for name, (told, kind) in columns_of(reply).items():
+    for name, (name_in_table, kind) in get_columns(reply).items():
         if not kind:
             continue
         if name in action.partition_values:
-            columns[told] = _constant(action.partition_values[name], kind, stored.num_rows)
+            columns[name_in_table] = _constant(action.partition_values[name], kind, stored.num_rows)
         elif name in stored.column_names:
-            columns[told] = typed(stored.column(name), kind)
+            columns[name_in_table] = cast_column(stored.column(name), kind)
         else:
-            columns[told] = pa.nulls(stored.num_rows, _TYPES[kind])
+            columns[name_in_table] = pa.nulls(stored.num_rows, _TYPES[kind])
     return pa.table(columns)
 
 
@@ -132,7 +134,7 @@ def _hashable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.int32()) if pa.types.is_date32(column.type) else column
 
 
-def typed(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
+def cast_column(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     """A stored column in the type of the schema: times are stored with other units and without a zone, too."""
     return column.cast(_TYPES[kind], safe=False)
 
@@ -141,9 +143,9 @@ def _constant(text: str | None, kind: str, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(to_value(text, kind), _TYPES[kind]), count)
 
 
-def distinct(files: Sequence[FileRows], column: str) -> Iterator[object]:
+def list_values(files: Sequence[FileRows], column: str) -> Iterator[object]:
     """The values of a column in all files, in order, without nulls."""
-    whole = pa.chunked_array([chunk for one in files for chunk in one.rows.column(column).chunks])
+    whole = pa.chunked_array([chunk for file in files for chunk in file.rows.column(column).chunks])
     try:
         values = whole.unique().to_pylist()
     except (OverflowError, ValueError):
@@ -193,20 +195,20 @@ _READS: dict[str, Callable[[pa.DataType], bool]] = {
 CUT = timedelta(milliseconds=1)
 
 
-def broken_bound(stats: Mapping[str, Any], rows: pa.Table, reply: Reply) -> str | None:
+def find_broken_bound(stats: Mapping[str, Any], rows: pa.Table, reply: Reply) -> str | None:
     """A sentence about the first column whose statistics do not hold its values; None if all do."""
-    for name, (told, kind) in columns_of(reply).items():
+    for name, (name_in_table, kind) in get_columns(reply).items():
         if name not in rows.column_names:
             continue
-        column = typed(rows.column(name), kind) if kind else rows.column(name)
+        column = cast_column(rows.column(name), kind) if kind else rows.column(name)
         nulls = (stats.get("nullCount") or {}).get(name)
         if isinstance(nulls, int) and nulls != column.null_count:
-            return f"column {told} has {column.null_count} nulls, nullCount is {nulls}"
+            return f"column {name_in_table} has {column.null_count} nulls, nullCount is {nulls}"
         low = _bound((stats.get("minValues") or {}).get(name), kind)
         high = _bound((stats.get("maxValues") or {}).get(name), kind)
         sentence = _outside(column, low, high)
         if sentence:
-            return f"column {told} {sentence}"
+            return f"column {name_in_table} {sentence}"
     return None
 
 
@@ -257,7 +259,7 @@ OPERATORS = {
     "greaterThanOrEqual": (">=", pc.greater_equal),
 }
 MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-MOST_COLUMNS = 10
+MAX_COLUMNS = 10
 
 
 class Hint(Protocol):
@@ -281,16 +283,16 @@ class Compare:
     declared: str = ""
 
     def tree(self) -> dict[str, Any]:
-        told = self.declared or VALUE_TYPES[self.kind]
-        literal = {"op": "literal", "value": to_literal(self.value), "valueType": told}
-        return {"op": self.operator, "children": [_column(self.column, told), literal]}
+        value_type = self.declared or VALUE_TYPES[self.kind]
+        literal = {"op": "literal", "value": to_literal(self.value), "valueType": value_type}
+        return {"op": self.operator, "children": [_column(self.column, value_type), literal]}
 
     def mask(self, rows: pa.Table) -> pa.ChunkedArray:
         column = rows.column(self.column)
         if self.kind in FLOATS:
             # What NaN is compared to differs between engines: such rows are not judged.
             column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-        return OPERATORS[self.operator][1](column, pa.scalar(as_compared(self.value), column.type))
+        return OPERATORS[self.operator][1](column, pa.scalar(to_compared(self.value), column.type))
 
     def sql(self, *, mirrored: bool = False) -> str:
         """The comparison in SQL, with the column first or last."""
@@ -328,7 +330,7 @@ class Not:
 
 
 @dataclass(frozen=True)
-class Both:
+class Combined:
     """All of the parts, or any of them."""
 
     operator: str
@@ -350,54 +352,55 @@ def as_json(hint: Hint) -> str:
     return json.dumps(hint.tree())
 
 
-def matches(hint: Hint, one: FileRows) -> int:
+def count_matches(hint: Hint, one: FileRows) -> int:
     """How many rows of a file match."""
     return int(pc.sum(hint.mask(one.rows)).as_py() or 0)
 
 
-def comparable_columns(reply: Reply) -> list[tuple[str, str]]:
+def list_comparable_columns(reply: Reply) -> list[tuple[str, str]]:
     """The names and types of columns to compare, partition columns first."""
-    columns = [(name, kind) for name, kind in columns_of(reply).values() if kind and name.isidentifier()]
-    return sorted(columns, key=lambda column: column[0] not in reply.partition_columns)[:MOST_COLUMNS]
+    columns = [(name, kind) for name, kind in get_columns(reply).values() if kind and name.isidentifier()]
+    return sorted(columns, key=lambda column: column[0] not in reply.partition_columns)[:MAX_COLUMNS]
 
 
-def comparisons(reply: Reply, files: Sequence[FileRows]) -> Iterator[Compare]:
+def list_comparisons(reply: Reply, files: Sequence[FileRows]) -> Iterator[Compare]:
     """Every comparison of each column with its least, its middle and its greatest value."""
-    for name, kind in comparable_columns(reply):
-        for value in samples(files, name):
+    for name, kind in list_comparable_columns(reply):
+        for value in sample_values(files, name):
             for operator in OPERATORS:
                 yield Compare(name, kind, operator, value)
 
 
-def samples(files: Sequence[FileRows], column: str) -> list[Any]:
+def sample_values(files: Sequence[FileRows], column: str) -> list[Any]:
     """The least, the middle and the greatest value of a column."""
-    values = [value for value in distinct(files, column) if is_ordinary(value)]
+    values = [value for value in list_values(files, column) if is_ordinary(value)]
     return sorted({values[0], values[len(values) // 2], values[-1]}) if values else []
 
 
-def declared_otherwise(reply: Reply, files: Sequence[FileRows]) -> Iterator[Compare]:
+def list_casts(reply: Reply, files: Sequence[FileRows]) -> Iterator[Compare]:
     """Comparisons under another type than the column has, as casts in a query make them."""
-    for name, kind in comparable_columns(reply):
+    for name, kind in list_comparable_columns(reply):
         others = {"date": ("string",), **dict.fromkeys(INTEGERS, ("long", "double", "string"))}.get(kind, ())
-        for value in samples(files, name):
+        for value in sample_values(files, name):
             for declared in others:
                 operators = ("equal",) if declared == "string" else tuple(OPERATORS)
                 for operator in operators:
                     yield Compare(name, kind, operator, value, declared)
 
 
-def combinations(reply: Reply, files: Sequence[FileRows]) -> Iterator[Hint]:
+def list_combinations(reply: Reply, files: Sequence[FileRows]) -> Iterator[Hint]:
     """AND, OR and NOT over pairs of columns, as Spark writes IN, <=>, and its own null tests."""
-    parts = [one for one in comparisons(reply, files) if one.operator in ("equal", "greaterThanOrEqual")]
+    parts = [one for one in list_comparisons(reply, files) if one.operator in ("equal", "greaterThanOrEqual")]
     for one, other in zip(parts, reversed(parts), strict=True):
         is_null = IsNull(one.column, one.kind)
-        yield Both("and", (Not(is_null), one))
-        yield Both("or", (one, other))
-        yield Both("and", (Not(one), other))
-        yield Not(Both("and", (one, other)))
-        yield Not(Both("or", (is_null, other)))
-        yield Both(
-            "or", (Both("and", (is_null, IsNull(other.column, other.kind))), Both("and", (one, other)))
+        yield Combined("and", (Not(is_null), one))
+        yield Combined("or", (one, other))
+        yield Combined("and", (Not(one), other))
+        yield Not(Combined("and", (one, other)))
+        yield Not(Combined("or", (is_null, other)))
+        yield Combined(
+            "or",
+            (Combined("and", (is_null, IsNull(other.column, other.kind))), Combined("and", (one, other))),
         )
 
 
@@ -412,7 +415,7 @@ _ARRAY_LIMIT, _FEW_CONTAINERS = 4096, 4
 _BITMAP_BYTES = 8192
 
 
-def unpack_inline(text: str) -> bytes:
+def unpack_inline_vector(text: str) -> bytes:
     """The bytes of a vector that stands in the line itself.
 
     Raises:
@@ -429,7 +432,7 @@ def unpack_inline(text: str) -> bytes:
     return bytes(content)
 
 
-def cardinality(content: bytes) -> int:
+def count_marked_rows(content: bytes) -> int:
     """How many rows a vector marks; -1 if its bytes are not what they should be."""
     try:
         return sum(_cardinalities(content))

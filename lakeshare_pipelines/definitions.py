@@ -4,10 +4,16 @@ import dagster as dg
 
 from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.contracts import load_contracts
-from lakeshare_pipelines.defs.backup import backup_definitions, backup_upkeep
-from lakeshare_pipelines.defs.resources import LakeResource, SparkResource, landing_store
+from lakeshare_pipelines.defs.backup import backup_definitions, backup_maintenance
+from lakeshare_pipelines.defs.resources import LakeResource, SparkResource, make_landing_store
 from lakeshare_pipelines.defs.share import automation_sensor, share_catalog, snowflake_tables, usage_checks
-from lakeshare_pipelines.defs.wap import landing_asset, landing_sensor, publish_job, upkeep, wap_set
+from lakeshare_pipelines.defs.wap import (
+    landing_asset,
+    landing_sensor,
+    maintenance_definitions,
+    publish_job,
+    wap_set,
+)
 from lakeshare_pipelines.settings import LakeSettings
 
 
@@ -16,7 +22,7 @@ def defs() -> dg.Definitions:
     """Everything of this code location."""
     settings = LakeSettings()
     contracts = load_contracts(settings.contracts_dir)
-    store = landing_store(settings)
+    store = make_landing_store(settings)
     return dg.Definitions.merge(
         dg.Definitions(
             assets=[
@@ -37,14 +43,14 @@ def defs() -> dg.Definitions:
             # One run is one Spark driver: docs/adr/0002.
             executor=dg.in_process_executor,
         ),
-        upkeep(contracts),
+        maintenance_definitions(contracts),
         usage_checks(),
         *(
             part
             for backup in load_backups(settings)
             for part in (
                 backup_definitions(backup, contracts, is_declared=settings.backups_file is not None),
-                backup_upkeep(backup, is_declared=settings.backups_file is not None),
+                backup_maintenance(backup, is_declared=settings.backups_file is not None),
             )
         ),
     )

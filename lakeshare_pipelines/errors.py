@@ -189,7 +189,7 @@ class DamagedRecord(BackupError):
         super().__init__(subject, reason, "Use another point: `lakeshare backup list` shows which are whole.")
 
 
-class NoAnswer(BackupError):
+class NoResponse(BackupError):
     """A store that did not answer a request, though it was asked again and again."""
 
     def __init__(self, subject: str, reason: str) -> None:

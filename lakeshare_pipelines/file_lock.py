@@ -16,7 +16,7 @@ POLL_S = 0.1
 
 
 @contextmanager
-def locked(path: Path, *, wait_s: float, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+def hold_lock(path: Path, *, wait_s: float, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock at `path`; `waiting` is called once when somebody else holds it.
 
     Raises:
@@ -32,7 +32,7 @@ def locked(path: Path, *, wait_s: float, waiting: Callable[[], None] | None = No
 
 
 @contextmanager
-def shared(path: Path) -> Iterator[None]:
+def hold_shared_lock(path: Path) -> Iterator[None]:
     """Hold a share of the lock at `path`: many may, and `is_held` sees that somebody does."""
     make_private(path.parent)
     with path.open("a") as file:

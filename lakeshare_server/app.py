@@ -20,14 +20,19 @@ from uvicorn.supervisors import Multiprocess
 from lakeshare_server.access.allowed_locations import FileTickets
 from lakeshare_server.access.authentication import (
     AccessTokens,
-    Administrators,
+    AdminAuthenticator,
+    Authenticator,
     Federation,
-    Readers,
-    admin_issuer,
+    make_admin_issuer,
 )
 from lakeshare_server.access.oidc import Issuers
-from lakeshare_server.access.rate_limit import Bookkeeping, Guesses, Limits, Proxies
-from lakeshare_server.access.table_access import AsyncWorker, Views
+from lakeshare_server.access.rate_limit import (
+    BruteForceProtection,
+    RecipientLimits,
+    TrustedProxies,
+    UsageWriter,
+)
+from lakeshare_server.access.table_access import AsyncWorker, TableViews
 from lakeshare_server.catalog import (
     Allowances,
     AsyncQueries,
@@ -42,7 +47,7 @@ from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, Signabl
 from lakeshare_server.iceberg_rest.tables import IcebergTables
 from lakeshare_server.outbound import Services
 from lakeshare_server.pages import activation, portal
-from lakeshare_server.pages.portal import PlaceSigners, Previews
+from lakeshare_server.pages.portal import LocationSigners, Previews
 from lakeshare_server.pages.rendering import PageHeaders
 from lakeshare_server.protocol.tokens import Pager, TableTokens
 from lakeshare_server.routes import files, health, iceberg, oauth, tables
@@ -51,10 +56,15 @@ from lakeshare_server.routes import queries as windows
 from lakeshare_server.routes import tables as listings
 from lakeshare_server.routes.admin.api import PREFIX as ADMIN_PREFIX
 from lakeshare_server.routes.admin.api import admin_api, well_known
-from lakeshare_server.routes.context import Parts, Pools
-from lakeshare_server.routes.errors import AuditMiddleware, ClientAddress, Metering, add_error_responses
-from lakeshare_server.routes.health import telemetry
-from lakeshare_server.routes.responses import LIMITS, BodiesBound, ConnectionLimits, GuardedProtocol
+from lakeshare_server.routes.context import AppState, Pools
+from lakeshare_server.routes.errors import (
+    AuditMiddleware,
+    ClientAddressMiddleware,
+    RateLimitMiddleware,
+    add_error_responses,
+)
+from lakeshare_server.routes.health import telemetry_settings
+from lakeshare_server.routes.responses import LIMITS, ConnectionLimits, GuardedProtocol, RequestBodyMiddleware
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores, load_key
 from lakeshare_server.versions import Versions
@@ -77,33 +87,33 @@ def create_app(settings: ServerSettings) -> FastAPI:
     """
     counts = metrics.Metrics(names=settings.telemetry_names)
     stores = Stores(settings, Services(settings.outside_answer_s, counts.note_outage))
-    parts = _parts(settings, stores, counts)
+    app_state = _make_app_state(settings, stores, counts)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, ConnectionLimits]]:
         # A thread that makes lines gives way to the event loop sooner than the five milliseconds of the default.
         sys.setswitchinterval(SWITCH_S)
-        parts.async_worker.start()
-        parts.bookkeeping.start()
-        proxies = Proxies(settings.trusted_proxies)
+        app_state.async_worker.start()
+        app_state.usage_writer.start()
+        proxies = TrustedProxies(settings.trusted_proxies)
         yield {LIMITS: ConnectionLimits(settings.slow_client_s, settings.connections_per_address, proxies)}
-        parts.async_worker.stop()
-        parts.bookkeeping.stop()
-        parts.pools.close()
-        parts.audit.close()
-        parts.catalog.close()
+        app_state.async_worker.stop()
+        app_state.usage_writer.stop()
+        app_state.pools.close()
+        app_state.audit.close()
+        app_state.catalog.close()
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False, telemetry=telemetry())
-    app.state.parts = parts
-    app.state.previews = Previews(PlaceSigners(settings, parts.local_signer, stores), stores)
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False, telemetry=telemetry_settings())
+    app.state.app_state = app_state
+    app.state.previews = Previews(LocationSigners(settings, app_state.local_signer, stores), stores)
     app.add_middleware(PageHeaders)
     # The last is the outermost: all others see the address that it finds.
     app.add_middleware(
-        AuditMiddleware, audit=parts.audit, metrics=parts.metrics, names=settings.telemetry_names
+        AuditMiddleware, audit=app_state.audit, metrics=app_state.metrics, names=settings.telemetry_names
     )
-    app.add_middleware(Metering, limits=parts.limits)
-    app.add_middleware(ClientAddress, proxies=Proxies(settings.trusted_proxies))
-    app.add_middleware(BodiesBound)
+    app.add_middleware(RateLimitMiddleware, limits=app_state.limits)
+    app.add_middleware(ClientAddressMiddleware, proxies=TrustedProxies(settings.trusted_proxies))
+    app.add_middleware(RequestBodyMiddleware)
     add_error_responses(app)
     app.include_router(health.router)
     app.include_router(well_known)
@@ -114,32 +124,34 @@ def create_app(settings: ServerSettings) -> FastAPI:
     for router in (activation.router, portal.router):
         app.include_router(router)
     # The other catalog's paths none of ours can take: no prefix begins like them.
-    app.router.routes[:0] = [*tables.first_in_line(prefix), *iceberg.routes()]
+    app.router.routes[:0] = [*tables.make_priority_routes(prefix), *iceberg.routes()]
     app.router.routes.append(iceberg.other_calls())
-    app.mount(ADMIN_PREFIX, admin_api(parts, app))
+    app.mount(ADMIN_PREFIX, admin_api(app_state, app))
     return app
 
 
-def _parts(settings: ServerSettings, stores: Stores, counts: metrics.Metrics) -> Parts:
+def _make_app_state(settings: ServerSettings, stores: Stores, counts: metrics.Metrics) -> AppState:
     catalog = open_catalog(settings.catalog_url)
     key = load_key(settings)
     local_signer = LocalSigner(key, settings.base_url() + files.PREFIX)
     versions = Versions(catalog, settings, stores)
-    views = Views(catalog, versions)
+    views = TableViews(catalog, versions)
     access_tokens = AccessTokens(key, settings.access_token_life_s)
     allowances, uses = Allowances(catalog), TokenUses(catalog)
-    limits = Limits(allowances, settings)
-    guesses = Guesses(allowances, settings.guesses_per_minute)
+    limits = RecipientLimits(allowances, settings)
+    brute_force = BruteForceProtection(allowances, settings.guesses_per_minute)
     queries, scans = AsyncQueries(catalog), IcebergScans(stores, settings)
-    return Parts(
+    return AppState(
         settings=settings,
         catalog=catalog,
-        readers=_readers(catalog, settings, access_tokens, guesses, uses, stores.services),
+        authenticator=_make_authenticator(
+            catalog, settings, access_tokens, brute_force, uses, stores.services
+        ),
         access_tokens=access_tokens,
         limits=limits,
-        bookkeeping=Bookkeeping(uses, limits.meters),
-        administrators=Administrators(
-            catalog, admin_issuer(settings), Issuers(settings, stores.services), guesses
+        usage_writer=UsageWriter(uses, limits.daily_limits),
+        admin_authenticator=AdminAuthenticator(
+            catalog, make_admin_issuer(settings), Issuers(settings, stores.services), brute_force
         ),
         versions=versions,
         views=views,
@@ -162,16 +174,16 @@ def _parts(settings: ServerSettings, stores: Stores, counts: metrics.Metrics) ->
     )
 
 
-def _readers(
+def _make_authenticator(
     catalog: Catalog,
     settings: ServerSettings,
     access_tokens: AccessTokens,
-    guesses: Guesses,
+    brute_force: BruteForceProtection,
     uses: TokenUses,
     services: Services,
-) -> Readers:
+) -> Authenticator:
     federation = Federation(catalog, Credentials(catalog), settings, services)
-    return Readers(catalog, federation, access_tokens, guesses, uses)
+    return Authenticator(catalog, federation, access_tokens, brute_force, uses)
 
 
 def app_from_environment() -> FastAPI:
@@ -201,7 +213,7 @@ def make_server(
         BadRequest: the signing key that is given is too short, or the catalog's URL is none.
         Unavailable: the address is taken, or the catalog or the signing key cannot be used.
     """
-    _warn_of_short_urls(settings)
+    _warn_about_short_urls(settings)
     listening = _bind(settings)
     settings = settings.model_copy(update={"port": listening.getsockname()[1]})
     try:
@@ -219,7 +231,7 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None] | None = Non
     """
     # What the server writes, and its workers, is for its own user.
     os.umask(0o077)
-    _warn_of_open_state(settings.state_dir)
+    _warn_about_readable_state(settings.state_dir)
     if workers > 1:
         _serve_with_workers(settings, on_ready, workers)
         return
@@ -228,7 +240,7 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None] | None = Non
         server.run(sockets=[listening])
 
 
-def _warn_of_open_state(folder: Path) -> None:
+def _warn_about_readable_state(folder: Path) -> None:
     mode = folder.stat().st_mode & 0o777 if folder.exists() else 0o700
     if mode & 0o077:
         _log.warning("other users of this host can read %s (mode %o): run chmod 700 %s", folder, mode, folder)
@@ -237,7 +249,7 @@ def _warn_of_open_state(folder: Path) -> None:
 def _serve_with_workers(
     settings: ServerSettings, on_ready: Callable[[str], None] | None, workers: int
 ) -> None:
-    _warn_of_short_urls(settings)
+    _warn_about_short_urls(settings)
     listening = _bind(settings)
     settings = settings.model_copy(update={"port": listening.getsockname()[1]})
     # What cannot be used is told here, once, and not by each worker.
@@ -254,7 +266,7 @@ def _serve_with_workers(
         Multiprocess(config, [listening]).run()
 
 
-def _warn_of_short_urls(settings: ServerSettings) -> None:
+def _warn_about_short_urls(settings: ServerSettings) -> None:
     if settings.url_life_s <= SPARK_REFRESHES_AHEAD_S:
         _log.warning(
             "LAKESHARE_URL_LIFE_S is %s: Spark jobs that read for longer fail, because the connector takes a life of "

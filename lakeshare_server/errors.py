@@ -25,13 +25,13 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-LONGEST_VALUE = 200
+MAX_SHOWN_CHARS = 200
 
 
-def shown(value: object) -> str:
+def shorten_value(value: object) -> str:
     """A value as a message shows it: a client's own may be of any length."""
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
 
 
 # An absolute path, a URI, a place in a catalog, or a setting: what a message for recipients does not have.
@@ -51,11 +51,11 @@ ASK_PROVIDER = "Provider: the server's log says more"
 def without_places(text: str, places: Iterable[str] = ()) -> str:
     """A text without places and settings of the provider; `places` are those that are known to be in it."""
     for place in sorted(filter(None, places), key=len, reverse=True):
-        text = re.sub(rf"{re.escape(place)}[^\s'\",;()]*", _left_out, text)
-    return _PLACE.sub(_left_out, text)
+        text = re.sub(rf"{re.escape(place)}[^\s'\",;()]*", _placeholder, text)
+    return _PLACE.sub(_placeholder, text)
 
 
-def _left_out(found: re.Match[str]) -> str:
+def _placeholder(found: re.Match[str]) -> str:
     # What ends the sentence stays.
     return "…" + found[0][len(found[0].rstrip(".:")) :]
 
@@ -85,7 +85,7 @@ class BadRequest(LakeshareError):
     """A parameter has a value that cannot be used."""
 
     def __init__(self, field: str, value: object, hint: str) -> None:
-        super().__init__(f"{field}: {shown(repr(value))} cannot be used. {hint}")
+        super().__init__(f"{field}: {shorten_value(repr(value))} cannot be used. {hint}")
         self.field, self.value, self.hint = field, value, hint
 
 
@@ -109,8 +109,8 @@ class Unserveable(LakeshareError):
 
     def for_recipient(self) -> str:
         reason, fix = (without_places(text, self.places) for text in (self.reason, self.fix))
-        told = f"{reason} {fix if fix == self.fix else f'{ASK_PROVIDER}.'}"
-        return told if self.code is None else f"{told} [{self.code}]"
+        message = f"{reason} {fix if fix == self.fix else f'{ASK_PROVIDER}.'}"
+        return message if self.code is None else f"{message} [{self.code}]"
 
 
 class Unauthenticated(LakeshareError):
@@ -231,7 +231,7 @@ class DocumentError(LakeshareError):
         hint: str,
         also: Sequence["DocumentError"] = (),
     ) -> None:
-        said = f"{path}:{line}: {field}: {problem}. {hint}"
-        super().__init__("\n".join([said, *(str(error) for error in also)]))
+        message = f"{path}:{line}: {field}: {problem}. {hint}"
+        super().__init__("\n".join([message, *(str(error) for error in also)]))
         self.path, self.line, self.field, self.problem, self.hint = path, line, field, problem, hint
         self.also = tuple(also)

@@ -24,7 +24,7 @@ SLOW_S = 1.0
 # How long calls are refused before one is let through as a probe.
 PAUSE_S = 5.0
 # Calls of one service that run at a time, those included that nobody waits for any more.
-MOST_CALLS = 64
+MAX_CALLS = 64
 # How long a refresh that failed is repeated to those who need it, where they set no other time.
 FAILED_S = 1.0
 LATER = "Try again later."
@@ -62,7 +62,7 @@ class Service:
         self,
         name: str,
         answer_s: float = ANSWER_S,
-        most_calls: int = MOST_CALLS,
+        most_calls: int = MAX_CALLS,
         note_outage: NoteOutage | None = None,
     ) -> None:
         self.name, self.answer_s, self._most_calls = name, answer_s, most_calls
@@ -239,10 +239,10 @@ class SharedRefresh:
         failure, ended = self._failure, self._ended
         # What failed before is likely to fail again: nobody waits for that but the one who tries.
         if not self._turn.acquire(blocking=failure is None):
-            raise _again(failure)
+            raise _repeat_failure(failure)
         try:
             if self._ended != ended and self._failure is not None:
-                raise _again(self._failure)
+                raise _repeat_failure(self._failure)
             if not self._is_settled():
                 self._run(refresh)
         finally:
@@ -254,7 +254,7 @@ class SharedRefresh:
         if failure is None:
             return age_s < self._fresh_s
         if age_s < (self._failed_s if isinstance(failure, Unavailable) else self._lasting_s):
-            raise _again(failure)
+            raise _repeat_failure(failure)
         return False
 
     def _run(self, refresh: Callable[[], None]) -> None:
@@ -274,7 +274,7 @@ def _note_nothing(_service: str, _is_unavailable: bool) -> None:
     """Where nobody watches services."""
 
 
-def _again(failure: LakeshareError | None) -> LakeshareError:
+def _repeat_failure(failure: LakeshareError | None) -> LakeshareError:
     """The same failure for another thread."""
     if failure is None:
         raise AssertionError("unreachable: only a failure keeps threads from waiting")

@@ -18,13 +18,13 @@ from lakeshare_server.errors import BadRequest
 if TYPE_CHECKING:
     from lakeshare_server.catalog import TableEntry
     from lakeshare_server.provider.serveability import ServedTable
-    from lakeshare_server.storage import Place
+    from lakeshare_server.storage import ParsedLocation
     from lakeshare_server.tables.serveability import Verdict
 
 EngineName = Literal[
     "pyiceberg", "pandas", "polars", "duckdb", "duckdb-sql", "spark", "trino", "power-bi", "snowflake"
 ]
-Door = Literal["iceberg", "delta-sharing"]
+Api = Literal["iceberg", "delta-sharing"]
 Storage = Literal["credentials", "signed requests", "disk"]
 ROWS = 10
 
@@ -59,14 +59,14 @@ class SnippetTable:
 
 
 @dataclass(frozen=True)
-class Doors:
+class TableAccess:
     """What recipients get of a table: verdicts by client, and how Iceberg clients get at its files.
 
     `storage` is None where they do not, and `no_credentials` says why there are none to hand out.
     """
 
     verdicts: dict[str, Verdict]
-    place: Place
+    place: ParsedLocation
     storage: Storage | None
     no_credentials: str | None
 
@@ -78,10 +78,10 @@ class Doors:
         return self.verdicts[ICEBERG_REST]
 
 
-def doors_of(served: ServedTable) -> Doors:
+def make_table_access(served: ServedTable) -> TableAccess:
     """The doors to the newest version of a table as the server serves it."""
-    verdicts = {one.client: one for one in served.verdicts.values()}
-    return Doors(verdicts, served.place, served.storage, served.no_credentials)
+    verdicts = {verdict.client: verdict for verdict in served.verdicts.values()}
+    return TableAccess(verdicts, served.place, served.storage, served.no_credentials)
 
 
 ICEBERG_PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
@@ -418,50 +418,50 @@ ENGINES: dict[EngineName, Engine] = {
 }
 
 
-def snippet(engine: Engine, table: SnippetTable, doors: Doors, wanted: Door | None = None) -> str:
+def render_snippet(engine: Engine, table: SnippetTable, access: TableAccess, api: Api | None = None) -> str:
     """The text for the door that is wanted, or for the one that works from most places.
 
     Raises:
         BadRequest: the engine cannot read the table, or not through that door; says why, and what to do.
     """
-    closed = dict(_closed(engine, doors))
-    open_doors = [door for door in _by_reach(doors) if door not in closed]
-    if wanted is not None:
-        open_doors = [door for door in open_doors if door == wanted]
-        closed = {door: why for door, why in closed.items() if door == wanted}
-    if not open_doors:
+    closed = dict(_closed(engine, access))
+    open_apis = [door for door in _by_reach(access) if door not in closed]
+    if api is not None:
+        open_apis = [door for door in open_apis if door == api]
+        closed = {door: why for door, why in closed.items() if door == api}
+    if not open_apis:
         why = "; ".join(f"{door}: {reason}" for door, reason in closed.items())
         raise BadRequest("--engine", engine.name, f"It cannot read {table.path}: {why}")
-    text = engine.iceberg if open_doors[0] == "iceberg" else engine.sharing
+    text = engine.iceberg if open_apis[0] == "iceberg" else engine.sharing
     if text is None:
         raise AssertionError("unreachable: a door without a text is closed")
     return text(table)
 
 
-def _by_reach(doors: Doors) -> tuple[Door, Door]:
+def _by_reach(access: TableAccess) -> tuple[Api, Api]:
     """Iceberg's own door first, except where its clients would have to be on the server's machine."""
-    return ("delta-sharing", "iceberg") if doors.storage == "disk" else ("iceberg", "delta-sharing")
+    return ("delta-sharing", "iceberg") if access.storage == "disk" else ("iceberg", "delta-sharing")
 
 
-def _closed(engine: Engine, doors: Doors) -> Iterator[tuple[Door, str]]:
+def _closed(engine: Engine, access: TableAccess) -> Iterator[tuple[Api, str]]:
     """The doors that do not work, with the reason."""
     if engine.iceberg is None:
         yield "iceberg", "it does not go through this door."
-    elif doors.iceberg.served_as is None:
-        yield "iceberg", _reason(str(doors.iceberg))
-    elif doors.storage not in engine.storages:
-        yield "iceberg", _unreachable(engine, doors)
-    verdict = doors.verdicts[engine.client]
+    elif access.iceberg.served_as is None:
+        yield "iceberg", _reason(str(access.iceberg))
+    elif access.storage not in engine.storages:
+        yield "iceberg", _unreachable(engine, access)
+    verdict = access.verdicts[engine.client]
     if engine.sharing is None:
         yield "delta-sharing", "it does not go through this door."
     elif verdict.served_as is None:
         yield "delta-sharing", _reason(str(verdict))
 
 
-def _unreachable(engine: Engine, doors: Doors) -> str:
-    if doors.storage == "disk":
+def _unreachable(engine: Engine, access: TableAccess) -> str:
+    if access.storage == "disk":
         return "the table is on the server's own disk."
-    return f"it needs credentials for the folder, and there are none: {doors.no_credentials}."
+    return f"it needs credentials for the folder, and there are none: {access.no_credentials}."
 
 
 def _reason(verdict: str) -> str:
@@ -479,7 +479,7 @@ TITLES: Mapping[EngineName, str] = {
 
 
 @dataclass(frozen=True)
-class ToldSnippet:
+class EngineSnippet:
     """How one engine reads a table; exactly one of text and refusal is there."""
 
     engine: EngineName
@@ -488,8 +488,8 @@ class ToldSnippet:
     refusal: str | None
 
 
-def snippet_table(
-    entry: TableEntry, doors: Doors, *, profile: str, iceberg_url: str, sharing_url: str
+def make_snippet_table(
+    entry: TableEntry, access: TableAccess, *, profile: str, iceberg_url: str, sharing_url: str
 ) -> SnippetTable:
     """A shared table as snippets need it."""
     return SnippetTable(
@@ -499,19 +499,23 @@ def snippet_table(
         profile=profile,
         iceberg_url=iceberg_url,
         sharing_url=sharing_url,
-        storage=doors.storage,
-        scheme=doors.place.root.partition("://")[0],
-        needs_delta=bool(doors.verdicts[SPARK].features),
+        storage=access.storage,
+        scheme=access.place.root.partition("://")[0],
+        needs_delta=bool(access.verdicts[SPARK].features),
     )
 
 
-def told_snippets(table: SnippetTable, doors: Doors, wanted: Door | None = None) -> list[ToldSnippet]:
+def make_snippets(table: SnippetTable, access: TableAccess, api: Api | None = None) -> list[EngineSnippet]:
     """The snippets of a table by the wanted door, or by that which works from most places; or why there is none."""
-    return [_told(engine, table, doors, wanted) for engine in TITLES]
+    return [_make_snippet(engine, table, access, api) for engine in TITLES]
 
 
-def _told(engine: EngineName, table: SnippetTable, doors: Doors, wanted: Door | None) -> ToldSnippet:
+def _make_snippet(
+    engine: EngineName, table: SnippetTable, access: TableAccess, api: Api | None
+) -> EngineSnippet:
     try:
-        return ToldSnippet(engine, TITLES[engine], snippet(ENGINES[engine], table, doors, wanted), None)
+        return EngineSnippet(
+            engine, TITLES[engine], render_snippet(ENGINES[engine], table, access, api), None
+        )
     except BadRequest as error:
-        return ToldSnippet(engine, TITLES[engine], None, error.hint)
+        return EngineSnippet(engine, TITLES[engine], None, error.hint)

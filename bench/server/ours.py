@@ -19,7 +19,7 @@ from lakeshare_server.catalog import (
     open_catalog,
 )
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.tables import TableSnapshot, described, read_delta, write_index
+from lakeshare_server.tables import TableSnapshot, describe_index, read_delta, write_index
 
 SHARE = SCHEMA = RECIPIENT = "bench"
 ON_S3 = "_s3"
@@ -92,7 +92,7 @@ def _publication(settings: ServerSettings, name: str, snapshot: TableSnapshot) -
         set_name=SCHEMA,
         format="delta",
         delta_version=snapshot.version,
-        **described(snapshot, index),
+        **describe_index(snapshot, index),
         index_digest=index.digest,
         contract_digest="",
         verdicts={},

@@ -20,10 +20,10 @@ from lakeshare_server.settings import ServerSettings
 def keep_nothing() -> None:
     """Make no events."""
 
-    def is_told(self: errors._Request, _kind: str) -> None:
+    def is_told(self: errors._AuditedRequest, _kind: str) -> None:
         self._told = self._outcome()
 
-    errors._Request._write = is_told  # type: ignore[method-assign]
+    errors._AuditedRequest._write = is_told  # type: ignore[method-assign]
 
 
 class Commits:
@@ -75,7 +75,7 @@ def main() -> None:
     server, listening = make_server(ServerSettings(port=0), lambda url: print(f"ready {url}", flush=True))
     if way == "commits":
         app = server.config.app
-        parts = app.state.parts  # type: ignore[union-attr]  # it is ours
+        parts = app.state.app_state  # type: ignore[union-attr]  # it is ours
         taken: list[AuditEvent] = []
 
         def write(events: list[AuditEvent]) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from lakeshare_server.routes.files import PREFIX
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, load_key
-from lakeshare_server.storage.locations import root_of
+from lakeshare_server.storage.locations import find_root
 
 # Of a store that is signed for and never asked; no server of the benchmark reads from it.
 S3_ROOT = "s3://lakeshare-bench"
@@ -26,7 +26,7 @@ def bench_signing(state_dir: Path, public_url: str, location: str) -> Sign:
     """The batch call of a server at `public_url` for a file like this and its neighbours; URLs of the usual life."""
     settings = ServerSettings(state_dir=state_dir, public_url=public_url)
     signers = Signers(settings, LocalSigner(load_key(settings), settings.base_url() + PREFIX))
-    root = root_of(location) or f"/{location.split('/')[1]}"
+    root = find_root(location) or f"/{location.split('/')[1]}"
     return signers.session([root], lambda folder: folder.strip("/"), settings.url_life_s).sign
 
 

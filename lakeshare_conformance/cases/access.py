@@ -12,13 +12,13 @@ from lakeshare_conformance.case import (
     SHOULD,
     TEXT,
     Group,
-    NothingToTry,
+    NotApplicable,
     expect,
     expect_fields,
     one_of,
 )
-from lakeshare_conformance.client import Answer, Client
-from lakeshare_conformance.ground import Server, Table, View, at
+from lakeshare_conformance.client import Client, Response
+from lakeshare_conformance.targets import Server, Table, View, make_path
 
 AUTHENTICATION = Group("authentication", "The profile, and who is let in")
 
@@ -79,9 +79,14 @@ def a_token_under_another_scheme_is_refused(server: Server) -> None:
     token = server.profile.bearer_token
     packed = base64.b64encode(f"{token}:{token}".encode()).decode()
     for value in (f"Basic {packed}", token, "Bearer"):
-        answer = server.client.ask("GET", "/shares", authorization=value)
-        told = "the scheme Basic" if " " in value else "a scheme or a token alone"
-        expect(answer.status in UNAUTHENTICATED, f"{answer.asked} with {told}", "401 or 403", answer.summary)
+        response = server.client.ask("GET", "/shares", authorization=value)
+        reported = "the scheme Basic" if " " in value else "a scheme or a token alone"
+        expect(
+            response.status in UNAUTHENTICATED,
+            f"{response.request} with {reported}",
+            "401 or 403",
+            response.summary,
+        )
 
 
 @AUTHENTICATION.on_server(MUST, "1.0", "4")
@@ -94,18 +99,21 @@ def refusals_are_json(server: Server) -> None:
 @AUTHENTICATION.on_server(SHOULD, "1.0")
 def a_refusal_does_not_repeat_the_token(server: Server) -> None:
     """What is refused is not repeated in the refusal: logs and screens keep such messages."""
-    answer = _as_stranger(server, "/shares")
-    text = answer.body.decode("utf-8", "replace") + str(answer.headers)
-    expect(WRONG_TOKEN not in text, answer.asked, "a refusal without the token", answer.summary)
+    response = _as_stranger(server, "/shares")
+    text = response.body.decode("utf-8", "replace") + str(response.headers)
+    expect(WRONG_TOKEN not in text, response.request, "a refusal without the token", response.summary)
 
 
 @AUTHENTICATION.on_server(MUST, "1.0", "1.1")
 def every_listing_wants_a_token(server: Server) -> None:
     """Shares, schemas and tables are listed to nobody without a valid token."""
-    for path in (*server.listings, *(at(share) for share in server.shares)):
-        answer = _as_stranger(server, path)
-        if answer.status not in UNAUTHENTICATED and server.client.ask("GET", path).status not in NOT_OFFERED:
-            answer.expect_status(*UNAUTHENTICATED)
+    for path in (*server.listings, *(make_path(share) for share in server.shares)):
+        response = _as_stranger(server, path)
+        if (
+            response.status not in UNAUTHENTICATED
+            and server.client.ask("GET", path).status not in NOT_OFFERED
+        ):
+            response.expect_status(*UNAUTHENTICATED)
 
 
 @AUTHENTICATION.on_tables(MUST, "1.0", "1.1")
@@ -120,14 +128,14 @@ def every_call_about_a_table_wants_a_token(table: Table) -> None:
         ("HEAD", ""),
     ):
         body: dict[str, object] | None = {} if method == "POST" else None
-        answer = table.ask(method, below, body=body, authorization=f"Bearer {WRONG_TOKEN}")
-        if answer.status in UNAUTHENTICATED or table.ask(method, below, body=body).status in NOT_OFFERED:
+        response = table.ask(method, below, body=body, authorization=f"Bearer {WRONG_TOKEN}")
+        if response.status in UNAUTHENTICATED or table.ask(method, below, body=body).status in NOT_OFFERED:
             continue
-        where = f"{answer.asked} with a wrong token"
-        expect(answer.status in UNAUTHENTICATED, where, "status 401 or 403", answer.summary)
+        where = f"{response.request} with a wrong token"
+        expect(response.status in UNAUTHENTICATED, where, "status 401 or 403", response.summary)
 
 
-def _as_stranger(server: Server, path: str) -> Answer:
+def _as_stranger(server: Server, path: str) -> Response:
     return server.client.ask("GET", path, authorization=f"Bearer {WRONG_TOKEN}")
 
 
@@ -156,27 +164,27 @@ def what_others_see_does_not_exist(server: Server) -> None:
         for method, below in CALLS:
             body: dict[str, object] | None = {} if method == "POST" else None
             hidden, missing = (one.ask(method, below, body=body) for one in (table, unknown))
-            expect(missing.status < 500, missing.asked, "404, or another refusal by 4xx", missing.summary)
+            expect(missing.status < 500, missing.request, "404, or another refusal by 4xx", missing.summary)
             if missing.status == 404:
                 hidden.refusal(404)
                 expect(
                     _error_code(hidden) == _error_code(missing),
-                    hidden.asked,
+                    hidden.request,
                     f"the errorCode of a name that never was, {_error_code(missing)}",
                     _error_code(hidden),
                 )
     for share in {table.names[0] for table in tables} - set(server.shares):
         for below in ("", "/schemas", "/all-tables"):
-            answer = server.client.ask("GET", f"/shares/{share}{below}")
-            if answer.status not in (405, 501):
-                answer.refusal(404)
+            response = server.client.ask("GET", f"/shares/{share}{below}")
+            if response.status not in (405, 501):
+                response.refusal(404)
 
 
 @OTHER_PROFILES.on_server(MUST, "1.0", "4")
 def an_expired_token_is_refused(server: Server) -> None:
     """A token that has expired is 401 (or 403), in JSON, for listings and tables."""
     if server.expired is None:
-        raise NothingToTry("no profile with an expired token was given (--expired)")
+        raise NotApplicable("no profile with an expired token was given (--expired)")
     with Client(server.expired) as client:
         for path in server.listings:
             client.ask("GET", path).refusal(401, 403)
@@ -192,13 +200,13 @@ def _hidden_tables(server: Server) -> list[Table]:
         NothingToTry: no other profile was given, or there is no such table.
     """
     if server.foreign is None:
-        raise NothingToTry("no profile of another recipient was given (--foreign)")
+        raise NotApplicable("no profile of another recipient was given (--foreign)")
     own = {_key(table) for table in Server(server.client, server.profile).tables()}
     with Client(server.foreign) as client:
         foreign = list(Server(client, server.foreign).tables())
     hidden = [Table(server, *table.names) for table in foreign if _key(table) not in own]
     if not hidden:
-        raise NothingToTry("the other recipient (--foreign) sees no table that this one does not")
+        raise NotApplicable("the other recipient (--foreign) sees no table that this one does not")
     return hidden[:MOST_TABLES]
 
 
@@ -206,8 +214,8 @@ def _key(table: Table) -> tuple[str, ...]:
     return tuple(name.lower() for name in table.names)
 
 
-def _error_code(answer: Answer) -> object:
-    return answer.json_object().get("errorCode")
+def _error_code(response: Response) -> object:
+    return response.json_object().get("errorCode")
 
 
 CREDENTIALS = Group("credentials", "Temporary credentials for a table's directory")
@@ -223,16 +231,21 @@ KINDS = {
 @CREDENTIALS.on_tables(MUST, "1.10", "1.4")
 def credentials_are_given_as_documented_or_refused(table: Table) -> None:
     """A table listed with access mode dir gives credentials of one store; any other refuses by 4xx, in JSON."""
-    answer = table.ask("POST", PATH, body={})
-    if answer.status != 200:
+    response = table.ask("POST", PATH, body={})
+    if response.status != 200:
         expect(
-            not _is_offered(table), answer.asked, "credentials, since accessModes lists dir", answer.summary
+            not _is_offered(table),
+            response.request,
+            "credentials, since accessModes lists dir",
+            response.summary,
         )
-        answer.refusal()
+        response.refusal()
         return
-    expect(_is_offered(table), answer.asked, "a refusal, since accessModes does not list dir", "credentials")
-    given = answer.object().get("credentials")
-    where = f"{answer.asked}, credentials"
+    expect(
+        _is_offered(table), response.request, "a refusal, since accessModes does not list dir", "credentials"
+    )
+    given = response.object().get("credentials")
+    where = f"{response.request}, credentials"
     if not isinstance(given, dict):
         given = {}
     expect_fields(where, given, {"location": NAME, "expirationTime": COUNT}, {})
@@ -246,8 +259,8 @@ def credentials_are_given_as_documented_or_refused(table: Table) -> None:
     expect_fields(where, named, dict.fromkeys(KINDS[kinds[0]], NAME), {})
     left_s = given["expirationTime"] / 1000 - time.time()
     expect(left_s > 0, where, "an expirationTime to come, in milliseconds", given["expirationTime"])
-    lines = [line for line in answer.body.split(b"\n") if line.strip()]
-    expect(len(lines) == 1, answer.asked, "one line", len(lines))
+    lines = [line for line in response.body.split(b"\n") if line.strip()]
+    expect(len(lines) == 1, response.request, "one line", len(lines))
 
 
 @CREDENTIALS.on_tables(MUST, "1.10", "0.19")
@@ -265,7 +278,7 @@ def credentials_for_other_places_are_refused(table: Table) -> None:
 
 def _is_offered(table: Table) -> bool:
     share, schema, name = table.names
-    for item in table.server.items(f"{at(share, schema)}/tables"):
+    for item in table.server.items(f"{make_path(share, schema)}/tables"):
         if str(item.get("name")).lower() == name.lower():
             return "dir" in (item.get("accessModes") or [])
     return False
@@ -341,8 +354,8 @@ def strange_names_are_no_fault_of_the_server(server: Server) -> None:
             f"/shares/{name}/schemas",
             f"/shares/{name}/schemas/{name}/tables/{name}/version",
         ):
-            answer = server.client.ask("GET", path)
-            expect(400 <= answer.status < 500, answer.asked, "a refusal by 4xx", answer.summary)
+            response = server.client.ask("GET", path)
+            expect(400 <= response.status < 500, response.request, "a refusal by 4xx", response.summary)
 
 
 @BAD_REQUESTS.on_tables(MUST, "1.0", "0.19")
@@ -369,8 +382,8 @@ def long_headers_are_no_fault_of_the_server(server: Server) -> None:
         {"delta-sharing-capabilities": "x" * LONG_HEADER_BYTES},
         {f"x-lakeshare-conformance-{number}": "x" * 500 for number in range(LONG_HEADER_BYTES // 500)},
     ):
-        answer = server.client.ask("GET", "/shares", headers=headers)
-        expect(answer.status < 500, answer.asked, "an answer, or a refusal by 4xx", answer.summary)
+        response = server.client.ask("GET", "/shares", headers=headers)
+        expect(response.status < 500, response.request, "an answer, or a refusal by 4xx", response.summary)
 
 
 @BAD_REQUESTS.on_server(SHOULD, "1.0", "1.1")
@@ -389,16 +402,16 @@ def what_is_no_endpoint_is_404_or_405(server: Server) -> None:
 def refusals_tell_no_secrets(view: View) -> None:
     """A refusal has no stack trace."""
     answers = (
-        view.table.client.ask("GET", at("lakeshare_conformance_no_such_name")),
+        view.table.client.ask("GET", make_path("lakeshare_conformance_no_such_name")),
         view.ask(b"{"),
         view.ask({"version": view.table.latest + 1000}),
         view.ask({"jsonPredicateHints": 1}),
         view.ask_changes({}),
     )
-    for answer in answers:
-        found = [trace.decode() for trace in TRACES if trace in answer.body]
-        expect(not found, answer.asked, "a refusal without a stack trace", found)
+    for response in answers:
+        found = [trace.decode() for trace in TRACES if trace in response.body]
+        expect(not found, response.request, "a refusal without a stack trace", found)
 
 
-def _refused(answer: Answer) -> None:
-    expect(400 <= answer.status < 500, answer.asked, "a refusal by 4xx", answer.summary)
+def _refused(response: Response) -> None:
+    expect(400 <= response.status < 500, response.request, "a refusal by 4xx", response.summary)

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_conformance.case import COUNT, DELTA, MUST, SHOULD, Group, NothingToTry, expect, expect_fields
+from lakeshare_conformance.case import COUNT, DELTA, MUST, SHOULD, Group, NotApplicable, expect, expect_fields
 from lakeshare_conformance.cases.files import a_file_is_served
-from lakeshare_conformance.ground import Table, View
 from lakeshare_conformance.reply import Action, Reply, counted, iso
-from lakeshare_conformance.rows import LARGEST_BYTES, count_rows, read_parquet, rows_of
+from lakeshare_conformance.rows import LARGEST_BYTES, count_rows, read_parquet, select_rows
+from lakeshare_conformance.targets import Table, View
 
 CHANGES = Group("changes", "The change data feed: lines, files and rows")
 
@@ -27,7 +27,7 @@ def changes_begin_with_a_head(view: View) -> None:
     reply = whole(view)
     reply.head  # noqa: B018 - raises when the first lines are others
     expect(reply.version == view.change_start, reply.where, f"version {view.change_start}", reply.version)
-    kind = reply.answer.header("content-type").lower().replace(" ", "")
+    kind = reply.response.header("content-type").lower().replace(" ", "")
     expect(
         kind == "application/x-ndjson;charset=utf-8", reply.where, "application/x-ndjson; charset=utf-8", kind
     )
@@ -58,15 +58,15 @@ def metadata_of_changes_tells_its_version(view: View) -> None:
     """The head's metaData has a version; the starting one when includeHistoricalMetadata is asked for."""
     expect_fields(whole(view).where, whole(view).head[1].value, {"version": COUNT}, {})
     reply = view.changes(startingVersion=view.change_start, includeHistoricalMetadata="true")
-    told = reply.head[1].value.get("version")
-    expect(told == view.change_start, reply.where, f"metaData.version {view.change_start}", told)
+    reported = reply.head[1].value.get("version")
+    expect(reported == view.change_start, reply.where, f"metaData.version {view.change_start}", reported)
 
 
 @CHANGES.on_views(MUST, "0.13", formats=(DELTA,))
 def changes_in_delta_format_say_that_they_are_recorded(view: View) -> None:
     """The head's configuration has delta.enableChangeDataFeed, and the writer protocol allows it."""
-    told = whole(view).configuration.get("delta.enableChangeDataFeed")
-    expect(told == "true", whole(view).where, "delta.enableChangeDataFeed true", told)
+    reported = whole(view).configuration.get("delta.enableChangeDataFeed")
+    expect(reported == "true", whole(view).where, "delta.enableChangeDataFeed true", reported)
     protocol = whole(view).protocol
     version, features = protocol.get("minWriterVersion"), protocol.get("writerFeatures") or []
     fits = version in (4, 5, 6) or (version == 7 and "changeDataFeed" in features)
@@ -91,10 +91,10 @@ def changes_of_the_schema_are_told_when_asked_for(view: View) -> None:
     versions = view.versions_from(view.change_start)
     changed = view.with_another_schema(versions)
     if not changed:
-        raise NothingToTry("no table changed its schema within its changes")
+        raise NotApplicable("no table changed its schema within its changes")
     reply = view.changes(startingVersion=view.change_start, includeHistoricalMetadata="true")
-    told = {line.value.get("version") for line in reply.later if line.kind == "metaData"}
-    missing = sorted(changed - told)
+    reported = {line.value.get("version") for line in reply.later if line.kind == "metaData"}
+    missing = sorted(changed - reported)
     expect(not missing, reply.where, "a metaData line at each change of the schema", f"none at {missing}")
 
 
@@ -123,7 +123,7 @@ def changed_rows_tell_their_kind(view: View) -> None:
     """Files of changed rows have the column _change_type: insert, update_preimage, update_postimage or delete."""
     changed = [action for action in whole(view).actions if action.kind == "cdc"]
     if not changed:
-        raise NothingToTry("no version has files of changed rows")
+        raise NotApplicable("no version has files of changed rows")
     for action in changed[:3]:
         rows = read_parquet(view, action)
         expect("_change_type" in rows.column_names, action.where, "a column _change_type", rows.column_names)
@@ -141,7 +141,7 @@ def changes_add_up(view: View) -> None:
     """The rows of each version, with those inserted and without those deleted after it, are the next version's."""
     versions = view.versions_from(view.change_start)
     if len(versions) < 2:
-        raise NothingToTry("no range of changes has two versions")
+        raise NotApplicable("no range of changes has two versions")
     snapshots = {version: view.query(version=version) for version in versions}
     stored = _stored_files(view, [whole(view), *snapshots.values()])
     for earlier, version in pairwise(versions):
@@ -163,11 +163,11 @@ def changes_add_up(view: View) -> None:
 def changes_that_were_not_recorded_are_400(table: Table) -> None:
     """Changes of a table that does not record or share them are 400."""
     delta = table.view(DELTA)
-    answer = table.first_view.ask_changes({"startingVersion": 0})
+    response = table.first_view.ask_changes({"startingVersion": 0})
     # Clients go by the head that comes with the changes; of other formats' tables only that one tells it.
-    if answer.status == 200 and (delta is None or _records(delta.changes(startingVersion=0))):
-        raise NothingToTry("every table records its changes")
-    answer.refusal(400)
+    if response.status == 200 and (delta is None or _records(delta.changes(startingVersion=0))):
+        raise NotApplicable("every table records its changes")
+    response.refusal(400)
 
 
 def whole(view: View) -> Reply:
@@ -188,11 +188,11 @@ def _stored_files(view: View, replies: Iterable[Reply]) -> dict[str, pa.Table]:
     actions = {action.id: action for reply in replies for action in reply.actions}
     size = sum(action.size_bytes for action in actions.values())
     if any(action.vector for action in actions.values()) or size > LARGEST_BYTES:
-        raise NothingToTry(f"{view.table.name} is too large to compare, or has deletion vectors")
+        raise NotApplicable(f"{view.table.name} is too large to compare, or has deletion vectors")
     stored = {id: read_parquet(view, action) for id, action in actions.items()}
     rows = sum(table.num_rows for table in stored.values())
     if rows > MOST_ROWS:
-        raise NothingToTry(f"{view.table.name} is too large to compare: {rows} rows")
+        raise NotApplicable(f"{view.table.name} is too large to compare: {rows} rows")
     return stored
 
 
@@ -207,10 +207,10 @@ def _count_rows(
             kinds = rows.column("_change_type")
             for sign, of_sign in ((found.update, INSERTED), (found.subtract, DELETED)):
                 part = rows.filter(pc.is_in(kinds, pa.array(of_sign)))
-                sign(count_rows(rows_of(schema, action, part)))
+                sign(count_rows(select_rows(schema, action, part)))
         else:
             sign = found.subtract if action.kind == "remove" else found.update
-            sign(count_rows(rows_of(schema, action, rows)))
+            sign(count_rows(select_rows(schema, action, rows)))
     return found
 
 
@@ -255,7 +255,7 @@ def times_bound_a_range_too(view: View) -> None:
     """startingTimestamp is the first version at or after it, endingTimestamp the last at or before it."""
     times = {action.version: action.timestamp_ms for action in whole(view).actions}
     if not times:
-        raise NothingToTry("no changes tell their times")
+        raise NotApplicable("no changes tell their times")
     first, last = min(times), max(times)
     bounds = {"startingTimestamp": iso(times[first]), "endingTimestamp": iso(times[last])}
     reply = Reply(view.ask_changes(bounds))

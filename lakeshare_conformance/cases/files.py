@@ -15,28 +15,28 @@ from lakeshare_conformance.case import (
     PARQUET,
     SHOULD,
     URL,
-    Broken,
+    ExpectationFailed,
     Group,
-    NothingToTry,
+    NotApplicable,
     expect,
     expect_fields,
     expect_kind,
     one_of,
 )
-from lakeshare_conformance.client import Answer
-from lakeshare_conformance.ground import View
+from lakeshare_conformance.client import Response
 from lakeshare_conformance.reply import Action, Reply
 from lakeshare_conformance.rows import (
     LARGEST_BYTES,
     MAGIC,
-    broken_bound,
-    cardinality,
-    columns_of,
-    physical_name,
+    can_read_as,
+    count_marked_rows,
+    find_broken_bound,
+    get_columns,
+    get_physical_name,
     read_parquet,
-    reads_as,
-    unpack_inline,
+    unpack_inline_vector,
 )
+from lakeshare_conformance.targets import View
 
 DATA_FILES = Group("data-files", "The bytes behind the URLs")
 
@@ -85,11 +85,14 @@ def a_range_beyond_the_end_is_416(view: View) -> None:
 def head_tells_the_length_or_refuses(view: View) -> None:
     """HEAD of a URL is 200 with Content-Length, or 403, which clients survive."""
     for action in sample(view.snapshot):
-        answer = view.table.client.fetch(action.url, "HEAD").expect_status(200, 403)
-        if answer.status == 200:
-            length = answer.header("content-length")
+        response = view.table.client.fetch(action.url, "HEAD").expect_status(200, 403)
+        if response.status == 200:
+            length = response.header("content-length")
             expect(
-                length == str(action.size_bytes), answer.asked, f"Content-Length {action.size_bytes}", length
+                length == str(action.size_bytes),
+                response.request,
+                f"Content-Length {action.size_bytes}",
+                length,
             )
 
 
@@ -97,9 +100,12 @@ def head_tells_the_length_or_refuses(view: View) -> None:
 def head_tells_that_ranges_are_served(view: View) -> None:
     """HEAD of a URL is 200 with Accept-Ranges: bytes."""
     for action in sample(view.snapshot):
-        answer = view.table.client.fetch(action.url, "HEAD").expect_status(200)
+        response = view.table.client.fetch(action.url, "HEAD").expect_status(200)
         expect(
-            answer.header("accept-ranges") == "bytes", answer.asked, "Accept-Ranges: bytes", answer.summary
+            response.header("accept-ranges") == "bytes",
+            response.request,
+            "Accept-Ranges: bytes",
+            response.summary,
         )
 
 
@@ -109,9 +115,9 @@ def a_url_that_was_altered_is_refused(view: View) -> None:
     changes: tuple[Callable[[str], str], ...] = (_other_path, _other_signature, _no_signature)
     for action in sample(view.snapshot)[:1]:
         for change in changes:
-            answer = view.table.client.fetch(change(action.url))
-            where = f"{answer.asked} after {change.__name__.strip('_').replace('_', ' ')}"
-            expect(400 <= answer.status < 500, where, "a refusal by 4xx", answer.status)
+            response = view.table.client.fetch(change(action.url))
+            where = f"{response.request} after {change.__name__.strip('_').replace('_', ' ')}"
+            expect(400 <= response.status < 500, where, "a refusal by 4xx", response.status)
 
 
 @DATA_FILES.on_views(MUST, "2.7", "6.2")
@@ -121,12 +127,15 @@ def urls_end_no_sooner_than_told(view: View) -> None:
         (action, ends) for action in view.snapshot.actions if (ends := _url_ends_ms(action.url)) is not None
     ]
     if not tried or all(action.expires_ms is None for action, _ in tried):
-        raise NothingToTry("no URL states its end, or no file has expirationTimestamp")
+        raise NotApplicable("no URL states its end, or no file has expirationTimestamp")
     for action, ends in tried:
-        told = action.expires_ms
+        reported = action.expires_ms
         # URLs state whole seconds.
         expect(
-            told is None or told < ends + 1000, f"{action.where}, expirationTimestamp", f"up to {ends}", told
+            reported is None or reported < ends + 1000,
+            f"{action.where}, expirationTimestamp",
+            f"up to {ends}",
+            reported,
         )
 
 
@@ -142,32 +151,34 @@ def urls_are_for_reading_only(view: View) -> None:
         ("POST", {"If-None-Match": "*"}, content),
         ("DELETE", {"If-Match": '"lakeshare-conformance"'}, None),
     ):
-        answer = client.fetch(action.url, method, precondition, body)
-        is_refused = 400 <= answer.status < 500 and answer.status != PRECONDITION_FAILED
+        response = client.fetch(action.url, method, precondition, body)
+        is_refused = 400 <= response.status < 500 and response.status != PRECONDITION_FAILED
         expect(
-            is_refused or answer.status == NOT_IMPLEMENTED,
-            answer.asked,
+            is_refused or response.status == NOT_IMPLEMENTED,
+            response.request,
             "a refusal of the method",
-            answer.status,
+            response.status,
         )
     again = client.fetch(action.url).expect_status(200)
-    expect(again.body == content, again.asked, "the same bytes as before", f"{len(again.body)} bytes")
+    expect(again.body == content, again.request, "the same bytes as before", f"{len(again.body)} bytes")
 
 
 @DATA_FILES.on_views(MUST, "2.1", "2.2")
 def files_are_parquet_with_the_columns_of_the_schema(view: View) -> None:
     """Each file is Parquet; it has columns of the schema, of types that read as the schema's."""
-    columns = columns_of(view.snapshot)
-    stored = set(columns) - {physical_name(view.snapshot, name) for name in view.snapshot.partition_columns}
+    columns = get_columns(view.snapshot)
+    stored = set(columns) - {
+        get_physical_name(view.snapshot, name) for name in view.snapshot.partition_columns
+    }
     for action in sample(view.snapshot):
         # Files may have other columns beside: of an older schema, or the writer's own.
         found = read_parquet(view, action).schema
         known = [name for name in found.names if name in stored]
         expect(bool(known) or not stored, action.where, f"a file with some of {sorted(stored)}", found.names)
         for name in known:
-            told, kind = columns[name]
-            is_fit = reads_as(found.field(name).type, kind)
-            expect(is_fit, f"{action.where}, column {told}", f"a {kind}", str(found.field(name).type))
+            reported, kind = columns[name]
+            is_fit = can_read_as(found.field(name).type, kind)
+            expect(is_fit, f"{action.where}, column {reported}", f"a {kind}", str(found.field(name).type))
 
 
 @DATA_FILES.on_views(MUST, "2.1", "1.7")
@@ -175,10 +186,10 @@ def statistics_count_the_rows(view: View) -> None:
     """stats.numRecords is the number of rows in the file."""
     tried = [action for action in sample(view.snapshot) if "numRecords" in (action.stats or {})]
     if not tried:
-        raise NothingToTry("no file tells numRecords")
+        raise NotApplicable("no file tells numRecords")
     for action in tried:
-        told, found = (action.stats or {})["numRecords"], read_parquet(view, action).num_rows
-        expect(told == found, f"{action.where}, stats.numRecords", str(found), told)
+        reported, found = (action.stats or {})["numRecords"], read_parquet(view, action).num_rows
+        expect(reported == found, f"{action.where}, stats.numRecords", str(found), reported)
 
 
 @DATA_FILES.on_views(MUST, "2.1", "0.15")
@@ -186,9 +197,9 @@ def statistics_hold_the_rows(view: View) -> None:
     """No value of a file lies outside its minValues and maxValues, and nullCount is the number of nulls."""
     tried = [action for action in sample(view.snapshot) if action.stats]
     if not tried:
-        raise NothingToTry("no file has statistics")
+        raise NotApplicable("no file has statistics")
     for action in tried:
-        found = broken_bound(action.stats or {}, read_parquet(view, action), view.snapshot)
+        found = find_broken_bound(action.stats or {}, read_parquet(view, action), view.snapshot)
         expect(found is None, f"{action.where}, stats", "bounds around every value", found)
 
 
@@ -199,11 +210,11 @@ def sample(reply: Reply) -> list[Action]:
         NothingToTry: there are none, or they are too large to fetch.
     """
     if not reply.actions:
-        raise NothingToTry("no table has files")
+        raise NotApplicable("no table has files")
     found = sorted(reply.actions, key=lambda action: action.size_bytes)[:MOST_FILES]
     found = [action for action in found if action.size_bytes <= LARGEST_BYTES]
     if not found:
-        raise NothingToTry(f"every file is larger than {LARGEST_BYTES} bytes")
+        raise NotApplicable(f"every file is larger than {LARGEST_BYTES} bytes")
     return found
 
 
@@ -214,21 +225,23 @@ def a_file_is_served(view: View, action: Action) -> None:
 
 
 def _expect_whole(view: View, action: Action) -> None:
-    answer = view.table.client.fetch(action.url).expect_status(200)
-    size = len(answer.body)
-    expect(size == action.size_bytes, answer.asked, f"{action.size_bytes} bytes", size)
+    response = view.table.client.fetch(action.url).expect_status(200)
+    size = len(response.body)
+    expect(size == action.size_bytes, response.request, f"{action.size_bytes} bytes", size)
 
 
-def _expect_part(view: View, action: Action, asked: str, whole: bytes, first: int, last: int) -> Answer:
-    answer = view.table.client.fetch(action.url, headers={"Range": asked}).expect_status(206)
+def _expect_part(view: View, action: Action, request: str, whole: bytes, first: int, last: int) -> Response:
+    response = view.table.client.fetch(action.url, headers={"Range": request}).expect_status(206)
     wanted = whole[first : last + 1]
     where = f"bytes {first}-{last}/{len(whole)}"
-    told = answer.header("content-range")
-    expect(told.strip() == where, answer.asked, f"Content-Range: {where}", told)
-    length = answer.header("content-length")
-    expect(length == str(len(wanted)), answer.asked, f"Content-Length {len(wanted)}", length)
-    expect(answer.body == wanted, answer.asked, "the bytes of that range", f"{len(answer.body)} others")
-    return answer
+    reported = response.header("content-range")
+    expect(reported.strip() == where, response.request, f"Content-Range: {where}", reported)
+    length = response.header("content-length")
+    expect(length == str(len(wanted)), response.request, f"Content-Length {len(wanted)}", length)
+    expect(
+        response.body == wanted, response.request, "the bytes of that range", f"{len(response.body)} others"
+    )
+    return response
 
 
 def _url_ends_ms(url: str) -> int | None:
@@ -299,7 +312,7 @@ def stored_vectors_have_an_id(view: View) -> None:
         action.id: action for action, vector in _vectors(view.snapshot) if vector["storageType"] != INLINE
     }
     if not stored:
-        raise NothingToTry("no deletion vector is stored in a file")
+        raise NotApplicable("no deletion vector is stored in a file")
     ids = {}
     for action in stored.values():
         expect_fields(action.where, action.outer, {"deletionVectorFileId": NAME}, {})
@@ -323,7 +336,7 @@ def vectors_can_be_read(view: View) -> None:
         content = _inline(where, vector) if vector["storageType"] == INLINE else _stored(view, where, vector)
         magic = content[:4]
         expect(magic == MAGIC, where, f"the magic number {MAGIC.hex()}", magic.hex())
-        found = cardinality(content)
+        found = count_marked_rows(content)
         expect(found == vector["cardinality"], where, f"{vector['cardinality']} deleted rows", found)
 
 
@@ -341,11 +354,11 @@ def tables_with_features_are_paged_and_streamed(view: View) -> None:
     """Tables with deletion vectors or mapped columns are answered in pages, and in windows where history is shared."""
     is_mapped = view.snapshot.is_mapped
     if not is_mapped and not any(action.vector for action in view.snapshot.actions):
-        raise NothingToTry("no table has deletion vectors or mapped columns")
+        raise NotApplicable("no table has deletion vectors or mapped columns")
     view.ask({"maxFiles": 1}).expect_status(200)
     try:
         versions = view.versions
-    except NothingToTry:
+    except NotApplicable:
         return
     view.ask({"startingVersion": versions[-1]}).expect_status(200)
 
@@ -353,15 +366,15 @@ def tables_with_features_are_paged_and_streamed(view: View) -> None:
 def _vectors(reply: Reply) -> list[tuple[Action, dict[str, Any]]]:
     found = [(action, action.vector) for action in reply.actions if action.vector is not None]
     if not found:
-        raise NothingToTry("no table has deletion vectors")
+        raise NotApplicable("no table has deletion vectors")
     return found
 
 
 def _inline(where: str, vector: dict[str, Any]) -> bytes:
     try:
-        content = unpack_inline(vector["pathOrInlineDv"])
+        content = unpack_inline_vector(vector["pathOrInlineDv"])
     except ValueError as error:
-        raise Broken(where, "pathOrInlineDv in Z85", vector["pathOrInlineDv"]) from error
+        raise ExpectationFailed(where, "pathOrInlineDv in Z85", vector["pathOrInlineDv"]) from error
     size = vector["sizeInBytes"]
     expect(len(content) >= size, where, f"{size} bytes", len(content))
     return content[:size]
@@ -369,14 +382,17 @@ def _inline(where: str, vector: dict[str, Any]) -> bytes:
 
 def _stored(view: View, where: str, vector: dict[str, Any]) -> bytes:
     offset, size = int(vector.get("offset") or 0), int(vector["sizeInBytes"])
-    answer = view.table.client.fetch(vector["pathOrInlineDv"]).expect_status(200)
+    response = view.table.client.fetch(vector["pathOrInlineDv"]).expect_status(200)
     expect(
-        answer.body[:1] == bytes([FORMAT_VERSION]), answer.asked, "format version 1", answer.body[:1].hex()
+        response.body[:1] == bytes([FORMAT_VERSION]),
+        response.request,
+        "format version 1",
+        response.body[:1].hex(),
     )
-    framed = answer.body[offset : offset + size + 8]
-    expect(len(framed) == size + 8, answer.asked, f"{size + 8} bytes from {offset}", len(framed))
-    told, content, checksum = framed[:4], framed[4:-4], framed[-4:]
-    expect(struct.unpack(">I", told)[0] == size, where, f"the length {size} at {offset}", told.hex())
+    framed = response.body[offset : offset + size + 8]
+    expect(len(framed) == size + 8, response.request, f"{size + 8} bytes from {offset}", len(framed))
+    reported, content, checksum = framed[:4], framed[4:-4], framed[-4:]
+    expect(struct.unpack(">I", reported)[0] == size, where, f"the length {size} at {offset}", reported.hex())
     wanted = struct.pack(">I", zlib.crc32(content))
     expect(checksum == wanted, where, f"the checksum {wanted.hex()}", checksum.hex())
     return content
@@ -390,22 +406,22 @@ HEADER = "fileidhash"
 @FILE_IDS.on_views(MUST, "1.12", "6.2")
 def the_scheme_of_ids_is_echoed(view: View) -> None:
     """fileidhash parquet or delta, in any case, is echoed in lower case: who sent it insists on it."""
-    for asked in (PARQUET, DELTA, "Parquet", "DELTA"):
-        _expect_echo(view.ask({}, **{HEADER: asked}), asked)
+    for request in (PARQUET, DELTA, "Parquet", "DELTA"):
+        _expect_echo(view.ask({}, **{HEADER: request}), request)
 
 
 @FILE_IDS.on_views(MUST, "1.12", "1.8")
 def the_scheme_of_ids_is_echoed_with_changes(view: View) -> None:
     """fileidhash is echoed with changes, too."""
-    for asked in (PARQUET, DELTA):
-        _expect_echo(view.ask_changes({"startingVersion": view.change_start}, **{HEADER: asked}), asked)
+    for request in (PARQUET, DELTA):
+        _expect_echo(view.ask_changes({"startingVersion": view.change_start}, **{HEADER: request}), request)
 
 
 @FILE_IDS.on_views(MUST, "1.12", "0.19")
 def other_schemes_are_400(view: View) -> None:
     """Any other fileidhash is 400, also an empty one."""
-    for asked in ("md5", "", "parquet,delta"):
-        view.ask({}, **{HEADER: asked}).refusal(400)
+    for request in ("md5", "", "parquet,delta"):
+        view.ask({}, **{HEADER: request}).refusal(400)
 
 
 @FILE_IDS.on_views(MUST, "1.12", "2.6", formats=(DELTA,))
@@ -413,7 +429,7 @@ def the_scheme_chooses_the_ids(view: View) -> None:
     """With fileidhash both formats answer the same ids for the same files; without it, those of their own format."""
     other = view.table.view(PARQUET)
     if other is None:
-        raise NothingToTry("no table is served in both formats")
+        raise NotApplicable("no table is served in both formats")
     for scheme, native in ((PARQUET, other), (DELTA, view)):
         for one in (view, other):
             reply = Reply(one.ask({}, **{HEADER: scheme}))
@@ -425,6 +441,6 @@ def the_scheme_chooses_the_ids(view: View) -> None:
             )
 
 
-def _expect_echo(answer: Answer, asked: str) -> None:
-    told = answer.expect_status(200).header(HEADER)
-    expect(told == asked.lower(), answer.asked, f"{HEADER}: {asked.lower()}", told)
+def _expect_echo(response: Response, request: str) -> None:
+    reported = response.expect_status(200).header(HEADER)
+    expect(reported == request.lower(), response.request, f"{HEADER}: {request.lower()}", reported)

@@ -14,13 +14,13 @@ from lakeshare_conformance.case import (
     Fields,
     Group,
     Kind,
-    NothingToTry,
+    NotApplicable,
+    bounded_text,
     expect,
     expect_fields,
     one_of,
-    text_up_to,
 )
-from lakeshare_conformance.ground import Server, Table, at, page_of, pages
+from lakeshare_conformance.targets import Server, Table, list_pages, make_path, parse_page
 
 LISTINGS = Group("listings", "Shares, schemas and tables: what the listings say")
 
@@ -40,8 +40,8 @@ MODES = Kind(
 )
 OF_SHARE: Fields = {
     "id": NAME,
-    "displayName": text_up_to(LONGEST_NAME),
-    "comment": text_up_to(65_536),
+    "displayName": bounded_text(LONGEST_NAME),
+    "comment": bounded_text(65_536),
     "properties": PROPERTIES,
 }
 OF_TABLE: Fields = {
@@ -57,11 +57,14 @@ OF_TABLE: Fields = {
 def listings_are_json(server: Server) -> None:
     """Listings are application/json with charset utf-8: an object with items, and nextPageToken if there are more."""
     for path in server.listings:
-        answer = server.client.ask("GET", path)
-        answer.object()
-        kind = answer.header("content-type").lower().replace(" ", "")
+        response = server.client.ask("GET", path)
+        response.object()
+        kind = response.header("content-type").lower().replace(" ", "")
         expect(
-            kind == "application/json;charset=utf-8", answer.asked, "application/json; charset=utf-8", kind
+            kind == "application/json;charset=utf-8",
+            response.request,
+            "application/json; charset=utf-8",
+            kind,
         )
 
 
@@ -76,7 +79,7 @@ def shares_have_the_documented_fields(server: Server) -> None:
 def schemas_name_themselves_and_their_share(server: Server) -> None:
     """A schema has a name and the name of its share."""
     for share in server.shares:
-        path = f"{at(share)}/schemas"
+        path = f"{make_path(share)}/schemas"
         for item in server.items(path):
             expect_fields(f"an item of {path}", item, {"name": NAME, "share": NAME}, {})
             expect(item["share"].lower() == share.lower(), f"an item of {path}", f"share {share}", item)
@@ -113,17 +116,24 @@ def a_share_is_told_as_it_is_listed(server: Server) -> None:
     """Get Share answers the listed item, under the key share."""
     listed = {str(item.get("name")): item for item in server.items("/shares")}
     for share in server.shares:
-        answer = server.client.ask("GET", at(share))
-        expect(answer.object() == {"share": listed[share]}, answer.asked, str(listed[share]), answer.summary)
+        response = server.client.ask("GET", make_path(share))
+        expect(
+            response.object() == {"share": listed[share]},
+            response.request,
+            str(listed[share]),
+            response.summary,
+        )
 
 
 @LISTINGS.on_server(MUST, "1.1", "1.4")
 def all_tables_are_the_tables_of_all_schemas(server: Server) -> None:
     """all-tables lists exactly what the listings of the share's schemas list."""
     for share in server.shares:
-        path = f"{at(share)}/all-tables"
+        path = f"{make_path(share)}/all-tables"
         one_by_one = [
-            item for schema in server.schemas(share) for item in server.items(f"{at(share, schema)}/tables")
+            item
+            for schema in server.schemas(share)
+            for item in server.items(f"{make_path(share, schema)}/tables")
         ]
         found = sorted(map(_place, server.items(path)))
         expect(
@@ -138,7 +148,7 @@ def all_tables_are_the_tables_of_all_schemas(server: Server) -> None:
 def ids_are_unique_and_stay(server: Server) -> None:
     """Ids of shares are unique on the server, those of tables in their share; asked again, they are the same."""
     for share in server.shares:
-        path = f"{at(share)}/all-tables"
+        path = f"{make_path(share)}/all-tables"
         items = server.items(path)
         again = server.client.ask("GET", path).object().get("items") or []
         ids = [item["id"] for item in items if item.get("id") is not None]
@@ -160,19 +170,22 @@ def names_are_read_in_any_case(server: Server) -> None:
     """Names in URLs are case-insensitive."""
     for share in server.shares:
         for schema in server.schemas(share):
-            path = f"{at(share.swapcase(), schema.swapcase())}/tables"
-            answer = server.client.ask("GET", path)
-            found = sorted(map(_place, answer.object().get("items") or []))
-            wanted = sorted(map(_place, server.items(f"{at(share, schema)}/tables")))
+            path = f"{make_path(share.swapcase(), schema.swapcase())}/tables"
+            response = server.client.ask("GET", path)
+            found = sorted(map(_place, response.object().get("items") or []))
+            wanted = sorted(map(_place, server.items(f"{make_path(share, schema)}/tables")))
             expect(
-                set(found) <= set(wanted) and bool(found) == bool(wanted), answer.asked, str(wanted), found
+                set(found) <= set(wanted) and bool(found) == bool(wanted),
+                response.request,
+                str(wanted),
+                found,
             )
 
 
 @LISTINGS.on_tables(MUST, "1.0", "1.5")
 def names_of_tables_are_read_in_any_case(table: Table) -> None:
     """A table is found by its names in any case."""
-    path = at(*(name.swapcase() for name in table.names))
+    path = make_path(*(name.swapcase() for name in table.names))
     table.client.ask("GET", f"{path}/version").expect_status(200)
 
 
@@ -190,10 +203,10 @@ def names_are_percent_decoded_once(table: Table) -> None:
 def what_is_not_there_is_404(server: Server) -> None:
     """An unknown share, schema or table is 404, in JSON."""
     missing = "lakeshare_conformance_no_such_name"
-    paths = [at(missing), f"{at(missing)}/schemas", f"{at(missing)}/all-tables"]
+    paths = [make_path(missing), f"{make_path(missing)}/schemas", f"{make_path(missing)}/all-tables"]
     for share in server.shares:
-        paths.append(f"{at(share, missing)}/tables")
-        paths += [f"{at(share, schema, missing)}/version" for schema in server.schemas(share)]
+        paths.append(f"{make_path(share, missing)}/tables")
+        paths += [f"{make_path(share, schema, missing)}/version" for schema in server.schemas(share)]
     for path in paths:
         server.client.ask("GET", path).refusal(404)
 
@@ -202,7 +215,11 @@ def what_is_not_there_is_404(server: Server) -> None:
 def a_table_is_found_in_its_own_place_only(table: Table) -> None:
     """A table asked for in another share or schema is 404 for each of its calls."""
     share, schema, name = table.names
-    for path in (at(share, f"{schema}_", name), at(f"{share}_", schema, name), at(share, schema, f"{name}_")):
+    for path in (
+        make_path(share, f"{schema}_", name),
+        make_path(f"{share}_", schema, name),
+        make_path(share, schema, f"{name}_"),
+    ):
         table.client.ask("GET", f"{path}/version").refusal(404)
         table.client.ask("GET", f"{path}/metadata").refusal(404)
         table.client.ask("POST", f"{path}/query", body={}).refusal(404)
@@ -212,28 +229,36 @@ def a_table_is_found_in_its_own_place_only(table: Table) -> None:
 @LISTINGS.on_server(SHOULD, "4")
 def what_is_not_there_is_told_by_its_code(server: Server) -> None:
     """The errorCode of a 404 is RESOURCE_DOES_NOT_EXIST."""
-    answer = server.client.ask("GET", at("lakeshare_conformance_no_such_name"))
-    answer.refusal(404)
+    response = server.client.ask("GET", make_path("lakeshare_conformance_no_such_name"))
+    response.refusal(404)
     expect(
-        b'"RESOURCE_DOES_NOT_EXIST"' in answer.body, answer.asked, "RESOURCE_DOES_NOT_EXIST", answer.summary
+        b'"RESOURCE_DOES_NOT_EXIST"' in response.body,
+        response.request,
+        "RESOURCE_DOES_NOT_EXIST",
+        response.summary,
     )
 
 
 @LISTINGS.on_tables(OPTIONAL, "9")
 def a_table_tells_its_format(table: Table) -> None:
     """OpenSharing's Get Table answers the table's names and its format: delta, iceberg, or both."""
-    answer = table.ask("GET")
-    if answer.status in (404, 405, 501):
-        raise NothingToTry("the server does not know Get Table")
-    item = answer.object()
+    response = table.ask("GET")
+    if response.status in (404, 405, 501):
+        raise NotApplicable("the server does not know Get Table")
+    item = response.object()
     formats = one_of("delta", "iceberg", "delta,iceberg", "iceberg,delta")
     required = {"name": NAME, "schema": NAME, "share": NAME, "format": formats}
-    expect_fields(answer.asked, item | {"format": str(item.get("format", "")).replace(" ", "")}, required, {})
+    expect_fields(
+        response.request, item | {"format": str(item.get("format", "")).replace(" ", "")}, required, {}
+    )
     names = tuple(str(item[part]).lower() for part in ("share", "schema", "name"))
     expect(
-        names == tuple(name.lower() for name in table.names), answer.asked, f"the names {table.name}", item
+        names == tuple(name.lower() for name in table.names),
+        response.request,
+        f"the names {table.name}",
+        item,
     )
-    expect_fields(answer.asked, item, {}, {"id": TEXT, "shareId": TEXT})
+    expect_fields(response.request, item, {}, {"id": TEXT, "shareId": TEXT})
 
 
 @LISTINGS.on_tables(SHOULD, "1.1")
@@ -246,8 +271,8 @@ def a_listed_table_can_be_read(table: Table) -> None:
 def _table_items(server: Server) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for share in server.shares:
         paths = [
-            f"{at(share)}/all-tables",
-            *(f"{at(share, schema)}/tables" for schema in server.schemas(share)),
+            f"{make_path(share)}/all-tables",
+            *(f"{make_path(share, schema)}/tables" for schema in server.schemas(share)),
         ]
         for path in paths:
             for item in server.items(path):
@@ -277,7 +302,7 @@ def pages_of_one_give_every_item_once(server: Server) -> None:
     """With maxResults=1 every page holds at most one item, and all pages together the whole listing, each item once."""
     for path in server.listings:
         found = []
-        for page in pages(server.client, path, maxResults=1):
+        for page in list_pages(server.client, path, maxResults=1):
             expect(len(page) <= 1, f"GET {path}?maxResults=1", "at most one item on a page", page)
             found += page
         expect(found == server.items(path), f"GET {path}?maxResults=1", "the listing, item by item", found)
@@ -287,9 +312,9 @@ def pages_of_one_give_every_item_once(server: Server) -> None:
 def a_page_of_none_is_allowed(server: Server) -> None:
     """maxResults=0 is answered with no items."""
     for path in server.listings:
-        answer = server.client.ask("GET", path, params={"maxResults": 0})
-        items, _ = page_of(answer)
-        expect(not items, answer.asked, "no items", items)
+        response = server.client.ask("GET", path, params={"maxResults": 0})
+        items, _ = parse_page(response)
+        expect(not items, response.request, "no items", items)
 
 
 @LISTING_PAGES.on_server(MUST, "1.0")
@@ -303,10 +328,13 @@ def a_listing_ends(server: Server) -> None:
 def a_token_goes_on_without_a_size(server: Server) -> None:
     """A token is good for a request without maxResults: it gives the rest."""
     path, token = _listing_with_a_token(server)
-    answer = server.client.ask("GET", path, params={"pageToken": token})
-    items, _ = page_of(answer)
+    response = server.client.ask("GET", path, params={"pageToken": token})
+    items, _ = parse_page(response)
     expect(
-        items == server.items(path)[1:][: len(items)] != [], answer.asked, "the items after the first", items
+        items == server.items(path)[1:][: len(items)] != [],
+        response.request,
+        "the items after the first",
+        items,
     )
 
 
@@ -314,8 +342,8 @@ def a_token_goes_on_without_a_size(server: Server) -> None:
 def a_token_nobody_gave_is_400(server: Server) -> None:
     """A page token that the server did not give is 400."""
     for token in ("nonsense", "AAAA", "%", "é", "x" * 5000):
-        answer = server.client.ask("GET", "/shares", params={"pageToken": token, "maxResults": 1})
-        answer.refusal(400)
+        response = server.client.ask("GET", "/shares", params={"pageToken": token, "maxResults": 1})
+        response.refusal(400)
 
 
 @LISTING_PAGES.on_server(SHOULD, "1.0")
@@ -338,14 +366,14 @@ def sizes_that_are_none_are_400(server: Server) -> None:
 def unknown_parameters_are_ignored(server: Server) -> None:
     """A parameter the server does not know changes nothing."""
     for path in server.listings:
-        answer = server.client.ask("GET", path, params={"lakeshareConformance": "1"})
-        items, _ = page_of(answer)
-        expect(items == server.items(path)[: len(items)], answer.asked, "the same listing", items)
+        response = server.client.ask("GET", path, params={"lakeshareConformance": "1"})
+        items, _ = parse_page(response)
+        expect(items == server.items(path)[: len(items)], response.request, "the same listing", items)
 
 
 def _listing_with_a_token(server: Server) -> tuple[str, str]:
     for path in server.listings:
-        items, token = page_of(server.client.ask("GET", path, params={"maxResults": 1}))
+        items, token = parse_page(server.client.ask("GET", path, params={"maxResults": 1}))
         if items and token:
             return path, token
-    raise NothingToTry("no listing has two items")
+    raise NotApplicable("no listing has two items")

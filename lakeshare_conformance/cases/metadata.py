@@ -15,13 +15,13 @@ from lakeshare_conformance.case import (
     TEXTS,
     Fields,
     Group,
-    NothingToTry,
+    NotApplicable,
     expect,
     expect_fields,
 )
-from lakeshare_conformance.client import CAPABILITIES, Answer
-from lakeshare_conformance.ground import ANNOUNCED, FEATURES, Table, View
+from lakeshare_conformance.client import CAPABILITIES, Response
 from lakeshare_conformance.reply import HEAD, Reply
+from lakeshare_conformance.targets import ANNOUNCED, FEATURES, Table, View
 
 METADATA_GROUP = Group("metadata", "The protocol and metaData lines")
 
@@ -84,7 +84,7 @@ def metadata_is_two_lines_whatever_is_announced(view: View) -> None:
 def table_answers_are_ndjson(view: View) -> None:
     """Metadata and query are application/x-ndjson with charset utf-8."""
     for reply in (view.metadata, view.snapshot):
-        kind = reply.answer.header("content-type").lower().replace(" ", "")
+        kind = reply.response.header("content-type").lower().replace(" ", "")
         expect(
             kind == "application/x-ndjson;charset=utf-8",
             reply.where,
@@ -96,8 +96,8 @@ def table_answers_are_ndjson(view: View) -> None:
 @METADATA_GROUP.on_views(SHOULD, "1.7", "6.2")
 def a_query_begins_with_the_same_head(view: View) -> None:
     """A query's first two lines say what the metadata call says."""
-    asked, told = view.snapshot.head, view.metadata.head
-    for line, other in zip(asked, told, strict=True):
+    request, reported = view.snapshot.head, view.metadata.head
+    for line, other in zip(request, reported, strict=True):
         expect(line.value == other.value, line.where, str(other.value), line.value)
 
 
@@ -164,11 +164,13 @@ def metadata_tells_size_and_number_of_files(view: View) -> None:
 @METADATA_GROUP.on_views(MUST, "2.1", "2.2")
 def size_and_number_of_files_are_true(view: View) -> None:
     """numFiles and size are the number and the bytes of the files that the query answers."""
-    told, actions = view.snapshot.head[1].value, view.snapshot.actions
+    reported, actions = view.snapshot.head[1].value, view.snapshot.actions
     found = {"numFiles": len(actions), "size": sum(action.size_bytes for action in actions)}
     for name, value in found.items():
-        if told.get(name) is not None:
-            expect(told[name] == value, f"{view.snapshot.where}, metaData.{name}", str(value), told[name])
+        if reported.get(name) is not None:
+            expect(
+                reported[name] == value, f"{view.snapshot.where}, metaData.{name}", str(value), reported[name]
+            )
 
 
 @METADATA_GROUP.on_views(MUST, "2.2", formats=(DELTA,))
@@ -208,7 +210,7 @@ def reader_features_stand_in_both_lists(view: View) -> None:
 def the_writer_protocol_fits_the_change_data_feed(view: View) -> None:
     """With delta.enableChangeDataFeed the writer version is 4 to 6, or 7 with changeDataFeed."""
     if view.metadata.configuration.get("delta.enableChangeDataFeed") != "true":
-        raise NothingToTry("no table in delta format has the change data feed on")
+        raise NotApplicable("no table in delta format has the change data feed on")
     version = view.metadata.protocol.get("minWriterVersion")
     fits = version in (4, 5, 6) or (version == 7 and "changeDataFeed" in _features(view, "writerFeatures"))
     expect(
@@ -223,9 +225,11 @@ def the_writer_protocol_fits_the_change_data_feed(view: View) -> None:
 def the_format_is_told(view: View) -> None:
     """The header delta-sharing-capabilities tells the format in lower case; without it the format is parquet."""
     for reply in (view.metadata, view.snapshot):
-        told = reply.answer.headers.get(CAPABILITIES)
-        is_told = f"responseformat={view.format}" in (told or "") or (told is None and view.format == PARQUET)
-        expect(is_told, reply.where, f"{CAPABILITIES} with responseformat={view.format}", told or "none")
+        reported = reply.response.headers.get(CAPABILITIES)
+        is_told = f"responseformat={view.format}" in (reported or "") or (
+            reported is None and view.format == PARQUET
+        )
+        expect(is_told, reply.where, f"{CAPABILITIES} with responseformat={view.format}", reported or "none")
         inner = "deltaProtocol" in reply.head[0].value
         expect(
             inner == (view.format == DELTA),
@@ -293,20 +297,20 @@ LONG_AGO, FAR_AHEAD = "1970-01-02T00:00:00Z", "2999-01-01T00:00:00Z"
 def the_version_is_a_header(table: Table) -> None:
     """The version call answers 200 with the header Delta-Table-Version, a whole number, and an empty body."""
     table.expect_readable()
-    answer = table.version().expect_status(200)
-    expect(answer.version >= 0, answer.asked, "a version from 0", answer.version)
-    expect(answer.body == b"", answer.asked, "an empty body", answer.summary)
+    response = table.version().expect_status(200)
+    expect(response.version >= 0, response.request, "a version from 0", response.version)
+    expect(response.body == b"", response.request, "an empty body", response.summary)
 
 
 @VERSIONS.on_tables(OPTIONAL, "1.1", "1.5")
 def head_of_a_table_tells_its_version(table: Table) -> None:
     """HEAD of the table, which old clients send, answers the same header."""
     table.expect_readable()
-    answer = table.ask("HEAD")
-    if answer.status in (404, 405, 501):
-        raise NothingToTry("the server does not answer HEAD of a table")
-    version = answer.expect_status(200).version
-    expect(version == table.latest, answer.asked, f"version {table.latest}", version)
+    response = table.ask("HEAD")
+    if response.status in (404, 405, 501):
+        raise NotApplicable("the server does not answer HEAD of a table")
+    version = response.expect_status(200).version
+    expect(version == table.latest, response.request, f"version {table.latest}", version)
 
 
 @VERSIONS.on_views(MUST, "1.0", "1.6", "1.7", "6.2")
@@ -319,13 +323,13 @@ def all_calls_tell_one_version(view: View) -> None:
 @VERSIONS.on_views(MUST, "1.5")
 def the_first_version_since_a_time_is_found(view: View) -> None:
     """startingTimestamp gives the earliest version at or after it: the first one for a time before all of them."""
-    answer = view.table.version(startingTimestamp=LONG_AGO)
+    response = view.table.version(startingTimestamp=LONG_AGO)
     versions = view.versions
     expect(
-        answer.expect_status(200).version <= versions[0],
-        answer.asked,
+        response.expect_status(200).version <= versions[0],
+        response.request,
         f"at most {versions[0]}",
-        answer.version,
+        response.version,
     )
 
 
@@ -350,8 +354,8 @@ def a_time_may_have_an_offset_and_fractions(view: View) -> None:
         view.table.version(startingTimestamp=LONG_AGO).expect_status(200).version if view.versions else -1
     )
     for text in ("1970-01-02T00:00:00.123Z", "1970-01-02T00:00:00-08:00", "1970-01-02T05:30:00.000001+05:30"):
-        answer = view.table.version(startingTimestamp=text).expect_status(200)
-        expect(answer.version == wanted, answer.asked, f"version {wanted}", answer.version)
+        response = view.table.version(startingTimestamp=text).expect_status(200)
+        expect(response.version == wanted, response.request, f"version {wanted}", response.version)
 
 
 @VERSIONS.on_tables(SHOULD, "1.0")
@@ -369,11 +373,11 @@ SNAPSHOT_FEATURES_OF_PYTHON = "deletionvectors,columnmapping,timestampntz"
 def clients_that_ask_for_nothing_get_parquet(table: Table) -> None:
     """Without the header, or with responseformat=parquet, the answer is in parquet format or a refusal by 400."""
     for announced in (None, "responseformat=parquet", "", "asyncquery=false"):
-        for answer in (table.metadata(announced), table.query({"limitHint": 0}, announced)):
-            if answer.status != 200:
-                answer.refusal(400)
+        for response in (table.metadata(announced), table.query({"limitHint": 0}, announced)):
+            if response.status != 200:
+                response.refusal(400)
             else:
-                expect(_format(answer) == PARQUET, answer.asked, "parquet format", _format(answer))
+                expect(_format(response) == PARQUET, response.request, "parquet format", _format(response))
 
 
 @NEGOTIATION.on_tables(MUST, "1.11", "2.5")
@@ -385,12 +389,12 @@ def the_order_of_formats_means_nothing(table: Table) -> None:
         for formats in ("parquet,delta", "delta,parquet")
     ]
     answers = [
-        answer for text in lists for answer in (table.metadata(text), table.query({"limitHint": 0}, text))
+        response for text in lists for response in (table.metadata(text), table.query({"limitHint": 0}, text))
     ]
-    formats = {_format(answer.expect_status(200)) for answer in answers}
+    formats = {_format(response.expect_status(200)) for response in answers}
     expect(
         len(formats) == 1 and formats <= {PARQUET, DELTA},
-        answers[0].asked,
+        answers[0].request,
         "one format for all",
         sorted(formats),
     )
@@ -400,13 +404,13 @@ def the_order_of_formats_means_nothing(table: Table) -> None:
 def the_python_client_finds_its_format(table: Table) -> None:
     """What the metadata call chooses of delta,parquet the query answers, as the Python client relies on."""
     both = f"responseformat=delta,parquet;readerfeatures={SNAPSHOT_FEATURES_OF_PYTHON}"
-    answer = table.metadata(both)
-    if answer.status == 400:
-        raise NothingToTry(f"{table.name} needs features that the Python client lacks")
-    format = _format(answer.expect_status(200))
+    response = table.metadata(both)
+    if response.status == 400:
+        raise NotApplicable(f"{table.name} needs features that the Python client lacks")
+    format = _format(response.expect_status(200))
     alone = f"responseformat=delta;readerfeatures={SNAPSHOT_FEATURES_OF_PYTHON}" if format == DELTA else None
     query = table.query({}, alone).expect_status(200)
-    expect(_format(query) == format, query.asked, f"{format} format, as metadata chose", _format(query))
+    expect(_format(query) == format, query.request, f"{format} format, as metadata chose", _format(query))
 
 
 @NEGOTIATION.on_views(MUST, "1.11", formats=(DELTA,))
@@ -419,8 +423,13 @@ def capabilities_are_read_in_any_case(view: View) -> None:
         f"lakeshare=1,2;{announced};x",
         announced.replace(";", " ; "),
     ):
-        for answer in (view.table.metadata(text), view.table.query({"limitHint": 0}, text)):
-            expect(_format(answer.expect_status(200)) == DELTA, answer.asked, "delta format", _format(answer))
+        for response in (view.table.metadata(text), view.table.query({"limitHint": 0}, text)):
+            expect(
+                _format(response.expect_status(200)) == DELTA,
+                response.request,
+                "delta format",
+                _format(response),
+            )
 
 
 @NEGOTIATION.on_tables(MUST, "1.11", "0.19")
@@ -434,46 +443,46 @@ def a_header_that_makes_no_sense_is_no_fault_of_the_server(table: Table) -> None
         ";" * 5000,
         "a=" + "b," * 3000,
     ):
-        for answer in (table.metadata(text), table.query({"limitHint": 0}, text)):
-            if answer.status != 200:
-                answer.refusal(400, 413, 431)
+        for response in (table.metadata(text), table.query({"limitHint": 0}, text)):
+            if response.status != 200:
+                response.refusal(400, 413, 431)
 
 
 @NEGOTIATION.on_views(MUST, "2.5", "0.19", formats=(DELTA,))
 def features_the_client_lacks_are_refused(view: View) -> None:
     """Delta lines that need reader features go to no client that does not announce them: 400."""
-    answer = _query_without_features(view)
-    if answer.status == 200:
+    response = _query_without_features(view)
+    if response.status == 200:
         # Features that this snapshot makes no use of may be left out of its protocol.
-        needed = _needed(Reply(answer))
-        expect(not needed, answer.asked, "a refusal, or lines without reader features", needed)
+        needed = _needed(Reply(response))
+        expect(not needed, response.request, "a refusal, or lines without reader features", needed)
     else:
-        answer.refusal(400)
+        response.refusal(400)
 
 
 @NEGOTIATION.on_views(SHOULD, "2.5", formats=(DELTA,))
 def features_the_client_lacks_are_named(view: View) -> None:
     """The refusal names the reader features the client would have to announce."""
-    answer = _query_without_features(view)
-    if answer.status == 200:
-        raise NothingToTry("no snapshot makes use of its reader features")
-    message = answer.refusal(400).lower()
+    response = _query_without_features(view)
+    if response.status == 200:
+        raise NotApplicable("no snapshot makes use of its reader features")
+    message = response.refusal(400).lower()
     for feature in _needed(view.metadata):
-        expect(feature.lower() in message, answer.asked, f"a refusal that names {feature}", message)
+        expect(feature.lower() in message, response.request, f"a refusal that names {feature}", message)
 
 
 @NEGOTIATION.on_tables(MUST, "2.5", "0.19")
 def what_parquet_cannot_carry_is_refused(table: Table) -> None:
     """A table that needs reader features is refused to clients of parquet format, by 400."""
     if table.view(PARQUET) is not None or table.view(DELTA) is None:
-        raise NothingToTry("no table is served in delta format only")
+        raise NotApplicable("no table is served in delta format only")
     for announced in (None, "responseformat=parquet"):
         table.metadata(announced).refusal(400)
         table.query({}, announced).refusal(400)
 
 
-def _format(answer: Answer) -> str:
-    return answer.capabilities.get("responseformat") or PARQUET
+def _format(response: Response) -> str:
+    return response.capabilities.get("responseformat") or PARQUET
 
 
 def _needed(reply: Reply) -> list[str]:
@@ -483,7 +492,7 @@ def _needed(reply: Reply) -> list[str]:
     return features or (["columnMapping"] if is_second and reply.is_mapped else [])
 
 
-def _query_without_features(view: View) -> Answer:
+def _query_without_features(view: View) -> Response:
     if not _needed(view.metadata):
-        raise NothingToTry("no table needs reader features")
+        raise NotApplicable("no table needs reader features")
     return view.table.query({}, "responseformat=delta")

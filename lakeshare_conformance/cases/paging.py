@@ -12,18 +12,18 @@ from lakeshare_conformance.case import (
     OPTIONAL,
     SHOULD,
     TEXT,
-    Broken,
+    ExpectationFailed,
     Group,
-    NothingToTry,
+    NotApplicable,
     expect,
     expect_fields,
     one_of,
 )
 from lakeshare_conformance.cases.predicates import expect_no_row_lost
-from lakeshare_conformance.client import CAPABILITIES, Answer
-from lakeshare_conformance.ground import Table, View, announcing
+from lakeshare_conformance.client import CAPABILITIES, Response
 from lakeshare_conformance.reply import END, Reply, counted
-from lakeshare_conformance.rows import Compare, FileRows, as_json, comparisons, read_all
+from lakeshare_conformance.rows import Compare, FileRows, as_json, list_comparisons, read_all
+from lakeshare_conformance.targets import Table, View, make_capabilities_header
 
 PAGING = Group(
     "paging", "Answers in pages, an undocumented extension that Spark knows: who offers it must offer it so"
@@ -37,7 +37,7 @@ TOKEN = "nextPageToken"  # noqa: S105 - the name of a field
 def answers_come_in_pages(view: View) -> None:
     """maxFiles splits an answer: no page has more files, and nextPageToken leads on."""
     if len(view.snapshot.actions) < 2:
-        raise NothingToTry("no table has two files")
+        raise NotApplicable("no table has two files")
     first = view.query(maxFiles=1)
     expect(len(first.actions) == 1, first.where, "one file", len(first.actions))
     expect(
@@ -89,8 +89,8 @@ def heads_of_pages_are_the_same_bytes(view: View) -> None:
         heads = [b"\n".join(line.raw for line in one.head) for one in (first, reply)]
         expect(heads[0] == heads[1], reply.where, heads[0].decode(), heads[1].decode())
         expect(reply.version == first.version, reply.where, f"version {first.version}", reply.version)
-        told = [one.answer.headers.get(CAPABILITIES) for one in (first, reply)]
-        expect(told[0] == told[1], reply.where, f"{CAPABILITIES}: {told[0]}", told[1])
+        reported = [one.response.headers.get(CAPABILITIES) for one in (first, reply)]
+        expect(reported[0] == reported[1], reply.where, f"{CAPABILITIES}: {reported[0]}", reported[1])
 
 
 @PAGING.on_views(MUST, "1.7")
@@ -216,12 +216,12 @@ def an_end_tells_the_earliest_expiry(view: View) -> None:
     """minUrlExpirationTimestamp is no later than the expiry of any URL of the page."""
     _needs_pages(view)
     reply = view.query(maxFiles=1_000_000)
-    told = (reply.end or {}).get("minUrlExpirationTimestamp")
-    if told is None:
-        raise NothingToTry("the server does not tell minUrlExpirationTimestamp")
+    reported = (reply.end or {}).get("minUrlExpirationTimestamp")
+    if reported is None:
+        raise NotApplicable("the server does not tell minUrlExpirationTimestamp")
     ends = [action.expires_ms for action in reply.actions if action.expires_ms is not None]
-    is_fit = isinstance(told, int) and all(told <= end for end in ends)
-    expect(is_fit, reply.where, f"minUrlExpirationTimestamp up to {min(ends, default=0)}", told)
+    is_fit = isinstance(reported, int) and all(reported <= end for end in ends)
+    expect(is_fit, reply.where, f"minUrlExpirationTimestamp up to {min(ends, default=0)}", reported)
 
 
 def _needs_pages(view: View) -> str:
@@ -231,15 +231,15 @@ def _needs_pages(view: View) -> str:
         NothingToTry: the server answers in one piece.
         Broken: it leaves files out without a token that leads to them.
     """
-    answer: Answer = view.ask({"maxFiles": 1})
-    if 400 <= answer.status < 500:
-        raise NothingToTry("the server does not answer in pages")
-    first = Reply(answer)
+    response: Response = view.ask({"maxFiles": 1})
+    if 400 <= response.status < 500:
+        raise NotApplicable("the server does not answer in pages")
+    first = Reply(response)
     end = first.end or {}
     if not end.get(TOKEN):
         missing = len(view.snapshot.actions) - len(first.actions)
         expect(missing <= 0, first.where, f"all files, or a {TOKEN}", f"{missing} files fewer and no token")
-        raise NothingToTry("no answer comes in two pages")
+        raise NotApplicable("no answer comes in two pages")
     return str(end[TOKEN])
 
 
@@ -250,11 +250,11 @@ def _paged_hints(view: View, files: list[FileRows]) -> list[Compare]:
         NothingToTry: no column can be compared.
     """
     by_column: dict[str, dict[str, Compare]] = {}
-    for hint in comparisons(view.snapshot, files):
+    for hint in list_comparisons(view.snapshot, files):
         if hint.operator in ("equal", "lessThanOrEqual"):
             by_column.setdefault(hint.column, {})[hint.operator] = hint
     if not by_column:
-        raise NothingToTry("no table has a column to compare")
+        raise NotApplicable("no table has a column to compare")
     return [hint for of_column in by_column.values() for hint in of_column.values()]
 
 
@@ -331,7 +331,7 @@ def _token(view: View) -> tuple[Reply, str]:
     reply = view.query(includeRefreshToken=True)
     token = (reply.end or {}).get("refreshToken")
     if not isinstance(token, str) or not token:
-        raise NothingToTry("the server gives no refresh tokens")
+        raise NotApplicable("the server gives no refresh tokens")
     return reply, token
 
 
@@ -344,8 +344,13 @@ ASKED = "includeendstreamaction=true"
 def an_end_can_be_asked_for(view: View) -> None:
     """includeendstreamaction=true is honoured: echoed in the header, and the last line is endStreamAction."""
     reply = Reply(view.ask({}, ASKED))
-    told = reply.answer.capabilities.get("includeendstreamaction")
-    expect(told == "true", reply.where, "includeendstreamaction=true in the answer's header", told or "none")
+    reported = reply.response.capabilities.get("includeendstreamaction")
+    expect(
+        reported == "true",
+        reply.where,
+        "includeendstreamaction=true in the answer's header",
+        reported or "none",
+    )
 
 
 @END_STREAM.on_views(MUST, "1.11", "0.1")
@@ -353,10 +358,10 @@ def an_end_that_is_announced_comes(view: View) -> None:
     """The last line is endStreamAction just when the header of the answer says so, for a query and for changes."""
     replies = [Reply(view.ask({}, ASKED)), Reply(view.ask({}, "includeendstreamaction=false"))]
     # Where changes are not served, the query alone is tried.
-    with suppress(NothingToTry):
+    with suppress(NotApplicable):
         replies.append(Reply(view.ask_changes({"startingVersion": view.change_start}, ASKED)))
     for reply in replies:
-        is_announced = reply.answer.capabilities.get("includeendstreamaction") == "true"
+        is_announced = reply.response.capabilities.get("includeendstreamaction") == "true"
         kinds = [line.kind for line in reply.lines]
         is_fit = kinds[-1] == END and kinds.count(END) == 1 if is_announced else END not in kinds
         wanted = "endStreamAction as last line" if is_announced else "no endStreamAction"
@@ -368,7 +373,7 @@ def an_end_has_the_documented_fields(view: View) -> None:
     """endStreamAction has refreshToken, nextPageToken, minUrlExpirationTimestamp of their kinds, and no error here."""
     reply = Reply(view.ask({}, ASKED))
     if reply.end is None:
-        raise NothingToTry("the server sends no endStreamAction")
+        raise NotApplicable("the server sends no endStreamAction")
     kinds = {"refreshToken": TEXT, "nextPageToken": TEXT, "minUrlExpirationTimestamp": COUNT}
     expect_fields(f"{reply.where}, endStreamAction", reply.end, {}, kinds)
     expect("errorMessage" not in reply.end, reply.where, "an answer that is whole", reply.end)
@@ -406,9 +411,9 @@ def pending_answers_tell_the_version(view: View) -> None:
     expect(reply.version >= 0, reply.where, "a version", reply.version)
     status = _status(reply)
     if status is None:
-        raise NothingToTry("the server answers at once")
-    told = reply.answer.capabilities.get("asyncquery")
-    expect(told == "true", reply.where, "asyncquery=true in the answer's header", told or "none")
+        raise NotApplicable("the server answers at once")
+    reported = reply.response.capabilities.get("asyncquery")
+    expect(reported == "true", reply.where, "asyncquery=true in the answer's header", reported or "none")
     expect(len(reply.lines) == 1, reply.where, "one line", len(reply.lines))
     expect_fields(reply.where, status, {"queryId": NAME, "status": one_of("pending")}, {})
 
@@ -430,7 +435,7 @@ def the_answer_comes_as_if_at_once(view: View) -> None:
 def pages_come_from_the_same_query(view: View) -> None:
     """A finished query is fetched in pages by its queryId."""
     if len(view.snapshot.actions) < 2:
-        raise NothingToTry("no table has two files")
+        raise NotApplicable("no table has two files")
     query_id = _id(_submitted(view, {"maxFiles": 1}))
     found = [_finished(view, query_id, {"maxFiles": 1})]
     while (token := (found[-1].end or {}).get("nextPageToken")) and len(found) <= len(view.snapshot.actions):
@@ -445,7 +450,7 @@ def a_query_sent_twice_is_one(view: View) -> None:
     key = str(uuid.uuid4())
     first, again = (_status(Reply(view.ask({"idempotencyKey": key}, ASYNC_ASKED))) for _ in range(2))
     if first is None:
-        raise NothingToTry("the server answers at once")
+        raise NotApplicable("the server answers at once")
     if again is None:
         return  # it was done by then
     expect(
@@ -484,10 +489,10 @@ def a_query_that_fails_is_an_error(view: View) -> None:
     """A query that cannot be answered (of a version that is not there) ends in 4xx, not in a status nobody reads."""
     _id(_submitted(view))
     beyond = {"version": view.table.latest + 1000, "idempotencyKey": str(uuid.uuid4())}
-    answer = view.ask(beyond, ASYNC_ASKED)
-    if answer.status == 200:
-        answer = _wait(view, _id(Reply(answer)), {})
-    answer.refusal()
+    response = view.ask(beyond, ASYNC_ASKED)
+    if response.status == 200:
+        response = _wait(view, _id(Reply(response)), {})
+    response.refusal()
 
 
 def _submitted(view: View, more: Mapping[str, object] | None = None) -> Reply:
@@ -501,7 +506,7 @@ def _status(reply: Reply) -> dict[str, object] | None:
 def _id(reply: Reply) -> str:
     status = _status(reply)
     if status is None:
-        raise NothingToTry("the server answers at once")
+        raise NotApplicable("the server answers at once")
     expect_fields(reply.where, status, {"queryId": NAME}, {})
     return str(status["queryId"])
 
@@ -510,20 +515,22 @@ def _finished(view: View, query_id: str, body: Mapping[str, object] | None = Non
     return Reply(_wait(view, query_id, body or {}))
 
 
-def _wait(view: View, query_id: str, body: Mapping[str, object]) -> Answer:
+def _wait(view: View, query_id: str, body: Mapping[str, object]) -> Response:
     """The first answer of a query that is not pending."""
     until = time.monotonic() + LONGEST_WAIT_S
-    headers = announcing(view.announcing(ASYNC_ASKED))
+    headers = make_capabilities_header(view.announcing(ASYNC_ASKED))
     while time.monotonic() < until:
-        answer = view.table.ask("POST", f"/queries/{query_id}", body=body, headers=headers)
-        if answer.status != 200:
-            return answer
-        reply = Reply(answer)
+        response = view.table.ask("POST", f"/queries/{query_id}", body=body, headers=headers)
+        if response.status != 200:
+            return response
+        reply = Reply(response)
         status = _status(reply)
         if status is None:
-            return answer
+            return response
         expect(reply.version >= 0, reply.where, "a version while pending", reply.version)
         is_same = status.get("queryId") == query_id and status.get("status") == "pending"
         expect(is_same, reply.where, f"pending, queryId {query_id}", status)
         time.sleep(PAUSE_S)
-    raise Broken(f"{view.table.path}/queries", f"an answer within {LONGEST_WAIT_S} s", "pending still")
+    raise ExpectationFailed(
+        f"{view.table.path}/queries", f"an answer within {LONGEST_WAIT_S} s", "pending still"
+    )

@@ -11,11 +11,10 @@ from lakeshare_conformance.case import (
     SHOULD,
     Case,
     Group,
-    NothingToTry,
+    NotApplicable,
     expect,
 )
-from lakeshare_conformance.client import Answer
-from lakeshare_conformance.ground import Table, View
+from lakeshare_conformance.client import Response
 from lakeshare_conformance.reply import Action, Reply
 from lakeshare_conformance.rows import (
     Compare,
@@ -24,13 +23,14 @@ from lakeshare_conformance.rows import (
     IsNull,
     Not,
     as_json,
-    combinations,
-    comparable_columns,
-    comparisons,
-    declared_otherwise,
-    matches,
+    count_matches,
+    list_casts,
+    list_combinations,
+    list_comparable_columns,
+    list_comparisons,
     read_all,
 )
+from lakeshare_conformance.targets import Table, View
 
 PREDICATES = Group("predicates", "Predicates as hints: whatever they leave out, no row that matches is lost")
 
@@ -41,21 +41,21 @@ DEEP, LONG = 5000, 1_100_000
 def comparisons_lose_no_rows(view: View) -> None:
     """Every file with a row that matches a JSON comparison is answered: each operator, on columns of all kinds."""
     files = _files(view)
-    _lose_nothing(view, files, comparisons(view.snapshot, files))
+    _lose_nothing(view, files, list_comparisons(view.snapshot, files))
 
 
 @PREDICATES.on_views(MUST, "1.14", "0.15")
 def negations_lose_no_rows(view: View) -> None:
     """not() of a comparison loses no row: that a file may match does not mean that its opposite may not."""
     files = _files(view)
-    _lose_nothing(view, files, (Not(one) for one in comparisons(view.snapshot, files)))
+    _lose_nothing(view, files, (Not(one) for one in list_comparisons(view.snapshot, files)))
 
 
 @PREDICATES.on_views(MUST, "1.14", "0.15")
 def tests_for_null_lose_no_rows(view: View) -> None:
     """isNull() and its negation lose no row: files with some nulls, with bounds, and without statistics."""
     files = _files(view)
-    tests = [IsNull(name, kind) for name, kind in comparable_columns(view.snapshot)]
+    tests = [IsNull(name, kind) for name, kind in list_comparable_columns(view.snapshot)]
     _lose_nothing(view, files, [*tests, *map(Not, tests)])
 
 
@@ -63,16 +63,16 @@ def tests_for_null_lose_no_rows(view: View) -> None:
 def combinations_lose_no_rows(view: View) -> None:
     """AND, OR and NOT over several columns lose no row."""
     files = _files(view)
-    _lose_nothing(view, files, combinations(view.snapshot, files))
+    _lose_nothing(view, files, list_combinations(view.snapshot, files))
 
 
 @PREDICATES.on_views(MUST, "1.14", "6.2")
 def other_declared_types_lose_no_rows(view: View) -> None:
     """A column declared with another type than it has, as Spark folds casts, loses no row."""
     files = _files(view)
-    tried = list(declared_otherwise(view.snapshot, files))
+    tried = list(list_casts(view.snapshot, files))
     if not tried:
-        raise NothingToTry("no table has a column of whole numbers or dates")
+        raise NotApplicable("no table has a column of whole numbers or dates")
     _lose_nothing(view, files, tried)
 
 
@@ -81,13 +81,13 @@ def sql_comparisons_lose_no_rows(view: View) -> None:
     """predicateHints in SQL lose no row: =, <>, <, <=, >, >=, IS NULL, IS NOT NULL, the column first or last."""
     files = _files(view)
     tried: list[tuple[Hint, str]] = []
-    for one in comparisons(view.snapshot, files):
+    for one in list_comparisons(view.snapshot, files):
         if one.kind in ("float", "double", "timestamp"):
             continue
         tried += [(one, one.sql()), (one, one.sql(mirrored=True))]
         if one.operator == "equal":
             tried.append((Not(one), one.sql().replace(" = ", " <> ", 1)))
-    for name, kind in comparable_columns(view.snapshot):
+    for name, kind in list_comparable_columns(view.snapshot):
         test = IsNull(name, kind)
         tried += [(test, f"{name} IS NULL"), (Not(test), f"{name} IS NOT NULL")]
     for hint, text in tried:
@@ -118,10 +118,10 @@ def json_that_makes_no_sense_gets_all_files(view: View) -> None:
         json.dumps({"op": "equal", "children": [column, {**literal, "value": "9" * LONG}]}),
     ]
     for text in texts:
-        answer = view.ask({"jsonPredicateHints": text})
-        if len(text) > LONG and answer.status in (400, 413):
+        response = view.ask({"jsonPredicateHints": text})
+        if len(text) > LONG and response.status in (400, 413):
             continue  # a server may bound the size of a body
-        _all_files(view, Reply(answer))
+        _all_files(view, Reply(response))
 
 
 @PREDICATES.on_views(MUST, "1.14", "0.19")
@@ -142,13 +142,13 @@ def sql_that_makes_no_sense_gets_all_files(view: View) -> None:
 def partition_values_leave_files_out(view: View) -> None:
     """A comparison with one partition value leaves out the files of other partitions, in JSON and in SQL."""
     files = _files(view)
-    for one in comparisons(view.snapshot, files):
+    for one in list_comparisons(view.snapshot, files):
         if one.column in view.snapshot.partition_columns and one.operator == "equal":
             _leaves_out(view, files, one, {"jsonPredicateHints": as_json(one)})
             if one.kind not in ("float", "double", "timestamp", "boolean"):
                 _leaves_out(view, files, one, {"predicateHints": [one.sql()]})
             return
-    raise NothingToTry("no table is partitioned by a column to compare")
+    raise NotApplicable("no table is partitioned by a column to compare")
 
 
 @PREDICATES.on_views(OPTIONAL, "1.14")
@@ -157,20 +157,20 @@ def statistics_leave_files_out(view: View) -> None:
     files = _files(view)
     by_id = {one.action.id: one for one in files}
     columns = {
-        name for name, kind in comparable_columns(view.snapshot) if kind in ("integer", "long", "date")
+        name for name, kind in list_comparable_columns(view.snapshot) if kind in ("integer", "long", "date")
     }
-    for one in comparisons(view.snapshot, files):
+    for one in list_comparisons(view.snapshot, files):
         has_bounds = one.column in columns - set(view.snapshot.partition_columns) and all(
             one.column in ((file.action.stats or {}).get("minValues") or {}) for file in by_id.values()
         )
         if (
             has_bounds
             and one.operator == "equal"
-            and sum(bool(matches(one, file)) for file in files) < len(files)
+            and sum(bool(count_matches(one, file)) for file in files) < len(files)
         ):
             _leaves_out(view, files, one, {"jsonPredicateHints": as_json(one)})
             return
-    raise NothingToTry("no table has statistics that tell its files apart")
+    raise NotApplicable("no table has statistics that tell its files apart")
 
 
 def _files(view: View) -> list[FileRows]:
@@ -183,7 +183,7 @@ def _lose_nothing(view: View, files: list[FileRows], hints: Iterable[Hint]) -> N
         is_tried = True
         _loses_nothing(files, hint, Reply(view.ask({"jsonPredicateHints": as_json(hint)})))
     if not is_tried:
-        raise NothingToTry("no table has a column to compare")
+        raise NotApplicable("no table has a column to compare")
 
 
 def _loses_nothing(files: list[FileRows], hint: Hint, reply: Reply) -> None:
@@ -199,7 +199,7 @@ def expect_no_row_lost(files: list[FileRows], hint: Hint, where: str, ids: froze
     """
     for one in files:
         if one.action.id not in ids:
-            found = matches(hint, one)
+            found = count_matches(hint, one)
             expect(
                 found == 0, where, f"file {one.action.id}, which has {found} rows that match", "no such file"
             )
@@ -210,8 +210,8 @@ def _all_files(view: View, reply: Reply) -> None:
 
 
 def _leaves_out(view: View, files: list[FileRows], one: Compare, body: dict[str, object]) -> None:
-    if all(matches(one, file) for file in files):
-        raise NothingToTry("every file has a row that matches")
+    if all(count_matches(one, file) for file in files):
+        raise NotApplicable("every file has a row that matches")
     reply = Reply(view.ask(body))
     found, every = len(reply.actions), len(view.snapshot.actions)
     expect(found < every, reply.where, f"fewer than all {every} files", found)
@@ -236,7 +236,7 @@ def a_limit_leaves_files_out(view: View) -> None:
     """limitHint leaves out files that are not needed for that many rows."""
     rows = _rows(view)
     if len(rows) < 2 or min(rows.values()) < 1:
-        raise NothingToTry("no table has two files with rows")
+        raise NotApplicable("no table has two files with rows")
     reply = view.query(limitHint=1)
     expect(
         len(reply.actions) < len(rows), reply.where, f"fewer than all {len(rows)} files", len(reply.actions)
@@ -247,12 +247,12 @@ def a_limit_leaves_files_out(view: View) -> None:
 def a_limit_of_none_has_a_head(view: View) -> None:
     """limitHint 0 is answered with protocol and metaData: clients read the schema from it."""
     reply = view.query(limitHint=0)
-    told = [line.value for line in reply.head]
+    reported = [line.value for line in reply.head]
     expect(
-        told[1].get("size") == view.snapshot.head[1].value.get("size"),
+        reported[1].get("size") == view.snapshot.head[1].value.get("size"),
         reply.where,
         "the head of a query",
-        told,
+        reported,
     )
 
 
@@ -261,12 +261,14 @@ def a_limit_counts_rows_that_match(view: View) -> None:
     """With a predicate and limitHint, the files left hold that many rows that match, if there are so many."""
     files = read_all(view, view.snapshot)
     if any(action.vector for action in view.snapshot.actions):
-        raise NothingToTry("only tables with deletion vectors are there")
-    tried = [one for one in comparisons(view.snapshot, files) if one.operator in ("equal", "lessThanOrEqual")]
+        raise NotApplicable("only tables with deletion vectors are there")
+    tried = [
+        one for one in list_comparisons(view.snapshot, files) if one.operator in ("equal", "lessThanOrEqual")
+    ]
     if not tried:
-        raise NothingToTry("no table has a column to compare")
+        raise NotApplicable("no table has a column to compare")
     for hint in tried:
-        counts = {one.action.id: matches(hint, one) for one in files}
+        counts = {one.action.id: count_matches(hint, one) for one in files}
         for limit in (1, max(1, sum(counts.values()))):
             reply = Reply(view.ask({"limitHint": limit, "jsonPredicateHints": as_json(hint)}))
             found = sum(counts.get(action.id, 0) for action in reply.actions)
@@ -289,13 +291,13 @@ def _rows(view: View) -> dict[str, int]:
     """
     found = {action.id: _live(action) for action in view.snapshot.actions}
     if not sum(found.values()):
-        raise NothingToTry("no table has rows")
+        raise NotApplicable("no table has rows")
     return found
 
 
 def _live(action: Action) -> int:
     if action.rows is None:
-        raise NothingToTry("statistics do not tell the rows of every file")
+        raise NotApplicable("statistics do not tell the rows of every file")
     return action.rows
 
 
@@ -304,7 +306,7 @@ FRAGMENTS = Group(
     "Sentences that the test suites of the shipped clients look for, in refusals that other cases judge",
 )
 
-Ask = Callable[[View], Answer]
+Ask = Callable[[View], Response]
 NOON = "2022-01-01T12:00:00Z"
 
 
@@ -323,7 +325,7 @@ def _beyond(name: str) -> Ask:
 def _of_history(ask: Ask) -> Ask:
     """A request that only a table with history refuses for this reason."""
 
-    def of_history(view: View) -> Answer:
+    def of_history(view: View) -> Response:
         _history(view)
         return ask(view)
 
@@ -331,7 +333,7 @@ def _of_history(ask: Ask) -> Ask:
 
 
 def _of_changes(ask: Ask) -> Ask:
-    def of_changes(view: View) -> Answer:
+    def of_changes(view: View) -> Response:
         view.change_start  # noqa: B018 - raises when changes are not served
         return ask(view)
 
@@ -345,18 +347,18 @@ def _history(view: View) -> Mapping[str, object]:
 def _page_token(view: View) -> str:
     token = (view.query(maxFiles=1).end or {}).get("nextPageToken")
     if not token:
-        raise NothingToTry("no answer comes in two pages")
+        raise NotApplicable("no answer comes in two pages")
     return str(token)
 
 
-def _page(view: View) -> Answer:
+def _page(view: View) -> Response:
     _page_token(view)
     return view.ask({"maxFiles": 1, "pageToken": "nonsense"})
 
 
-def _refresh(view: View) -> Answer:
+def _refresh(view: View) -> Response:
     if not (view.query(includeRefreshToken=True).end or {}).get("refreshToken"):
-        raise NothingToTry("the server gives no refresh tokens")
+        raise NotApplicable("the server gives no refresh tokens")
     return view.ask({"refreshToken": "nonsense"})
 
 
@@ -418,9 +420,9 @@ SENTENCES: Mapping[str, tuple[str, Ask]] = {
 
 def _case(name: str, sentence: str, ask: Ask) -> Case:
     def judge(view: View) -> None:
-        answer = ask(view)
-        message = answer.refusal(400)
-        expect(sentence in message, answer.asked, f"a refusal with “{sentence}”", message)
+        response = ask(view)
+        message = response.refusal(400)
+        expect(sentence in message, response.request, f"a refusal with “{sentence}”", message)
 
     judge.__name__, judge.__module__ = name, __name__
     judge.__doc__ = f"A refusal says “{sentence}”."
@@ -433,37 +435,37 @@ def a_history_that_is_not_shared(table: Table) -> None:
     view = table.first_view
     try:
         shared = bool(view.versions)
-    except NothingToTry:
+    except NotApplicable:
         shared = False
     if shared:
-        raise NothingToTry("every table shares its history")
-    answer = view.ask({"version": table.latest})
+        raise NotApplicable("every table shares its history")
+    response = view.ask({"version": table.latest})
     sentence = (
         "Reading table by version or timestamp is not supported because history sharing is not enabled "
         f"on table: {table.name}"
     )
-    message = answer.refusal(400)
-    expect(sentence.lower() in message.lower(), answer.asked, f"“{sentence}”", message)
+    message = response.refusal(400)
+    expect(sentence.lower() in message.lower(), response.request, f"“{sentence}”", message)
 
 
 @FRAGMENTS.on_tables(OPTIONAL, "2.5", "7.3")
 def features_that_parquet_lacks(table: Table) -> None:
     """A refusal says “Unsupported Delta Table Properties”."""
     if table.view(PARQUET) is not None or table.view(DELTA) is None:
-        raise NothingToTry("no table is served in delta format only")
+        raise NotApplicable("no table is served in delta format only")
     sentence = "Unsupported Delta Table Properties"
-    for answer in (table.metadata(), table.query({})):
-        message = answer.refusal(400)
-        expect(sentence in message, answer.asked, f"“{sentence}”", message)
+    for response in (table.metadata(), table.query({})):
+        message = response.refusal(400)
+        expect(sentence in message, response.request, f"“{sentence}”", message)
 
 
 @FRAGMENTS.on_tables(OPTIONAL, "4", "7.3")
 def a_table_that_is_not_there(table: Table) -> None:
     """A refusal says “does not exist, please contact your share provider for further information.”"""
-    answer = table.client.ask("GET", f"{table.path}_lakeshare/version")
+    response = table.client.ask("GET", f"{table.path}_lakeshare/version")
     sentence = "does not exist, please contact your share provider for further information."
-    message = answer.refusal(404)
-    expect(sentence in message, answer.asked, f"“{sentence}”", message)
+    message = response.refusal(404)
+    expect(sentence in message, response.request, f"“{sentence}”", message)
 
 
 for name, what in SENTENCES.items():

@@ -19,14 +19,14 @@ from lakeshare_conformance.case import (
     WHOLE,
     Fields,
     Group,
-    NothingToTry,
+    NotApplicable,
     expect,
     expect_fields,
 )
 from lakeshare_conformance.cases.files import a_file_is_served
-from lakeshare_conformance.ground import View
 from lakeshare_conformance.reply import Action, Reply, counted, is_partition_value, iso
-from lakeshare_conformance.rows import physical_name
+from lakeshare_conformance.rows import get_physical_name
+from lakeshare_conformance.targets import View
 
 SNAPSHOTS = Group("snapshots", "The latest snapshot: lines, files, ids and expiry")
 
@@ -87,7 +87,7 @@ def delta_files_have_the_documented_fields(view: View) -> None:
 @SNAPSHOTS.on_views(MUST, "2.1", "2.2")
 def partition_values_are_of_the_partition_columns(view: View) -> None:
     """partitionValues has exactly the partition columns, by their physical names where columns are mapped."""
-    columns = {physical_name(view.snapshot, name) for name in view.snapshot.partition_columns}
+    columns = {get_physical_name(view.snapshot, name) for name in view.snapshot.partition_columns}
     for action in view.snapshot.actions:
         found = set(action.partition_values)
         expect(found == columns, action.where, f"partition values of {sorted(columns)}", sorted(found))
@@ -96,9 +96,11 @@ def partition_values_are_of_the_partition_columns(view: View) -> None:
 @SNAPSHOTS.on_views(MUST, "2.1")
 def partition_values_are_written_as_their_type_is(view: View) -> None:
     """Partition values are texts in the form of their type: decimal numbers, yyyy-MM-dd, true and false."""
-    kinds = {physical_name(view.snapshot, field["name"]): field.get("type") for field in view.snapshot.fields}
+    kinds = {
+        get_physical_name(view.snapshot, field["name"]): field.get("type") for field in view.snapshot.fields
+    }
     if not view.snapshot.partition_columns:
-        raise NothingToTry("no table is partitioned")
+        raise NotApplicable("no table is partitioned")
     for action in view.snapshot.actions:
         for name, value in action.partition_values.items():
             is_fit = is_partition_value(value, kinds.get(name))
@@ -113,7 +115,7 @@ def statistics_are_json(view: View) -> None:
     is_mapped = view.snapshot.is_mapped
     with_stats = [action for action in view.snapshot.actions if action.stats is not None]
     if not with_stats:
-        raise NothingToTry("no file has statistics")
+        raise NotApplicable("no file has statistics")
     for action in with_stats:
         stats, where = action.stats or {}, f"{action.where}, stats"
         expect_fields(where, stats, {}, {"numRecords": COUNT})
@@ -149,7 +151,7 @@ def urls_live_as_long_as_clients_need(view: View) -> None:
     now_ms = int(time.time() * 1000)
     ends = [(action, action.expires_ms) for action in view.snapshot.actions]
     if all(end is None for _, end in ends):
-        raise NothingToTry("no file tells when its URL ends")
+        raise NotApplicable("no file tells when its URL ends")
     for action, end in ends:
         left_s = None if end is None else (end - now_ms) / 1000
         is_long = left_s is None or left_s > SHORTEST_LIFE_S
@@ -168,7 +170,7 @@ def urls_do_not_hold_the_token(view: View) -> None:
     """The bearer token is not part of any URL."""
     token = view.table.client.token
     if len(token) < SHORTEST_TOKEN:
-        raise NothingToTry("the token is so short that it may be part of any text")
+        raise NotApplicable("the token is so short that it may be part of any text")
     for action in view.snapshot.actions:
         expect(token not in action.url, action.where, "a URL without the bearer token", "one with it")
 
@@ -176,8 +178,8 @@ def urls_do_not_hold_the_token(view: View) -> None:
 @SNAPSHOTS.on_views(SHOULD, "2.1", formats=(PARQUET,))
 def a_plain_read_tells_no_version_in_its_lines(view: View) -> None:
     """Without version or timestamp in the request, metaData and files have no version."""
-    told = [line.where for line in view.snapshot.lines[1:] if line.value.get("version") is not None]
-    expect(not told, view.snapshot.where, "lines without version", told[:3])
+    reported = [line.where for line in view.snapshot.lines[1:] if line.value.get("version") is not None]
+    expect(not reported, view.snapshot.where, "lines without version", reported[:3])
 
 
 @SNAPSHOTS.on_views(MUST, "1.7")
@@ -207,7 +209,7 @@ def both_formats_answer_the_same_files(view: View) -> None:
     """A table served in both formats has the same files in both."""
     other = view.table.view(PARQUET)
     if other is None:
-        raise NothingToTry("no table is served in both formats")
+        raise NotApplicable("no table is served in both formats")
     sizes, wanted = (sorted(action.size_bytes for action in one.snapshot.actions) for one in (view, other))
     expect(sizes == wanted, view.snapshot.where, f"files of the sizes {wanted[:20]}", sizes[:20])
 
@@ -237,7 +239,7 @@ def urls_have_a_signature_the_python_client_knows(view: View) -> None:
 def mapped_columns_keep_their_mapping(view: View) -> None:
     """With column mapping every column of schemaString has its id and its physical name."""
     if not view.snapshot.is_mapped:
-        raise NothingToTry("no table maps its columns")
+        raise NotApplicable("no table maps its columns")
     for field in view.snapshot.fields:
         metadata, where = field.get("metadata") or {}, f"{view.snapshot.where}, column {field['name']}"
         expect_fields(where, metadata, {"delta.columnMapping.id": WHOLE}, {})
@@ -249,7 +251,7 @@ def mapped_columns_keep_their_mapping(view: View) -> None:
 def row_tracking_is_whole(view: View) -> None:
     """With delta.enableRowTracking every file has baseRowId and defaultRowCommitVersion; Spark fails otherwise."""
     if view.snapshot.configuration.get("delta.enableRowTracking") != "true":
-        raise NothingToTry("no table is sent with row tracking")
+        raise NotApplicable("no table is sent with row tracking")
     for action in view.snapshot.actions:
         expect_fields(action.where, action.inner, {"baseRowId": COUNT, "defaultRowCommitVersion": COUNT}, {})
 
@@ -269,16 +271,16 @@ def a_version_is_answered_as_asked(view: View) -> None:
     for version in view.versions:
         reply = view.query(version=version)
         expect(reply.version == version, reply.where, f"version {version}", reply.version)
-        told = reply.head[1].value.get("version")
-        expect(told in (None, version), reply.where, f"metaData.version {version}", told)
+        reported = reply.head[1].value.get("version")
+        expect(reported in (None, version), reply.where, f"metaData.version {version}", reported)
 
 
 @TIME_TRAVEL.on_views(SHOULD, "2.1")
 def a_version_asked_for_is_told_in_metadata(view: View) -> None:
     """metaData.version is there when a version was asked for."""
     reply = view.query(version=view.versions[-1])
-    told = reply.head[1].value.get("version")
-    expect(told == view.versions[-1], reply.where, f"metaData.version {view.versions[-1]}", told)
+    reported = reply.head[1].value.get("version")
+    expect(reported == view.versions[-1], reply.where, f"metaData.version {view.versions[-1]}", reported)
 
 
 @TIME_TRAVEL.on_views(MUST, "1.7", "2.6")
@@ -304,14 +306,14 @@ def a_time_gives_the_version_of_that_time(view: View) -> None:
         for late_ms in (0, 1):
             if at_ms + late_ms < min(other for other in times.values() if other > at_ms):
                 moment = iso(at_ms + late_ms)
-                for answer in (
+                for response in (
                     view.ask({"timestamp": moment}),
                     view.table.metadata(view.announced, timestamp=moment),
                 ):
-                    found = answer.expect_status(200).version
-                    expect(found == version, answer.asked, f"version {version}", found)
-        answer = view.table.version(startingTimestamp=iso(at_ms)).expect_status(200)
-        expect(answer.version == version, answer.asked, f"version {version}", answer.version)
+                    found = response.expect_status(200).version
+                    expect(found == version, response.request, f"version {version}", found)
+        response = view.table.version(startingTimestamp=iso(at_ms)).expect_status(200)
+        expect(response.version == version, response.request, f"version {version}", response.version)
 
 
 @TIME_TRAVEL.on_views(MUST, "1.7", "0.19")
@@ -338,7 +340,7 @@ def commit_times(view: View) -> dict[int, int]:
     actions = view.query(startingVersion=view.window_start).actions
     found = {action.version: action.timestamp_ms for action in actions}
     if len(found) < 2:
-        raise NothingToTry(f"{view.table.name} tells the times of fewer than two versions")
+        raise NotApplicable(f"{view.table.name} tells the times of fewer than two versions")
     return dict(sorted(found.items()))
 
 
@@ -353,8 +355,8 @@ def a_window_begins_with_its_first_version(view: View) -> None:
     for version in view.versions_from(view.window_start):
         reply = view.query(startingVersion=version)
         expect(reply.version == version, reply.where, f"the header to tell {version}", reply.version)
-        told = reply.head[1].value.get("version")
-        expect(told == version, reply.where, f"metaData.version {version}", told)
+        reported = reply.head[1].value.get("version")
+        expect(reported == version, reply.where, f"metaData.version {version}", reported)
         wanted = view.query(version=version).metadata.get("schemaString")
         expect(
             reply.metadata.get("schemaString") == wanted,
@@ -450,12 +452,12 @@ def a_change_of_the_schema_is_told_where_it_happens(view: View) -> None:
     versions = view.versions_from(view.window_start)
     changed = view.with_another_schema(versions)
     if not changed:
-        raise NothingToTry("no table changed its schema within the window")
+        raise NotApplicable("no table changed its schema within the window")
     later = [line for line in _whole(view).later if line.kind == "metaData"]
     for line in later:
         expect_fields(line.where, line.value, {"version": COUNT}, {})
-        told = int(line.value["version"])
-        expect(told > versions[0], line.where, f"a version after {versions[0]}", told)
+        reported = int(line.value["version"])
+        expect(reported > versions[0], line.where, f"a version after {versions[0]}", reported)
     missing = sorted(changed - {int(line.value["version"]) for line in later})
     expect(
         not missing, _whole(view).where, "a metaData line at each change of the schema", f"none at {missing}"
@@ -469,9 +471,9 @@ def protocols_are_told_when_asked_for(view: View) -> None:
     plain = [line.value.get("version") for line in _whole(view).lines if line.kind == "protocol"]
     expect(plain == [None], _whole(view).where, "one protocol line, without version", plain)
     reply = view.query(startingVersion=start, includeHistoricalProtocol=True)
-    told = [line.value.get("version") for line in reply.lines if line.kind == "protocol"]
-    is_fit = told[:1] == [start] and all(isinstance(one, int) and one > start for one in told[1:])
-    expect(is_fit, reply.where, f"protocol lines with version, the first {start}, others later", told)
+    reported = [line.value.get("version") for line in reply.lines if line.kind == "protocol"]
+    is_fit = reported[:1] == [start] and all(isinstance(one, int) and one > start for one in reported[1:])
+    expect(is_fit, reply.where, f"protocol lines with version, the first {start}, others later", reported)
 
 
 @WINDOWS.on_views(MUST, "1.7", "0.19")
@@ -494,7 +496,7 @@ def removed_files_can_be_read(view: View) -> None:
     """The URL of a removed file serves its bytes: the rows that were deleted are read from there."""
     removed = [action for action in _whole(view).actions if action.kind == "remove"]
     if not removed:
-        raise NothingToTry("no window has a removed file")
+        raise NotApplicable("no window has a removed file")
     for action in removed[:2]:
         a_file_is_served(view, action)
 
@@ -504,13 +506,13 @@ def a_window_adds_up(view: View) -> None:
     """The rows of each version, and those added, without those removed after it, are the rows of the next version."""
     versions = view.versions_from(view.window_start)
     if len(versions) < 2:
-        raise NothingToTry("no window has two versions")
+        raise NotApplicable("no window has two versions")
     known: dict[tuple[str, str], int | None] = {}
     for version in versions:
         known.update({action.key: action.rows for action in view.query(version=version).actions})
     known.update({action.key: action.rows for action in _whole(view).actions if action.kind == "add"})
     if None in (*known.values(), *(known.get(action.key) for action in _whole(view).actions)):
-        raise NothingToTry("statistics do not tell the rows of every file")
+        raise NotApplicable("statistics do not tell the rows of every file")
     for earlier, version in pairwise(versions):
         rows = _rows_at(view, earlier)
         for action in _whole(view).actions:

@@ -90,12 +90,12 @@ class Manifest(_Part):
         return next(found, DumpedTable(name=name, rows=0, files=()))
 
 
-def dump_folder(points: Points, day: str) -> str:
+def get_dump_folder(points: Points, day: str) -> str:
     """The key prefix of a point's dump."""
     return f"{points.folder(day)}catalog/"
 
 
-def index_key(points: Points, digest: str) -> str:
+def get_index_key(points: Points, digest: str) -> str:
     """Where the index of a digest is: of all points of the backup, for its name is its content."""
     return f"{points.backup.records.prefix}{OWN_PREFIX}{points.backup.name}/indexes/{digest}.arrow"
 
@@ -106,7 +106,7 @@ def read_manifest(points: Points, day: str) -> Manifest:
     Raises:
         BackupError: the point has none, or it cannot be read.
     """
-    key = f"{dump_folder(points, day)}{MANIFEST}"
+    key = f"{get_dump_folder(points, day)}{MANIFEST}"
     where = points.store.address.location(key)
     try:
         return Manifest.model_validate_json(points.store.read(key))
@@ -136,7 +136,7 @@ def read_lines(points: Points, day: str, files: tuple[DumpedFile, ...]) -> Itera
     Raises:
         BackupError: as `read_file`.
     """
-    folder = dump_folder(points, day)
+    folder = get_dump_folder(points, day)
     for file in files:
         yield from read_file(points, folder + file.name, file).splitlines()
 
@@ -158,22 +158,22 @@ GENERATION = "catalog_state"
 AT_ONCE = 1000
 
 
-def kept_tables() -> list[Table]:
+def list_dumped_tables() -> list[Table]:
     """The tables whose rows are kept, those first that others refer to."""
     return [table for table in Base.metadata.sorted_tables if table.name not in LEFT_OUT]
 
 
-def lines_of(session: Session, table: Table) -> Iterator[bytes]:
+def dump_rows(session: Session, table: Table) -> Iterator[bytes]:
     """Each row of a table as a line of JSON, in the order of its key; times are ISO 8601 in UTC."""
     rows = session.execute(
         select(table).order_by(*table.primary_key), execution_options={"yield_per": AT_ONCE}
     )
     for row in rows.mappings():
-        told = {name: _told(value) for name, value in row.items()}
-        yield json.dumps(told, separators=(",", ":")).encode() + b"\n"
+        values = {name: _to_json_value(value) for name, value in row.items()}
+        yield json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
 
-def tables_of(connection: Connection, names: Sequence[str]) -> list[Table]:
+def reflect_tables(connection: Connection, names: Sequence[str]) -> list[Table]:
     """The tables of a database as they are there, whatever its revision; in the order of `names`.
 
     Raises:
@@ -191,13 +191,13 @@ def tables_of(connection: Connection, names: Sequence[str]) -> list[Table]:
     return found
 
 
-def occupied(connection: Connection, tables: Sequence[Table]) -> list[str]:
+def find_filled_tables(connection: Connection, tables: Sequence[Table]) -> list[str]:
     """The names of tables that have rows, but for the count of generations, which has one from the beginning."""
     counted = (table for table in tables if table.name != GENERATION)
     return [table.name for table in counted if connection.execute(select(table).limit(1)).first() is not None]
 
 
-def fill(connection: Connection, table: Table, lines: Iterator[bytes]) -> int:
+def insert_rows(connection: Connection, table: Table, lines: Iterator[bytes]) -> int:
     """Insert rows as `lines_of` told them; returns how many."""
     if table.name == GENERATION:
         connection.execute(delete(table))
@@ -209,11 +209,11 @@ def fill(connection: Connection, table: Table, lines: Iterator[bytes]) -> int:
             some = [{**row, "generation": row["generation"] + 1} for row in some]
         connection.execute(table.insert(), some)
         count += len(some)
-    _go_on_behind(connection, table)
+    _advance_sequence(connection, table)
     return count
 
 
-def _go_on_behind(connection: Connection, table: Table) -> None:
+def _advance_sequence(connection: Connection, table: Table) -> None:
     """Let the next key be a new one: PostgreSQL's sequences do not notice keys that are given."""
     if connection.dialect.name != "postgresql" or "key" not in table.columns:
         return
@@ -226,7 +226,7 @@ def _go_on_behind(connection: Connection, table: Table) -> None:
         )
 
 
-def _told(value: object) -> object:
+def _to_json_value(value: object) -> object:
     return value.astimezone(dt.UTC).isoformat() if isinstance(value, dt.datetime) else value
 
 
@@ -238,12 +238,12 @@ def _row(line: bytes, times: set[str]) -> dict[str, Any]:
     }
 
 
-INDEXES_TOLD = 100
-Tell = Callable[[str], None]
+PROGRESS_INDEXES = 100
+ReportProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class BroughtBack:
+class RestoredCatalog:
     """What came back; `rows` by table, `contracts` as files."""
 
     rows: dict[str, int]
@@ -253,8 +253,12 @@ class BroughtBack:
 
 
 def restore_catalog(
-    settings: LakeSettings, points: Points, day: str, contracts_to: Path | None = None, tell: Tell = print
-) -> BroughtBack:
+    settings: LakeSettings,
+    points: Points,
+    day: str,
+    contracts_to: Path | None = None,
+    report_progress: ReportProgress = print,
+) -> RestoredCatalog:
     """Bring the catalog of a point back into the database of the settings, which must be empty or not there yet.
 
     File indexes go into the state folder, contracts into `contracts_to` where one is given; files that are there
@@ -268,17 +272,17 @@ def restore_catalog(
     catalog = new_catalog(settings.catalog_url, manifest.revision)
     try:
         _require_empty(catalog, manifest)
-        indexes = _bring_indexes(settings, points, manifest, tell)
-        rows = _bring_rows(catalog, points, day, manifest)
+        indexes = _restore_indexes(settings, points, manifest, report_progress)
+        rows = _restore_rows(catalog, points, day, manifest)
     finally:
         catalog.close()
     # The dump of an older lakeshare comes into tables as they were then; now they are made today's.
     open_catalog(settings.catalog_url).close()
-    contracts = _bring_contracts(points, day, manifest, contracts_to) if contracts_to else ()
-    return BroughtBack(rows, indexes, manifest.missing_indexes, contracts)
+    contracts = _restore_contracts(points, day, manifest, contracts_to) if contracts_to else ()
+    return RestoredCatalog(rows, indexes, manifest.missing_indexes, contracts)
 
 
-def nessie_tables(points: Points, day: str) -> dict[str, TableContent]:
+def read_nessie_tables(points: Points, day: str) -> dict[str, TableContent]:
     """Iceberg tables as they were on Nessie's main, by name; none where there was no Nessie.
 
     Raises:
@@ -287,28 +291,28 @@ def nessie_tables(points: Points, day: str) -> dict[str, TableContent]:
     manifest = read_manifest(points, day)
     if manifest.nessie is None:
         return {}
-    told = (json.loads(line) for line in read_lines(points, day, manifest.nessie.state))
-    return {one.pop("table"): TableContent(**one) for one in told}
+    records = (json.loads(line) for line in read_lines(points, day, manifest.nessie.state))
+    return {one.pop("table"): TableContent(**one) for one in records}
 
 
 def _require_empty(catalog: Catalog, manifest: Manifest) -> None:
     with catalog.engine.connect() as connection:
         names = [table.name for table in manifest.tables]
-        found = occupied(connection, tables_of(connection, names))
+        found = find_filled_tables(connection, reflect_tables(connection, names))
     if found:
         raise BackupError(
-            f"the catalog at {_place(catalog)}",
+            f"the catalog at {_format_location(catalog)}",
             f"it is not empty: there are rows in {', '.join(found)}",
             "A catalog is never overwritten: set LAKESHARE_STATE_DIR or LAKESHARE_DATABASE_URL to an empty one.",
         )
 
 
-def _bring_rows(catalog: Catalog, points: Points, day: str, manifest: Manifest) -> dict[str, int]:
+def _restore_rows(catalog: Catalog, points: Points, day: str, manifest: Manifest) -> dict[str, int]:
     brought: dict[str, int] = {}
     with catalog.engine.execution_options(**{WRITES: True}).begin() as connection:
-        for table in tables_of(connection, [one.name for one in manifest.tables]):
+        for table in reflect_tables(connection, [one.name for one in manifest.tables]):
             dumped = manifest.table(table.name)
-            count = fill(connection, table, read_lines(points, day, dumped.files))
+            count = insert_rows(connection, table, read_lines(points, day, dumped.files))
             if count != dumped.rows:
                 raise BackupError(
                     f"table {table.name} of the dump", f"it has {count} rows, not {dumped.rows}", OTHER_POINT
@@ -317,26 +321,28 @@ def _bring_rows(catalog: Catalog, points: Points, day: str, manifest: Manifest) 
     return brought
 
 
-def _bring_indexes(settings: LakeSettings, points: Points, manifest: Manifest, tell: Tell) -> int:
+def _restore_indexes(
+    settings: LakeSettings, points: Points, manifest: Manifest, report_progress: ReportProgress
+) -> int:
     brought = 0
     for file in manifest.indexes:
         path = index_path(settings.index_dir, file.sha256)
         if path.exists():
             continue
-        _write(path, read_file(points, index_key(points, file.sha256), file))
+        _write(path, read_file(points, get_index_key(points, file.sha256), file))
         brought += 1
-        if brought % INDEXES_TOLD == 0:
-            tell(f"{brought:,} of {len(manifest.indexes):,} file indexes")
+        if brought % PROGRESS_INDEXES == 0:
+            report_progress(f"{brought:,} of {len(manifest.indexes):,} file indexes")
     if brought:
         sync_folder(settings.index_dir)
     return brought
 
 
-def _bring_contracts(points: Points, day: str, manifest: Manifest, folder: Path) -> tuple[Path, ...]:
+def _restore_contracts(points: Points, day: str, manifest: Manifest, folder: Path) -> tuple[Path, ...]:
     brought = []
     for file in manifest.contracts:
         path = folder / Path(file.name).name
-        content = read_file(points, dump_folder(points, day) + file.name, file)
+        content = read_file(points, get_dump_folder(points, day) + file.name, file)
         if not path.exists():
             _write(path, content)
             brought.append(path)
@@ -356,7 +362,7 @@ def _write(path: Path, content: bytes) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def _place(catalog: Catalog) -> str:
+def _format_location(catalog: Catalog) -> str:
     return catalog.engine.url.set(query={}).render_as_string(hide_password=True)
 
 
@@ -375,9 +381,9 @@ def dump_catalog(settings: LakeSettings, backup: Backup, points: Points, day: st
         Unavailable: the database does not answer.
         NessieError: Nessie does not.
     """
-    dump = _Dump(points, dump_folder(points, day))
+    dump = _Dump(points, get_dump_folder(points, day))
     with closing(open_catalog(settings.catalog_url)) as catalog, catalog.reading() as session:
-        tables = tuple(dump.table(session, table) for table in kept_tables())
+        tables = tuple(dump.table(session, table) for table in list_dumped_tables())
         audit_head = session.scalar(select(AuditChainRow.hash).where(AuditChainRow.name == "head"))
         digests = _digests(session)
         published = session.scalar(select(func.count(PublicationRow.table_name.distinct()))) or 0
@@ -422,20 +428,24 @@ class _Dump:
     def lines(self, name: str, lines: Iterable[bytes]) -> tuple[DumpedFile, ...]:
         """Write lines as files `<name>-00000.jsonl`, …; no line, no file."""
         files: list[DumpedFile] = []
-        held, size = list[bytes](), 0
+        lines_of_file, size = list[bytes](), 0
         for line in lines:
-            held.append(line)
+            lines_of_file.append(line)
             size += len(line)
             if size >= FILE_BYTES:
-                files.append(self.put(f"{name}-{len(files):05}.jsonl", b"".join(held), len(held)))
-                held, size = [], 0
-        if held:
-            files.append(self.put(f"{name}-{len(files):05}.jsonl", b"".join(held), len(held)))
+                files.append(
+                    self.put(f"{name}-{len(files):05}.jsonl", b"".join(lines_of_file), len(lines_of_file))
+                )
+                lines_of_file, size = [], 0
+        if lines_of_file:
+            files.append(
+                self.put(f"{name}-{len(files):05}.jsonl", b"".join(lines_of_file), len(lines_of_file))
+            )
         return tuple(files)
 
     def table(self, session: Session, table: Table) -> DumpedTable:
         """Write the rows of one table."""
-        files = self.lines(f"tables/{table.name}", lines_of(session, table))
+        files = self.lines(f"tables/{table.name}", dump_rows(session, table))
         return DumpedTable(name=table.name, rows=sum(file.rows or 0 for file in files), files=files)
 
     def files(self, folder: str, paths: Iterable[Path]) -> Iterator[DumpedFile]:
@@ -457,12 +467,12 @@ class _Dump:
         """Write what no point before had; returns the indexes there are, and the digests of those there are not."""
         found, missing = list[DumpedFile](), list[str]()
         for digest in digests:
-            path, key = index_path(settings.index_dir, digest), index_key(self.points, digest)
+            path, key = index_path(settings.index_dir, digest), get_index_key(self.points, digest)
             if not path.exists():
                 missing.append(digest)
                 continue
-            held = self.points.store.head(key)
-            if held is None or held.size_bytes != path.stat().st_size:
+            existing = self.points.store.head(key)
+            if existing is None or existing.size_bytes != path.stat().st_size:
                 self.points.store.put(key, path.read_bytes())
             found.append(DumpedFile(name=path.name, size_bytes=path.stat().st_size, sha256=digest))
         return tuple(found), tuple(missing)
@@ -487,11 +497,11 @@ def _dump_nessie(settings: LakeSettings, dump: _Dump) -> DumpedNessie | None:
         nessie = Nessie.connect(endpoint, "writer")
         head = nessie.reference("main").hash
         contents = sorted(nessie.contents(f"main@{head}"))
-        told = ({"table": table, **asdict(content)} for table, content in contents)
-        state = dump.lines("nessie/main", map(_line, told))
-        log = dump.lines("nessie/log", map(_line, nessie.log(f"main@{head}")))
+        records = ({"table": table, **asdict(content)} for table, content in contents)
+        state = dump.lines("nessie/main", map(_to_json_line, records))
+        log = dump.lines("nessie/log", map(_to_json_line, nessie.log(f"main@{head}")))
     return DumpedNessie(hash=head, tables=len(contents), state=state, log=log)
 
 
-def _line(said: object) -> bytes:
-    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+def _to_json_line(record: object) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"

@@ -176,20 +176,20 @@ def load_backups(settings: LakeSettings) -> tuple[Backup, ...]:
         BackupError: the file cannot be read, or says what cannot be.
     """
     if settings.backups_file is None:
-        return (embedded_backup(settings),)
+        return (make_embedded_backup(settings),)
     path = settings.backups_file
     try:
-        said = yaml.safe_load(path.read_text())
+        document = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
         raise BackupError(
             str(path), f"it cannot be read: {error}", "Correct LAKESHARE_BACKUPS_FILE."
         ) from error
-    if not isinstance(said, dict) or not isinstance(said.get("backups"), dict):
+    if not isinstance(document, dict) or not isinstance(document.get("backups"), dict):
         raise BackupError(str(path), "it has no `backups`", "Begin with `backups:` and one name below it.")
-    return tuple(_backup(path, str(name), one) for name, one in said["backups"].items())
+    return tuple(_backup(path, str(name), one) for name, one in document["backups"].items())
 
 
-def embedded_backup(settings: LakeSettings) -> Backup:
+def make_embedded_backup(settings: LakeSettings) -> Backup:
     """The warehouse of this host into a folder beside it."""
     return Backup(
         name="lake",
@@ -199,7 +199,7 @@ def embedded_backup(settings: LakeSettings) -> Backup:
     )
 
 
-def backup_named(settings: LakeSettings, name: str | None) -> Backup:
+def find_backup(settings: LakeSettings, name: str | None) -> Backup:
     """The backup of a name; the only one, when there is no name.
 
     Raises:
@@ -216,20 +216,20 @@ def backup_named(settings: LakeSettings, name: str | None) -> Backup:
     return found[name]
 
 
-def _backup(path: Path, name: str, said: object) -> Backup:
+def _backup(path: Path, name: str, fields: object) -> Backup:
     try:
-        backup = Backup.model_validate({"name": name, **(said if isinstance(said, dict) else {})})
+        backup = Backup.model_validate({"name": name, **(fields if isinstance(fields, dict) else {})})
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         problem = f"backups.{name}.{field} is {first.get('input')!r}: {first['msg']}"
         raise BackupError(str(path), problem, "See docs/reference/backup.md.") from error
-    for field, problem in _contradictions(backup):
+    for field, problem in _find_contradictions(backup):
         raise BackupError(str(path), f"backups.{name}.{field}: {problem}", "See docs/reference/backup.md.")
     return backup
 
 
-def _contradictions(backup: Backup) -> list[tuple[str, str]]:
+def _find_contradictions(backup: Backup) -> list[tuple[str, str]]:
     found = []
     if (backup.layout == "dated") != ("{day}" in backup.target.url):
         found.append(("target.url", "{day} belongs into it with layout `dated`, and only then"))
@@ -239,9 +239,9 @@ def _contradictions(backup: Backup) -> list[tuple[str, str]]:
         found.append(("engine", "aws_batch needs `batch`, and buckets at both ends"))
     if backup.listing.kind != "generator" and backup.listing.location is None:
         found.append(("listing.location", f"{backup.listing.kind} needs it"))
-    if backup.listing.kind in ("s3_inventory", "manifest_csv") and not _is_place(backup.listing.location):
+    if backup.listing.kind in ("s3_inventory", "manifest_csv") and not _is_location(backup.listing.location):
         found.append(("listing.location", "give an absolute path or s3://bucket/prefix"))
-    if backup.target.endpoint == backup.source.endpoint and _lies_beside(backup):
+    if backup.target.endpoint == backup.source.endpoint and _target_is_separate(backup):
         found.append(
             ("target.url", "copies would lie among the source's objects; give them a prefix of their own")
         )
@@ -250,11 +250,11 @@ def _contradictions(backup: Backup) -> list[tuple[str, str]]:
     return found
 
 
-def _lies_beside(backup: Backup) -> bool:
+def _target_is_separate(backup: Backup) -> bool:
     """The target is the source, or begins (with the day) in the midst of it: what is copied would be listed again."""
     source = backup.source.url.rstrip("/")
     return backup.target.url.split("{day}")[0].rstrip("/") == source
 
 
-def _is_place(location: str | None) -> bool:
+def _is_location(location: str | None) -> bool:
     return location is None or location.startswith(("/", "s3://"))

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
 Status = Literal["verified", "verified_with_fallback", "degraded", "failed"]
-GOOD: tuple[Status, ...] = ("verified", "verified_with_fallback")
+GOOD_STATUSES: tuple[Status, ...] = ("verified", "verified_with_fallback")
 """Only these count: for retention, for drills, for the age of a backup."""
 
 
@@ -208,7 +208,7 @@ class Point(_Record):
         """The point as it is after this damage: tables with damaged copies, and the point, are degraded."""
         if damage is None or not damage.count:
             return self
-        tables = tuple(_downgraded(proof, damage) for proof in self.verification.tables)
+        tables = tuple(_downgrade(proof, damage) for proof in self.verification.tables)
         lost = [one for one in damage.copies if one.table_root is None]
         reasons = tuple(f"{one.key}: {one.problem}." for one in lost)
         if damage.record is not None:
@@ -230,7 +230,7 @@ class Point(_Record):
         )
 
 
-def _downgraded(proof: TableProof, damage: Damage) -> TableProof:
+def _downgrade(proof: TableProof, damage: Damage) -> TableProof:
     if proof.table.root not in damage.tables:
         return proof
     if damage.record is not None:
@@ -238,7 +238,7 @@ def _downgraded(proof: TableProof, damage: Damage) -> TableProof:
         return proof.model_copy(
             update={"status": "degraded", "level": 0, "reasons": (*proof.reasons, reason)}
         )
-    mine = [one for one in damage.copies if one.table_root == proof.table.root]
+    mine = [copy for copy in damage.copies if copy.table_root == proof.table.root]
     named = f", the first is {mine[0].key}: {mine[0].problem}" if mine else ""
     reason = f"{len(mine) or 'Some'} of its copies were found damaged on {damage.found_at:%Y-%m-%d %H:%M} UTC{named}."
     return proof.model_copy(update={"status": "degraded", "level": 0, "reasons": (*proof.reasons, reason)})
@@ -285,7 +285,7 @@ PLAN = pa.schema(
 )
 """What a point will hold: every object once, with its way there."""
 
-DONE = pa.schema(
+COPY_RESULTS = pa.schema(
     [
         pa.field("bucket", pa.string(), nullable=False),
         pa.field("key", pa.string(), nullable=False),
@@ -307,7 +307,7 @@ DONE = pa.schema(
 )
 """What became of each object of a plan: rows of an engine's ledger, and of any report in AWS's layout."""
 
-HELD = pa.schema(
+POINT_COPIES = pa.schema(
     [
         *(
             LISTING.field(name)
@@ -317,9 +317,9 @@ HELD = pa.schema(
         PLAN.field("stored_key"),
         PLAN.field("table_root"),
         PLAN.field("first_point"),
-        DONE.field("stored_etag"),
-        DONE.field("stored_version_id"),
-        DONE.field("checksum"),
+        COPY_RESULTS.field("stored_etag"),
+        COPY_RESULTS.field("stored_version_id"),
+        COPY_RESULTS.field("checksum"),
         # What was proved of the copy: 0 reported, 1 present with its size, 2 same ETag, 3 same checksum (levels L0-L3).
         pa.field("level", pa.int8(), nullable=False),
         # True where the copy was made again, or of an older version, while the point was verified.
@@ -371,7 +371,7 @@ def read_rows(folder: Path, columns: "list[str] | None" = None) -> Iterator[pa.R
             yield from file.iter_batches(ROWS_A_BATCH, columns=columns)
 
 
-def to_copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def select_rows_to_copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of a plan that are an engine's: all but those the target has. `lane` is among their columns."""
     for batch in batches:
         wanted = batch.filter(pc.field("lane") != "held")
@@ -379,6 +379,6 @@ def to_copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield wanted
 
 
-def whole_table(folder: Path, schema: pa.Schema) -> pa.Table:
+def read_table(folder: Path, schema: pa.Schema) -> pa.Table:
     """All rows of a folder in memory."""
     return pa.Table.from_batches(list(read_rows(folder)), schema)

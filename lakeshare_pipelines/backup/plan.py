@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup.config import GIB, Backup
 from lakeshare_pipelines.backup.model import (
-    HELD,
     LANES,
     LISTING,
     PLAN,
+    POINT_COPIES,
     CopyRecord,
     Estimate,
     ListingRecord,
@@ -31,17 +31,17 @@ from lakeshare_pipelines.backup.model import (
     write_rows,
 )
 from lakeshare_pipelines.backup.plan_tables import (
-    Cut,
     Format,
+    ListingCut,
     LogFiles,
-    Places,
-    Roots,
+    RootIndex,
+    StoredKeys,
     TableRoots,
-    places_of,
-    races,
-    taken,
+    find_retention_races,
+    find_taken_keys,
+    make_stored_keys,
 )
-from lakeshare_pipelines.backup.points import Points, Workspace, end_of
+from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import open_store
 from lakeshare_pipelines.backup.stores.store import FOLDER
 from lakeshare_pipelines.errors import BackupError
@@ -49,23 +49,23 @@ from lakeshare_pipelines.errors import BackupError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")
+ARCHIVE_CLASSES = ("GLACIER", "DEEP_ARCHIVE")
 """Storage classes that cannot be read before they are thawed; GLACIER_IR can."""
 
 
-def lanes_of(objects: pa.RecordBatch, copy_limit_bytes: int) -> pa.Array:
+def assign_lanes(objects: pa.RecordBatch, copy_limit_bytes: int) -> pa.Array:
     """The lane of each row of schema LISTING that is to be copied.
 
     An archived object may be above the limit of one copy request as well.
     """
-    is_archived = pc.is_in(objects["storage_class"], pa.array(ARCHIVED))
+    is_archived = pc.is_in(objects["storage_class"], pa.array(ARCHIVE_CLASSES))
     is_large = pc.fill_null(pc.greater(objects["size_bytes"], copy_limit_bytes), False)
     return pc.if_else(is_archived, "archived", pc.if_else(is_large, "large", "small"))
 
 
 PART_BYTES = 64 * 1024**2
 """Size of a part, where the source's own parts are not known yet; never more than 10,000 parts."""
-MOST_PARTS = 10_000
+MAX_PARTS = 10_000
 AROUND_PARTS = 3
 """Requests around the parts: HEAD, CreateMultipartUpload, CompleteMultipartUpload."""
 
@@ -102,7 +102,7 @@ class Tally:
         sizes = copied["size_bytes"]
         sizes = sizes.filter(pc.greater(sizes, self.copy_limit_bytes))
         parts = pc.ceil(pc.divide(pc.cast(sizes, pa.float64()), PART_BYTES))
-        parts = pc.min_element_wise(parts, MOST_PARTS)
+        parts = pc.min_element_wise(parts, MAX_PARTS)
         self.part_requests += int(pc.sum(parts).as_py() or 0) + AROUND_PARTS * len(parts) - len(parts)
 
     @property
@@ -121,7 +121,7 @@ class Tally:
         return self.copied + self.part_requests + self.objects["archived"]
 
 
-def estimated(
+def estimate_plan(
     backup: Backup, tally: Tally, listing: ListingRecord, jobs: int, previous: Point | None
 ) -> Estimate:
     """The estimate of a plan; `jobs` is how many stored prefixes there are, each a Batch Operations job."""
@@ -131,8 +131,8 @@ def estimated(
         held_objects=tally.objects["held"],
         held_bytes=tally.size_bytes["held"],
         requests=tally.requests,
-        usd=round(_usd(backup, tally, listing, jobs), 4),
-        minutes=round(_minutes(backup, tally, None if previous is None else previous.copied), 2),
+        usd=round(_estimate_usd(backup, tally, listing, jobs), 4),
+        minutes=round(_estimate_minutes(backup, tally, None if previous is None else previous.copied), 2),
         by_lane={lane: tally.objects[lane] for lane in LANES if tally.objects[lane]},
     )
 
@@ -162,13 +162,13 @@ def require_within_bounds(backup: Backup, day: str, estimate: Estimate) -> None:
         )
 
 
-def usd_a_month(backup: Backup, estimate: Estimate) -> float:
+def estimate_usd_per_month(backup: Backup, estimate: Estimate) -> float:
     """What keeping the new copies costs a month."""
     is_paid = backup.target.kind != FOLDER
     return estimate.size_bytes / GIB * backup.prices.per_gib_month if is_paid else 0.0
 
 
-def _usd(backup: Backup, tally: Tally, listing: ListingRecord, jobs: int) -> float:
+def _estimate_usd(backup: Backup, tally: Tally, listing: ListingRecord, jobs: int) -> float:
     if backup.source.kind == backup.target.kind == FOLDER:
         return 0.0
     prices, usd = backup.prices, 0.0
@@ -183,7 +183,7 @@ def _usd(backup: Backup, tally: Tally, listing: ListingRecord, jobs: int) -> flo
     return usd
 
 
-def _minutes(backup: Backup, tally: Tally, before: CopyRecord | None) -> float:
+def _estimate_minutes(backup: Backup, tally: Tally, before: CopyRecord | None) -> float:
     """The slower of the two: requests, and bytes. Thawing takes hours by itself and is not in it."""
     if before is not None and before.succeeded >= MEASURED_OBJECTS and before.seconds > 0:
         requests_a_s = before.succeeded / before.seconds
@@ -209,7 +209,7 @@ MEMORY_BYTES = 4 * 1024**3
 """Enough for ten million rows on each side without spilling; at most half of what is free is taken."""
 ROWS_AT_ONCE = 100_000
 BROADCAST_ROWS = 3_000_000
-GONE = pa.schema([HELD.field("key")])
+GONE = pa.schema([POINT_COPIES.field("key")])
 LISTED, STORED = 1, 2
 BOTH = LISTED | STORED
 
@@ -217,26 +217,26 @@ OpenSpark = Callable[[], "SparkSession"]
 
 
 def write_difference(
-    listed: Path, held: Path, fresh: Path, gone: Path, spark: OpenSpark | None = None
+    listed: Path, stored: Path, fresh: Path, gone: Path, spark: OpenSpark | None = None
 ) -> None:
     """Write rows of LISTING that are not held into `fresh`, keys of HELD that are not listed into `gone`.
 
     A key that changed is in both. What has no ETag is never the same as anything. All four are folders of rows;
     a key is once in `listed` and once in `held`. With Spark, the folders must be where its executors can reach them.
     """
-    if spark is not None and _rows(listed) + _rows(held) >= SPARK_FROM_ROWS:
-        by_spark(listed, held, fresh, gone, spark())
+    if spark is not None and _rows(listed) + _rows(stored) >= SPARK_FROM_ROWS:
+        write_difference_by_spark(listed, stored, fresh, gone, spark())
     else:
-        by_duckdb(listed, held, fresh, gone)
+        write_difference_by_duckdb(listed, stored, fresh, gone)
 
 
-def by_duckdb(listed: Path, held: Path, fresh: Path, gone: Path) -> None:
+def write_difference_by_duckdb(listed: Path, stored: Path, fresh: Path, gone: Path) -> None:
     """The difference by one full join of both sides; rows come in order of their keys."""
     memory = min(MEMORY_BYTES, psutil.virtual_memory().available // 2)
     with TemporaryDirectory(dir=fresh.parent, prefix=".spilled-") as spilled, duckdb.connect() as on:
         on.execute("SET memory_limit = ?", [f"{memory}B"])
         on.execute("SET temp_directory = ?", [spilled])
-        for side, folder in (("listed", listed), ("held", held)):
+        for side, folder in (("listed", listed), ("held", stored)):
             on.read_parquet([str(path) for path in sorted(folder.glob("*.parquet"))]).create_view(side)
         # A missing ETag equals none, so that its row is in neither of two.
         on.execute(
@@ -251,7 +251,9 @@ def by_duckdb(listed: Path, held: Path, fresh: Path, gone: Path) -> None:
             write_rows(into, schema, on.sql(rows).to_arrow_reader(ROWS_AT_ONCE))
 
 
-def by_spark(listed: Path, held: Path, fresh: Path, gone: Path, spark: "SparkSession") -> None:
+def write_difference_by_spark(
+    listed: Path, stored: Path, fresh: Path, gone: Path, spark: "SparkSession"
+) -> None:
     """The difference by one hash aggregate over both sides, then the few odd rows fetched by their hashes.
 
     128 bits of hash stand for a row: among 100 million rows no two are taken for each other, but once in 10^22 runs.
@@ -259,8 +261,8 @@ def by_spark(listed: Path, held: Path, fresh: Path, gone: Path, spark: "SparkSes
     """
     from pyspark.sql import functions as sql
 
-    ours = _hashed(spark.read.parquet(str(listed)), "listed")
-    theirs = _hashed(spark.read.parquet(str(held)), "held")
+    ours = _add_hashes(spark.read.parquet(str(listed)), "listed")
+    theirs = _add_hashes(spark.read.parquet(str(stored)), "held")
     sides = ours.select("h1", "h2", sql.lit(LISTED).alias("side")).unionAll(
         theirs.select("h1", "h2", sql.lit(STORED).alias("side"))
     )
@@ -275,7 +277,7 @@ def by_spark(listed: Path, held: Path, fresh: Path, gone: Path, spark: "SparkSes
         odd.unpersist()
 
 
-def _hashed(rows: "DataFrame", side: str) -> "DataFrame":
+def _add_hashes(rows: "DataFrame", side: str) -> "DataFrame":
     """With two independent hashes of what makes rows the same."""
     from pyspark.sql import functions as sql
 
@@ -308,7 +310,7 @@ def _rows(folder: Path) -> int:
     return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
 
 
-Say = Callable[[str], None]
+ReportMessage = Callable[[str], None]
 
 BETWEEN = ("cut", "before", "followed", "fresh", "gone")
 """Folders of rows that only the passes of a plan need."""
@@ -329,26 +331,26 @@ def make_plan(
     Raises:
         BackupError: the plan is beyond the backup's bounds; or there is no listing, or nothing in it.
     """
-    plan = draw_plan(backup, workspace, listing, points, day, spark)
+    plan = draft_plan(backup, workspace, listing, points, day, spark)
     require_within_bounds(backup, day, plan.estimate)
     return plan
 
 
-def draw_plan(
+def draft_plan(
     backup: Backup,
     workspace: Workspace,
     listing: ListingRecord,
     points: Points,
     day: str,
     spark: OpenSpark | None = None,
-    say: Say = lambda sentence: None,
+    report_message: ReportMessage = lambda sentence: None,
 ) -> PlanRecord:
     """The same, whatever its bounds.
 
     Raises:
         BackupError: there is no listing, or nothing in it that belongs to the day.
     """
-    drawing = _Drawing(backup, workspace, listing, points, day, spark, say)
+    drawing = _PlanDraft(backup, workspace, listing, points, day, spark, report_message)
     try:
         return drawing.plan()
     finally:
@@ -357,28 +359,28 @@ def draw_plan(
 
 
 @dataclass
-class _Drawing:
+class _PlanDraft:
     backup: Backup
     workspace: Workspace
     listing: ListingRecord
     points: Points
     day: str
     spark: OpenSpark | None
-    say: Say
+    report_message: ReportMessage
 
     def plan(self) -> PlanRecord:
-        cut, found, logs = Cut(self.backup, end_of(self.day)), TableRoots(), LogFiles()
-        self.say("cutting the listing at the day's end")
+        cut, found, logs = ListingCut(self.backup, get_point_time(self.day)), TableRoots(), LogFiles()
+        self.report_message("cutting the listing at the day's end")
         rows = write_rows(self.workspace.clear("cut"), LISTING, self._cut(cut, found, logs))
         self._require_some(rows, cut)
         tables = found.tables()
-        places, previous = self._places(Roots(tables))
-        self.say(f"{rows:,} objects, {len(tables):,} tables; comparing with the point before")
+        places, previous = self._places(RootIndex(tables))
+        self.report_message(f"{rows:,} objects, {len(tables):,} tables; comparing with the point before")
         fresh = self._compare(previous, tables)
         self._move(places, fresh, previous)
         tally, prefixes = Tally(self.backup.copy_limit_bytes), set[str]()
         write_rows(self.workspace.clear("plan"), PLAN, self._counted(places, fresh, tally, prefixes))
-        estimate = estimated(self.backup, tally, self.listing, len(prefixes), previous)
+        estimate = estimate_plan(self.backup, tally, self.listing, len(prefixes), previous)
         return PlanRecord(
             day=self.day,
             as_of=cut.as_of,
@@ -386,12 +388,16 @@ class _Drawing:
             tables=places.found(self.backup.source.bucket, tables),
             estimate=estimate,
             left_out=dict(cut.left_out),
-            warnings=(*found.warnings(), *_moves(places), *self._races(tables, logs, estimate.minutes)),
+            warnings=(
+                *found.warnings(),
+                *_describe_moves(places),
+                *self._races(tables, logs, estimate.minutes),
+            ),
         )
 
-    def _cut(self, cut: Cut, found: TableRoots, logs: LogFiles) -> Iterator[pa.RecordBatch]:
+    def _cut(self, cut: ListingCut, found: TableRoots, logs: LogFiles) -> Iterator[pa.RecordBatch]:
         folder = self.workspace.rows("listing")
-        for batch in cut.kept(lambda: read_rows(folder), has_versions=self.listing.has_versions):
+        for batch in cut.select_rows(lambda: read_rows(folder), has_versions=self.listing.has_versions):
             found.look_at(batch["key"])
             logs.look_at(batch)
             yield batch
@@ -399,10 +405,10 @@ class _Drawing:
     def _races(self, tables: dict[str, Format], logs: LogFiles, minutes: float) -> list[str]:
         if self.listing.has_versions:
             return []  # What is removed meanwhile is there as an older version.
-        self.say("asking how long tables keep removed files")
-        return races(self.backup, open_store(self.backup.source), tables, logs, minutes)
+        self.report_message("asking how long tables keep removed files")
+        return find_retention_races(self.backup, open_store(self.backup.source), tables, logs, minutes)
 
-    def _require_some(self, rows: int, cut: Cut) -> None:
+    def _require_some(self, rows: int, cut: ListingCut) -> None:
         if rows:
             return
         why = ", ".join(f"{count:,} {reason}" for reason, count in cut.left_out.items()) or "it is empty"
@@ -412,19 +418,19 @@ class _Drawing:
             "Look whether the listing is of the right store and day: an empty point would be of no use.",
         )
 
-    def _places(self, roots: Roots) -> tuple[Places, Point | None]:
+    def _places(self, roots: RootIndex) -> tuple[StoredKeys, Point | None]:
         previous = None
         if self.backup.layout == "incremental":
             previous = self.points.latest(before=self.day)
-        return places_of(self.backup, self.day, roots, previous), previous
+        return make_stored_keys(self.backup, self.day, roots, previous), previous
 
     def _compare(self, previous: Point | None, tables: Collection[str]) -> Path:
         """Leave keys that are held and no more in `gone`; returns the folder of rows of LISTING that are new."""
         work = self.workspace
-        held = () if previous is None else self.points.held(previous)
+        point_copies = () if previous is None else self.points.read_copies(previous)
         followed: list[pa.RecordBatch] = []
-        write_rows(work.clear("before"), HELD, self._of_source(held, followed))
-        write_rows(work.clear("followed"), HELD, self._still_followed(followed, tables))
+        write_rows(work.clear("before"), POINT_COPIES, self._of_source(point_copies, followed))
+        write_rows(work.clear("followed"), POINT_COPIES, self._still_followed(followed, tables))
         gone = work.clear("gone")
         if previous is None:
             write_rows(gone, GONE, ())
@@ -434,9 +440,9 @@ class _Drawing:
         return fresh
 
     def _of_source(
-        self, held: Iterable[pa.RecordBatch], followed: list[pa.RecordBatch]
+        self, point_copies: Iterable[pa.RecordBatch], followed: list[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        for batch in held:
+        for batch in point_copies:
             is_ours = pc.equal(batch["bucket"], self.backup.source.bucket)
             yield batch.filter(is_ours)
             if not pc.all(is_ours).as_py():
@@ -449,7 +455,7 @@ class _Drawing:
         for batch in followed if self.backup.external == "follow" else ():
             yield batch.filter(pc.is_in(batch["table_root"], pa.array(sorted(tables), pa.string())))
 
-    def _move(self, places: Places, fresh: Path, previous: Point | None) -> None:
+    def _move(self, places: StoredKeys, fresh: Path, previous: Point | None) -> None:
         """Let move what would be copied over what a point holds, or would come to lie apart from its table."""
         if self.backup.layout == "dated":
             return
@@ -460,13 +466,17 @@ class _Drawing:
             places.move(places.misplaced(batch["key"], batch["stored_key"]))
         days = [day for day in self.points.days() if previous is None or day != previous.day]
         if days:
-            self.say(f"comparing with {len(days)} more points, so that nothing they hold is copied over")
-            wanted = [_wanted(batch, places) for batch in read_rows(fresh, ["key", "etag", "size_bytes"])]
+            self.report_message(
+                f"comparing with {len(days)} more points, so that nothing they hold is copied over"
+            )
+            wanted = [
+                _read_rows_to_copy(batch, places) for batch in read_rows(fresh, ["key", "etag", "size_bytes"])
+            ]
             if wanted:
-                places.move(taken(self.points, days, pa.concat_tables(wanted)))
+                places.move(find_taken_keys(self.points, days, pa.concat_tables(wanted)))
 
     def _counted(
-        self, places: Places, fresh: Path, tally: Tally, prefixes: set[str]
+        self, places: StoredKeys, fresh: Path, tally: Tally, prefixes: set[str]
     ) -> Iterator[pa.RecordBatch]:
         for batch in self._planned(places, fresh):
             tally.add(batch)
@@ -474,12 +484,12 @@ class _Drawing:
             prefixes.update(pc.unique(places.prefixes(copied)).to_pylist())
             yield batch
 
-    def _planned(self, places: Places, fresh: Path) -> Iterator[pa.RecordBatch]:
+    def _planned(self, places: StoredKeys, fresh: Path) -> Iterator[pa.RecordBatch]:
         for batch in self._same():
             stays = batch.filter(pc.invert(places.is_moved(batch["key"])))
-            yield _held(stays, places.roots.nearest(stays["key"]))
+            yield _make_held_rows(stays, places.roots.nearest(stays["key"]))
         for batch in read_rows(self.workspace.rows("followed")):
-            yield _held(batch, batch["table_root"])
+            yield _make_held_rows(batch, batch["table_root"])
         for batch in read_rows(fresh):
             yield self._to_copy(batch.filter(pc.invert(places.is_moved(batch["key"]))), places)
         for batch in read_rows(self.workspace.rows("cut")) if places.moved else ():
@@ -495,17 +505,17 @@ class _Drawing:
         keys = [batch["key"] for batch in read_rows(self.workspace.rows("gone"), ["key"])]
         return pa.chunked_array(keys, pa.string()).combine_chunks()
 
-    def _to_copy(self, objects: pa.RecordBatch, places: Places) -> pa.RecordBatch:
+    def _to_copy(self, objects: pa.RecordBatch, places: StoredKeys) -> pa.RecordBatch:
         return _plan_rows(
             objects,
-            lane=lanes_of(objects, self.backup.copy_limit_bytes),
+            lane=assign_lanes(objects, self.backup.copy_limit_bytes),
             stored_key=places.stored_keys(objects["key"]),
             table_root=places.roots.nearest(objects["key"]),
             first_point=pa.repeat(pa.scalar(self.day), objects.num_rows),
         )
 
 
-def _held(rows: pa.RecordBatch, table_root: pa.Array) -> pa.RecordBatch:
+def _make_held_rows(rows: pa.RecordBatch, table_root: pa.Array) -> pa.RecordBatch:
     count = rows.num_rows
     return _plan_rows(
         rows,
@@ -523,7 +533,7 @@ def _plan_rows(rows: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
     return pa.record_batch([had.get(one.name, nulls).cast(one.type) for one in PLAN], PLAN)
 
 
-def _wanted(fresh: pa.RecordBatch, places: Places) -> pa.Table:
+def _read_rows_to_copy(fresh: pa.RecordBatch, places: StoredKeys) -> pa.Table:
     rows = fresh.filter(pc.invert(places.is_moved(fresh["key"])))
     return pa.table(
         {
@@ -535,7 +545,7 @@ def _wanted(fresh: pa.RecordBatch, places: Places) -> pa.Table:
     )
 
 
-def _moves(places: Places) -> list[str]:
+def _describe_moves(places: StoredKeys) -> list[str]:
     """What people should know of what is copied again."""
     if not places.moved:
         return []

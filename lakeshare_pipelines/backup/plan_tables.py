@@ -24,9 +24,9 @@ from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_st
 from lakeshare_pipelines.backup.stores.store import FOLDER
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.tables.delta.log import CHECKPOINT, COMMIT, parse_commit
-from lakeshare_server.tables.iceberg.metadata import LONGEST_BYTES, MetadataError, unpacked
+from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata
 
-TELLING = r"(^|/)(_delta_log/.|\.hoodie/.|metadata/[^/]*\.metadata\.json)"
+TABLE_METADATA_KEY = r"(^|/)(_delta_log/.|\.hoodie/.|metadata/[^/]*\.metadata\.json)"
 DELTA_KEY = re.compile(r"(?:(.*?)/)?_delta_log/.", re.DOTALL)
 ICEBERG_KEY = re.compile(r"(?:(.*)/)?metadata/[^/]*\.metadata\.json(?:\.gz)?", re.DOTALL)
 HUDI_KEY = re.compile(r"(?:(.*?)/)?\.hoodie/.", re.DOTALL)
@@ -47,7 +47,7 @@ class TableRoots:
 
     def look_at(self, keys: pa.Array) -> None:
         """Find the roots that these keys tell of."""
-        for key in keys.filter(pc.match_substring_regex(keys, TELLING)).to_pylist():
+        for key in keys.filter(pc.match_substring_regex(keys, TABLE_METADATA_KEY)).to_pylist():
             if found := DELTA_KEY.match(key):
                 self._delta.add(found[1] or "")
             elif found := HUDI_KEY.match(key):
@@ -63,20 +63,22 @@ class TableRoots:
 
     def warnings(self) -> list[str]:
         """What people should know of the tables: one sentence a kind."""
-        told = []
+        sentences = []
         if both := sorted(self._delta & self._iceberg):
-            told.append(
-                f"{_some(both)}: a Delta table that Iceberg clients read too; its files are all copied, and it is "
+            sentences.append(
+                f"{_format_roots(both)}: a Delta table that Iceberg clients read too; its files are all copied, "
+                "and it is "
                 "proved and restored as a Delta table."
             )
         if self._hudi:
-            told.append(
-                f"{_some(sorted(self._hudi))}: a Hudi table; its files are copied, but nobody proves that it opens."
+            sentences.append(
+                f"{_format_roots(sorted(self._hudi))}: a Hudi table; its files are copied, but nobody proves "
+                "that it opens."
             )
-        return told
+        return sentences
 
 
-class Roots:
+class RootIndex:
     """Which root the keys belong to: the nearest one above, and the family, which is the farthest one above.
 
     Tables inside each other stay together, as the outer one may have files below the inner one's root.
@@ -122,7 +124,7 @@ def _is_staged(root: str, tables: Mapping[str, Format]) -> bool:
     return bool(staged) and "/" not in run and tables.get(outer) == "delta"
 
 
-def _some(roots: list[str]) -> str:
+def _format_roots(roots: list[str]) -> str:
     named = ", ".join(root or "(the whole store)" for root in roots[:3])
     return named if len(roots) <= 3 else f"{named} and {len(roots) - 3} more"
 
@@ -131,11 +133,11 @@ MARGIN = dt.timedelta(hours=6)
 """For a report that is late, and a copy that is slower than estimated."""
 DELTA_PROPERTY, DELTA_DEFAULT = "delta.deletedFileRetentionDuration", dt.timedelta(days=7)
 ICEBERG_PROPERTY, ICEBERG_DEFAULT = "history.expire.max-snapshot-age-ms", dt.timedelta(days=5)
-TELLING_RACES = r"(^|/)(_delta_log/[0-9]{20}\.[^/]*(json|parquet)|metadata/[^/]*\.metadata\.json(\.gz)?)$"
+TABLE_LOG_KEY = r"(^|/)(_delta_log/[0-9]{20}\.[^/]*(json|parquet)|metadata/[^/]*\.metadata\.json(\.gz)?)$"
 FILES_READ, LARGEST_BYTES, READERS = 100, 64 * 1024**2, 16
 """How many files of one log are read at most, how large they may be, how many tables at a time."""
 UNIT = re.compile(r"(\d+)\s*(microsecond|millisecond|second|minute|hour|day|week)s?", re.IGNORECASE)
-TOLD = 20
+MAX_NAMED = 20
 
 LogFile = tuple[str, int, dt.datetime]
 """Key, bytes, time of writing."""
@@ -149,7 +151,7 @@ class LogFiles:
 
     def look_at(self, rows: pa.RecordBatch) -> None:
         """Keep what these rows of schema LISTING have of it."""
-        telling = rows.filter(pc.match_substring_regex(rows["key"], TELLING_RACES))
+        telling = rows.filter(pc.match_substring_regex(rows["key"], TABLE_LOG_KEY))
         for key, size_bytes, at in zip(
             *(telling[name].to_pylist() for name in ("key", "size_bytes", "last_modified")), strict=True
         ):
@@ -157,7 +159,7 @@ class LogFiles:
             self.of_root.setdefault(root, []).append((key, size_bytes, at))
 
 
-def races(
+def find_retention_races(
     backup: Backup,
     source: BackupStore,
     tables: dict[str, Format],
@@ -170,54 +172,64 @@ def races(
     """
     need = dt.timedelta(days=backup.listing.lag_days, minutes=minutes) + MARGIN
 
-    def asked(table: tuple[str, Format]) -> dt.timedelta | BackupError | None:
+    def read_retention(table: tuple[str, Format]) -> dt.timedelta | BackupError | None:
         files = found.of_root.get(table[0], [])
         try:
-            return _delta(source, files) if table[1] == "delta" else _iceberg(source, files)
+            return (
+                _read_delta_retention(source, files)
+                if table[1] == "delta"
+                else _read_iceberg_retention(source, files)
+            )
         except BackupError as error:
             return error
 
     with ThreadPoolExecutor(READERS) as pool:
-        answers = list(zip(tables, pool.map(asked, tables.items()), strict=True))
-    short = [(root, kept) for root, kept in answers if isinstance(kept, dt.timedelta) and kept < need]
-    refused = [kept for _, kept in answers if isinstance(kept, BackupError)]
-    told = [
-        f"{root}: keeps removed files for {_words(kept)} only, and copying takes up to {_words(need)} from the day's "
-        f"end on: a clean-up in between takes files from the point. Keep them longer ({_property(tables[root])})."
-        for root, kept in short[:TOLD]
+        answers = list(zip(tables, pool.map(read_retention, tables.items()), strict=True))
+    short = [
+        (root, retention)
+        for root, retention in answers
+        if isinstance(retention, dt.timedelta) and retention < need
     ]
-    if len(short) > TOLD:
-        told.append(f"{len(short) - TOLD} more tables keep removed files for too short a time.")
+    refused = [retention for _, retention in answers if isinstance(retention, BackupError)]
+    sentences = [
+        f"{root}: keeps removed files for {_format_duration(retention)} only, and copying takes up to "
+        f"{_format_duration(need)} from the day's "
+        "end on: a clean-up in between takes files from the point. Keep them longer "
+        f"({_format_property(tables[root])})."
+        for root, retention in short[:MAX_NAMED]
+    ]
+    if len(short) > MAX_NAMED:
+        sentences.append(f"{len(short) - MAX_NAMED} more tables keep removed files for too short a time.")
     if refused:
-        told.append(f"How long {len(refused)} tables keep removed files cannot be told: {refused[0]}")
-    return told
+        sentences.append(f"How long {len(refused)} tables keep removed files cannot be told: {refused[0]}")
+    return sentences
 
 
-def _delta(source: BackupStore, files: Sequence[LogFile]) -> dt.timedelta | None:
+def _read_delta_retention(source: BackupStore, files: Sequence[LogFile]) -> dt.timedelta | None:
     """As the newest metaData action says (PROTOCOL.md, "Change Metadata"); None where it is not found."""
     by_version: dict[int, list[LogFile]] = {}
-    for one in files:
-        name = one[0].rpartition("/")[2]
-        if told := COMMIT.fullmatch(name) or CHECKPOINT.fullmatch(name):
-            by_version.setdefault(int(told[1]), []).append(one)
+    for file in files:
+        name = file[0].rpartition("/")[2]
+        if match := COMMIT.fullmatch(name) or CHECKPOINT.fullmatch(name):
+            by_version.setdefault(int(match[1]), []).append(file)
     for version in sorted(by_version, reverse=True)[:FILES_READ]:
         # A commit says it only where it changes it, a checkpoint always.
         for key, size_bytes, _ in sorted(by_version[version]):
-            said = _configuration(source, key) if size_bytes <= LARGEST_BYTES else None
-            if said is not None:
-                return _interval(said.get(DELTA_PROPERTY)) or DELTA_DEFAULT
+            properties = _read_delta_properties(source, key) if size_bytes <= LARGEST_BYTES else None
+            if properties is not None:
+                return _parse_interval(properties.get(DELTA_PROPERTY)) or DELTA_DEFAULT
     return None
 
 
-def _configuration(source: BackupStore, key: str) -> dict[str, str] | None:
+def _read_delta_properties(source: BackupStore, key: str) -> dict[str, str] | None:
     """The table's properties, as one file of its log tells them; None where it does not."""
-    content = _content(source, key)
+    content = _read_content(source, key)
     if content is None:
         return None
     try:
         if not key.endswith(".parquet"):
-            said = parse_commit(content, 0, 0, 0).metadata
-            return None if said is None else dict(said.get("configuration") or {})
+            metadata = parse_commit(content, 0, 0, 0).metadata
+            return None if metadata is None else dict(metadata.get("configuration") or {})
         with pq.ParquetFile(io.BytesIO(content)) as file:
             if "metaData" not in file.schema_arrow.names:
                 return None
@@ -229,15 +241,17 @@ def _configuration(source: BackupStore, key: str) -> dict[str, str] | None:
     return dict(found[0]["configuration"] or ()) if found else None
 
 
-def _iceberg(source: BackupStore, files: Sequence[LogFile]) -> dt.timedelta | None:
+def _read_iceberg_retention(source: BackupStore, files: Sequence[LogFile]) -> dt.timedelta | None:
     """As the newest metadata file says (Iceberg, "Table properties"); None where it is not found."""
     for key, _, _ in sorted(files, key=lambda one: one[2], reverse=True)[:1]:
-        content = _content(source, key)
+        content = _read_content(source, key)
         if content is None:
             return None
         try:
-            said = orjson.loads(unpacked(content, LONGEST_BYTES)).get("properties") or {}
-            return dt.timedelta(milliseconds=int(said[ICEBERG_PROPERTY]))
+            properties = (
+                orjson.loads(decompress_metadata(content, MAX_METADATA_BYTES)).get("properties") or {}
+            )
+            return dt.timedelta(milliseconds=int(properties[ICEBERG_PROPERTY]))
         except KeyError:
             return ICEBERG_DEFAULT
         except (MetadataError, ValueError, AttributeError):
@@ -245,42 +259,42 @@ def _iceberg(source: BackupStore, files: Sequence[LogFile]) -> dt.timedelta | No
     return None
 
 
-def _content(source: BackupStore, key: str) -> bytes | None:
+def _read_content(source: BackupStore, key: str) -> bytes | None:
     try:
         return source.read(key)
     except ObjectMissing:
         return None
 
 
-def _interval(text: str | None) -> dt.timedelta | None:
+def _parse_interval(text: str | None) -> dt.timedelta | None:
     """Delta's way to write a time: `interval 1 week`, `interval 36 hours`."""
     parts = [dt.timedelta(**{f"{unit.lower()}s": int(count)}) for count, unit in UNIT.findall(text or "")]
     return sum(parts, dt.timedelta()) if parts else None
 
 
-def _property(of: Format) -> str:
+def _format_property(of: Format) -> str:
     return DELTA_PROPERTY if of == "delta" else ICEBERG_PROPERTY
 
 
-def _words(length: dt.timedelta) -> str:
+def _format_duration(length: dt.timedelta) -> str:
     hours = length.total_seconds() / 3600
     return f"{hours / 24:.1f} days" if hours >= 48 else f"{hours:.1f} hours"
 
 
 ROWS_AT_ONCE = 1_000_000
-ASKED_AT_ONCE = 64
+CONCURRENT_REQUESTS = 64
 STORED = ["stored_key", "etag", "size_bytes"]
 
 
 @dataclass
-class Places:
+class StoredKeys:
     """Stored keys of one plan; `moved` are families of tables, `moved_keys` objects of no table, that go elsewhere."""
 
     usual: str
     """Prefix of what is nowhere special; empty, or with a slash at its end."""
     remade: str
     """Prefix of what is moved by this plan."""
-    roots: Roots
+    roots: RootIndex
     of_family: dict[str, str]
     """Prefixes of families that an earlier point moved."""
     moved: set[str] = field(default_factory=set)
@@ -329,16 +343,16 @@ class Places:
         return self.remade if family in self.moved else self.of_family.get(family, self.usual)
 
 
-def places_of(backup: Backup, day: str, roots: Roots, previous: Point | None) -> Places:
+def make_stored_keys(backup: Backup, day: str, roots: RootIndex, previous: Point | None) -> StoredKeys:
     """Where a day's copies go before anything is moved: to where the point before has them."""
     target = backup.target_of(day).prefix
     if backup.layout == "dated":
-        return Places(target, target, roots, {})
+        return StoredKeys(target, target, roots, {})
     before = {} if previous is None else {table.root: _prefix_of(table) for table in previous.plan.tables}
-    return Places(f"{target}objects/", f"{target}remade/{day}/", roots, before)
+    return StoredKeys(f"{target}objects/", f"{target}remade/{day}/", roots, before)
 
 
-def taken(points: Points, days: Sequence[str], wanted: pa.Table) -> pa.Array:
+def find_taken_keys(points: Points, days: Sequence[str], wanted: pa.Table) -> pa.Array:
     """Keys of `wanted` (key, stored_key, etag, size_bytes) whose place has something else, by the points of `days`.
 
     What a point holds must stay: nothing may be copied over it, though the point before this one knows nothing of it.
@@ -347,14 +361,14 @@ def taken(points: Points, days: Sequence[str], wanted: pa.Table) -> pa.Array:
     stored = wanted["stored_key"].combine_chunks()
     for day in days if wanted.num_rows else ():
         try:
-            holds = list(_at_once(points.held(points.get(day), STORED)))
+            holds = list(_at_once(points.read_copies(points.get(day), STORED)))
         except DamagedRecord:
             # What it holds is not known: whatever is at these places may be its own.
-            holds = [_there(points.backup.target_of(day), stored)]
-        for held in holds:
-            at = pc.index_in(held["stored_key"], stored)
+            holds = [_read_stored(points.backup.target_of(day), stored)]
+        for copies in holds:
+            at = pc.index_in(copies["stored_key"], stored)
             is_there = pc.is_valid(at)
-            there, ours = held.filter(is_there), wanted.take(at.filter(is_there))
+            there, ours = copies.filter(is_there), wanted.take(at.filter(is_there))
             is_same = pc.and_(
                 pc.equal(there["etag"], ours["etag"]), pc.equal(there["size_bytes"], ours["size_bytes"])
             )
@@ -362,10 +376,10 @@ def taken(points: Points, days: Sequence[str], wanted: pa.Table) -> pa.Array:
     return pc.unique(pa.chunked_array([chunk for one in found for chunk in _chunks(one)]))
 
 
-def _there(target: StoreAddress, stored_keys: pa.Array) -> pa.Table:
+def _read_stored(target: StoreAddress, stored_keys: pa.Array) -> pa.Table:
     """What the target has at these keys: columns STORED."""
     store = open_store(target)
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         heads = [head for head in pool.map(store.head, stored_keys.to_pylist()) if head is not None]
     columns = ([one.key for one in heads], [one.etag for one in heads], [one.size_bytes for one in heads])
     types = (pa.string(), pa.string(), pa.int64())
@@ -413,7 +427,7 @@ Batches = Callable[[], Iterable[pa.RecordBatch]]
 
 
 @dataclass
-class Cut:
+class ListingCut:
     """What of a source belongs to a moment; `left_out` counts the rows that do not, by reason."""
 
     backup: Backup
@@ -424,7 +438,7 @@ class Cut:
         self._own = own_prefixes(self.backup)
         self._as_of = pa.scalar(self.as_of, LISTING.field("last_modified").type)
 
-    def kept(self, listing: Batches, *, has_versions: bool) -> Iterator[pa.RecordBatch]:
+    def select_rows(self, listing: Batches, *, has_versions: bool) -> Iterator[pa.RecordBatch]:
         """The rows of schema LISTING that belong to the point, a key once.
 
         Of a listing of all versions that is the newest version from before the moment, also where it was
@@ -493,7 +507,7 @@ def own_prefixes(backup: Backup) -> tuple[str, ...]:
         BackupError: the target is the source.
     """
     found = {OWN_PREFIX, f"{backup.source.prefix}{OWN_PREFIX}"}
-    inside = _inside(backup)
+    inside = _find_target_prefix(backup)
     if inside == "":
         raise BackupError(
             f"backup {backup.name}",
@@ -505,7 +519,7 @@ def own_prefixes(backup: Backup) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _inside(backup: Backup) -> str | None:
+def _find_target_prefix(backup: Backup) -> str | None:
     """The keys in the source's store that are the target's; None when it is elsewhere, empty when it is the source."""
     source, target = backup.source, backup.target
     target_url = target.url.split("{day}")[0]

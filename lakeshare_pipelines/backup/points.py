@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.model import GOOD, HELD, Damage, Point
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, Damage, Point
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_pipelines.settings import LakeSettings
@@ -75,7 +75,9 @@ class Points:
 
     def latest_good(self, before: str | None = None) -> Point | None:
         """The newest verified point, with fallbacks or without, of those before `before`."""
-        return next((point for point in reversed(self.readable(before)[0]) if point.status in GOOD), None)
+        return next(
+            (point for point in reversed(self.readable(before)[0]) if point.status in GOOD_STATUSES), None
+        )
 
     def readable(
         self, before: str | None = None, *, as_made: bool = False
@@ -106,7 +108,7 @@ class Points:
             return point
         return None
 
-    def write(self, point: Point, held: Path) -> None:
+    def write(self, point: Point, copies: Path) -> None:
         """Write a finished point: what it holds first, its record last.
 
         Raises:
@@ -114,14 +116,14 @@ class Points:
         """
         folder = self.folder(point.day)
         digests = {}
-        for path in sorted(held.glob("*.parquet")):
+        for path in sorted(copies.glob("*.parquet")):
             content = path.read_bytes()
             digests[path.name] = hashlib.sha256(content).hexdigest()
             self.store.put(f"{folder}held/{path.name}", content)
         record = json.loads(
             point.model_copy(update={"held_digests": digests}).model_dump_json(exclude=set(_BESIDE))
         )
-        record["digest"] = _digest(record)
+        record["digest"] = _compute_digest(record)
         content = json.dumps(record, indent=1).encode()
         if not self.store.put(f"{folder}point.json", content, if_absent=True):
             raise BackupError(
@@ -130,7 +132,7 @@ class Points:
                 f"Look at it with `lakeshare backup show {self.backup.name} {point.day}`.",
             )
 
-    def held(self, point: Point, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def read_copies(self, point: Point, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """What a point holds: rows of schema HELD, with copies that were made again elsewhere in their new place.
 
         Raises:
@@ -152,7 +154,7 @@ class Points:
             # What pyarrow raises of a cut or changed file depends on where it is cut.
             except (pa.ArrowException, OSError, ValueError, KeyError) as error:
                 raise self._damaged(point.day, f"held/{name} cannot be read: {error}") from error
-        yield from repaired.select(columns or HELD.names).to_batches()
+        yield from repaired.select(columns or POINT_COPIES.names).to_batches()
 
     def mount_digest(self, location: str) -> str | None:
         """SHA-256 of all files of an Iceberg mount, by the location of its metadata file; None if there are none."""
@@ -171,9 +173,9 @@ class Points:
         """Rows of schema HELD of the copies that were made again under another version or ETag."""
         try:
             content = self.store.read(f"{self.folder(point.day)}held-repaired.parquet")
-            return pq.read_table(io.BytesIO(content)).cast(HELD)
+            return pq.read_table(io.BytesIO(content)).cast(POINT_COPIES)
         except ObjectMissing:
-            return HELD.empty_table()
+            return POINT_COPIES.empty_table()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._damaged(point.day, f"held-repaired.parquet cannot be read: {error}") from error
 
@@ -182,7 +184,7 @@ class Points:
         before = self.repaired(point)
         stays = pc.invert(pc.is_in(before["stored_key"], rows["stored_key"].combine_chunks()))
         file = io.BytesIO()
-        pq.write_table(pa.concat_tables([before.filter(stays), rows.cast(HELD)]), file)
+        pq.write_table(pa.concat_tables([before.filter(stays), rows.cast(POINT_COPIES)]), file)
         self.store.put(f"{self.folder(point.day)}held-repaired.parquet", file.getvalue())
 
     def record_damage(self, day: str, damage: Damage | None) -> None:
@@ -195,14 +197,14 @@ class Points:
 
     def _parsed(self, day: str, content: bytes) -> Point:
         try:
-            said = json.loads(content)
-            point = Point.model_validate({name: said[name] for name in said if name not in _BESIDE})
+            fields = json.loads(content)
+            point = Point.model_validate({name: fields[name] for name in fields if name not in _BESIDE})
         # A ValidationError is a ValueError, as are errors of decoding.
         except (ValueError, TypeError, RecursionError) as error:
             raise self._damaged(day, f"point.json cannot be read: {str(error).splitlines()[0]}") from error
         if (point.backup, point.day) != (self.backup.name, day):
             raise self._damaged(day, f"point.json is that of backup {point.backup}, point {point.day}")
-        if point.digest is not None and point.digest != _digest(said):
+        if point.digest is not None and point.digest != _compute_digest(fields):
             raise self._damaged(day, "point.json is not what was written: its digest differs")
         return point
 
@@ -290,10 +292,10 @@ _BESIDE: Sequence[str] = ("damage", "status_when_made")
 """Fields of a point that are no part of its record."""
 
 
-def _digest(record: dict[str, object]) -> str:
+def _compute_digest(record: dict[str, object]) -> str:
     """SHA-256 of a record without its own digest, however its JSON is laid out."""
-    said = {name: record[name] for name in record if name != "digest"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    fields = {name: record[name] for name in record if name != "digest"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -340,7 +342,7 @@ class Workspace:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def end_of(day: str) -> dt.datetime:
+def get_point_time(day: str) -> dt.datetime:
     """The moment a point of a day is of: the end of that day, or the moment the name tells (`2026-11-22T101500Z`).
 
     Raises:
@@ -352,15 +354,15 @@ def end_of(day: str) -> dt.datetime:
     return midnight + dt.timedelta(days=1)
 
 
-def point_of_now(now: dt.datetime) -> str:
+def format_point_name(now: dt.datetime) -> str:
     """The name of a point of this moment."""
     return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H%M%SZ")
 
 
-def point_of_this_moment() -> str:
+def wait_for_point_name() -> str:
     """The name of a point that has what was written until now: it ends with this second, which is waited for."""
     now = dt.datetime.now(dt.UTC)
-    day = point_of_now(now + dt.timedelta(seconds=1))
-    while dt.datetime.now(dt.UTC) < end_of(day):
-        time.sleep((end_of(day) - now).total_seconds() / 10)
+    day = format_point_name(now + dt.timedelta(seconds=1))
+    while dt.datetime.now(dt.UTC) < get_point_time(day):
+        time.sleep((get_point_time(day) - now).total_seconds() / 10)
     return day

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lakeshare_pipelines.backup.config import Backup, Batch
-from lakeshare_pipelines.backup.inventory.configuration import arn, destination_of, statement_of
+from lakeshare_pipelines.backup.inventory.configuration import get_destination, make_arn, make_statement
 from lakeshare_pipelines.backup.points import OWN_PREFIX
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
@@ -82,7 +82,7 @@ class Parties:
 
 
 @dataclass(frozen=True)
-class Area:
+class BucketArea:
     """A part of a bucket, as ARNs name it; `*` stands for the day of a layout `dated`."""
 
     bucket: str
@@ -90,10 +90,10 @@ class Area:
     prefix: str
 
     @classmethod
-    def of(cls, address: StoreAddress) -> "Area":
+    def of(cls, address: StoreAddress) -> "BucketArea":
         """The area of an address; `{day}` in it is any day."""
         at = address.model_copy(update={"url": address.url.replace("{day}", "*")})
-        return cls(at.bucket, arn(at), at.prefix)
+        return cls(at.bucket, make_arn(at), at.prefix)
 
     @property
     def objects(self) -> str:
@@ -112,13 +112,13 @@ class Area:
 
 
 @dataclass(frozen=True)
-class Places:
+class PolicyBuckets:
     """The buckets of a backup, and whose they are."""
 
-    source: Area
-    target: Area
-    records: Area
-    reports: Area | None
+    source: BucketArea
+    target: BucketArea
+    records: BucketArea
+    reports: BucketArea | None
     source_account: str
     target_account: str
     reports_account: str | None
@@ -126,7 +126,7 @@ class Places:
     """Copies belong to one day alone, and the logs of their tables are cut at the version that is proven."""
 
     @classmethod
-    def of(cls, backup: Backup) -> "Places":
+    def of(cls, backup: Backup) -> "PolicyBuckets":
         """The places of a backup.
 
         Raises:
@@ -143,23 +143,23 @@ class Places:
                     f"the account of its {name} is not declared",
                     f"Give `{name}.account`, the twelve digits of the account that owns {address.bucket}.",
                 )
-        reports = destination_of(backup).address if backup.listing.kind == "s3_inventory" else None
+        reports = get_destination(backup).address if backup.listing.kind == "s3_inventory" else None
         return cls(
-            Area.of(backup.source),
-            Area.of(backup.target),
-            Area.of(backup.records),
-            None if reports is None else Area.of(reports),
+            BucketArea.of(backup.source),
+            BucketArea.of(backup.target),
+            BucketArea.of(backup.records),
+            None if reports is None else BucketArea.of(reports),
             str(backup.source.account),
             str(backup.target.account),
-            None if reports is None else owner_of_reports(backup, reports),
+            None if reports is None else find_reports_account(backup, reports),
             backup.layout == "dated",
         )
 
-    def target_buckets(self) -> list[Area]:
+    def target_buckets(self) -> list[BucketArea]:
         """Buckets with copies or records, each once."""
         return list({area.bucket: area for area in (self.target, self.records)}.values())
 
-    def all_buckets(self) -> list[Area]:
+    def all_buckets(self) -> list[BucketArea]:
         """All buckets, each once."""
         areas = (self.source, self.target, self.records, *([self.reports] if self.reports else []))
         return list({area.bucket: area for area in areas}.values())
@@ -176,7 +176,7 @@ class Places:
             yield area.bucket, self.target_account
 
 
-def owner_of_reports(backup: Backup, reports: StoreAddress) -> str | None:
+def find_reports_account(backup: Backup, reports: StoreAddress) -> str | None:
     """Whose the bucket is that inventory reports arrive in: told, or that of the end it belongs to."""
     if reports.bucket == backup.target.bucket:
         return backup.target.account
@@ -197,7 +197,7 @@ WRITE = (
     "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts",
 )  # fmt: skip
 LOCK = ("s3:PutObjectRetention", "s3:GetObjectRetention", "s3:PutObjectLegalHold", "s3:GetObjectLegalHold")
-LOOK = (
+INSPECT = (
     "s3:GetBucketPolicy", "s3:GetBucketVersioning", "s3:GetBucketObjectLockConfiguration",
     "s3:GetBucketOwnershipControls", "s3:GetEncryptionConfiguration", "s3:GetInventoryConfiguration",
 )  # fmt: skip
@@ -213,7 +213,7 @@ UNPROTECT = (
 REMOVE = ("s3:DeleteObject", "s3:DeleteObjectVersion")
 
 
-def trust(account: str) -> Statement:
+def make_trust_statement(account: str) -> Statement:
     """Who may become the role of jobs; the condition keeps jobs of other accounts out ("confused deputy")."""
     return {
         "Sid": "BatchOperationsOfThisAccount",
@@ -224,53 +224,53 @@ def trust(account: str) -> Statement:
     }
 
 
-def reading(area: Area, what: str = "Source") -> Iterator[Statement]:
+def make_read_statements(area: BucketArea, what: str = "Source") -> Iterator[Statement]:
     """Read objects and their versions; listing lets a missing key answer 404 instead of 403."""
     yield _allow(f"Read{what}", READ, area.objects)
     yield _allow(f"List{what}", LIST, area.bucket_arn)
 
 
-def thawing(area: Area) -> Iterator[Statement]:
+def make_thaw_statements(area: BucketArea) -> Iterator[Statement]:
     """Bring objects back from archive classes."""
     yield _allow("ThawSource", ("s3:RestoreObject",), area.objects)
 
 
-def writing(area: Area, *, with_lock: bool) -> Iterator[Statement]:
+def make_write_statements(area: BucketArea, *, with_lock: bool) -> Iterator[Statement]:
     """Write copies; no ACLs, since the target's bucket belongs to its owner alone."""
     yield _allow("WriteCopies", WRITE, area.objects)
     if with_lock:
         yield _allow("LockCopies", LOCK, area.objects)
 
 
-def using_manifests(records: Area) -> Iterator[Statement]:
+def make_manifest_statements(records: BucketArea) -> Iterator[Statement]:
     """Read manifests and write reports of jobs, both among the points' own records."""
     yield _allow("ReadManifests", ("s3:GetObject", "s3:GetObjectVersion"), records.own)
     yield _allow("WriteReports", ("s3:PutObject",), records.own)
 
 
-def keeping_records(records: Area) -> Iterator[Statement]:
+def make_record_statements(records: BucketArea) -> Iterator[Statement]:
     """Write and remove claims, plans and points: what lakeshare keeps for itself."""
     yield _allow("KeepRecords", ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), records.own)
 
 
-def cutting(places: Places) -> Iterator[Statement]:
+def make_cut_statements(places: PolicyBuckets) -> Iterator[Statement]:
     """In a layout `dated`, take commits after the proven version out of the copied logs; versions of them stay."""
     if places.is_dated:
         yield _allow("CutLogs", ("s3:DeleteObject",), places.target.logs)
 
 
-def looking_at_buckets(areas: Iterable[Area]) -> Iterator[Statement]:
+def make_inspect_statements(areas: Iterable[BucketArea]) -> Iterator[Statement]:
     """What `lakeshare doctor` asks of buckets."""
-    yield _allow("LookAtBuckets", (*LIST, *LOOK), *(area.bucket_arn for area in areas))
+    yield _allow("LookAtBuckets", (*LIST, *INSPECT), *(area.bucket_arn for area in areas))
 
 
-def reading_reports(reports: Area | None) -> Iterator[Statement]:
+def make_report_statements(reports: BucketArea | None) -> Iterator[Statement]:
     """Read inventory reports."""
     if reports is not None:
         yield _allow("ReadReports", ("s3:GetObject",), reports.objects)
 
 
-def submitting(batch: Batch | None) -> Iterator[Statement]:
+def make_submit_statements(batch: Batch | None) -> Iterator[Statement]:
     """Make, watch and end jobs, and hand them their role and no other."""
     if batch is not None:
         yield _allow("SubmitJobs", SUBMIT, "*")
@@ -278,13 +278,13 @@ def submitting(batch: Batch | None) -> Iterator[Statement]:
         yield {**pass_role, "Condition": {"StringEquals": {"iam:PassedToService": BATCH_SERVICE}}}
 
 
-def removing(target: Area, records: Area) -> Iterator[Statement]:
+def make_remove_statements(target: BucketArea, records: BucketArea) -> Iterator[Statement]:
     """Remove copies and records that no point needs; a lock that has not ended refuses it all the same."""
     yield _allow("RemoveUnneeded", REMOVE, *dict.fromkeys((target.objects, records.own)))
     yield _allow("ExtendLocks", LOCK, target.objects)
 
 
-def using_keys(parties: Parties) -> Iterator[Statement]:
+def make_key_use_statements(parties: Parties) -> Iterator[Statement]:
     """Read what is encrypted with the source's key, write with the target's."""
     reading_keys = [key for key in (parties.source_key, parties.inventory_key) if key]
     if reading_keys:
@@ -295,32 +295,38 @@ def using_keys(parties: Parties) -> Iterator[Statement]:
         )
 
 
-def of_buckets(backup: Backup, parties: Parties, places: Places) -> dict[str, tuple[str, list[Statement]]]:
+def make_bucket_policies(
+    backup: Backup, parties: Parties, places: PolicyBuckets
+) -> dict[str, tuple[str, list[Statement]]]:
     """Account and statements of every bucket's one policy."""
     found: dict[str, tuple[str, list[Statement]]] = {
         area.bucket: (places.account_of(area.bucket), []) for area in places.all_buckets()
     }
     copiers = parties.copiers(backup)
     found[places.source.bucket][1].extend(
-        _to(copiers, one, parties.organisation) for one in reading(places.source)
+        _add_principals(copiers, one, parties.organisation) for one in make_read_statements(places.source)
     )
     found[places.source.bucket][1].extend(
-        _to([parties.runner], one, parties.organisation) for one in thawing(places.source)
+        _add_principals([parties.runner], one, parties.organisation)
+        for one in make_thaw_statements(places.source)
     )
-    found[places.source.bucket][1].append(_to([parties.runner], _look("Source", places.source), None))
+    found[places.source.bucket][1].append(
+        _add_principals([parties.runner], _make_inspect_statement("Source", places.source), None)
+    )
     for area in places.target_buckets():
-        found[area.bucket][1].extend(guard_rails(parties, places, names_principals=True, area=area))
+        found[area.bucket][1].extend(make_guard_rails(parties, places, names_principals=True, area=area))
     if places.reports is not None:
-        found[places.reports.bucket][1].append(statement_of(backup))
+        found[places.reports.bucket][1].append(make_statement(backup))
         if places.reports_account != places.target_account:
             found[places.reports.bucket][1].extend(
-                _to([parties.runner], one, parties.organisation) for one in reading(places.reports, "Reports")
+                _add_principals([parties.runner], one, parties.organisation)
+                for one in make_read_statements(places.reports, "Reports")
             )
     return found
 
 
-def guard_rails(
-    parties: Parties, places: Places, *, names_principals: bool, area: Area | None = None
+def make_guard_rails(
+    parties: Parties, places: PolicyBuckets, *, names_principals: bool, area: BucketArea | None = None
 ) -> Iterator[Statement]:
     """What nobody may do to the target but the break-glass role; removing copies is retention's as well."""
     areas = [area] if area is not None else places.target_buckets()
@@ -351,8 +357,8 @@ def guard_rails(
             yield {**statement, "Condition": condition}
 
 
-def of_keys(
-    backup: Backup, parties: Parties, places: Places
+def make_key_policies(
+    backup: Backup, parties: Parties, places: PolicyBuckets
 ) -> Iterator[tuple[str, str, str, list[Statement]]]:
     """Key, account, whose it is, and statements to add to the key's own policy."""
     people = {"AWS": parties.copiers(backup)}
@@ -364,7 +370,7 @@ def of_keys(
         yield parties.target_key, places.target_account, "target", [{**use, "Principal": people}]
     if parties.inventory_key and places.reports_account:
         reports = _allow("InventoryEncrypts", ("kms:GenerateDataKey",), "*")
-        made = {
+        for_inventory = {
             **reports,
             "Principal": {"Service": INVENTORY_SERVICE},
             "Condition": {
@@ -373,10 +379,10 @@ def of_keys(
             },
         }
         read = {**_allow("BackupReads", ("kms:Decrypt",), "*"), "Principal": {"AWS": [parties.runner]}}
-        yield parties.inventory_key, places.reports_account, "inventory", [made, read]
+        yield parties.inventory_key, places.reports_account, "inventory", [for_inventory, read]
 
 
-def purpose_of(bucket: str, places: Places) -> str:
+def describe_purpose(bucket: str, places: PolicyBuckets) -> str:
     """What the policy of a bucket is for."""
     purposes = []
     if bucket == places.source.bucket:
@@ -388,20 +394,20 @@ def purpose_of(bucket: str, places: Places) -> str:
     return "; ".join(purposes)
 
 
-def _look(what: str, area: Area) -> Statement:
-    return _allow(f"LookAt{what}", LOOK, area.bucket_arn)
+def _make_inspect_statement(what: str, area: BucketArea) -> Statement:
+    return _allow(f"LookAt{what}", INSPECT, area.bucket_arn)
 
 
 def _allow(sid: str, actions: Iterable[str], *resources: str) -> Statement:
     return {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": list(resources)}
 
 
-def _to(principals: list[str], statement: Statement, organisation: str | None) -> Statement:
-    told = {**statement, "Principal": {"AWS": principals}}
+def _add_principals(principals: list[str], statement: Statement, organisation: str | None) -> Statement:
+    allowed = {**statement, "Principal": {"AWS": principals}}
     return (
-        {**told, "Condition": {"StringEquals": {"aws:PrincipalOrgID": organisation}}}
+        {**allowed, "Condition": {"StringEquals": {"aws:PrincipalOrgID": organisation}}}
         if organisation
-        else told
+        else allowed
     )
 
 
@@ -425,25 +431,25 @@ class PolicyFile:
     """JSON, as IAM takes it."""
 
 
-def policy_files(backup: Backup, parties: Parties) -> tuple[PolicyFile, ...]:
+def make_policy_files(backup: Backup, parties: Parties) -> tuple[PolicyFile, ...]:
     """All documents for a backup between two accounts.
 
     Raises:
         BackupError: the backup is not between buckets whose accounts are declared, or lacks a name of someone.
     """
-    places = Places.of(backup)
+    places = PolicyBuckets.of(backup)
     parties.require(backup)
     return (
-        *_of_role(backup, parties, places),
-        *_of_runner(backup, parties, places),
-        *_of_retention(parties, places),
-        *_of_buckets(backup, parties, places),
-        *_of_keys(backup, parties, places),
-        _of_account(parties, places),
+        *_make_role_files(backup, parties, places),
+        *_make_runner_files(backup, parties, places),
+        *_make_retention_files(parties, places),
+        *_make_bucket_files(backup, parties, places),
+        *_make_key_files(backup, parties, places),
+        _make_account_file(parties, places),
     )
 
 
-def _of_role(backup: Backup, parties: Parties, places: Places) -> Iterator[PolicyFile]:
+def _make_role_files(backup: Backup, parties: Parties, places: PolicyBuckets) -> Iterator[PolicyFile]:
     if backup.batch is None:
         return
     role, account = backup.batch.role_arn, places.target_account
@@ -455,7 +461,7 @@ def _of_role(backup: Backup, parties: Parties, places: Places) -> Iterator[Polic
         role,
         "lets S3 Batch Operations, for jobs of this account only, become the role that copies",
         f"aws iam create-role --role-name {name} --assume-role-policy-document file://role-trust.json",
-        _document(trust(account)),
+        _document(make_trust_statement(account)),
     )
     yield PolicyFile(
         "role-policy.json",
@@ -466,38 +472,38 @@ def _of_role(backup: Backup, parties: Parties, places: Places) -> Iterator[Polic
         f"aws iam put-role-policy --role-name {name} --policy-name lakeshare-copy "
         "--policy-document file://role-policy.json",
         _document(
-            *reading(places.source),
-            *writing(places.target, with_lock=backup.lock is not None),
-            *using_manifests(places.records),
-            *using_keys(parties),
+            *make_read_statements(places.source),
+            *make_write_statements(places.target, with_lock=backup.lock is not None),
+            *make_manifest_statements(places.records),
+            *make_key_use_statements(parties),
         ),
     )
 
 
-def _of_runner(backup: Backup, parties: Parties, places: Places) -> Iterator[PolicyFile]:
+def _make_runner_files(backup: Backup, parties: Parties, places: PolicyBuckets) -> Iterator[PolicyFile]:
     yield PolicyFile(
         "runner-policy.json",
         "identity",
         places.target_account,
         parties.runner,
         "lets whoever runs lakeshare list, plan, copy what jobs cannot, verify and keep the points' records",
-        _put_on(parties.runner, "lakeshare-runner", "runner-policy.json"),
+        _format_put_command(parties.runner, "lakeshare-runner", "runner-policy.json"),
         _document(
-            *reading(places.source),
-            *thawing(places.source),
-            *writing(places.target, with_lock=backup.lock is not None),
-            *reading(places.target, "Copies"),
-            *keeping_records(places.records),
-            *cutting(places),
-            *looking_at_buckets(places.all_buckets()),
-            *reading_reports(places.reports),
-            *submitting(backup.batch),
-            *using_keys(parties),
+            *make_read_statements(places.source),
+            *make_thaw_statements(places.source),
+            *make_write_statements(places.target, with_lock=backup.lock is not None),
+            *make_read_statements(places.target, "Copies"),
+            *make_record_statements(places.records),
+            *make_cut_statements(places),
+            *make_inspect_statements(places.all_buckets()),
+            *make_report_statements(places.reports),
+            *make_submit_statements(backup.batch),
+            *make_key_use_statements(parties),
         ),
     )
 
 
-def _of_retention(parties: Parties, places: Places) -> Iterator[PolicyFile]:
+def _make_retention_files(parties: Parties, places: PolicyBuckets) -> Iterator[PolicyFile]:
     if parties.retention_role is None:
         return
     yield PolicyFile(
@@ -506,33 +512,33 @@ def _of_retention(parties: Parties, places: Places) -> Iterator[PolicyFile]:
         places.target_account,
         parties.retention_role,
         "lets the role that sweeps remove copies whose lock has ended, and nothing of the source",
-        _put_on(parties.retention_role, "lakeshare-retention", "retention-policy.json"),
+        _format_put_command(parties.retention_role, "lakeshare-retention", "retention-policy.json"),
         _document(
-            *reading(places.target, "Copies"),
-            *removing(places.target, places.records),
-            *keeping_records(places.records),
-            *looking_at_buckets(places.target_buckets()),
+            *make_read_statements(places.target, "Copies"),
+            *make_remove_statements(places.target, places.records),
+            *make_record_statements(places.records),
+            *make_inspect_statements(places.target_buckets()),
         ),
     )
 
 
-def _of_buckets(backup: Backup, parties: Parties, places: Places) -> Iterator[PolicyFile]:
-    for bucket, (account, found) in of_buckets(backup, parties, places).items():
+def _make_bucket_files(backup: Backup, parties: Parties, places: PolicyBuckets) -> Iterator[PolicyFile]:
+    for bucket, (account, found) in make_bucket_policies(backup, parties, places).items():
         name = f"bucket-{bucket.replace('*', 'DAY')}.json"
         yield PolicyFile(
             name,
             "bucket",
             account,
             bucket,
-            purpose_of(bucket, places),
+            describe_purpose(bucket, places),
             f"aws s3api put-bucket-policy --bucket {bucket.replace('*', 'DAY')} --policy file://{name} "
             f"--expected-bucket-owner {account}",
             _document(*found),
         )
 
 
-def _of_keys(backup: Backup, parties: Parties, places: Places) -> Iterator[PolicyFile]:
-    for key, account, which, found in of_keys(backup, parties, places):
+def _make_key_files(backup: Backup, parties: Parties, places: PolicyBuckets) -> Iterator[PolicyFile]:
+    for key, account, which, found in make_key_policies(backup, parties, places):
         name = f"{which}-key-statements.json"
         yield PolicyFile(
             name,
@@ -545,7 +551,7 @@ def _of_keys(backup: Backup, parties: Parties, places: Places) -> Iterator[Polic
         )
 
 
-def _of_account(parties: Parties, places: Places) -> PolicyFile:
+def _make_account_file(parties: Parties, places: PolicyBuckets) -> PolicyFile:
     return PolicyFile(
         "guard-rails.json",
         "account",
@@ -554,11 +560,11 @@ def _of_account(parties: Parties, places: Places) -> PolicyFile:
         "a service control policy for the backup account: nobody but the break-glass role removes protection",
         "aws organizations create-policy --type SERVICE_CONTROL_POLICY --name lakeshare-guard-rails "
         "--description 'Backups stay' --content file://guard-rails.json",
-        _document(*guard_rails(parties, places, names_principals=False)),
+        _document(*make_guard_rails(parties, places, names_principals=False)),
     )
 
 
-def _put_on(arn: str, policy: str, name: str) -> str:
+def _format_put_command(arn: str, policy: str, name: str) -> str:
     kind, _, short = arn.rpartition(":")[2].partition("/")
     return (
         f"aws iam put-{kind}-policy --{kind}-name {short.rpartition('/')[2]} --policy-name {policy} "
@@ -580,12 +586,13 @@ def write_policies(backup: Backup, files: tuple[PolicyFile, ...], folder: Path) 
     Raises:
         BackupError: the folder cannot be written.
     """
-    contents = {one.name: as_json(one) for one in files}
+    contents = {file.name: format_policy(file) for file in files}
     index = [
-        {"name": one.name, "kind": one.kind, "account": one.account, "subject": one.subject} for one in files
+        {"name": file.name, "kind": file.kind, "account": file.account, "subject": file.subject}
+        for file in files
     ]
     contents[INDEX] = json.dumps(index, indent=2) + "\n"
-    contents[PAGE] = page(backup, files)
+    contents[PAGE] = format_page(backup, files)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
@@ -597,31 +604,31 @@ def write_policies(backup: Backup, files: tuple[PolicyFile, ...], folder: Path) 
     return [folder / name for name in contents]
 
 
-def as_json(one: PolicyFile) -> str:
+def format_policy(one: PolicyFile) -> str:
     """A document as its file has it."""
     return json.dumps(one.document, indent=2) + "\n"
 
 
-def page(backup: Backup, files: tuple[PolicyFile, ...]) -> str:
+def format_page(backup: Backup, files: tuple[PolicyFile, ...]) -> str:
     """What the documents are for, account by account, as Markdown."""
     lines = [f"# Policies of backup {backup.name}", ""]
     lines += [f"From {backup.source} (account {backup.source.account})", ""]
     lines += [f"to {backup.target} (account {backup.target.account}).", ""]
-    for account in dict.fromkeys(one.account for one in files):
+    for account in dict.fromkeys(file.account for file in files):
         lines += [f"## Account {account}", ""]
-        for one in files:
-            if one.account == account:
-                lines += [f"### {one.name}", "", f"{one.purpose[0].upper()}{one.purpose[1:]}.", ""]
-                lines += ["```", one.apply, "```", "", *_statements(one), ""]
+        for file in files:
+            if file.account == account:
+                lines += [f"### {file.name}", "", f"{file.purpose[0].upper()}{file.purpose[1:]}.", ""]
+                lines += ["```", file.apply, "```", "", *_format_statements(file), ""]
     lines += ["After each step `lakeshare doctor` says what is still missing.", ""]
     return "\n".join(lines)
 
 
-def _statements(one: PolicyFile) -> list[str]:
+def _format_statements(one: PolicyFile) -> list[str]:
     rows = []
     for statement in one.document["Statement"]:
         actions = statement.get("Action", [])
-        told = ", ".join([actions] if isinstance(actions, str) else actions)
+        names = ", ".join([actions] if isinstance(actions, str) else actions)
         unless = " (but for who is named in it)" if "ArnNotLike" in statement.get("Condition", {}) else ""
-        rows.append(f"- {statement['Sid']}: {statement['Effect'].lower()} {told}{unless}")
+        rows.append(f"- {statement['Sid']}: {statement['Effect'].lower()} {names}{unless}")
     return rows

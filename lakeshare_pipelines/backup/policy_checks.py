@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.inventory.configuration import arn, destination_of
-from lakeshare_pipelines.backup.policies import INVENTORY_SERVICE, LIST, READ, owner_of_reports
+from lakeshare_pipelines.backup.inventory.configuration import get_destination, make_arn
+from lakeshare_pipelines.backup.policies import INVENTORY_SERVICE, LIST, READ, find_reports_account
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import REFUSALS, s3_client
+from lakeshare_pipelines.backup.stores.store import REFUSALS, make_s3_client
 from lakeshare_pipelines.errors import BackupError
 
 ABSENT = {
@@ -28,10 +28,10 @@ CHECK_ENDPOINT = "Check the endpoint, the network and the credentials."
 
 
 @dataclass(frozen=True)
-class Answer:
+class BucketResponse:
     """`said` is boto3's answer; where there is none, `refusal` says why and `fix` what to do about it."""
 
-    said: dict[str, Any] = field(default_factory=dict)
+    body: dict[str, Any] = field(default_factory=dict)
     refusal: str = ""
     fix: str = ""
     is_absent: bool = False
@@ -43,7 +43,7 @@ class Answer:
         return not self.refusal
 
 
-class Asked:
+class BucketClient:
     """A bucket that is asked about itself, always with the account that should own it."""
 
     def __init__(self, address: StoreAddress) -> None:
@@ -52,7 +52,7 @@ class Asked:
     @cached_property
     def _client(self) -> Any:
         """boto3's client; it ships no types."""
-        return s3_client(self._address)
+        return make_s3_client(self._address)
 
     @property
     def region(self) -> str:
@@ -60,42 +60,46 @@ class Asked:
         region: str = self._client.meta.region_name
         return region
 
-    def ask(self, call: str) -> Answer:
+    def ask(self, call: str) -> BucketResponse:
         """What the bucket answers to a call of boto3's client."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         owner = {"ExpectedBucketOwner": self._address.account} if self._address.account else {}
         try:
-            return Answer(getattr(self._client, call)(Bucket=self._address.bucket, **owner))
+            return BucketResponse(getattr(self._client, call)(Bucket=self._address.bucket, **owner))
         except ClientError as error:
             return self._refused(call, str(error.response.get("Error", {}).get("Code", "")), str(error))
         except BotoCoreError as error:
-            return Answer(refusal=f"it cannot be asked: {str(error).rstrip('.')}", fix=CHECK_ENDPOINT)
+            return BucketResponse(refusal=f"it cannot be asked: {str(error).rstrip('.')}", fix=CHECK_ENDPOINT)
 
-    def policy(self) -> list[dict[str, Any]] | Answer:
+    def policy(self) -> list[dict[str, Any]] | BucketResponse:
         """The bucket's policy, as one document or none; an Answer when it does not say."""
-        answer = self.ask("get_bucket_policy")
-        if answer.is_there:
-            return [json.loads(answer.said["Policy"])]
-        return [] if answer.is_absent else answer
+        response = self.ask("get_bucket_policy")
+        if response.is_there:
+            return [json.loads(response.body["Policy"])]
+        return [] if response.is_absent else response
 
-    def _refused(self, call: str, code: str, words: str) -> Answer:
+    def _refused(self, call: str, code: str, words: str) -> BucketResponse:
         action = "".join(part.capitalize() for part in call.split("_"))
         if code in ABSENT:
-            return Answer(refusal="it has none", fix="Set it.", is_absent=True)
+            return BucketResponse(refusal="it has none", fix="Set it.", is_absent=True)
         if code in UNKNOWN:
-            return Answer(refusal=f"the store does not know {action}", fix="Look by hand.", is_absent=True)
+            return BucketResponse(
+                refusal=f"the store does not know {action}", fix="Look by hand.", is_absent=True
+            )
         if code in {"404", "NoSuchBucket"}:
-            return Answer(refusal=REFUSALS["NoSuchBucket"][0], fix=REFUSALS["NoSuchBucket"][1])
+            return BucketResponse(refusal=REFUSALS["NoSuchBucket"][0], fix=REFUSALS["NoSuchBucket"][1])
         if code in {"403", "AccessDenied"}:
             account = self._address.account
             other = f", or it is not of account {account}" if account else ""
-            return Answer(refusal=f"{action}: access is denied{other}", fix=REFUSALS["AccessDenied"][1])
+            return BucketResponse(
+                refusal=f"{action}: access is denied{other}", fix=REFUSALS["AccessDenied"][1]
+            )
         reason, fix = REFUSALS.get(code, (f"{action}: {words}", CHECK_ENDPOINT))
-        return Answer(refusal=reason, fix=fix)
+        return BucketResponse(refusal=reason, fix=fix)
 
 
-class NotUnderstood(Exception):
+class UnsupportedPolicy(Exception):
     """A policy says something that is not known here."""
 
 
@@ -172,7 +176,7 @@ def is_met(operator: str, key: str, values: Sequence[str], context: Mapping[str,
     if base == "Null":
         return (found is None) == (values[0].lower() == "true")
     if base not in POSITIVE and base not in NEGATIVE:
-        raise NotUnderstood(f"the condition operator {operator} is not understood here")
+        raise UnsupportedPolicy(f"the condition operator {operator} is not understood here")
     if found is None:
         # A negated operator holds of a key that is not there, a plain one does not.
         return base != operator or base in NEGATIVE
@@ -180,7 +184,7 @@ def is_met(operator: str, key: str, values: Sequence[str], context: Mapping[str,
     try:
         is_one = any(compare(str(wanted), found) for wanted in values)
     except ValueError as error:
-        raise NotUnderstood(f"the condition {operator} of {key} cannot be compared: {error}") from error
+        raise UnsupportedPolicy(f"the condition {operator} of {key} cannot be compared: {error}") from error
     return is_one != (base in NEGATIVE)
 
 
@@ -232,17 +236,17 @@ def decide(request: Request, identity: Sequence[Document], resource: Sequence[Do
     try:
         mine = [one for policy in identity for one in _statements(policy) if _is_about(one, request, False)]
         theirs = [one for policy in resource for one in _statements(policy) if _is_about(one, request, True)]
-    except NotUnderstood as error:
+    except UnsupportedPolicy as error:
         return Verdict("unknown", str(error))
     for one in (*mine, *theirs):
         if one["Effect"] == "Deny":
             return Verdict("denied", f"statement {one.get('Sid', 'without a Sid')} denies it")
-    return _of_allowances(request, _allowing(mine), theirs)
+    return _decide_by_allowances(request, _find_allowing(mine), theirs)
 
 
-def _of_allowances(request: Request, by_identity: str | None, theirs: list[Document]) -> Verdict:
-    by_name = _allowing(one for one in theirs if not _is_handed_on(one, request))
-    by_resource = by_name or _allowing(theirs)
+def _decide_by_allowances(request: Request, by_identity: str | None, theirs: list[Document]) -> Verdict:
+    by_name = _find_allowing(one for one in theirs if not _delegates_to_account(one, request))
+    by_resource = by_name or _find_allowing(theirs)
     if request.account is None:
         allowing: tuple[str | None, ...] = (by_name,)
     elif request.account != request.resource_account:
@@ -260,17 +264,21 @@ def _of_allowances(request: Request, by_identity: str | None, theirs: list[Docum
     return Verdict("denied", f"{' and '.join(silent)} do not allow it")
 
 
-def _is_handed_on(statement: Document, request: Request) -> bool:
+def _delegates_to_account(statement: Document, request: Request) -> bool:
     """Whether it names the account and nobody in it: then the account's own policies decide."""
     principal = statement.get("Principal", {})
     if principal == "*" or request.account is None or isinstance(principal, str):
         return False
-    return not {"*", request.principal} & set(listed(principal.get("AWS", [])))
+    return not {"*", request.principal} & set(as_list(principal.get("AWS", [])))
 
 
-def _allowing(statements: Iterable[Document]) -> str | None:
+def _find_allowing(statements: Iterable[Document]) -> str | None:
     return next(
-        (f"statement {one.get('Sid', 'without a Sid')}" for one in statements if one["Effect"] == "Allow"),
+        (
+            f"statement {statement.get('Sid', 'without a Sid')}"
+            for statement in statements
+            if statement["Effect"] == "Allow"
+        ),
         None,
     )
 
@@ -282,13 +290,13 @@ def _statements(policy: Document) -> list[Document]:
 
 def _is_about(statement: Document, request: Request, names_principals: bool) -> bool:
     if unknown := set(statement) - KNOWN:
-        raise NotUnderstood(f"a statement has {', '.join(sorted(unknown))}, which is not understood here")
+        raise UnsupportedPolicy(f"a statement has {', '.join(sorted(unknown))}, which is not understood here")
     return (
         (not names_principals or _is_of(statement, request))
         and _either(statement, "Action", request.action.lower(), lower=True)
         and _either(statement, "Resource", request.resource)
         and all(
-            is_met(operator, key, listed(values), request.context)
+            is_met(operator, key, as_list(values), request.context)
             for operator, tests in statement.get("Condition", {}).items()
             for key, values in tests.items()
         )
@@ -297,8 +305,8 @@ def _is_about(statement: Document, request: Request, names_principals: bool) -> 
 
 def _either(statement: Document, name: str, value: str, *, lower: bool = False) -> bool:
     """Whether a value is among `name`, or not among `Not…`."""
-    said = listed(statement.get(name, statement.get(f"Not{name}", [])))
-    found = any(matches(one.lower() if lower else one, value) for one in said)
+    values = as_list(statement.get(name, statement.get(f"Not{name}", [])))
+    found = any(matches(one.lower() if lower else one, value) for one in values)
     return found if name in statement else not found
 
 
@@ -312,25 +320,25 @@ def _names(principal: str | Document, request: Request) -> bool:
     if principal == "*":
         return True
     if isinstance(principal, str):
-        raise NotUnderstood(f"the principal {principal!r} is not understood here")
+        raise UnsupportedPolicy(f"the principal {principal!r} is not understood here")
     if request.account is None:
-        return request.principal in listed(principal.get("Service", []))
+        return request.principal in as_list(principal.get("Service", []))
     whole_account = (request.account, f":iam::{request.account}:root")
     return any(
         one in ("*", request.principal, whole_account[0]) or one.endswith(whole_account[1])
-        for one in listed(principal.get("AWS", []))
+        for one in as_list(principal.get("AWS", []))
     )
 
 
-def listed(said: str | Sequence[str]) -> list[str]:
+def as_list(value: str | Sequence[str]) -> list[str]:
     """What may be one or several, as several."""
-    return [said] if isinstance(said, str) else list(said)
+    return [value] if isinstance(value, str) else list(value)
 
 
 EVERYTHING = {"Statement": {"Sid": "Everything", "Effect": "Allow", "Action": "*", "Resource": "*"}}
 """What stands for the rights of an identity, so that only the other side decides."""
 GUARDED = ("s3:DeleteObjectVersion", "s3:BypassGovernanceRetention", "s3:PutLifecycleConfiguration")
-NOBODY = "somebody-of-the-account"
+ANY_PRINCIPAL = "somebody-of-the-account"
 
 
 @dataclass(frozen=True)
@@ -343,29 +351,29 @@ class Check:
     remedy: str = ""
 
 
-def checks_of(backup: Backup) -> Iterator[Check]:
+def check_backup(backup: Backup) -> Iterator[Check]:
     """Everything about a backup's places, in the order it needs them."""
     for end, address, of_bucket in (
-        ("source", backup.source, _of_source),
-        ("target", backup.records, _of_target),
+        ("source", backup.source, _check_source),
+        ("target", backup.records, _check_target),
     ):
         if address.kind == "folder":
-            yield _of_folder(end, Path(address.url))
+            yield _check_folder(end, Path(address.url))
         elif "*" in address.bucket or "{" in address.bucket:
             yield Check(f"{end} {address}", True, "a bucket a day: each is looked at when its day is made")
         else:
-            yield from _of_place(end, backup, address, of_bucket)
+            yield from _check_location(end, backup, address, of_bucket)
     if backup.listing.kind == "s3_inventory":
         try:
-            reports = destination_of(backup).address
+            reports = get_destination(backup).address
         except BackupError as error:
             yield Check("inventory reports", False, f"{error.subject}: {error.reason}", error.fix)
         else:
-            whose = reports.model_copy(update={"account": owner_of_reports(backup, reports)})
-            yield from _of_place("reports", backup, whose, _of_reports)
+            whose = reports.model_copy(update={"account": find_reports_account(backup, reports)})
+            yield from _check_location("reports", backup, whose, _check_reports)
 
 
-def _of_folder(end: str, path: Path) -> Check:
+def _check_folder(end: str, path: Path) -> Check:
     name = f"{end} {path}"
     if path.is_dir():
         return Check(name, True, "a folder of this host")
@@ -374,102 +382,111 @@ def _of_folder(end: str, path: Path) -> Check:
     return Check(name, True, "is not there yet; the first run makes it")
 
 
-Looked = Callable[[Backup, StoreAddress, Asked], Iterator[Check]]
+BucketCheck = Callable[[Backup, StoreAddress, BucketClient], Iterator[Check]]
 
 
-def _of_place(end: str, backup: Backup, address: StoreAddress, of_bucket: Looked) -> Iterator[Check]:
+def _check_location(
+    end: str, backup: Backup, address: StoreAddress, of_bucket: BucketCheck
+) -> Iterator[Check]:
     """First whether the bucket answers at all: nothing else is told of one that does not."""
-    asked = Asked(address)
+    client = BucketClient(address)
     name = f"{end} bucket {address.bucket}"
-    head = asked.ask("head_bucket")
+    head = client.ask("head_bucket")
     if not head.is_there:
         yield Check(name, False, head.refusal, head.fix)
         return
     owner = f", and belongs to account {address.account}" if address.account else ""
     yield Check(name, True, f"answers{owner}")
     if address.endpoint is None:
-        yield _region(f"region of {address.bucket}", address, asked)
-    yield from of_bucket(backup, address, asked)
+        yield _check_region(f"region of {address.bucket}", address, client)
+    yield from of_bucket(backup, address, client)
 
 
-def _region(name: str, address: StoreAddress, asked: Asked) -> Check:
-    answer = asked.ask("get_bucket_location")
-    if not answer.is_there:
-        return Check(name, False, answer.refusal, answer.fix)
-    found = answer.said.get("LocationConstraint") or "us-east-1"
-    if found != asked.region:
+def _check_region(name: str, address: StoreAddress, client: BucketClient) -> Check:
+    response = client.ask("get_bucket_location")
+    if not response.is_there:
+        return Check(name, False, response.refusal, response.fix)
+    found = response.body.get("LocationConstraint") or "us-east-1"
+    if found != client.region:
         return Check(
-            name, False, f"it is in {found}, requests go to {asked.region}", f"Give its `region`: {found}."
+            name, False, f"it is in {found}, requests go to {client.region}", f"Give its `region`: {found}."
         )
     return Check(name, True, found)
 
 
-def _of_source(backup: Backup, address: StoreAddress, asked: Asked) -> Iterator[Check]:
+def _check_source(backup: Backup, address: StoreAddress, client: BucketClient) -> Iterator[Check]:
     account, role = backup.target.account, backup.batch.role_arn if backup.batch else None
     if address.account is None or account is None or role is None or address.account == account:
         return
-    policy = asked.policy()
+    policy = client.policy()
     name = f"policy of {address.bucket}"
-    if isinstance(policy, Answer):
+    if isinstance(policy, BucketResponse):
         yield Check(name, False, policy.refusal, policy.fix)
         return
-    wanted = [(action, f"{arn(address)}/{address.prefix}x") for action in READ[:4]] + [
-        (LIST[0], arn(address))
+    wanted = [(action, f"{make_arn(address)}/{address.prefix}x") for action in READ[:4]] + [
+        (LIST[0], make_arn(address))
     ]
     verdicts = [
-        (action, decide(Request(action, resource, role, address.account, _told(role)), [EVERYTHING], policy))
+        (
+            action,
+            decide(
+                Request(action, resource, role, address.account, _make_principal(role)), [EVERYTHING], policy
+            ),
+        )
         for action, resource in wanted
     ]
     refused = [(action, verdict) for action, verdict in verdicts if not verdict.is_allowed]
     if refused:
         actions = ", ".join(action for action, _ in refused)
-        yield Check(name, False, f"{role} may not {actions}: {refused[0][1].because}", _put(backup, address))
+        yield Check(
+            name, False, f"{role} may not {actions}: {refused[0][1].because}", _format_remedy(backup, address)
+        )
     else:
         yield Check(name, True, f"lets {role} read")
 
 
-def _of_target(backup: Backup, address: StoreAddress, asked: Asked) -> Iterator[Check]:
+def _check_target(backup: Backup, address: StoreAddress, client: BucketClient) -> Iterator[Check]:
     if backup.lock is not None:
-        yield _versions(address, asked)
-        yield _lock(address, asked)
+        yield _check_versioning(address, client)
+        yield _check_lock(address, client)
     if backup.engine == "aws_batch":
-        yield _encryption(address, asked)
+        yield _check_encryption(address, client)
     if address.endpoint is None:
-        yield _ownership(address, asked)
+        yield _check_ownership(address, client)
     if address.account is not None:
-        yield _guard_rails(backup, address, address.account, asked)
+        yield _guard_rails(backup, address, address.account, client)
 
 
-def _versions(address: StoreAddress, asked: Asked) -> Check:
-    name, answer = f"versions of {address.bucket}", asked.ask("get_bucket_versioning")
-    if not answer.is_there:
-        return Check(name, False, answer.refusal, answer.fix)
-    status = answer.said.get("Status", "off")
+def _check_versioning(address: StoreAddress, client: BucketClient) -> Check:
+    name, response = f"versions of {address.bucket}", client.ask("get_bucket_versioning")
+    if not response.is_there:
+        return Check(name, False, response.refusal, response.fix)
+    status = response.body.get("Status", "off")
     if status != "Enabled":
         return Check(name, False, f"versioning is {status.lower()}", "Turn it on: a lock is of versions.")
     return Check(name, True, "versioning is on")
 
 
-def _lock(address: StoreAddress, asked: Asked) -> Check:
-    name, answer = f"Object Lock of {address.bucket}", asked.ask("get_object_lock_configuration")
-    on = answer.said.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled"
-    if answer.is_there and on:
+def _check_lock(address: StoreAddress, client: BucketClient) -> Check:
+    name, response = f"Object Lock of {address.bucket}", client.ask("get_object_lock_configuration")
+    on = response.body.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled"
+    if response.is_there and on:
         return Check(name, True, "on")
-    told = (
-        answer.refusal
-        if not answer.is_there and not answer.is_absent
+    detail = (
+        response.refusal
+        if not response.is_there and not response.is_absent
         else "off, and the backup declares a lock"
     )
-    return Check(name, False, told, "Turn it on for the bucket, or take `lock` out of the backup.")
+    return Check(name, False, detail, "Turn it on for the bucket, or take `lock` out of the backup.")
 
 
-def _encryption(address: StoreAddress, asked: Asked) -> Check:
-    name, answer = f"encryption of {address.bucket}", asked.ask("get_bucket_encryption")
-    if not answer.is_there:
-        if answer.is_absent:
+def _check_encryption(address: StoreAddress, client: BucketClient) -> Check:
+    name, response = f"encryption of {address.bucket}", client.ask("get_bucket_encryption")
+    if not response.is_there:
+        if response.is_absent:
             return Check(name, True, "none by default: manifests of jobs can be read")
-        return Check(name, False, answer.refusal, answer.fix)
-    rules = answer.said["ServerSideEncryptionConfiguration"]["Rules"]
+        return Check(name, False, response.refusal, response.fix)
+    rules = response.body["ServerSideEncryptionConfiguration"]["Rules"]
     kinds = [rule.get("ApplyServerSideEncryptionByDefault", {}).get("SSEAlgorithm", "") for rule in rules]
     if any(kind.startswith("aws:kms") for kind in kinds):
         return Check(
@@ -481,11 +498,11 @@ def _encryption(address: StoreAddress, asked: Asked) -> Check:
     return Check(name, True, ", ".join(kinds))
 
 
-def _ownership(address: StoreAddress, asked: Asked) -> Check:
-    name, answer = f"ownership in {address.bucket}", asked.ask("get_bucket_ownership_controls")
-    if not answer.is_there and not answer.is_absent:
-        return Check(name, False, answer.refusal, answer.fix)
-    rules = answer.said.get("OwnershipControls", {}).get("Rules", [])
+def _check_ownership(address: StoreAddress, client: BucketClient) -> Check:
+    name, response = f"ownership in {address.bucket}", client.ask("get_bucket_ownership_controls")
+    if not response.is_there and not response.is_absent:
+        return Check(name, False, response.refusal, response.fix)
+    rules = response.body.get("OwnershipControls", {}).get("Rules", [])
     found = ", ".join(rule["ObjectOwnership"] for rule in rules) or "ObjectWriter"
     if found != "BucketOwnerEnforced":
         return Check(
@@ -497,58 +514,64 @@ def _ownership(address: StoreAddress, asked: Asked) -> Check:
     return Check(name, True, found)
 
 
-def _guard_rails(backup: Backup, address: StoreAddress, account: str, asked: Asked) -> Check:
-    name, policy = f"guard-rails of {address.bucket}", asked.policy()
-    if isinstance(policy, Answer):
+def _guard_rails(backup: Backup, address: StoreAddress, account: str, client: BucketClient) -> Check:
+    name, policy = f"guard-rails of {address.bucket}", client.policy()
+    if isinstance(policy, BucketResponse):
         return Check(name, False, policy.refusal, policy.fix)
-    who = f"arn:aws:iam::{account}:role/{NOBODY}"
-    objects, bucket = f"{arn(address)}/{address.prefix}x", arn(address)
+    who = f"arn:aws:iam::{account}:role/{ANY_PRINCIPAL}"
+    objects, bucket = f"{make_arn(address)}/{address.prefix}x", make_arn(address)
     open_ = [
         action
         for action in GUARDED
         if decide(
-            Request(action, bucket if "Lifecycle" in action else objects, who, account, _told(who)),
+            Request(action, bucket if "Lifecycle" in action else objects, who, account, _make_principal(who)),
             [EVERYTHING],
             policy,
         ).decision
         != "denied"
     ]
     if open_:
-        told = f"whoever may everything in account {account} may {', '.join(open_)}"
-        return Check(name, False, told, _put(backup, address))
+        detail = f"whoever may everything in account {account} may {', '.join(open_)}"
+        return Check(name, False, detail, _format_remedy(backup, address))
     return Check(name, True, "versions, locks and lifecycle are kept from everybody who is not named")
 
 
-def _of_reports(backup: Backup, address: StoreAddress, asked: Asked) -> Iterator[Check]:
+def _check_reports(backup: Backup, address: StoreAddress, client: BucketClient) -> Iterator[Check]:
     source = backup.source
     if source.account is None:
         return
-    policy = asked.policy()
+    policy = client.policy()
     name = f"reports into {address.bucket}"
-    if isinstance(policy, Answer):
+    if isinstance(policy, BucketResponse):
         yield Check(name, False, policy.refusal, policy.fix)
         return
     context = {
-        "aws:SourceArn": arn(source),
+        "aws:SourceArn": make_arn(source),
         "aws:SourceAccount": source.account,
         "s3:x-amz-acl": "bucket-owner-full-control",
         "aws:SecureTransport": "true",
     }
     request = Request(
-        "s3:PutObject", f"{arn(address)}/x", INVENTORY_SERVICE, address.account or source.account, context
+        "s3:PutObject",
+        f"{make_arn(address)}/x",
+        INVENTORY_SERVICE,
+        address.account or source.account,
+        context,
     )
     verdict = decide(request, [], policy)
     if verdict.is_allowed:
         yield Check(name, True, f"S3 may write those of {source.bucket}")
     else:
-        yield Check(name, False, f"S3 may not write reports: {verdict.because}", _put(backup, address))
+        yield Check(
+            name, False, f"S3 may not write reports: {verdict.because}", _format_remedy(backup, address)
+        )
 
 
-def _told(principal: str) -> dict[str, Any]:
+def _make_principal(principal: str) -> dict[str, Any]:
     return {"aws:PrincipalArn": principal, "aws:SecureTransport": "true"}
 
 
-def _put(backup: Backup, address: StoreAddress) -> str:
+def _format_remedy(backup: Backup, address: StoreAddress) -> str:
     return (
         f"Run `lakeshare backup policies {backup.name} --runner ARN --to FOLDER` and put bucket-{address.bucket}.json "
         "on the bucket."

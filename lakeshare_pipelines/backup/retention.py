@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import Backup, Retention
-from lakeshare_pipelines.backup.model import GOOD, HELD, Point, Status
-from lakeshare_pipelines.backup.points import SWEEP, Points, end_of
-from lakeshare_pipelines.backup.stores import Listed
-from lakeshare_pipelines.backup.stores.store import s3_client
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, Point, Status
+from lakeshare_pipelines.backup.points import SWEEP, Points, get_point_time
+from lakeshare_pipelines.backup.stores import ListedObject
+from lakeshare_pipelines.backup.stores.store import make_s3_client
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ RetentionClass = Literal["daily", "weekly", "monthly", "yearly"]
 CLASSES: tuple[RetentionClass, ...] = get_args(RetentionClass)
 """Shortest first; a point of a class serves the shorter ones too."""
 
-DAYS_OF = {"daily": 1, "weekly": 7, "monthly": 31, "yearly": 366}
+CLASS_DAYS = {"daily": 1, "weekly": 7, "monthly": 31, "yearly": 366}
 """Longest lengths of the periods, so that a lock never ends before its class does."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class RetentionCandidate:
     """A point as retention sees it."""
 
     day: str
@@ -46,7 +46,7 @@ class Kept:
     """Copies of it rotted after it was made. It keeps its place, for the tables that are whole."""
 
     @classmethod
-    def of(cls, point: Point) -> "Kept":
+    def of(cls, point: Point) -> "RetentionCandidate":
         """What of a point matters here."""
         status = point.status_when_made or point.status
         return cls(point.day, point.as_of, status, point.retention_class, point.damage is not None)
@@ -54,53 +54,57 @@ class Kept:
     @property
     def is_good(self) -> bool:
         """Whether it counts."""
-        return self.status in GOOD
+        return self.status in GOOD_STATUSES
 
 
-def class_of(
-    as_of: dt.datetime, status: Status, others: Iterable[Kept], retention: Retention
+def choose_class(
+    as_of: dt.datetime, status: Status, others: Iterable[RetentionCandidate], retention: Retention
 ) -> RetentionClass:
     """The class of a new point: the longest one whose period has no good point of that class yet.
 
     A point that is not good is `daily`: it stands for nothing.
     """
-    if status not in GOOD:
+    if status not in GOOD_STATUSES:
         return "daily"
     good = [one for one in others if one.is_good]
     for name in reversed(CLASSES[1:]):
-        period = period_of(name, as_of)
+        period = get_period(name, as_of)
         serving = (one for one in good if _serves(one, name))
-        if getattr(retention, name) and all(period_of(name, one.as_of) != period for one in serving):
+        if getattr(retention, name) and all(get_period(name, one.as_of) != period for one in serving):
             return name
     return "daily"
 
 
-def lock_ends(made_at: dt.datetime, retention_class: RetentionClass, retention: Retention) -> dt.datetime:
+def compute_lock_end(
+    made_at: dt.datetime, retention_class: RetentionClass, retention: Retention
+) -> dt.datetime:
     """Until when copies of a point of this class are locked."""
-    return made_at + dt.timedelta(days=DAYS_OF[retention_class] * max(1, getattr(retention, retention_class)))
+    return made_at + dt.timedelta(
+        days=CLASS_DAYS[retention_class] * max(1, getattr(retention, retention_class))
+    )
 
 
-def kept_days(points: Sequence[Kept], retention: Retention) -> set[str]:
+def select_kept_days(points: Sequence[RetentionCandidate], retention: Retention) -> set[str]:
     """The days of the points that stay: of each class the newest periods, and always the newest good point.
 
     Points that are not good take no place of others. They stay as long as days do, and while nothing good is newer.
     """
     good = sorted((one for one in points if one.is_good), key=lambda one: one.as_of, reverse=True)
     # The newest one of all, and the newest one that is whole.
-    kept = {one.day for one in (*good[:1], *[one for one in good if not one.is_damaged][:1])}
+    kept_names = {one.day for one in (*good[:1], *[one for one in good if not one.is_damaged][:1])}
     for name in CLASSES:
         serving = [one for one in good if _serves(one, name)]
-        periods = _first(getattr(retention, name), (period_of(name, one.as_of) for one in serving))
-        kept |= {one.day for one in serving if period_of(name, one.as_of) in periods}
-    days = _first(retention.daily, (period_of("daily", one.as_of) for one in good))
+        periods = _first_periods(getattr(retention, name), (get_period(name, one.as_of) for one in serving))
+        kept_names |= {one.day for one in serving if get_period(name, one.as_of) in periods}
+    days = _first_periods(retention.daily, (get_period("daily", one.as_of) for one in good))
     oldest = min(days, default=None)
     for one in points:
-        if not one.is_good and (oldest is None or period_of("daily", one.as_of) >= oldest):
-            kept.add(one.day)
-    return kept
+        if not one.is_good and (oldest is None or get_period("daily", one.as_of) >= oldest):
+            kept_names.add(one.day)
+    return kept_names
 
 
-def period_of(name: RetentionClass, as_of: dt.datetime) -> tuple[int, ...]:
+def get_period(name: RetentionClass, as_of: dt.datetime) -> tuple[int, ...]:
     """The day, ISO week, month or year a moment belongs to; midnight belongs to the day it ends."""
     date = (as_of.astimezone(dt.UTC) - dt.timedelta(microseconds=1)).date()
     return _PERIODS[name](date)
@@ -114,11 +118,11 @@ _PERIODS: dict[RetentionClass, Callable[[dt.date], tuple[int, ...]]] = {
 }
 
 
-def _serves(point: Kept, name: RetentionClass) -> bool:
+def _serves(point: RetentionCandidate, name: RetentionClass) -> bool:
     return CLASSES.index(point.retention_class) >= CLASSES.index(name)
 
 
-def _first(count: int, periods: Iterable[tuple[int, ...]]) -> set[tuple[int, ...]]:
+def _first_periods(count: int, periods: Iterable[tuple[int, ...]]) -> set[tuple[int, ...]]:
     return set(list(dict.fromkeys(periods))[:count])
 
 
@@ -126,18 +130,18 @@ _log = logging.getLogger(__name__)
 
 COPY = ["stored_key", "stored_version_id"]
 AT_ONCE = 16
-TOLD_EACH = 5_000
+PROGRESS_EVERY = 5_000
 LATER = "lock.json"
 """What tells in a point's folder that it was locked, or locked longer, after it was made."""
 SECOND = dt.timedelta(seconds=1)
 """Stores keep a lock's end in whole seconds."""
 
-Say = Callable[[str], None]
+ReportMessage = Callable[[str], None]
 Row = dict[str, Any]  # a row of an Arrow table, by column
 
 
 @dataclass(frozen=True)
-class Locked:
+class LockResult:
     """What locking a point did."""
 
     until: dt.datetime
@@ -149,12 +153,12 @@ class Locked:
 
 def lock_copies(
     backup: Backup,
-    held: Iterable[pa.RecordBatch],
+    batches: Iterable[pa.RecordBatch],
     points: Points,
     day: str,
     until: dt.datetime,
-    say: Say = _log.info,
-) -> Locked:
+    report_message: ReportMessage = _log.info,
+) -> LockResult:
     """Lock what a point holds (rows of schema HELD) until `until`; called again it does what is left.
 
     A lock is never shortened. What a point that is locked as long holds too is not looked at again.
@@ -168,20 +172,20 @@ def lock_copies(
             "it has no lock",
             "Declare `lock`, with a bucket that was made with Object Lock.",
         )
-    columns = pa.schema([HELD.field(name) for name in COPY])
-    copies = pa.Table.from_batches([batch.select(COPY) for batch in held], columns)
-    rows = _unlocked(copies, points, day, until).to_pylist()
-    locking = _Locking(backup, day, until.astimezone(dt.UTC).replace(microsecond=0) + SECOND)
+    columns = pa.schema([POINT_COPIES.field(name) for name in COPY])
+    copies = pa.Table.from_batches([batch.select(COPY) for batch in batches], columns)
+    rows = _select_unlocked(copies, points, day, until).to_pylist()
+    locking = _CopyLocker(backup, day, until.astimezone(dt.UTC).replace(microsecond=0) + SECOND)
     extended = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for start in range(0, len(rows), TOLD_EACH):
-            some = rows[start : start + TOLD_EACH]
+        for start in range(0, len(rows), PROGRESS_EVERY):
+            some = rows[start : start + PROGRESS_EVERY]
             extended += sum(pool.map(locking.lock, some))
-            say(f"{day}: locked {start + len(some):,} of {len(rows):,} copies")
-    return Locked(until, extended, copies.num_rows - extended)
+            report_message(f"{day}: locked {start + len(some):,} of {len(rows):,} copies")
+    return LockResult(until, extended, copies.num_rows - extended)
 
 
-def locked_until(points: Points, point: Point) -> dt.datetime | None:
+def get_lock_end(points: Points, point: Point) -> dt.datetime | None:
     """Until when a point's copies are locked; None when they are not.
 
     Raises:
@@ -198,31 +202,37 @@ def locked_until(points: Points, point: Point) -> dt.datetime | None:
     return later if point.locked_until is None else max(later, point.locked_until)
 
 
-def lock_point(points: Points, point: Point, until: dt.datetime, say: Say = _log.info) -> Locked:
+def lock_point(
+    points: Points, point: Point, until: dt.datetime, report_message: ReportMessage = _log.info
+) -> LockResult:
     """Lock a finished point's copies until `until`, and keep that beside its record, which never changes.
 
     Raises:
         BackupError: a lock was refused, or did not stick.
     """
-    locked = lock_copies(points.backup, points.held(point, COPY), points, point.day, until, say)
+    locked = lock_copies(
+        points.backup, points.read_copies(point, COPY), points, point.day, until, report_message
+    )
     ends = until
     try:
-        ends = max(until, locked_until(points, point) or until)
+        ends = max(until, get_lock_end(points, point) or until)
     except DamagedRecord as error:
-        say(f"{error} The record of the lock is written anew; locks of the store that last longer stay.")
+        report_message(
+            f"{error} The record of the lock is written anew; locks of the store that last longer stay."
+        )
     points.store.put(f"{points.folder(point.day)}{LATER}", json.dumps({"until": ends.isoformat()}).encode())
     return locked
 
 
-def _unlocked(copies: pa.Table, points: Points, day: str, until: dt.datetime) -> pa.Table:
+def _select_unlocked(copies: pa.Table, points: Points, day: str, until: dt.datetime) -> pa.Table:
     """Those that no other point holds that is locked as long."""
     for point in points.readable()[0] if points.backup.layout == "incremental" else ():
         # Of a point that does not tell what it holds nothing is known to be locked: it is locked once more.
         with suppress(DamagedRecord):
-            ends = locked_until(points, point)
+            ends = get_lock_end(points, point)
             if point.day == day or ends is None or ends < until:
                 continue
-            for batch in points.held(point, COPY):
+            for batch in points.read_copies(point, COPY):
                 copies = copies.filter(pc.invert(pc.is_in(_names(copies), _names(batch))))
     return copies
 
@@ -232,14 +242,14 @@ def _names(rows: pa.Table | pa.RecordBatch) -> pa.Array:
     return pc.binary_join_element_wise(rows["stored_key"], versions, "\0")
 
 
-class _Locking:
+class _CopyLocker:
     """Locks copies one by one; for many threads."""
 
     def __init__(self, backup: Backup, day: str, until: dt.datetime) -> None:
         address = backup.target_of(day)
         self._backup, self._until, self._address = backup, until, address
         self._mode = "" if backup.lock is None else backup.lock.mode.upper()
-        self._client = s3_client(address)
+        self._client = make_s3_client(address)
         self._owner = {"ExpectedBucketOwner": address.account} if address.account else {}
 
     def lock(self, row: Row) -> bool:
@@ -262,13 +272,17 @@ class _Locking:
     def _asked(self, row: Row) -> tuple[str | None, str | None, dt.datetime | None]:
         """Version, mode and end of the lock of a copy, as the store tells."""
         version = {"VersionId": row["stored_version_id"]} if row["stored_version_id"] else {}
-        said = self._said(
+        response = self._said(
             row["stored_key"],
             lambda: self._client.head_object(
                 Bucket=self._address.bucket, Key=row["stored_key"], **version, **self._owner
             ),
         )
-        return said.get("VersionId"), said.get("ObjectLockMode"), said.get("ObjectLockRetainUntilDate")
+        return (
+            response.get("VersionId"),
+            response.get("ObjectLockMode"),
+            response.get("ObjectLockRetainUntilDate"),
+        )
 
     def _put(self, key: str, version: str | None, mode: str, until: dt.datetime) -> None:
         self._said(
@@ -315,25 +329,25 @@ def _remedy(code: str) -> str:
     return "Give the backup a bucket that was made with Object Lock, in a store that keeps it."
 
 
-def retained(
+def apply_retention(
     points: Points,
     day: str,
     status: Status,
     made_at: dt.datetime,
-    held: "Iterable[pa.RecordBatch]",
-    say: Say = _log.info,
+    point_copies: "Iterable[pa.RecordBatch]",
+    report_message: ReportMessage = _log.info,
 ) -> tuple[RetentionClass, dt.datetime | None]:
     """The class of a new point, and until when its copies (rows of schema HELD) are locked: they are, when it returns.
 
     Raises:
         BackupError: a lock was refused, or did not stick.
     """
-    others = [Kept.of(other) for other in points.readable()[0] if other.day != day]
-    found = class_of(end_of(day), status, others, points.backup.retention)
+    others = [RetentionCandidate.of(other) for other in points.readable()[0] if other.day != day]
+    found = choose_class(get_point_time(day), status, others, points.backup.retention)
     if points.backup.lock is None:
         return found, None
-    until = lock_ends(made_at, found, points.backup.retention)
-    lock_copies(points.backup, held, points, day, until, say)
+    until = compute_lock_end(made_at, found, points.backup.retention)
+    lock_copies(points.backup, point_copies, points, day, until, report_message)
     return found, until
 
 
@@ -343,7 +357,7 @@ SWEPT = "swept.json"
 
 
 @contextmanager
-def reading(
+def hold_point(
     points: Points,
     day: str,
     reader: str,
@@ -385,7 +399,7 @@ def reading(
             points.store.delete(key)
 
 
-def readers(points: Points, day: str, now: dt.datetime) -> list[str]:
+def list_readers(points: Points, day: str, now: dt.datetime) -> list[str]:
     """Who holds a point; those whose lease ended are forgotten."""
     found = []
     for one in points.store.list(f"{points.folder(day)}leases/"):
@@ -395,11 +409,11 @@ def readers(points: Points, day: str, now: dt.datetime) -> list[str]:
             continue  # It was given back since it was listed.
         except ValueError:
             lease = None
-        found += _reader(one, lease, now)
+        found += _find_reader(one, lease, now)
     return sorted(found)
 
 
-def _reader(listed: Listed, lease: Any, now: dt.datetime) -> list[str]:
+def _find_reader(listed: ListedObject, lease: Any, now: dt.datetime) -> list[str]:
     """Who holds a lease that has not ended."""
     try:
         until, reader = dt.datetime.fromisoformat(lease["until"]), str(lease["reader"])
@@ -413,7 +427,7 @@ def _reader(listed: Listed, lease: Any, now: dt.datetime) -> list[str]:
 CLAIM = "claim.json"
 
 
-def days_being_made(points: Points) -> list[str]:
+def list_claimed_days(points: Points) -> list[str]:
     """Days that somebody claimed and that have no point yet."""
     start = points.folder("x").removesuffix("x/")
     keys = [one.key.removeprefix(start) for one in points.store.list(start)]
@@ -422,13 +436,13 @@ def days_being_made(points: Points) -> list[str]:
     return sorted(claimed - done)
 
 
-def needed_by_making(points: Points, finished: Sequence[Point]) -> dict[str, str]:
+def find_points_in_use(points: Points, finished: Sequence[Point]) -> dict[str, str]:
     """Points that days being made may build on, with the day that does.
 
     That is the newest point there was when the day was claimed, and any made since: a plan may be drawn again.
     """
     needed: dict[str, str] = {}
-    for day in days_being_made(points):
+    for day in list_claimed_days(points):
         claim = points.store.head(f"{points.folder(day)}{CLAIM}")
         if claim is None:
             continue  # It was given up, or finished, since it was listed.
@@ -440,7 +454,7 @@ def needed_by_making(points: Points, finished: Sequence[Point]) -> dict[str, str
 
 
 @contextmanager
-def alone(points: Points) -> Iterator[Callable[[], None]]:
+def block_claims(points: Points) -> Iterator[Callable[[], None]]:
     """Keep new days from being claimed during a `with` block; what it gives is called now and then to go on so.
 
     Raises:

@@ -24,26 +24,26 @@ from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import ARCHIVES, CopyTask, Progress
 from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.model import PLAN, Point, write_rows
-from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, end_of
-from lakeshare_pipelines.backup.retention import reading
+from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace, get_point_time
+from lakeshare_pipelines.backup.retention import hold_point
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.backup.verify.objects import (
     CONTENT_READERS,
-    Readings,
+    ReadingStore,
+    make_reading_row,
     read_copy,
-    read_row,
     repair_points,
     report_damage,
 )
-from lakeshare_pipelines.backup.verify.run import Healer, Wanted
+from lakeshare_pipelines.backup.verify.run import Healer, MissingObject
 from lakeshare_pipelines.errors import BackupError, DamagedRecord
 from lakeshare_pipelines.settings import LakeSettings
 
 _log = logging.getLogger(__name__)
 
-MEMORY = "2GB"
+DUCKDB_MEMORY = "2GB"
 PORTION = 1_000
-REMEMBERED = 20_000
+MAX_REMEMBERED = 20_000
 """So many readings are remembered at a time: a scrub that breaks off goes on behind them."""
 COLUMNS = (
     "bucket",
@@ -59,7 +59,7 @@ COLUMNS = (
     "stored_version_id",
     "checksum",
 )
-Say = Callable[[str], None]
+ReportMessage = Callable[[str], None]
 Row = dict[str, Any]
 
 
@@ -101,7 +101,7 @@ def scrub(
     *,
     budget_bytes: int | None = None,
     everything: bool = False,
-    say: Say = _log.info,
+    report_message: ReportMessage = _log.info,
 ) -> ScrubRecord:
     """Read copies again, repair what has rotted, and downgrade the points that hold what cannot be repaired.
 
@@ -111,20 +111,20 @@ def scrub(
     Raises:
         BackupError: the target does not answer, or refuses.
     """
-    scrubbing = _Scrubbing(backup, points, settings, now, say)
+    scrubbing = _ScrubRun(backup, points, settings, now, report_message)
     with ExitStack() as leases, TemporaryDirectory(prefix="lakeshare-scrub-") as folder:
         whole, damaged = points.readable(as_made=True)
         # No sweep takes a copy away while it is read.
         for point in whole:
-            leases.enter_context(reading(points, point.day, "scrub", as_made=True))
+            leases.enter_context(hold_point(points, point.day, "scrub", as_made=True))
         with duckdb.connect(f"{folder}/copies.duckdb") as on:
-            on.execute("SET memory_limit = ?", [MEMORY])
+            on.execute("SET memory_limit = ?", [DUCKDB_MEMORY])
             sentences = [str(error) for error in (*damaged, *_load(on, points, whole))]
             return scrubbing.run(on, sentences, budget_bytes=budget_bytes, everything=everything)
 
 
 @dataclass(frozen=True)
-class _Held:
+class _HeldTotals:
     """What all points hold together, each copy once."""
 
     copies: int
@@ -135,12 +135,12 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class _Scrubbing:
+class _ScrubRun:
     backup: Backup
     points: Points
     settings: LakeSettings
     now: dt.datetime
-    say: Say
+    report_message: ReportMessage
 
     def run(
         self,
@@ -151,13 +151,13 @@ class _Scrubbing:
         everything: bool,
     ) -> ScrubRecord:
         """Choose, read, repair, report."""
-        held = self._order(on)
-        limit = held.size_bytes if everything else self._limit(held, budget_bytes)
+        totals = self._order(on)
+        limit = totals.size_bytes if everything else self._limit(totals, budget_bytes)
         on.execute(
             "CREATE TABLE chosen AS SELECT * FROM held WHERE through <= ? OR through = size_bytes", [limit]
         )
         count, size_bytes = _row(on, "SELECT count(*), coalesce(sum(size_bytes), 0) FROM chosen")
-        self.say(f"{count:,} of {held.copies:,} copies are read, {size_bytes:,} bytes")
+        self.report_message(f"{count:,} of {totals.copies:,} copies are read, {size_bytes:,} bytes")
         rotten = self._read_chosen(on)
         # What was found earlier and could not be repaired then is tried again.
         left = "FROM held WHERE place || stored_key NOT IN (SELECT place || stored_key FROM chosen)"
@@ -175,27 +175,27 @@ class _Scrubbing:
         return ScrubRecord(
             backup=self.backup.name,
             started_at=self.now,
-            copies=held.copies,
-            size_bytes=held.size_bytes,
+            copies=totals.copies,
+            size_bytes=totals.size_bytes,
             read=count,
             read_bytes=int(size_bytes),
-            archived=held.archived,
-            compared_since=compared_since if held.copies > held.archived else None,
+            archived=totals.archived,
+            compared_since=compared_since if totals.copies > totals.archived else None,
             repaired=tuple(repaired),
             damaged=tuple(sentences),
             downgraded=tuple(report_damage(self.points, self.now)),
-            warnings=tuple(self._warnings(held.size_bytes)),
+            warnings=tuple(self._warnings(totals.size_bytes)),
         )
 
-    def _order(self, on: duckdb.DuckDBPyConnection) -> "_Held":
+    def _order(self, on: duckdb.DuckDBPyConnection) -> "_HeldTotals":
         """Make the table `held`: every copy once, those first that were not compared for the longest time.
 
         `through` is how many bytes there are up to and with a copy.
         """
-        known = Readings(self.points).load()
+        known = ReadingStore(self.points).load()
         times = known["read_at"].cast(pa.timestamp("us"))
         on.register("readings", known.set_column(known.column_names.index("read_at"), "read_at", times))
-        made = (
+        made_at = (
             "CASE WHEN contains(first_point, 'T') THEN strptime(first_point, '%Y-%m-%dT%H%M%SZ') "
             "ELSE strptime(first_point, '%Y-%m-%d') + INTERVAL 1 DAY END"
         )
@@ -207,10 +207,10 @@ class _Scrubbing:
         on.execute(
             "CREATE TABLE held AS SELECT *, sum(size_bytes) OVER "  # noqa: S608
             "(ORDER BY compared_at, place, stored_key, stored_version_id ROWS UNBOUNDED PRECEDING) AS through FROM ("
-            f"SELECT o.*, r.sha256, r.problem, greatest(coalesce(r.read_at, {made}), {made}) AS compared_at "
+            f"SELECT o.*, r.sha256, r.problem, greatest(coalesce(r.read_at, {made_at}), {made_at}) AS compared_at "
             "FROM once o LEFT JOIN readings r ON o.place = r.place AND o.stored_key = r.stored_key "
             "AND o.stored_version_id IS NOT DISTINCT FROM r.stored_version_id "
-            f"WHERE coalesce(o.storage_class, '') NOT IN ({_quoted(ARCHIVES)}))"
+            f"WHERE coalesce(o.storage_class, '') NOT IN ({_quote_texts(ARCHIVES)}))"
         )
         overdue = self.now - dt.timedelta(days=self.backup.scrub.within_days)
         (copies,) = _row(on, "SELECT count(*) FROM once")
@@ -220,26 +220,26 @@ class _Scrubbing:
             "coalesce(sum(size_bytes) FILTER (WHERE compared_at < ?), 0) FROM held",
             [overdue.replace(tzinfo=None)],
         )
-        return _Held(copies, copies - found[0], int(found[1]), int(found[2]))
+        return _HeldTotals(copies, copies - found[0], int(found[1]), int(found[2]))
 
-    def _limit(self, held: "_Held", budget_bytes: int | None) -> int:
+    def _limit(self, totals: "_HeldTotals", budget_bytes: int | None) -> int:
         if budget_bytes is not None:
             return budget_bytes
-        share = -(-held.size_bytes // self.backup.scrub.within_days)
-        return min(max(held.overdue_bytes, share), self.backup.scrub.bytes_per_scrub)
+        share = -(-totals.size_bytes // self.backup.scrub.within_days)
+        return min(max(totals.overdue_bytes, share), self.backup.scrub.bytes_per_scrub)
 
     def _read_chosen(self, on: duckdb.DuckDBPyConnection) -> list[tuple[Row, str]]:
         """Read what was chosen; returns the copies that are not what was backed up, and why."""
-        rotten, readings = list[tuple[Row, str]](), Readings(self.points)
+        rotten, readings = list[tuple[Row, str]](), ReadingStore(self.points)
         found = list[Row]()
         with ThreadPoolExecutor(CONTENT_READERS) as pool:
             for batch in on.sql("SELECT * FROM chosen ORDER BY through").to_arrow_reader(PORTION):
                 rows = batch.to_pylist()
-                for row, told in zip(rows, pool.map(self._read, rows), strict=True):
-                    found.append(told)
-                    if told["problem"] is not None:
-                        rotten.append((row, told["problem"]))
-                if len(found) >= REMEMBERED:
+                for row, result in zip(rows, pool.map(self._read, rows), strict=True):
+                    found.append(result)
+                    if result["problem"] is not None:
+                        rotten.append((row, result["problem"]))
+                if len(found) >= MAX_REMEMBERED:
                     readings.add(found)
                     found = []
         readings.add(found)
@@ -256,7 +256,7 @@ class _Scrubbing:
 
     def _read(self, row: Row) -> Row:
         found = read_copy(self._store(row["place"]), row, row["sha256"])
-        return read_row(row["place"], row, found, self.now)
+        return make_reading_row(row["place"], row, found, self.now)
 
     def _store(self, place: str) -> BackupStore:
         return open_store(self.backup.target.model_copy(update={"url": place}))
@@ -275,8 +275,8 @@ class _Scrubbing:
             if found.problem is None:
                 repair_points(self.points, row["place"], row["stored_key"], head, row)
                 later = self.now + dt.timedelta(microseconds=1)
-                was = read_row(row["place"], row, found, later)
-                Readings(self.points).add([was, read_row(row["place"], new, found, later)])
+                was = make_reading_row(row["place"], row, found, later)
+                ReadingStore(self.points).add([was, make_reading_row(row["place"], new, found, later)])
                 return where
         return None
 
@@ -289,20 +289,20 @@ class _Scrubbing:
             LocalEngine(),
             prefix,
             row["first_point"],
-            end_of(row["first_point"]),
+            get_point_time(row["first_point"]),
             target,
-            _unheard,
+            _ignore_progress,
         )
-        wanted = Wanted(
+        wanted = MissingObject(
             row["bucket"], row["key"], row["stored_key"], row["table_root"], row["size_bytes"], row["etag"]
         )
         try:
             healed = healer.heal([wanted])
         except BackupError as error:
-            self.say(f"{row['stored_key']}: the source cannot be asked: {error}")
+            self.report_message(f"{row['stored_key']}: the source cannot be asked: {error}")
             return False
         finally:
-            _forget(target, prefix, workspace)
+            _remove_engine_files(target, prefix, workspace)
         return healed.num_rows == 1 and bool(healed["is_whole"][0].as_py())
 
     def _others(
@@ -359,9 +359,9 @@ class _Scrubbing:
             in_flight=self.backup.in_flight,
         )
         try:
-            return LocalEngine().copy(task, _unheard).succeeded == 1
+            return LocalEngine().copy(task, _ignore_progress).succeeded == 1
         finally:
-            _forget(target, prefix, workspace)
+            _remove_engine_files(target, prefix, workspace)
 
     def _work_prefix(self, target: BackupStore) -> str:
         return f"{target.address.prefix}{OWN_PREFIX}{self.backup.name}/scrub/{uuid4().hex}/"
@@ -376,7 +376,7 @@ def _load(on: duckdb.DuckDBPyConnection, points: Points, whole: Sequence[Point])
         place = points.backup.target_of(point.day).url
         on.execute("BEGIN")
         try:
-            for batch in points.held(point, list(COLUMNS)):
+            for batch in points.read_copies(point, list(COLUMNS)):
                 on.register("held", pa.table({name: batch[name] for name in COLUMNS}))
                 on.execute("INSERT INTO copies SELECT ?, ?, * FROM held", [point.day, place])
                 on.unregister("held")
@@ -388,14 +388,14 @@ def _load(on: duckdb.DuckDBPyConnection, points: Points, whole: Sequence[Point])
     return damaged
 
 
-def _forget(target: BackupStore, prefix: str, workspace: Workspace) -> None:
+def _remove_engine_files(target: BackupStore, prefix: str, workspace: Workspace) -> None:
     """Remove what an engine kept for itself."""
     for one in list(target.list(prefix)):
         target.delete(one.key)
     shutil.rmtree(workspace.folder, ignore_errors=True)
 
 
-def _unheard(progress: Progress) -> None:
+def _ignore_progress(progress: Progress) -> None:
     """The progress of a single object."""
 
 
@@ -409,5 +409,5 @@ def _row(on: duckdb.DuckDBPyConnection, query: str, values: Sequence[Any] = ()) 
     return found
 
 
-def _quoted(texts: Iterable[str]) -> str:
+def _quote_texts(texts: Iterable[str]) -> str:
     return ", ".join(f"'{text}'" for text in sorted(texts))

@@ -19,36 +19,42 @@ from lakeshare_pipelines.backup.model import FoundTable, Point
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.retention import (
     SWEPT,
-    Kept,
-    alone,
-    days_being_made,
-    kept_days,
-    locked_until,
-    needed_by_making,
-    readers,
+    RetentionCandidate,
+    block_claims,
+    find_points_in_use,
+    get_lock_end,
+    list_claimed_days,
+    list_readers,
+    select_kept_days,
 )
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
 from lakeshare_pipelines.backup.stores.store import remove_unfinished
-from lakeshare_pipelines.backup.verify.delta_replay import BrokenLogFile, log_files, told_by
-from lakeshare_pipelines.backup.verify.iceberg import FOLDER, NAME, Snapshot, read_metadata, spelt
+from lakeshare_pipelines.backup.verify.delta_replay import BrokenLogFile, read_chain, sort_log_files
+from lakeshare_pipelines.backup.verify.iceberg import (
+    FOLDER,
+    NAME,
+    Snapshot,
+    normalize_location,
+    read_metadata,
+)
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_server.tables.delta.log import LOG
 from lakeshare_server.tables.iceberg.avro import Entries, read_container
-from lakeshare_server.tables.iceberg.manifests import listed_manifests
+from lakeshare_server.tables.iceberg.manifests import parse_manifest_list
 
 _log = logging.getLogger(__name__)
 
 COPY = ["stored_key", "stored_version_id", "size_bytes"]
 AT_ONCE = 16
 PORTION = 2_000
-WRITTEN_FOR = dt.timedelta(days=1)
+UNFINISHED_AGE = dt.timedelta(days=1)
 """A file that nobody wrote to for so long has no writer any more."""
 
-Say = Callable[[str], None]
+ReportMessage = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """What a sweep removed, or would remove."""
 
     days: tuple[str, ...]
@@ -59,8 +65,13 @@ class Swept:
 
 
 def sweep_points(
-    backup: Backup, points: Points, now: dt.datetime, *, dry_run: bool, say: Say = _log.info
-) -> Swept:
+    backup: Backup,
+    points: Points,
+    now: dt.datetime,
+    *,
+    dry_run: bool,
+    report_message: ReportMessage = _log.info,
+) -> SweepResult:
     """Remove points that are kept no longer, then the copies that only they held.
 
     The newest good point always stays; so do points that are locked, that somebody reads, or that a day that is being
@@ -71,30 +82,30 @@ def sweep_points(
             told from an old one; or the store refuses.
     """
     if dry_run:
-        return _found(backup, points, now).swept
-    with alone(points) as still:
-        found = _found(backup, points, now)
-        _require_told_apart(backup, points, found)
-        spared = _mark(points, [point for point, _ in found.copies], now)
+        return _plan_sweep(backup, points, now).swept
+    with block_claims(points) as still:
+        found = _plan_sweep(backup, points, now)
+        _require_versions(backup, points, found)
+        spared = _mark_swept(points, [point for point, _ in found.copies], now)
         if spared:
-            found = _found(backup, points, now)
-        _remove_unfinished(backup, points, now, say)
+            found = _plan_sweep(backup, points, now)
+        _remove_unfinished(backup, points, now, report_message)
         for point, copies in found.copies:
-            _remove(points, point, open_store(backup.target_of(point.day)), copies, still, say)
+            _remove(points, point, open_store(backup.target_of(point.day)), copies, still, report_message)
     return replace(found.swept, spared=tuple(dict.fromkeys((*found.swept.spared, *spared))))
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SweepPlan:
     """Points to remove, each with the copies (columns COPY) that go with it: a copy is with one point only."""
 
     copies: tuple[tuple[Point, pa.Table], ...]
     spared: tuple[str, ...]
 
     @property
-    def swept(self) -> Swept:
+    def swept(self) -> SweepResult:
         tables = [copies for _, copies in self.copies]
-        return Swept(
+        return SweepResult(
             days=tuple(sorted(point.day for point, _ in self.copies)),
             objects=sum(copies.num_rows for copies in tables),
             size_bytes=sum(pc.sum(copies["size_bytes"]).as_py() or 0 for copies in tables),
@@ -102,70 +113,72 @@ class _Found:
         )
 
 
-def _found(backup: Backup, points: Points, now: dt.datetime) -> _Found:
+def _plan_sweep(backup: Backup, points: Points, now: dt.datetime) -> _SweepPlan:
     finished, damaged = points.readable()
     unknown = [str(error) for error in damaged]
-    chosen, spared = _chosen(backup, points, finished, now)
-    begun = _begun(points, unknown)
+    chosen, spared = _select_points(backup, points, finished, now)
+    begun = _find_unfinished_sweeps(points, unknown)
     gone = {point.day for point in (*begun, *chosen)}
     if backup.layout == "incremental":
-        unknown += _unreadable(points, [point for point in finished if point.day not in gone])
+        unknown += _describe_unreadable(points, [point for point in finished if point.day not in gone])
         if unknown:
             # What such a point holds nobody can tell, so no copy is known to be needed by none.
-            return _Found((), (*spared, *(f"Nothing is removed: {said}" for said in unknown)))
+            return _SweepPlan((), (*spared, *(f"Nothing is removed: {sentence}" for sentence in unknown)))
     spared += unknown
     # A point that does not tell which copies are its own keeps them, and its record.
-    held_back = _unreadable(points, [*begun, *chosen])
+    held_back = _describe_unreadable(points, [*begun, *chosen])
     spared += held_back
     going = [
-        point for point in (*begun, *chosen) if not any(f"point {point.day}:" in said for said in held_back)
+        point
+        for point in (*begun, *chosen)
+        if not any(f"point {point.day}:" in sentence for sentence in held_back)
     ]
     gone = {point.day for point in going}
-    kept = [point for point in finished if point.day not in gone]
-    copies = [_copies(points, point, kept, backup.layout) for point in going]
+    staying = [point for point in finished if point.day not in gone]
+    copies = [_select_copies(points, point, staying, backup.layout) for point in going]
     if backup.layout == "incremental":
-        copies = _once(copies)
-    return _Found(tuple(zip(going, copies, strict=True)), tuple(spared))
+        copies = _drop_duplicates(copies)
+    return _SweepPlan(tuple(zip(going, copies, strict=True)), tuple(spared))
 
 
-def _chosen(
+def _select_points(
     backup: Backup, points: Points, finished: Sequence[Point], now: dt.datetime
 ) -> tuple[list[Point], list[str]]:
     """The points to remove, and why others that retention does not keep stay."""
-    kept = kept_days([Kept.of(point) for point in finished], backup.retention)
-    building = needed_by_making(points, finished)
+    kept_names = select_kept_days([RetentionCandidate.of(point) for point in finished], backup.retention)
+    building = find_points_in_use(points, finished)
     going, spared = [], []
     for point in finished:
-        if point.day in kept:
+        if point.day in kept_names:
             continue
-        if reason := _held_back(points, point, building, now):
+        if reason := _explain_kept(points, point, building, now):
             spared.append(f"{point.day} stays: {reason}")
         else:
             going.append(point)
     return going, spared
 
 
-def _held_back(points: Points, point: Point, building: dict[str, str], now: dt.datetime) -> str | None:
+def _explain_kept(points: Points, point: Point, building: dict[str, str], now: dt.datetime) -> str | None:
     try:
-        locked = locked_until(points, point)
+        locked = get_lock_end(points, point)
     except DamagedRecord as error:
         return f"{error.reason}, so that it may be locked."
     if locked is not None and locked > now:
         return f"it is locked until {locked:%Y-%m-%d}."
     if point.day in building:
         return f"{building[point.day]} is being made and builds on it."
-    if who := readers(points, point.day, now):
+    if who := list_readers(points, point.day, now):
         return f"{', '.join(who)} reads it."
     return None
 
 
-def _mark(points: Points, going: Sequence[Point], now: dt.datetime) -> list[str]:
+def _mark_swept(points: Points, going: Sequence[Point], now: dt.datetime) -> list[str]:
     """Take each point out of the list, so that nobody begins to read it; but for those that somebody just began."""
     spared = []
     for point in going:
         folder = points.folder(point.day)
         points.store.put(f"{folder}{SWEPT}", point.model_dump_json(indent=1).encode())
-        if who := readers(points, point.day, now):
+        if who := list_readers(points, point.day, now):
             points.store.delete(f"{folder}{SWEPT}")
             spared.append(f"{point.day} stays: {', '.join(who)} reads it.")
         else:
@@ -173,19 +186,19 @@ def _mark(points: Points, going: Sequence[Point], now: dt.datetime) -> list[str]
     return spared
 
 
-def _unreadable(points: Points, of: Sequence[Point]) -> list[str]:
+def _describe_unreadable(points: Points, of: Sequence[Point]) -> list[str]:
     """Sentences about points whose rows of what they hold cannot be read."""
-    said = []
+    sentences = []
     for point in of:
         try:
-            for _ in points.held(point, COPY):
+            for _ in points.read_copies(point, COPY):
                 pass
         except DamagedRecord as error:
-            said.append(str(error))
-    return said
+            sentences.append(str(error))
+    return sentences
 
 
-def _begun(points: Points, unknown: list[str]) -> list[Point]:
+def _find_unfinished_sweeps(points: Points, unknown: list[str]) -> list[Point]:
     """Points whose sweep began and was not finished; `unknown` gets sentences about those that cannot be read."""
     start = points.folder("x").removesuffix("x/")
     found = [one.key for one in points.store.list(start) if one.key.endswith(f"/{SWEPT}")]
@@ -207,19 +220,19 @@ def _begun(points: Points, unknown: list[str]) -> list[Point]:
     return begun
 
 
-def _copies(points: Points, point: Point, kept: Sequence[Point], layout: str) -> pa.Table:
+def _select_copies(points: Points, point: Point, staying: Sequence[Point], layout: str) -> pa.Table:
     """The copies of a point that no kept point has: columns COPY."""
-    batches = list(points.held(point, COPY))
+    batches = list(points.read_copies(point, COPY))
     if not batches:
         return pa.table({name: pa.array([], pa.string()) for name in COPY}).cast(_copy_schema())
     copies = pa.Table.from_batches(batches).select(COPY).cast(_copy_schema())
-    for other in kept if layout == "incremental" else ():
-        for held in points.held(other, COPY[:2]):
-            copies = copies.filter(pc.invert(pc.is_in(_names(copies), _names(held))))
+    for other in staying if layout == "incremental" else ():
+        for others in points.read_copies(other, COPY[:2]):
+            copies = copies.filter(pc.invert(pc.is_in(_names(copies), _names(others))))
     return copies
 
 
-def _once(found: Sequence[pa.Table]) -> list[pa.Table]:
+def _drop_duplicates(found: Sequence[pa.Table]) -> list[pa.Table]:
     """The same with each copy once, though several points of those that go may have it."""
     apart: list[pa.Table] = []
     for rows in found:
@@ -229,8 +242,8 @@ def _once(found: Sequence[pa.Table]) -> list[pa.Table]:
     return apart
 
 
-def _require_told_apart(backup: Backup, points: Points, found: _Found) -> None:
-    making = days_being_made(points)
+def _require_versions(backup: Backup, points: Points, found: _SweepPlan) -> None:
+    making = list_claimed_days(points)
     if making and backup.layout == "incremental" and any(_has_no_version(rows) for _, rows in found.copies):
         raise BackupError(
             f"backup {backup.name}",
@@ -249,7 +262,7 @@ def _remove(
     store: BackupStore,
     copies: pa.Table,
     still: Callable[[], None],
-    say: Say,
+    report_message: ReportMessage,
 ) -> None:
     """Remove a point's copies, then all that is left of the point."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -257,7 +270,7 @@ def _remove(
             rows = copies.slice(start, PORTION).to_pylist()
             list(pool.map(lambda row: store.delete(row["stored_key"], row["stored_version_id"]), rows))
             still()
-            say(f"{point.day}: removed {start + len(rows):,} of {copies.num_rows:,} copies")
+            report_message(f"{point.day}: removed {start + len(rows):,} of {copies.num_rows:,} copies")
     folder = points.folder(point.day)
     last = f"{folder}{SWEPT}"
     own = [one.key for one in points.store.list(folder) if one.key != last]
@@ -265,13 +278,15 @@ def _remove(
         points.store.delete(key)
 
 
-def _remove_unfinished(backup: Backup, points: Points, now: dt.datetime, say: Say) -> None:
+def _remove_unfinished(
+    backup: Backup, points: Points, now: dt.datetime, report_message: ReportMessage
+) -> None:
     """Remove what killed copies into folders left behind."""
     places = {points.store.address.url, *(backup.target_of(day).url for day in points.days())}
     for place in sorted(place for place in places if place.startswith("/")):
-        removed = remove_unfinished(Path(place), now - WRITTEN_FOR)
+        removed = remove_unfinished(Path(place), now - UNFINISHED_AGE)
         if removed:
-            say(f"{place}: removed {removed:,} unfinished files of copies that were killed")
+            report_message(f"{place}: removed {removed:,} unfinished files of copies that were killed")
 
 
 def _names(rows: pa.Table | pa.RecordBatch) -> pa.Array:
@@ -288,7 +303,7 @@ def _copy_schema() -> pa.Schema:
 
 OLDER_THAN = dt.timedelta(days=7)
 """Younger files may be of a write that is not committed yet."""
-NEVER = r"(^|/)(_delta_log|_change_data|\.hoodie|\.lakeshare[^/]*)/"
+NEVER_ORPHANED = r"(^|/)(_delta_log|_change_data|\.hoodie|\.lakeshare[^/]*)/"
 """Folders whose files versions need in other ways than by name, or for readers of changes."""
 EXAMPLES = 5
 DELETED = 2
@@ -319,7 +334,9 @@ class OrphanReport:
     """Sentences: tables whose copies do not tell what they name, so that nothing is said of them."""
 
 
-def find_orphans(backup: Backup, points: Points, day: str, say: Say = _log.info) -> OrphanReport:
+def find_orphans(
+    backup: Backup, points: Points, day: str, report_message: ReportMessage = _log.info
+) -> OrphanReport:
     """The orphans that a point shows of the source.
 
     A file counts where no version that the table's log or metadata can still make has it, it was seven days old at
@@ -329,24 +346,26 @@ def find_orphans(backup: Backup, points: Points, day: str, say: Say = _log.info)
         BackupError: there is no such point, or the store refuses.
     """
     point = points.get(day)
-    held = pa.Table.from_batches(list(points.held(point, COLUMNS))).combine_chunks()
+    copies = pa.Table.from_batches(list(points.read_copies(point, COLUMNS))).combine_chunks()
     store, named, unknown = open_store(backup.target_of(day)), [pa.array([], pa.string())], dict[str, str]()
     for table in point.plan.tables:
-        say(f"reading what {table.root or 'the table'} names")
+        report_message(f"reading what {table.root or 'the table'} names")
         try:
-            named.append(_Reader(backup, store, held, table).named())
+            named.append(_Reader(backup, store, copies, table).named())
         except (BrokenLogFile, ObjectMissing, ValueError) as error:
             unknown[table.root] = f"{table.root}: {str(error).rstrip('.')}; nothing is said of its files."
-    found = _orphans(backup, point, held, pa.chunked_array(named))
+    found = _orphans(backup, point, copies, pa.chunked_array(named))
     known = [one for one in found if one.root not in unknown]
     return OrphanReport(day, tuple(known), tuple(unknown.values()))
 
 
-def _orphans(backup: Backup, point: Point, held: pa.Table, named: pa.ChunkedArray) -> Iterator[Orphans]:
+def _orphans(backup: Backup, point: Point, copies: pa.Table, named: pa.ChunkedArray) -> Iterator[Orphans]:
     roots = pa.array([table.root for table in point.plan.tables], pa.string())
-    is_old = pc.less(held["last_modified"], pa.scalar(point.as_of - OLDER_THAN, held["last_modified"].type))
-    rows = held.filter(pc.and_(pc.is_in(held["table_root"], roots), is_old))
-    rows = rows.filter(pc.invert(pc.match_substring_regex(rows["key"], NEVER)))
+    is_old = pc.less(
+        copies["last_modified"], pa.scalar(point.as_of - OLDER_THAN, copies["last_modified"].type)
+    )
+    rows = copies.filter(pc.and_(pc.is_in(copies["table_root"], roots), is_old))
+    rows = rows.filter(pc.invert(pc.match_substring_regex(rows["key"], NEVER_ORPHANED)))
     start = backup.source.location("")
     rows = rows.filter(
         pc.invert(pc.is_in(pc.binary_join_element_wise(start, rows["key"], ""), pc.unique(named)))
@@ -367,10 +386,10 @@ def _orphans(backup: Backup, point: Point, held: pa.Table, named: pa.ChunkedArra
 class _Reader:
     """Reads what one table names, from the copies of its own log or metadata."""
 
-    def __init__(self, backup: Backup, store: BackupStore, held: pa.Table, table: FoundTable) -> None:
+    def __init__(self, backup: Backup, store: BackupStore, copies: pa.Table, table: FoundTable) -> None:
         self._source, self._store, self._table = backup.source, store, table
         below = f"{table.root}/" if table.root else ""
-        self._copies = held.filter(pc.starts_with(held["key"], below))
+        self._copies = copies.filter(pc.starts_with(copies["key"], below))
         self._places = {key: at for at, key in enumerate(self._copies["key"].to_pylist())}
 
     def named(self) -> pa.Array:
@@ -383,14 +402,14 @@ class _Reader:
 
     def _by_delta(self) -> pa.Array:
         folder, root = self._below(LOG), self._source.location(self._table.root)
-        log = log_files(key.removeprefix(folder) for key in self._places if key.startswith(folder))
+        log = sort_log_files(key.removeprefix(folder) for key in self._places if key.startswith(folder))
         chains = log.chains()
         newest = max((*log.commits, *log.checkpoints), default=None)
         if newest is None or not chains or chains[-1].versions[-1] < newest:
             raise BrokenLogFile("", "the copy of its log has a hole")
         found = [pa.array([], pa.string())]
         for chain in chains:
-            events = told_by(root, chain, lambda name: self._read(f"{folder}{name}")).events
+            events = read_chain(root, chain, lambda name: self._read(f"{folder}{name}")).events
             added = events.filter(events["is_add"])
             found += [*added["location"].chunks, *added["dv_location"].drop_null().chunks]
         return pc.unique(pa.chunked_array(found))
@@ -403,9 +422,11 @@ class _Reader:
         found = {self._source.location(key) for key in keys}
         snapshots: dict[str, Snapshot] = {}
         for key in keys:
-            said = read_metadata(key, self._read(key))
-            found |= {spelt(location) for location in said.statistics}
-            snapshots |= {one.manifest_list or f"snapshot {one.id}": one for one in said.snapshots.values()}
+            metadata = read_metadata(key, self._read(key))
+            found |= {normalize_location(location) for location in metadata.statistics}
+            snapshots |= {
+                one.manifest_list or f"snapshot {one.id}": one for one in metadata.snapshots.values()
+            }
         manifests: set[tuple[str, int]] = set()
         for snapshot in snapshots.values():
             manifests |= self._manifests(snapshot, found)
@@ -416,11 +437,11 @@ class _Reader:
     def _manifests(self, snapshot: Snapshot, found: set[str]) -> set[tuple[str, int]]:
         """Manifests of a snapshot; none of one that was expired, of which only old metadata still tells."""
         if snapshot.manifest_list is None:
-            listed = {(spelt(location), 0) for location in snapshot.manifests}
+            listed = {(normalize_location(location), 0) for location in snapshot.manifests}
         else:
-            content = self._read_at(spelt(snapshot.manifest_list), found)
-            told = [] if content is None else listed_manifests(content)
-            listed = {(spelt(one.path), one.spec_id or 0) for one in told}
+            content = self._read_at(normalize_location(snapshot.manifest_list), found)
+            manifests = [] if content is None else parse_manifest_list(content)
+            listed = {(normalize_location(one.path), one.spec_id or 0) for one in manifests}
         return listed
 
     def _files(self, location: str, spec_id: int, found: set[str]) -> None:
@@ -430,7 +451,11 @@ class _Reader:
         entries = Entries()
         entries.read(read_container(content), spec_id)
         columns = entries.columns["status"], entries.columns["path"]
-        found |= {spelt(path.decode()) for status, path in zip(*columns, strict=True) if status != DELETED}
+        found |= {
+            normalize_location(path.decode())
+            for status, path in zip(*columns, strict=True)
+            if status != DELETED
+        }
 
     def _read_at(self, location: str, found: set[str]) -> bytes | None:
         found.add(location)

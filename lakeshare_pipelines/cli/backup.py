@@ -52,18 +52,18 @@ def run(
     """Make a backup point: list, plan, copy, verify. Broken off, the same command with --day goes on."""
     from datetime import UTC, datetime
 
-    from lakeshare_pipelines.backup.points import point_of_this_moment
-    from lakeshare_pipelines.backup.run import Making, make_point
-    from lakeshare_pipelines.wap.staged import with_spark
+    from lakeshare_pipelines.backup.points import wait_for_point_name
+    from lakeshare_pipelines.backup.run import BackupRun, make_point
+    from lakeshare_pipelines.wap.staged import open_lake
 
     settings, backup = _backup(name)
-    wanted = day or point_of_this_moment()
+    wanted = day or wait_for_point_name()
     now = datetime.now(UTC)
     typer.echo(f"{backup.name} {wanted}: {backup.source} to {backup.target_of(wanted)}")
-    with with_spark(settings) as lake:
-        making = Making(settings, backup, wanted, "by hand", lambda: lake.spark)
-        point = make_point(making, now, lambda line: typer.echo(f"  {line}"), shown_progress())
-    _show(point)
+    with open_lake(settings) as lake:
+        backup_run = BackupRun(settings, backup, wanted, "by hand", lambda: lake.spark)
+        point = make_point(backup_run, now, lambda line: typer.echo(f"  {line}"), show_progress())
+    _show_point(point)
     raise typer.Exit(0 if point.status.startswith("verified") else 1)
 
 
@@ -105,7 +105,7 @@ def show(
     if day is None and not days:
         typer.echo(f"{backup.name} has no point yet")
         raise typer.Exit(1)
-    _show(points.get(day or days[-1]))
+    _show_point(points.get(day or days[-1]))
 
 
 @backup_app.command("release")
@@ -114,38 +114,38 @@ def release(
     day: Annotated[str, typer.Argument(help="The day that somebody claimed.")],
 ) -> None:
     """Give up the making of a day's point: stop its copies and let the next run claim it. What is copied stays."""
-    from lakeshare_pipelines.backup.run import Making, given_up
-    from lakeshare_pipelines.wap.staged import with_spark
+    from lakeshare_pipelines.backup.run import BackupRun, abandon_point
+    from lakeshare_pipelines.wap.staged import open_lake
 
     settings, backup = _backup(name)
-    with with_spark(settings) as lake:
-        given_up(Making(settings, backup, day, "by hand", lambda: lake.spark))
+    with open_lake(settings) as lake:
+        abandon_point(BackupRun(settings, backup, day, "by hand", lambda: lake.spark))
     typer.echo(f"{backup.name} {day} can be made again")
 
 
-def shown_progress() -> "Callable[[Progress], None]":
+def show_progress() -> "Callable[[Progress], None]":
     """Shows how far a copy is: one line that changes on a terminal, a line now and then elsewhere."""
     import time
 
-    from lakeshare_pipelines.backup.run import progress_line
+    from lakeshare_pipelines.backup.run import format_progress
 
-    told_at = time.monotonic()
+    reported_at = time.monotonic()
     is_terminal = sys.stderr.isatty()
 
-    def tell(progress: "Progress") -> None:
-        nonlocal told_at
+    def report_progress(progress: "Progress") -> None:
+        nonlocal reported_at
         is_last = progress.objects == progress.objects_of
-        if time.monotonic() - told_at < PROGRESS_S and not is_last:
+        if time.monotonic() - reported_at < PROGRESS_S and not is_last:
             return
-        told_at = time.monotonic()
-        line = f"  {progress_line(progress)}"
+        reported_at = time.monotonic()
+        line = f"  {format_progress(progress)}"
         sys.stderr.write(f"\r\x1b[K{line}" if is_terminal and not is_last else f"{line}\n")
         sys.stderr.flush()
 
-    return tell
+    return report_progress
 
 
-def _show(point: "Point") -> None:
+def _show_point(point: "Point") -> None:
     proof = point.verification
     typer.echo(
         f"{point.backup} {point.day}: {point.status}, {proof.objects:,} objects, {proof.size_bytes:,} bytes"
@@ -173,14 +173,14 @@ def _show_table(proof: "TableProof") -> None:
 
 
 def _backup(name: str | None) -> "tuple[LakeSettings, Backup]":
-    from lakeshare_pipelines.backup.config import backup_named
+    from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.settings import LakeSettings
 
     settings = LakeSettings()
-    return settings, backup_named(settings, name)
+    return settings, find_backup(settings, name)
 
 
-NAMED = 20
+MAX_NAMED = 20
 
 
 @backup_app.command("plan")
@@ -198,16 +198,16 @@ def plan(
     """
     from tempfile import TemporaryDirectory
 
-    from lakeshare_pipelines.backup.config import backup_named
-    from lakeshare_pipelines.backup.plan import draw_plan, require_within_bounds
-    from lakeshare_pipelines.backup.points import Points, Workspace, end_of, point_of_this_moment
+    from lakeshare_pipelines.backup.config import find_backup
+    from lakeshare_pipelines.backup.plan import draft_plan, require_within_bounds
+    from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time, wait_for_point_name
     from lakeshare_pipelines.settings import LakeSettings
 
     settings = LakeSettings()
-    backup = backup_named(settings, name)
-    wanted = day or point_of_this_moment()
+    backup = find_backup(settings, name)
+    wanted = day or wait_for_point_name()
     try:
-        end_of(wanted)
+        get_point_time(wanted)
     except ValueError as error:
         raise typer.BadParameter(f"{wanted!r} is no day; give YYYY-MM-DD", param_hint="--day") from error
     make_private(settings.state_dir)
@@ -219,13 +219,13 @@ def plan(
                 f"{backup.name} {wanted}: no report has come yet; `lakeshare inventory status` tells more"
             )
             raise typer.Exit(1)
-        drawn = draw_plan(
+        drawn = draft_plan(
             backup,
             workspace,
             listing,
             Points(backup),
             wanted,
-            say=lambda line: typer.echo(f"  {line}", err=True),
+            report_message=lambda line: typer.echo(f"  {line}", err=True),
         )
     _show_plan(backup, drawn)
     require_within_bounds(backup, wanted, drawn.estimate)
@@ -241,10 +241,10 @@ def _listing(
     from lakeshare_pipelines.backup.model import ListingRecord
     from lakeshare_pipelines.backup.points import Workspace
 
-    made = Workspace.of(settings, backup, day)
-    known = made.load("listing", ListingRecord)
+    workspace_of_day = Workspace.of(settings, backup, day)
+    known = workspace_of_day.load("listing", ListingRecord)
     if known is not None:
-        workspace.clear("listing").symlink_to(made.rows("listing"), target_is_directory=True)
+        workspace.clear("listing").symlink_to(workspace_of_day.rows("listing"), target_is_directory=True)
         return known
     typer.echo(f"  listing {backup.source}", err=True)
     return make_listing(backup, workspace, day, datetime.now(UTC))
@@ -254,7 +254,7 @@ def _show_plan(backup: "Backup", drawn: "PlanRecord") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from lakeshare_pipelines.backup.plan import usd_a_month
+    from lakeshare_pipelines.backup.plan import estimate_usd_per_month
 
     estimate = drawn.estimate
     lanes = Table(title=f"{backup.name} {drawn.day}: {backup.source} to {backup.target_of(drawn.day)}")
@@ -270,13 +270,14 @@ def _show_plan(backup: "Backup", drawn: "PlanRecord") -> None:
         lanes.add_row(f"left out: {reason}", f"{count:,}", "")
     Console().print(lanes)
     typer.echo(
-        f"{estimate.requests:,} requests, {estimate.usd:,.2f} USD, then {usd_a_month(backup, estimate):,.2f} a month, "
+        f"{estimate.requests:,} requests, {estimate.usd:,.2f} USD, then "
+        f"{estimate_usd_per_month(backup, estimate):,.2f} a month, "
         f"about {estimate.minutes:,.1f} minutes; builds on {drawn.previous or 'no earlier point'}"
     )
-    for table in drawn.tables[:NAMED]:
+    for table in drawn.tables[:MAX_NAMED]:
         typer.echo(f"  {table.format:8} {table.root or '(the whole store)'}")
-    if len(drawn.tables) > NAMED:
-        typer.echo(f"  and {len(drawn.tables) - NAMED:,} more tables")
+    if len(drawn.tables) > MAX_NAMED:
+        typer.echo(f"  and {len(drawn.tables) - MAX_NAMED:,} more tables")
     for warning in drawn.warnings:
         typer.echo(f"  {warning}")
 
@@ -306,27 +307,27 @@ def jobs(
     if not found:
         typer.echo(f"backup {name} has no jobs for {day}")
     for job in found:
-        typer.echo(_line(job))
+        typer.echo(_format_job(job))
 
 
-def _line(job: "BatchJob") -> str:
+def _format_job(job: "BatchJob") -> str:
     why = f" ({'; '.join(job.reasons)})" if job.reasons else ""
     failed = f", {job.failed} failed" if job.failed else ""
-    told = f"{job.succeeded} of {job.objects} objects of {job.bucket}{failed}"
-    return f"{job.job_id or '(not made)'}  {job.status}{why}: {told}"
+    progress = f"{job.succeeded} of {job.objects} objects of {job.bucket}{failed}"
+    return f"{job.job_id or '(not made)'}  {job.status}{why}: {progress}"
 
 
 def _engine_and_task(name: str, day: str) -> "tuple[AwsBatchEngine, CopyTask]":
-    from lakeshare_pipelines.backup.config import backup_named
+    from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.backup.copy.aws_batch import AwsBatchEngine
-    from lakeshare_pipelines.backup.run import Making
+    from lakeshare_pipelines.backup.run import BackupRun
     from lakeshare_pipelines.errors import BackupError
     from lakeshare_pipelines.settings import LakeSettings
 
     settings = LakeSettings()
-    backup = backup_named(settings, name)
+    backup = find_backup(settings, name)
     try:
-        return AwsBatchEngine(backup), Making(settings, backup, day, owner="").task()
+        return AwsBatchEngine(backup), BackupRun(settings, backup, day, owner="").task()
     except ValueError as error:
         raise BackupError(f"day {day!r}", "it is no day", "Give one like 2026-11-20.") from error
 
@@ -343,15 +344,15 @@ def drill(
     """Restore a table of the newest good point, drawn by lot, to scratch; open, count and compare it."""
     from uuid import uuid4
 
-    from lakeshare_pipelines.backup.config import backup_named
+    from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.backup.points import Points
     from lakeshare_pipelines.backup.run import run_drill
     from lakeshare_pipelines.settings import LakeSettings
 
     settings = LakeSettings()
-    backup = backup_named(settings, name)
+    backup = find_backup(settings, name)
     ran = run_drill(
-        backup, Points(backup), settings, seed or uuid4().hex, lambda said: typer.echo(f"  {said}")
+        backup, Points(backup), settings, seed or uuid4().hex, lambda sentence: typer.echo(f"  {sentence}")
     )
     _show_drill(ran)
     raise typer.Exit(0 if ran.passed else 1)
@@ -386,12 +387,12 @@ def scrub(
     from datetime import UTC, datetime
 
     from lakeshare_pipelines.backup import scrub as scrubs
-    from lakeshare_pipelines.backup.config import backup_named
+    from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.backup.points import Points
     from lakeshare_pipelines.settings import LakeSettings
 
     settings = LakeSettings()
-    backup = backup_named(settings, name)
+    backup = find_backup(settings, name)
     record = scrubs.scrub(
         backup,
         Points(backup),
@@ -399,7 +400,7 @@ def scrub(
         datetime.now(UTC),
         budget_bytes=budget_bytes,
         everything=everything,
-        say=lambda line: typer.echo(f"  {line}", err=True),
+        report_message=lambda line: typer.echo(f"  {line}", err=True),
     )
     typer.echo(
         f"{backup.name}: read {record.read:,} of {record.copies:,} copies, {record.read_bytes:,} of "
@@ -429,18 +430,18 @@ def sweep(
     """
     from datetime import UTC, datetime
 
-    from lakeshare_pipelines.backup.config import backup_named
+    from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.backup.points import Points
     from lakeshare_pipelines.backup.sweep import sweep_points
     from lakeshare_pipelines.settings import LakeSettings
 
-    backup = backup_named(LakeSettings(), name)
+    backup = find_backup(LakeSettings(), name)
     swept = sweep_points(
         backup,
         Points(backup),
         datetime.now(UTC),
         dry_run=dry_run,
-        say=lambda line: typer.echo(f"  {line}", err=True),
+        report_message=lambda line: typer.echo(f"  {line}", err=True),
     )
     word = "would go" if dry_run else "are gone"
     typer.echo(
@@ -463,22 +464,22 @@ def lock(
     """Lock a point's copies (Object Lock), or lock them longer; a lock is never shortened."""
     from datetime import UTC, datetime
 
-    from lakeshare_pipelines.backup.config import backup_named
-    from lakeshare_pipelines.backup.points import Points, end_of
-    from lakeshare_pipelines.backup.retention import lock_ends, lock_point
+    from lakeshare_pipelines.backup.config import find_backup
+    from lakeshare_pipelines.backup.points import Points, get_point_time
+    from lakeshare_pipelines.backup.retention import compute_lock_end, lock_point
     from lakeshare_pipelines.settings import LakeSettings
 
-    points = Points(backup_named(LakeSettings(), name))
+    points = Points(find_backup(LakeSettings(), name))
     point = points.get(day)
     try:
-        ends = lock_ends(point.made_at, point.retention_class, points.backup.retention)
-        ends = ends if until is None else end_of(until)
+        ends = compute_lock_end(point.made_at, point.retention_class, points.backup.retention)
+        ends = ends if until is None else get_point_time(until)
     except ValueError as error:
         raise typer.BadParameter(f"{until!r} is no day; give YYYY-MM-DD", param_hint="--until") from error
     if ends <= datetime.now(UTC):
         typer.echo(f"{name} {day}: its class ended on {ends:%Y-%m-%d}; give --until to lock it longer")
         raise typer.Exit(1)
-    locked = lock_point(points, point, ends, say=lambda line: typer.echo(f"  {line}", err=True))
+    locked = lock_point(points, point, ends, report_message=lambda line: typer.echo(f"  {line}", err=True))
     typer.echo(
         f"{name} {day}: locked until {ends:%Y-%m-%d}; {locked.extended:,} copies now, "
         f"{locked.sufficient:,} were locked as long"
@@ -491,18 +492,20 @@ def orphans(
     day: Annotated[str | None, typer.Argument(help="The point's day; the newest by default.")] = None,
 ) -> None:
     """Tell which files of the source no retained version of their table names, and what they cost. Removes nothing."""
-    from lakeshare_pipelines.backup.config import backup_named
+    from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.backup.points import Points
     from lakeshare_pipelines.backup.sweep import find_orphans
     from lakeshare_pipelines.settings import LakeSettings
 
-    backup = backup_named(LakeSettings(), name)
+    backup = find_backup(LakeSettings(), name)
     points = Points(backup)
     days = points.days()
     if day is None and not days:
         typer.echo(f"{name} has no point yet: `lakeshare backup run {name}` makes one")
         raise typer.Exit(1)
-    report = find_orphans(backup, points, day or days[-1], say=lambda line: typer.echo(f"  {line}", err=True))
+    report = find_orphans(
+        backup, points, day or days[-1], report_message=lambda line: typer.echo(f"  {line}", err=True)
+    )
     objects = sum(table.objects for table in report.tables)
     size_bytes = sum(table.size_bytes for table in report.tables)
     typer.echo(
@@ -546,22 +549,28 @@ def policies(
     ] = None,
 ) -> None:
     """Write the policies of a backup between two accounts: role, runner, buckets, keys, guard-rails."""
-    from lakeshare_pipelines.backup.config import backup_named
-    from lakeshare_pipelines.backup.policies import Parties, as_json, page, policy_files, write_policies
+    from lakeshare_pipelines.backup.config import find_backup
+    from lakeshare_pipelines.backup.policies import (
+        Parties,
+        format_page,
+        format_policy,
+        make_policy_files,
+        write_policies,
+    )
     from lakeshare_pipelines.settings import LakeSettings
 
-    backup = backup_named(LakeSettings(), name)
+    backup = find_backup(LakeSettings(), name)
     parties = Parties(
         runner, break_glass, retention_role, organisation, source_key, target_key, inventory_key
     )
-    files = policy_files(backup, parties)
+    files = make_policy_files(backup, parties)
     if to is not None:
         for path in write_policies(backup, files, to):
             typer.echo(str(path))
         return
-    typer.echo(page(backup, files))
-    for one in files:
-        typer.echo(f"{one.name}:\n{as_json(one)}")
+    typer.echo(format_page(backup, files))
+    for file in files:
+        typer.echo(f"{file.name}:\n{format_policy(file)}")
 
 
 FORMATS: "dict[str, ReportFormat]" = {"csv": "CSV", "orc": "ORC", "parquet": "Parquet"}
@@ -602,9 +611,9 @@ def generate(
     ] = False,
 ) -> None:
     """List all objects of a bucket or folder, many ranges of keys at a time, into a report like S3 Inventory's."""
-    from lakeshare_pipelines.backup.config import backup_named
-    from lakeshare_pipelines.backup.inventory.configuration import reached
-    from lakeshare_pipelines.backup.inventory.generate import ReportPlace, generate_report
+    from lakeshare_pipelines.backup.config import find_backup
+    from lakeshare_pipelines.backup.inventory.configuration import resolve_address
+    from lakeshare_pipelines.backup.inventory.generate import ReportDestination, generate_report
     from lakeshare_pipelines.settings import LakeSettings
     from lakeshare_pipelines.spark.session import spark_session
 
@@ -613,13 +622,13 @@ def generate(
     if not to.startswith(("/", "s3://")):
         raise typer.BadParameter("give an absolute path or s3://bucket/prefix/", param_hint="--to")
     settings = LakeSettings()
-    backup = backup_named(settings, name)
-    place = ReportPlace(
-        backup.source, reached(backup, to), FORMATS[file_format.lower()], versions, configuration
+    backup = find_backup(settings, name)
+    place = ReportDestination(
+        backup.source, resolve_address(backup, to), FORMATS[file_format.lower()], versions, configuration
     )
     with ExitStack() as stack:
         spark = (lambda: stack.enter_context(spark_session(settings))) if with_spark else None
-        found = generate_report(place, in_flight=in_flight, spark=spark, tell=_to_terminal)
+        found = generate_report(place, in_flight=in_flight, spark=spark, report_progress=_print_message)
     seconds = (found.scan_ended_at - found.scan_started_at).total_seconds()
     typer.echo(f"{found.location}")
     typer.echo(
@@ -627,7 +636,7 @@ def generate(
     )
 
 
-def _to_terminal(sentence: str) -> None:
+def _print_message(sentence: str) -> None:
     typer.echo(sentence, err=True)
 
 
@@ -655,43 +664,47 @@ def configure(
     show: Annotated[bool, typer.Option("--show", help="Print both documents and change nothing.")] = False,
 ) -> None:
     """Ask S3 for the inventory that a backup is declared to be listed by, and let its destination take it."""
-    from lakeshare_pipelines.backup.config import backup_named
+    from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.backup.inventory.configuration import (
-        Wanted,
-        configuration_of,
+        InventoryOptions,
+        make_configuration,
+        make_statement,
         put_configuration,
         put_statement,
-        statement_of,
     )
     from lakeshare_pipelines.settings import LakeSettings
 
     if file_format.lower() not in FORMATS:
         raise typer.BadParameter(f"{file_format!r} is none of csv, orc, parquet", param_hint="--format")
-    backup = backup_named(LakeSettings(), name)
-    wanted = Wanted(FORMATS[file_format.lower()], "Weekly" if weekly else "Daily", kms_key, with_lock)
+    backup = find_backup(LakeSettings(), name)
+    wanted = InventoryOptions(
+        FORMATS[file_format.lower()], "Weekly" if weekly else "Daily", kms_key, with_lock
+    )
     if show:
-        documents = {"InventoryConfiguration": configuration_of(backup, wanted)}
+        documents = {"InventoryConfiguration": make_configuration(backup, wanted)}
         if policy:
-            documents["Statement"] = statement_of(backup)
+            documents["Statement"] = make_statement(backup)
         typer.echo(json.dumps(documents, indent=2))
         return
     if policy:
         put_statement(backup)
         typer.echo(f"the bucket policy of the destination lets {backup.source.bucket} report")
-    kept = put_configuration(backup, wanted)
-    asked = f"{kept['Schedule']['Frequency'].lower()}, {kept['IncludedObjectVersions'].lower()} versions"
-    typer.echo(f"{backup.source} has inventory configuration {kept['Id']}: {file_format}, {asked}")
+    stored = put_configuration(backup, wanted)
+    summary = (
+        f"{stored['Schedule']['Frequency'].lower()}, {stored['IncludedObjectVersions'].lower()} versions"
+    )
+    typer.echo(f"{backup.source} has inventory configuration {stored['Id']}: {file_format}, {summary}")
     typer.echo("the first report may take 48 hours; `lakeshare inventory status` shows it")
 
 
 @inventory_app.command("status")
 def status(name: BackupName = None) -> None:
     """Show the newest reports, how old they are and whether they came in time. Exit code 1 if a day's did not."""
-    from lakeshare_pipelines.backup.config import backup_named
-    from lakeshare_pipelines.backup.inventory.reports import inventory_status
+    from lakeshare_pipelines.backup.config import find_backup
+    from lakeshare_pipelines.backup.inventory.reports import get_inventory_status
     from lakeshare_pipelines.settings import LakeSettings
 
-    backup = backup_named(LakeSettings(), name)
+    backup = find_backup(LakeSettings(), name)
     typer.echo(f"backup {backup.name}, {backup.listing.kind} of {backup.source}")
     if backup.listing.kind == "generator":
         typer.echo("it is listed when a backup is made: no report is waited for")
@@ -702,20 +715,20 @@ def status(name: BackupName = None) -> None:
         return
     if backup.listing.kind == "manifest_csv":
         return
-    found = inventory_status(backup, dt.datetime.now(dt.UTC))
-    for line in _lines(found):
+    found = get_inventory_status(backup, dt.datetime.now(dt.UTC))
+    for line in _format_status(found):
         typer.echo(line)
     raise typer.Exit(1 if found.late is not None else 0)
 
 
-def _lines(found: "InventoryStatus") -> list[str]:
+def _format_status(found: "InventoryStatus") -> list[str]:
     lines = []
     if found.reports:
         lines.append(f"{found.arrived} reports have arrived, the newest are")
         lines.append(
             f"  {'scan began':20} {'age':>7} {'took':>7}  {'format':8} {'files':>6}  newest day   in time"
         )
-        lines += [_report_line(one) for one in found.reports]
+        lines += [_format_report(report) for report in found.reports]
     else:
         lines.append("no report has arrived; the first may take 48 hours after it was configured")
     if found.late is not None:
@@ -727,24 +740,24 @@ def _lines(found: "InventoryStatus") -> list[str]:
     return lines
 
 
-def _report_line(one: "ReportStatus") -> str:
+def _format_report(one: "ReportStatus") -> str:
     took = one.arrived_at - one.scan_started_at
-    began = f"  {one.scan_started_at:%Y-%m-%d %H:%M} UTC {_hours(one.age):>7} {_hours(took):>7}"
+    began = f"  {one.scan_started_at:%Y-%m-%d %H:%M} UTC {_format_hours(one.age):>7} {_format_hours(took):>7}"
     if one.report is None:
         return f"{began}  cannot be used: {one.problem}"
     in_time = "yes" if one.is_in_time else "no"
     return f"{began}  {one.report.file_format:8} {len(one.report.files):6}  {one.day}   {in_time}"
 
 
-def _hours(span: dt.timedelta) -> str:
+def _format_hours(span: dt.timedelta) -> str:
     hours = span.total_seconds() / 3600
     return f"{hours:.1f} h" if hours < 100 else f"{hours / 24:.0f} d"
 
 
 def _tables(backup: "Backup") -> str:
-    from lakeshare_pipelines.backup.inventory.sources import newest_snapshots
+    from lakeshare_pipelines.backup.inventory.sources import list_newest_snapshots
 
     return "\n".join(
-        f"{place}: newest snapshot {'none' if made is None else f'{made:%Y-%m-%d %H:%M:%S} UTC'}"
-        for place, made in newest_snapshots(backup).items()
+        f"{place}: newest snapshot {'none' if taken_at is None else f'{taken_at:%Y-%m-%d %H:%M:%S} UTC'}"
+        for place, taken_at in list_newest_snapshots(backup).items()
     )

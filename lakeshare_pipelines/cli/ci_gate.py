@@ -19,7 +19,7 @@ class UnknownSelection(PipelineError):
         self.selection, self.reason = selection, reason
 
 
-def failed_checks(selection: str, *, errors_only: bool) -> list[str]:
+def find_failed_checks(selection: str, *, errors_only: bool) -> list[str]:
     """One line per selected check whose newest evaluation in `DAGSTER_HOME`'s instance failed.
 
     A check that was never evaluated is no failure: nothing of it was published either.
@@ -28,7 +28,7 @@ def failed_checks(selection: str, *, errors_only: bool) -> list[str]:
         UnknownSelection: there is nothing to look at, which must not pass for a green run.
     """
     repository = defs().get_repository_def()
-    wanted = _selected(repository, selection)
+    wanted = _select_assets(repository, selection)
     failed = []
     with dg.DagsterInstance.get() as instance:
         for key in sorted(repository.asset_graph.asset_check_keys, key=str):
@@ -44,7 +44,7 @@ def failed_checks(selection: str, *, errors_only: bool) -> list[str]:
     return failed
 
 
-def _selected(repository: dg.RepositoryDefinition, selection: str) -> AbstractSet[dg.AssetKey]:
+def _select_assets(repository: dg.RepositoryDefinition, selection: str) -> AbstractSet[dg.AssetKey]:
     try:
         keys = dg.AssetSelection.from_coercible(selection.split(",")).resolve(repository.asset_graph)
     except dg.DagsterError as error:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import sqlalchemy
 
 from lakeshare_pipelines.backup.config import load_backups
-from lakeshare_pipelines.backup.policy_checks import checks_of
+from lakeshare_pipelines.backup.policy_checks import check_backup
 from lakeshare_pipelines.errors import BackupError, JavaError, NessieError
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, key_path, nessie_status
@@ -26,14 +26,14 @@ from lakeshare_pipelines.spark.jars import (
     SPARK_JARS,
     TITLES,
     Purpose,
-    cached_path,
     find_java,
+    get_cached_path,
     is_whole,
-    pinned,
-    survey,
+    list_candidates,
+    load_pinned_jars,
 )
 
-SPACE_WANTED_BYTES = 2_000_000_000
+MIN_FREE_BYTES = 2_000_000_000
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 
@@ -50,10 +50,10 @@ class Finding:
 
 def examine(settings: LakeSettings) -> list[Finding]:
     """Everything a run needs, one finding each, in the order a run needs it."""
-    return [finding for look in EXAMINATIONS for finding in look(settings)]
+    return [finding for look in CHECKS for finding in look(settings)]
 
 
-def packages(_settings: LakeSettings) -> Iterator[Finding]:
+def check_packages(_settings: LakeSettings) -> Iterator[Finding]:
     """Whether the installed packages are the ones lakeshare was tested with."""
     wrong = []
     for name, wanted in _required_packages():
@@ -71,20 +71,20 @@ def packages(_settings: LakeSettings) -> Iterator[Finding]:
         yield Finding("packages", True, f"lakeshare {metadata.version('lakeshare')} and all it needs")
 
 
-def javas(settings: LakeSettings) -> Iterator[Finding]:
+def check_java(settings: LakeSettings) -> Iterator[Finding]:
     """Which Java Spark and Nessie get, and which were passed over."""
     for purpose, title in TITLES.items():
-        yield _java_for(purpose, title, settings)
-    for candidate in survey(settings):
+        yield _check_java_for(purpose, title, settings)
+    for candidate in list_candidates(settings):
         if not any(candidate.serves(purpose) for purpose in TITLES):
             reasons = "; ".join(dict.fromkeys(candidate.refusals.values()))
             yield Finding("Java, passed over", True, f"{candidate.place} ({candidate.origin}): {reasons}")
 
 
-def jars(settings: LakeSettings) -> Iterator[Finding]:
+def check_jars(settings: LakeSettings) -> Iterator[Finding]:
     """Whether the cache folder holds the pinned jars whole."""
-    wanted = [pinned()[name] for name in (*SPARK_JARS, NESSIE_JAR)]
-    missing = [jar for jar in wanted if not is_whole(jar, cached_path(settings, jar))]
+    wanted = [load_pinned_jars()[name] for name in (*SPARK_JARS, NESSIE_JAR)]
+    missing = [jar for jar in wanted if not is_whole(jar, get_cached_path(settings, jar))]
     size_mb = sum(jar.size_bytes for jar in missing) / 1e6
     folder = settings.cache_dir / "jars"
     if not missing:
@@ -103,7 +103,7 @@ def jars(settings: LakeSettings) -> Iterator[Finding]:
         yield Finding("jars", True, f"{detail}: the next run fetches them")
 
 
-def nessie(settings: LakeSettings) -> Iterator[Finding]:
+def check_nessie(settings: LakeSettings) -> Iterator[Finding]:
     """Whether Nessie runs and lets us in, and whether its key is kept from others."""
     key = key_path(settings)
     if key.exists() and key.stat().st_mode & 0o077:
@@ -131,16 +131,16 @@ def nessie(settings: LakeSettings) -> Iterator[Finding]:
     yield Finding("Nessie", True, f"{status.uri}{process}, main at {main.hash[:12]}")
 
 
-def folders(settings: LakeSettings) -> Iterator[Finding]:
+def check_folders(settings: LakeSettings) -> Iterator[Finding]:
     """Whether the state, warehouse, landing and cache folders can be written and have room."""
-    yield _writable("state folder", "LAKESHARE_STATE_DIR", settings.state_dir)
-    yield _writable("warehouse", "LAKESHARE_WAREHOUSE_DIR", settings.warehouse)
-    yield _landing(settings)
-    yield _writable("cache folder", "LAKESHARE_CACHE_DIR", settings.cache_dir)
-    yield _space("disk of the state folder", "LAKESHARE_STATE_DIR", settings.state_dir)
+    yield _check_writable("state folder", "LAKESHARE_STATE_DIR", settings.state_dir)
+    yield _check_writable("warehouse", "LAKESHARE_WAREHOUSE_DIR", settings.warehouse)
+    yield _check_landing(settings)
+    yield _check_writable("cache folder", "LAKESHARE_CACHE_DIR", settings.cache_dir)
+    yield _check_space("disk of the state folder", "LAKESHARE_STATE_DIR", settings.state_dir)
 
 
-def database(settings: LakeSettings) -> Iterator[Finding]:
+def check_database(settings: LakeSettings) -> Iterator[Finding]:
     """Whether the catalog's database answers."""
     url = sqlalchemy.make_url(settings.catalog_url)
     shown = url.render_as_string(hide_password=True)
@@ -160,7 +160,7 @@ def database(settings: LakeSettings) -> Iterator[Finding]:
         engine.dispose()
 
 
-def network(_settings: LakeSettings) -> Iterator[Finding]:
+def check_network(_settings: LakeSettings) -> Iterator[Finding]:
     """Which proxy and certificates downloads will use; nothing is sent."""
     for name in CERTIFICATES:
         path = os.environ.get(name)
@@ -169,10 +169,10 @@ def network(_settings: LakeSettings) -> Iterator[Finding]:
     for name in PROXIES:
         proxy = os.environ.get(name) or os.environ.get(name.lower())
         if proxy:
-            yield _proxy(name, proxy)
+            yield _check_proxy(name, proxy)
 
 
-def backups(settings: LakeSettings) -> Iterator[Finding]:
+def check_backups(settings: LakeSettings) -> Iterator[Finding]:
     """Whether the declared backups can be read, and their places are as they need them."""
     try:
         declared = load_backups(settings)
@@ -180,19 +180,19 @@ def backups(settings: LakeSettings) -> Iterator[Finding]:
         yield Finding("backups", False, f"{error.subject}: {error.reason}", error.fix)
         return
     for backup in declared:
-        for check in checks_of(backup):
+        for check in check_backup(backup):
             yield Finding(f"backup {backup.name}, {check.name}", check.ok, check.detail, check.remedy)
 
 
-EXAMINATIONS: tuple[Callable[[LakeSettings], Iterator[Finding]], ...] = (
-    packages,
-    javas,
-    jars,
-    folders,
-    database,
-    nessie,
-    network,
-    backups,
+CHECKS: tuple[Callable[[LakeSettings], Iterator[Finding]], ...] = (
+    check_packages,
+    check_java,
+    check_jars,
+    check_folders,
+    check_database,
+    check_nessie,
+    check_network,
+    check_backups,
 )
 
 
@@ -207,7 +207,7 @@ def _required_packages() -> Iterator[tuple[str, str | None]]:
             yield found[1], found[2]
 
 
-def _java_for(purpose: Purpose, title: str, settings: LakeSettings) -> Finding:
+def _check_java_for(purpose: Purpose, title: str, settings: LakeSettings) -> Finding:
     try:
         java = find_java(purpose, settings)
     except JavaError as error:
@@ -215,7 +215,7 @@ def _java_for(purpose: Purpose, title: str, settings: LakeSettings) -> Finding:
     return Finding(f"Java for {title}", True, f"Java {java.version} in {java.home} ({java.origin})")
 
 
-def _landing(settings: LakeSettings) -> Finding:
+def _check_landing(settings: LakeSettings) -> Finding:
     if settings.landing_dir is not None and not settings.landing_dir.exists():
         return Finding(
             "landing folder",
@@ -223,38 +223,38 @@ def _landing(settings: LakeSettings) -> Finding:
             f"{settings.landing_dir} does not exist: no delivery will ever be seen",
             "Make it, mount it, or correct LAKESHARE_LANDING_DIR",
         )
-    return _writable("landing folder", "LAKESHARE_LANDING_DIR", settings.landing)
+    return _check_writable("landing folder", "LAKESHARE_LANDING_DIR", settings.landing)
 
 
-def _writable(name: str, variable: str, folder: Path) -> Finding:
+def _check_writable(name: str, variable: str, folder: Path) -> Finding:
     """Tried, not asked: permissions lie on read-only mounts and full disks."""
-    nearest = _nearest(folder)
+    nearest = _find_existing_parent(folder)
     try:
         with tempfile.NamedTemporaryFile(prefix=".lakeshare-doctor-", dir=nearest) as probe:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
         return Finding(name, False, f"{folder}: {error.strerror}", f"Correct it, or set {variable} elsewhere")
-    made = "" if nearest == folder else " (made by the first run)"
-    return Finding(name, True, f"{folder} can be written{made}")
+    note = "" if nearest == folder else " (made by the first run)"
+    return Finding(name, True, f"{folder} can be written{note}")
 
 
-def _space(name: str, variable: str, folder: Path) -> Finding:
-    free = shutil.disk_usage(_nearest(folder)).free
+def _check_space(name: str, variable: str, folder: Path) -> Finding:
+    free = shutil.disk_usage(_find_existing_parent(folder)).free
     detail = f"{free / 1e9:.1f} GB free"
-    if free < SPACE_WANTED_BYTES:
-        wanted = f"{SPACE_WANTED_BYTES / 1e9:.0f} GB"
+    if free < MIN_FREE_BYTES:
+        wanted = f"{MIN_FREE_BYTES / 1e9:.0f} GB"
         return Finding(
             name, False, f"{detail}, less than {wanted}", f"Free some, or set {variable} to another disk"
         )
     return Finding(name, True, detail)
 
 
-def _nearest(folder: Path) -> Path:
+def _find_existing_parent(folder: Path) -> Path:
     return next(place for place in (folder, *folder.parents) if place.exists())
 
 
-def _proxy(name: str, proxy: str) -> Finding:
+def _check_proxy(name: str, proxy: str) -> Finding:
     parts = urlsplit(proxy)
     if not parts.scheme or not parts.hostname:
         return Finding("proxy", False, f"{name} is no URL", f"Set {name} to http://HOST:PORT, or unset it")

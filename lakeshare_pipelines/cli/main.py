@@ -83,15 +83,21 @@ def ddl(
 
     Example: lakeshare snowflake ddl flights.departures --external-volume lake --catalog-integration lake_files
     """
-    from lakeshare_pipelines.share.snowflake import TableName, objects_for, published, script, shown_state
+    from lakeshare_pipelines.share.snowflake import (
+        TableName,
+        find_published,
+        format_script,
+        get_published_state,
+        get_snowflake_objects,
+    )
     from lakeshare_server.catalog import open_catalog
 
     settings = _settings(external_volume, catalog_integration, volume_location)
-    aimed_at = published(open_catalog(settings.catalog_url), table, version)
+    aimed_at = find_published(open_catalog(settings.catalog_url), table, version)
     target = TableName(name or table.rpartition(".")[2], schema, database)
-    state = shown_state(aimed_at, settings.snowflake_volume_location, settings)
-    objects = objects_for(target, aimed_at.publication.format, settings)
-    typer.echo(script(state, objects, with_integrations=with_integrations), nl=False)
+    state = get_published_state(aimed_at, settings.snowflake_volume_location, settings)
+    objects = get_snowflake_objects(target, aimed_at.publication.format, settings)
+    typer.echo(format_script(state, objects, with_integrations=with_integrations), nl=False)
 
 
 @snowflake_app.command("refresh")
@@ -108,12 +114,12 @@ def refresh(
 
     Example: lakeshare snowflake refresh flights.departures --database LAKE --schema FLIGHTS
     """
-    from lakeshare_pipelines.share.snowflake import TableName, follow
+    from lakeshare_pipelines.share.snowflake import TableName, sync_table
     from lakeshare_server.catalog import open_catalog
 
     settings = _settings(external_volume, catalog_integration, volume_location)
     target = TableName(name or table.rpartition(".")[2], schema, database)
-    followed = follow(open_catalog(settings.catalog_url), table, target, settings)
+    followed = sync_table(open_catalog(settings.catalog_url), table, target, settings)
     number = followed.publication.version
     typer.echo(f"{followed.table} shows publication {number} of {table}: {followed.opened}")
 
@@ -166,9 +172,9 @@ def demo(
     clean: Annotated[bool, typer.Option("--clean", help="Stop and remove everything the demo made.")] = False,
 ) -> None:
     """Run the whole path on real flights: deliver, audit, publish, share, read, stop a bad delivery."""
-    from lakeshare_pipelines.demo.story import clean_up, tell
+    from lakeshare_pipelines.demo.story import clean_up, run_demo
 
-    raise typer.Exit(clean_up() if clean else tell(once=once))
+    raise typer.Exit(clean_up() if clean else run_demo(once=once))
 
 
 @app.command()
@@ -243,9 +249,9 @@ def contract_show(set_name: Annotated[str, typer.Argument(metavar="SET")]) -> No
 @wap_app.command("list")
 def wap_list() -> None:
     """List staged sets that are not published."""
-    from lakeshare_pipelines.wap.stage import places
+    from lakeshare_pipelines.wap.stage import list_staging_locations
 
-    found = places(_lake(), _contracts())
+    found = list_staging_locations(_lake(), _contracts())
     for place in found:
         failed = ""
         if place.attempt is not None and place.attempt.verdicts is not None:
@@ -258,10 +264,10 @@ def wap_list() -> None:
 @wap_app.command("show")
 def wap_show(ref: str) -> None:
     """Show a staged set: its tables, its verdicts, the rows that broke a rule."""
-    from lakeshare_pipelines.wap.stage import find, report
+    from lakeshare_pipelines.wap.stage import find_staging_location, format_staging_location
 
-    _, place = find(_lake(), _contracts(), ref)
-    typer.echo(report(place))
+    _, place = find_staging_location(_lake(), _contracts(), ref)
+    typer.echo(format_staging_location(place))
 
 
 @wap_app.command("rejected")
@@ -273,22 +279,22 @@ def wap_rejected(
 ) -> None:
     """Show rows in quarantine as they were delivered, with file, line and reason. They may hold personal data."""
     from lakeshare_pipelines.settings import LakeSettings
-    from lakeshare_pipelines.wap.stage import rejected_lines
-    from lakeshare_pipelines.wap.staged import quarantined
+    from lakeshare_pipelines.wap.stage import format_rejected_rows
+    from lakeshare_pipelines.wap.staged import read_quarantine
 
     contract = _contract(set_name)
-    rows = quarantined(LakeSettings(), contract.name, run, table, limit)
-    typer.echo("\n".join(rejected_lines(rows)) or f"no rejected rows of {set_name} are in quarantine")
+    rows = read_quarantine(LakeSettings(), contract.name, run, table, limit)
+    typer.echo("\n".join(format_rejected_rows(rows)) or f"no rejected rows of {set_name} are in quarantine")
 
 
 @wap_app.command("discard")
 def wap_discard(ref: str) -> None:
     """Remove a staged set. Published data is never touched."""
-    from lakeshare_pipelines.wap.stage import drop, find
+    from lakeshare_pipelines.wap.stage import drop_staging_location, find_staging_location
 
     lake = _lake()
-    contract, place = find(lake, _contracts(), ref)
-    drop(lake, contract, place.ref)
+    contract, place = find_staging_location(lake, _contracts(), ref)
+    drop_staging_location(lake, contract, place.ref)
     typer.echo(f"{ref} is gone")
 
 
@@ -296,12 +302,12 @@ def wap_discard(ref: str) -> None:
 def wap_retry(ref: str) -> None:
     """Audit a staged set again as it stands now, and publish it if it is green."""
     from lakeshare_pipelines.share.publication import retry
-    from lakeshare_pipelines.wap.stage import verdict_lines
+    from lakeshare_pipelines.wap.stage import format_verdicts
 
     contracts = _contracts()
     with _lake_with_spark() as lake:
         outcome = retry(lake, _catalog(), contracts, ref)
-    typer.echo("\n".join(verdict_lines(outcome.verdicts)))
+    typer.echo("\n".join(format_verdicts(outcome.verdicts)))
     for publication in outcome.publications:
         typer.echo(f"{publication.table} is publication {publication.version}: {publication.rows} rows")
     raise typer.Exit(0 if outcome.verdicts.green else 1)
@@ -346,9 +352,9 @@ def ci_gate(
     errors_only: Annotated[bool, typer.Option(help="Let failed checks of severity warning pass.")] = False,
 ) -> None:
     """Exit 1 when the newest evaluation of any selected asset check failed, blocking or not."""
-    from lakeshare_pipelines.cli.ci_gate import failed_checks
+    from lakeshare_pipelines.cli.ci_gate import find_failed_checks
 
-    failed = failed_checks(select, errors_only=errors_only)
+    failed = find_failed_checks(select, errors_only=errors_only)
     for line in failed:
         typer.echo(line)
     typer.echo(f"{len(failed)} failed checks")
@@ -374,16 +380,16 @@ def _contract(set_name: str) -> "SetContract":
 def _lake() -> "Lake":
     """A lake for what needs no Spark."""
     from lakeshare_pipelines.settings import LakeSettings
-    from lakeshare_pipelines.wap.staged import without_spark
+    from lakeshare_pipelines.wap.staged import open_lake_without_spark
 
-    return without_spark(LakeSettings())
+    return open_lake_without_spark(LakeSettings())
 
 
 def _lake_with_spark() -> "AbstractContextManager[Lake]":
     from lakeshare_pipelines.settings import LakeSettings
-    from lakeshare_pipelines.wap.staged import with_spark
+    from lakeshare_pipelines.wap.staged import open_lake
 
-    return with_spark(LakeSettings())
+    return open_lake(LakeSettings())
 
 
 def _catalog() -> "Catalog":

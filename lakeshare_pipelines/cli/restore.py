@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_pipelines.cli.backup import shown_progress
+from lakeshare_pipelines.cli.backup import show_progress
 
 if TYPE_CHECKING:
     from lakeshare_pipelines.backup.config import Backup
     from lakeshare_pipelines.backup.model import Point
     from lakeshare_pipelines.backup.points import Points
     from lakeshare_pipelines.backup.restore.selection import RestorePlan, RestoreRecord
-    from lakeshare_pipelines.backup.restore.tables import Restores
+    from lakeshare_pipelines.backup.restore.tables import PointRestore
     from lakeshare_pipelines.backup.stores import StoreAddress
     from lakeshare_pipelines.settings import LakeSettings
     from lakeshare_server.catalog import Catalog
@@ -47,7 +47,7 @@ OnlyPlan = Annotated[bool, typer.Option("--plan", help="Tell what it would do an
 
 
 @dataclass(frozen=True)
-class Asked:
+class RestoreOptions:
     """What the options of a restore say."""
 
     settings: "LakeSettings"
@@ -63,9 +63,9 @@ class Asked:
 
     @cached_property
     def point(self) -> "Point":
-        from lakeshare_pipelines.backup.restore.selection import point_of
+        from lakeshare_pipelines.backup.restore.selection import get_point
 
-        return point_of(self.points, self.day, _say)
+        return get_point(self.points, self.day, _print_message)
 
     def below(self, name: str) -> "StoreAddress | None":
         """A place of its own for one of several tables."""
@@ -74,10 +74,10 @@ class Asked:
         return self.to.model_copy(update={"url": f"{self.to.url.rstrip('/')}/{name.replace('.', '/')}"})
 
     @cached_property
-    def restores(self) -> "Restores":
-        from lakeshare_pipelines.backup.restore.tables import Restores
+    def restores(self) -> "PointRestore":
+        from lakeshare_pipelines.backup.restore.tables import PointRestore
 
-        return Restores(self.settings, self.backup, self.point, _say, shown_progress())
+        return PointRestore(self.settings, self.backup, self.point, _print_message, show_progress())
 
     @cached_property
     def catalog(self) -> "Catalog":
@@ -111,17 +111,17 @@ def table(
     plan: OnlyPlan = False,
 ) -> None:
     """Restore a table: in place, to another place, or opened where its copies are."""
-    asked = _asked(backup, day, to, to_endpoint, to_region, to_profile)
+    options = _parse_options(backup, day, to, to_endpoint, to_region, to_profile)
     _require_one_place(in_place, to, mount)
     if mount:
-        from lakeshare_pipelines.backup.restore.targets import mounted
+        from lakeshare_pipelines.backup.restore.targets import find_mount
 
-        found = mounted(asked.points, asked.point, name, version, _say)
+        found = find_mount(options.points, options.point, name, version, _print_message)
         typer.echo(f"{found.location} at version {found.version}")
     elif plan:
-        _show_plan(asked.planned(name, version, asked.to))
+        _show_plan(options.planned(name, version, options.to))
     else:
-        _show(asked.restored(name, version, asked.to))
+        _show_record(options.restored(name, version, options.to))
 
 
 @restore_app.command("set")
@@ -137,11 +137,11 @@ def restore_set(
     plan: OnlyPlan = False,
 ) -> None:
     """Restore the tables that a contract publishes together."""
-    from lakeshare_pipelines.backup.restore.tables import tables_of_set
+    from lakeshare_pipelines.backup.restore.tables import list_tables_of_set
 
-    asked = _asked(backup, day, to, to_endpoint, to_region, to_profile)
+    options = _parse_options(backup, day, to, to_endpoint, to_region, to_profile)
     _require_one_place(in_place, to)
-    _each(asked, tables_of_set(asked.settings, name), plan=plan)
+    _restore_each(options, list_tables_of_set(options.settings, name), plan=plan)
 
 
 @restore_app.command("all")
@@ -156,14 +156,16 @@ def restore_all(
     plan: OnlyPlan = False,
 ) -> None:
     """Restore all that a point holds: every table, and what belongs to none."""
-    from lakeshare_pipelines.backup.restore.tables import restore_other_files, tables_of_point
+    from lakeshare_pipelines.backup.restore.tables import list_tables_of_point, restore_other_files
 
-    asked = _asked(backup, day, to, to_endpoint, to_region, to_profile)
+    options = _parse_options(backup, day, to, to_endpoint, to_region, to_profile)
     _require_one_place(in_place, to)
     if not plan:
-        others = restore_other_files(asked.settings, asked.backup, asked.point, asked.to, _say)
+        others = restore_other_files(
+            options.settings, options.backup, options.point, options.to, _print_message
+        )
         typer.echo(f"{others:,} objects of no table")
-    _each(asked, tables_of_point(asked.point), plan=plan)
+    _restore_each(options, list_tables_of_point(options.point), plan=plan)
 
 
 @restore_app.command("partition")
@@ -178,25 +180,25 @@ def partition(
     plan: OnlyPlan = False,
 ) -> None:
     """Put a partition of a live Delta table back to what it was, by one commit."""
-    asked = _asked(backup, day, None, None, None, None)
-    wanted = dict(_pair(value) for value in values)
+    options = _parse_options(backup, day, None, None, None, None)
+    wanted = dict(_parse_pair(value) for value in values)
     if plan:
-        _show_plan(asked.restores.plan_of_partition(asked.catalog, name, wanted, version))
+        _show_plan(options.restores.plan_of_partition(options.catalog, name, wanted, version))
     else:
-        _show(asked.restores.partition(asked.catalog, name, wanted, version))
+        _show_record(options.restores.partition(options.catalog, name, wanted, version))
 
 
-def _each(asked: Asked, names: list[str], *, plan: bool) -> None:
+def _restore_each(options: RestoreOptions, names: list[str], *, plan: bool) -> None:
     from lakeshare_pipelines.backup.restore.tables import restore_each
 
     if plan:
         for name in names:
-            _show_plan(asked.planned(name, None, asked.below(name)))
+            _show_plan(options.planned(name, None, options.below(name)))
         return
 
     def restore(name: str) -> "RestoreRecord":
-        record = asked.restored(name, None, asked.below(name))
-        _show(record)
+        record = options.restored(name, None, options.below(name))
+        _show_record(record)
         return record
 
     restored = restore_each(names, restore)
@@ -206,20 +208,22 @@ def _each(asked: Asked, names: list[str], *, plan: bool) -> None:
     raise typer.Exit(1 if restored.failures else 0)
 
 
-def _asked(
+def _parse_options(
     backup: str | None,
     day: str | None,
     to: str | None,
     endpoint: str | None,
     region: str | None,
     profile: str | None,
-) -> Asked:
-    from lakeshare_pipelines.backup.config import backup_named
+) -> RestoreOptions:
+    from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.settings import LakeSettings
 
     settings = LakeSettings()
-    found = backup_named(settings, backup)
-    return Asked(settings, found, day, None if to is None else _place(found, to, endpoint, region, profile))
+    found = find_backup(settings, backup)
+    return RestoreOptions(
+        settings, found, day, None if to is None else _place(found, to, endpoint, region, profile)
+    )
 
 
 def _place(
@@ -235,8 +239,8 @@ def _place(
 
     like = backup.source if to.startswith("s3://") and backup.source.kind == "s3" else None
     url = to if to.startswith("s3://") else str(Path(to).expanduser().absolute())
-    told = {"endpoint": endpoint, "region": region, "profile": profile}
-    given = {name: value for name, value in told.items() if value is not None}
+    options = {"endpoint": endpoint, "region": region, "profile": profile}
+    given = {name: value for name, value in options.items() if value is not None}
     try:
         return StoreAddress.model_validate({**(like.model_dump() if like else {}), **given, "url": url})
     except ValidationError as error:
@@ -250,16 +254,16 @@ def _require_one_place(in_place: bool, to: str | None, mount: bool = False) -> N
         raise BackupError("a restore", "it needs one place", "Say --in-place, or --to with an empty place.")
 
 
-def _pair(said: str) -> tuple[str, str | None]:
+def _parse_pair(text: str) -> tuple[str, str | None]:
     from lakeshare_pipelines.errors import BackupError
 
-    name, equals, value = said.partition("=")
+    name, equals, value = text.partition("=")
     if not name or not equals:
-        raise BackupError(f"partition {said}", "it is no COLUMN=VALUE", "Say it as day=2013-01-01.")
+        raise BackupError(f"partition {text}", "it is no COLUMN=VALUE", "Say it as day=2013-01-01.")
     return name, value or None
 
 
-def _say(sentence: str) -> None:
+def _print_message(sentence: str) -> None:
     typer.echo(f"  {sentence}", err=True)
 
 
@@ -284,7 +288,7 @@ def _show_plan(plan: "RestorePlan") -> None:
         typer.echo(f"  {number}. {step}")
 
 
-def _show(record: "RestoreRecord") -> None:
+def _show_record(record: "RestoreRecord") -> None:
     rows = "" if record.rows is None else f", {record.rows:,} rows"
     typer.echo(
         f"{record.table.root} of point {record.day} opens at version {record.version}: {record.location}"
@@ -315,15 +319,15 @@ def catalog(
 ) -> None:
     """Bring the catalog of a backup point back into the database of LAKESHARE_DATABASE_URL, which must be empty."""
     from lakeshare_pipelines.backup.catalog_dump import read_manifest, restore_catalog
-    from lakeshare_pipelines.backup.config import backup_named
+    from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.backup.points import Points
-    from lakeshare_pipelines.backup.restore.selection import point_of
+    from lakeshare_pipelines.backup.restore.selection import get_point
     from lakeshare_pipelines.settings import LakeSettings
 
     settings = LakeSettings()
-    points = Points(backup_named(settings, backup_name))
+    points = Points(find_backup(settings, backup_name))
     # A dump is whole by itself: one that is named comes back even where its point was never finished.
-    day = day or point_of(points, None, lambda line: typer.echo(f"  {line}", err=True)).day
+    day = day or get_point(points, None, lambda line: typer.echo(f"  {line}", err=True)).day
     manifest = read_manifest(points, day)
     typer.echo(
         f"point {day}: catalog of {manifest.dumped_at:%Y-%m-%d %H:%M:%S} UTC, revision {manifest.revision}"

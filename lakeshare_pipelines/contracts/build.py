@@ -24,8 +24,8 @@ from lakeshare_pipelines.contracts.document import (
     SnowflakeSchema,
     TableExtras,
     ViewExtras,
-    did_you_mean,
     read_extras,
+    suggest,
 )
 from lakeshare_pipelines.contracts.model import (
     DEFAULTS,
@@ -43,8 +43,8 @@ from lakeshare_pipelines.contracts.model import (
     SnowflakeEntry,
     Table,
     View,
-    spelled,
-    wrong_type,
+    explain_wrong_type,
+    normalize_type,
 )
 
 QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`", re.DOTALL)
@@ -82,24 +82,24 @@ def check_shape(table: SchemaObject, at: Location, faults: Faults) -> None:
     faults.add([*at, "properties"], f"table {table.name} has no columns", hint)
 
 
-def view_of(extras: ViewExtras) -> View:
+def build_view(extras: ViewExtras) -> View:
     """The view as the document has it; `of` is the table's short name until the set is whole."""
-    said, per = extras.per_recipient, None
-    if said is not None:
-        value = None if said.value is None else said.value.strip()
-        per = PerRecipient(said.column, value, said.recipient_property)
+    stated, per = extras.per_recipient, None
+    if stated is not None:
+        value = None if stated.value is None else stated.value.strip()
+        per = PerRecipient(stated.column, value, stated.recipient_property)
     where = None if extras.where is None else extras.where.strip()
     return View(of=extras.of, columns=tuple(extras.columns), where=where, per_recipient=per)
 
 
-def columns_of_view(
+def build_view_columns(
     view: View, bases: Mapping[str, Table], at: Location, faults: Faults
 ) -> tuple[tuple[Column, ...], tuple[tuple[str, str], ...]]:
     """The columns and the partitions of a view, as its table has them."""
     place = [*at, "customProperties", "view"]
     base = bases.get(view.of)
     if base is None:
-        hint = did_you_mean(view.of, bases, "Name a table of the set that is no view.")
+        hint = suggest(view.of, bases, "Name a table of the set that is no view.")
         faults.add(place, f"the set has no table {view.of!r} for a view", hint)
         return (), ()
     for name, what in _expressions(view):
@@ -107,7 +107,7 @@ def columns_of_view(
     known = {column.name: column for column in base.columns}
     for name in view.columns:
         if name not in known:
-            faults.add(place, f"{view.of} has no column {name!r}", did_you_mean(name, known))
+            faults.add(place, f"{view.of} has no column {name!r}", suggest(name, known))
     columns = tuple(_inherited(known[name], view) for name in view.columns if name in known)
     partition_by = tuple((name, kind) for name, kind in base.partition_by if name in view.columns)
     return _with_recipients(view, base, columns, partition_by, place, faults)
@@ -138,15 +138,15 @@ def _with_recipients(
         return columns, partition_by
     if per.value is not None:
         is_key = any(column.primary_key for column in columns)
-        columns = (*columns, replace(_whose(per, per.value, base), primary_key=is_key))
+        columns = (*columns, replace(_make_recipient_column(per, per.value, base), primary_key=is_key))
     field = (per.column, "identity")
     return columns, partition_by if field in partition_by else (*partition_by, field)
 
 
-def _whose(per: PerRecipient, value: str, base: Table) -> Column:
+def _make_recipient_column(per: PerRecipient, value: str, base: Table) -> Column:
     """The column that a value per recipient makes; it is as personal as what it is made of."""
-    said = {word.lower() for word, _ in WORD.findall(value)}
-    sources = [column for column in base.columns if column.name.lower() in said]
+    words = {word.lower() for word, _ in WORD.findall(value)}
+    sources = [column for column in base.columns if column.name.lower() in words]
     return Column(
         per.column,
         "string",
@@ -345,7 +345,7 @@ UNIQUENESS = (
 )
 
 
-def columns_of(expectation: Expectation, kwargs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def list_rule_columns(expectation: Expectation, kwargs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The columns a rule speaks of, as (argument, column)."""
     found: list[tuple[str, str]] = []
     for name, argument in expectation.arguments.items():
@@ -355,17 +355,17 @@ def columns_of(expectation: Expectation, kwargs: Mapping[str, Any]) -> tuple[tup
     return tuple(found)
 
 
-def rule_name(expectation: str, kwargs: Mapping[str, Any]) -> str:
+def make_rule_name(expectation: str, kwargs: Mapping[str, Any]) -> str:
     """`expect_column_values_to_not_be_null__tailnum`: the expectation and its columns; a Dagster-legal check name."""
     known = EXPECTATIONS.get(expectation)
-    columns = [column for _, column in columns_of(known, kwargs)] if known else []
+    columns = [column for _, column in list_rule_columns(known, kwargs)] if known else []
     return "__".join([expectation, "_".join(columns)]) if columns else expectation
 
 
 ENGINE = "greatExpectations"
 
 
-def rules_of(
+def build_rules(
     table_name: str,
     table: SchemaObject,
     columns: Sequence[Column],
@@ -376,7 +376,7 @@ def rules_of(
 ) -> Iterator[Rule]:
     """The rules of a table: those its columns imply, where they do, and those that are written."""
     implied = tuple(_implied_rules(table_name, columns)) if implies else ()
-    made = {rule.name: "required, unique and primaryKey" for rule in implied}
+    origins = {rule.name: "required, unique and primaryKey" for rule in implied}
     yield from implied
     names = {column.name for column in columns}
     for where, quality, column in _qualities(table, at):
@@ -385,14 +385,14 @@ def rules_of(
         rule = _rule(table_name, quality, column, where, faults)
         if rule is None or not _is_sound_rule(rule, names, where, faults):
             continue
-        if rule.name in made:
+        if rule.name in origins:
             faults.add(
                 where,
-                f"rule {rule.name!r} of {table_name} is made by {made[rule.name]} already",
+                f"rule {rule.name!r} of {table_name} is made by {origins[rule.name]} already",
                 "Remove one of them, or give this one a `name` of its own.",
             )
             continue
-        made[rule.name] = "an earlier rule"
+        origins[rule.name] = "an earlier rule"
         yield rule
 
 
@@ -413,7 +413,7 @@ def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]
 
 
 def _implied(table_name: str, expectation: str, kwargs: Mapping[str, Any], scope: Scope) -> Rule:
-    return Rule(rule_name(expectation, kwargs), table_name, expectation, kwargs, "error", scope)
+    return Rule(make_rule_name(expectation, kwargs), table_name, expectation, kwargs, "error", scope)
 
 
 def _qualities(table: SchemaObject, at: Location) -> Iterator[tuple[list[str | int], Quality, str | None]]:
@@ -437,14 +437,14 @@ def _rule(
     expectation, kwargs = quality.implementation.type, dict(quality.implementation.arguments)
     known = EXPECTATIONS.get(expectation)
     if known is None:
-        hint = did_you_mean(expectation, EXPECTATIONS)
+        hint = suggest(expectation, EXPECTATIONS)
         faults.add([*where, "implementation", "type"], f"unknown expectation {expectation!r}", hint)
         return None
     if column is not None and "column" in known.arguments:
         kwargs.setdefault("column", column)
     extras = read_extras(RuleExtras, quality.custom_properties, where, faults)
     return Rule(
-        name=quality.name or rule_name(expectation, kwargs),
+        name=quality.name or make_rule_name(expectation, kwargs),
         table=table_name,
         expectation=expectation,
         kwargs=kwargs,
@@ -460,7 +460,7 @@ def _is_sound_rule(rule: Rule, columns: set[str], where: list[str | int], faults
     place = [*where, "implementation", "kwargs"]
     for name in rule.kwargs:
         if name not in known.arguments:
-            hint = did_you_mean(name, known.arguments)
+            hint = suggest(name, known.arguments)
             faults.add([*place, name], f"{rule.expectation} takes no argument {name!r}", hint)
     for name in known.required:
         if name not in rule.kwargs:
@@ -476,11 +476,9 @@ def _is_sound_rule(rule: Rule, columns: set[str], where: list[str | int], faults
         faults.add(
             place, f"{rule.expectation} needs {' or '.join(known.one_of)}", "Give at least one of them."
         )
-    for name, column in columns_of(known, rule.kwargs):
+    for name, column in list_rule_columns(known, rule.kwargs):
         if column not in columns:
-            faults.add(
-                [*place, name], f"{rule.table} has no column {column!r}", did_you_mean(column, columns)
-            )
+            faults.add([*place, name], f"{rule.table} has no column {column!r}", suggest(column, columns))
     return len(faults.found) == before
 
 
@@ -517,13 +515,13 @@ def _tables(
     document: Document, table_format: Literal["iceberg", "delta"], faults: Faults
 ) -> tuple[Table, ...]:
     """All tables, in the order of the file; views after the tables that they take their columns from."""
-    made: dict[int, Table] = {}
+    built: dict[int, Table] = {}
     bases: dict[str, Table] = {}
     for index, table in sorted(enumerate(document.tables), key=lambda one: is_view(one[1])):
-        made[index] = build_table(document.name, table, table_format, ["schema", index], faults, bases)
+        built[index] = build_table(document.name, table, table_format, ["schema", index], faults, bases)
         if not is_view(table):
-            bases[made[index].short_name] = made[index]
-    return tuple(made[index] for index in sorted(made))
+            bases[built[index].short_name] = built[index]
+    return tuple(built[index] for index in sorted(built))
 
 
 def build_table(
@@ -538,11 +536,11 @@ def build_table(
     name = table.physical_name or f"{set_name}.{table.name}"
     check_shape(table, at, faults)
     extras = read_extras(TableExtras, table.custom_properties, at, faults)
-    view = None if extras.view is None else view_of(extras.view)
+    view = None if extras.view is None else build_view(extras.view)
     if view is None:
         columns, partition_by = _columns(table, table_format, at, faults)
     else:
-        columns, partition_by = columns_of_view(view, bases, at, faults)
+        columns, partition_by = build_view_columns(view, bases, at, faults)
     derive = extras.derive.strip() if extras.derive else None
     return Table(
         name=name,
@@ -554,7 +552,7 @@ def build_table(
         view=view,
         depends_on=_placeholders(derive, at, faults) if view is None else (view.of,),
         # What is required of the table's rows is true of any selection of them.
-        rules=tuple(rules_of(name, table, columns, at, faults, implies=view is None)),
+        rules=tuple(build_rules(name, table, columns, at, faults, implies=view is None)),
         references=tuple(_references(name, table, at, faults)),
         location=extras.location,
         description=" ".join(table.description.split()),
@@ -613,11 +611,11 @@ def _type(entry: Property, table_format: str, at: Location, faults: Faults) -> s
             at, f"column {entry.name!r} has no type", "Give logicalType, and physicalType where it matters."
         )
         return "string"
-    kind = spelled(entry.physical_type or DEFAULTS[entry.logical_type or "string"])
-    wrong = wrong_type(kind, entry.logical_type, table_format)
+    kind = normalize_type(entry.physical_type or DEFAULTS[entry.logical_type or "string"])
+    wrong = explain_wrong_type(kind, entry.logical_type, table_format)
     if wrong:
         field = "physicalType" if entry.physical_type else "logicalType"
-        faults.add([*at, field], wrong, did_you_mean(kind, TYPES_OF_FORMAT[table_format]))
+        faults.add([*at, field], wrong, suggest(kind, TYPES_OF_FORMAT[table_format]))
     return kind
 
 
@@ -721,7 +719,7 @@ def _named_tables(
         for place, named in enumerate(entry.tables):
             if named.table not in names:
                 where: Location = ["customProperties", index, "value", number, "tables", place]
-                faults.add(where, f"the set has no table {named.table!r}", did_you_mean(named.table, names))
+                faults.add(where, f"the set has no table {named.table!r}", suggest(named.table, names))
                 continue
             lake_name = names[named.table]
             yield entry, named.name or lake_name.rsplit(".", 1)[-1], lake_name

@@ -414,7 +414,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def digest_of(document: dict[str, Any]) -> str:
+def compute_digest(document: dict[str, Any]) -> str:
     """SHA-256 of what the file says; comments, order of keys and layout do not count."""
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()
@@ -442,7 +442,7 @@ class Faults:
 
     def add(self, where: Location | str, problem: str, hint: str) -> None:
         """Note one fault; `where` is the place inside the file."""
-        place = where if isinstance(where, str) else dotted(where)
+        place = where if isinstance(where, str) else format_path(where)
         self.found.append(ContractError(self.path, place, problem, hint))
 
     def add_invalid(self, error: ValidationError, at: Location = (), part: type[Part] = PARTS[""]) -> None:
@@ -463,7 +463,7 @@ class Faults:
             raise ContractError(first.path, first.field, first.problem, first.hint, also=others)
 
 
-def dotted(where: Location) -> str:
+def format_path(where: Location) -> str:
     """`schema[0].properties[3].logicalType`."""
     text = ""
     for step in where:
@@ -471,7 +471,7 @@ def dotted(where: Location) -> str:
     return text or "the file"
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """A hint that names the closest known word, or all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
@@ -495,7 +495,7 @@ def read_extras(
             faults.add(
                 [*where, "property"],
                 f"unknown property {entry.property!r}",
-                did_you_mean(entry.property, known),
+                suggest(entry.property, known),
             )
         elif entry.property in values:
             faults.add([*where, "property"], f"{entry.property!r} is given twice", "Keep one of them.")
@@ -522,7 +522,7 @@ def _explain(fault: Mapping[str, Any], loc: Location, part: type[Part]) -> tuple
     if kind == "extra_forbidden":
         holder = next((step for step in reversed(loc[:-1]) if isinstance(step, str)), "")
         known = [entry.alias or name for name, entry in PARTS.get(holder, part).model_fields.items()]
-        return f"unknown field {loc[-1]!r}", did_you_mean(str(loc[-1]), known)
+        return f"unknown field {loc[-1]!r}", suggest(str(loc[-1]), known)
     if kind == "missing":
         return "is missing", "Add it; docs/reference/contract.md lists every field."
     value = fault["input"]
@@ -530,5 +530,5 @@ def _explain(fault: Mapping[str, Any], loc: Location, part: type[Part]) -> tuple
     if kind == "literal_error":
         expected = str(fault["ctx"]["expected"])
         words = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
-        return f"cannot be {shown}", did_you_mean(str(value), words, f"Use {expected}.")
+        return f"cannot be {shown}", suggest(str(value), words, f"Use {expected}.")
     return f"cannot be {shown}", f"{fault['msg']}."

@@ -13,9 +13,9 @@ from lakeshare_pipelines.contracts.document import (
     Document,
     Faults,
     Location,
-    did_you_mean,
-    digest_of,
+    compute_digest,
     read_yaml,
+    suggest,
 )
 from lakeshare_pipelines.contracts.model import (
     Column,
@@ -52,9 +52,11 @@ def check_set(contract: SetContract, faults: Faults) -> SetContract:
     elif contract.first_partition is not None and not contract.is_partition(contract.first_partition):
         hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
         faults.add("customProperties", f"firstPartition cannot be {contract.first_partition!r}", hint)
-    _check_once([share_key(entry) for entry in contract.shares], "share entry", faults)
-    _check_once([snowflake_key(entry) for entry in contract.snowflake], "table of Snowflake", faults)
-    return _in_order(contract, faults)
+    _check_unique_keys([make_share_key(entry) for entry in contract.shares], "share entry", faults)
+    _check_unique_keys(
+        [make_snowflake_key(entry) for entry in contract.snowflake], "table of Snowflake", faults
+    )
+    return _sort_tables(contract, faults)
 
 
 def _check_table(contract: SetContract, table: Table, at: list[str | int], faults: Faults) -> None:
@@ -85,7 +87,7 @@ def _check_origin(contract: SetContract, table: Table, at: list[str | int], faul
     known = {other.short_name for other in contract.tables if other.view is None}
     for name in table.depends_on:
         if name not in known:
-            hint = did_you_mean(name, known)
+            hint = suggest(name, known)
             faults.add([*at, "customProperties"], f"derive speaks of an unknown table {{{name}}}", hint)
     if table.derive is not None and not table.depends_on:
         hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}."
@@ -141,7 +143,7 @@ def _check_partitions(contract: SetContract, table: Table, at: list[str | int], 
         here = [*at, "properties", index]
         kind = table.column(name).type.split("(", 1)[0]
         if transform not in known:
-            hint = did_you_mean(transform, known, f"A {table.format} table takes: {', '.join(known)}.")
+            hint = suggest(transform, known, f"A {table.format} table takes: {', '.join(known)}.")
             faults.add(here, f"partitionTransform {transform!r} is not known for {table.format}", hint)
         elif kind not in known[transform]:
             hint = f"{transform} takes: {', '.join(sorted(known[transform]))}."
@@ -169,33 +171,33 @@ def _check_reference(
     here = [*at, "relationships"]
     for name in reference.columns:
         if name not in {column.name for column in table.columns}:
-            hint = did_you_mean(name, [column.name for column in table.columns])
+            hint = suggest(name, [column.name for column in table.columns])
             faults.add(here, f"{table.short_name} has no column {name!r}", hint)
     try:
         target = contract.table(reference.to_table)
     except KeyError:
-        hint = did_you_mean(reference.to_table, [other.short_name for other in contract.tables])
+        hint = suggest(reference.to_table, [other.short_name for other in contract.tables])
         faults.add(here, f"the set has no table {reference.to_table!r}", hint)
         return
     for name in reference.to_columns:
         if name not in {column.name for column in target.columns}:
-            hint = did_you_mean(name, [column.name for column in target.columns])
+            hint = suggest(name, [column.name for column in target.columns])
             faults.add(here, f"{target.short_name} has no column {name!r}", hint)
 
 
-def _check_once(keys: Sequence[tuple[str, ...]], kind: str, faults: Faults) -> None:
+def _check_unique_keys(keys: Sequence[tuple[str, ...]], kind: str, faults: Faults) -> None:
     for key, count in Counter(keys).items():
         if count > 1:
             hint = "Give one of them another name: {table: …, name: …}."
             faults.add("customProperties", f"the {kind} {'.'.join(key)} is given {count} times", hint)
 
 
-def share_key(entry: ShareEntry) -> tuple[str, str, str]:
+def make_share_key(entry: ShareEntry) -> tuple[str, str, str]:
     """What a recipient calls the table; the protocol's names ignore case."""
     return entry.share.lower(), entry.schema.lower(), entry.name.lower()
 
 
-def snowflake_key(entry: SnowflakeEntry) -> tuple[str, str, str]:
+def make_snowflake_key(entry: SnowflakeEntry) -> tuple[str, str, str]:
     """Which table of Snowflake is meant; names like these ignore case there."""
     return entry.database.lower(), entry.schema.lower(), entry.name.lower()
 
@@ -209,7 +211,7 @@ def _check_unique(names: Iterable[str], at: Location, kind: str, faults: Faults)
             )
 
 
-def _in_order(contract: SetContract, faults: Faults) -> SetContract:
+def _sort_tables(contract: SetContract, faults: Faults) -> SetContract:
     by_name = {table.short_name: table for table in contract.tables}
     sorter = TopologicalSorter(
         {table.short_name: [n for n in table.depends_on if n in by_name] for table in contract.tables}
@@ -258,7 +260,7 @@ def load_contract(path: Path) -> SetContract:
         faults.add_invalid(error)
         faults.require_none()
         raise
-    contract = build_set(document, digest_of(values), path, faults)
+    contract = build_set(document, compute_digest(values), path, faults)
     contract = check_set(contract, faults)
     faults.require_none()
     return contract
@@ -287,8 +289,10 @@ def _refuse_shared_names(contracts: tuple[SetContract, ...]) -> None:
     for contract in contracts:
         claims = [("set", contract.name.lower())]
         claims += [("table", table.name.lower()) for table in contract.tables]
-        claims += [("share entry", ".".join(share_key(entry))) for entry in contract.shares]
-        claims += [("table of Snowflake", ".".join(snowflake_key(entry))) for entry in contract.snowflake]
+        claims += [("share entry", ".".join(make_share_key(entry))) for entry in contract.shares]
+        claims += [
+            ("table of Snowflake", ".".join(make_snowflake_key(entry))) for entry in contract.snowflake
+        ]
         for kind, name in claims:
             other = taken.setdefault((kind, name), contract)
             if other is not contract:

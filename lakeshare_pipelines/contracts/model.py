@@ -128,10 +128,10 @@ class View:
     @property
     def digest(self) -> str:
         """SHA-256 of all that decides which rows the view has; whose they are is decided by its rule."""
-        said = asdict(self)
+        fields = asdict(self)
         if self.per_recipient is not None:
-            said["per_recipient"].pop("recipient_property")
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+            fields["per_recipient"].pop("recipient_property")
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ DEFAULTS = {
     "boolean": "boolean",
 }
 
-PHYSICAL_OF = {
+PHYSICAL_TYPES = {
     "string": {"string"},
     "date": {"date"},
     "timestamp": {"timestamp"},
@@ -276,7 +276,7 @@ _DECIMAL = re.compile(r"(?:decimal|dec|numeric)\((\d+)(?:,(\d+))?\)")
 MAX_PRECISION = 38
 
 
-def spelled(physical: str) -> str:
+def normalize_type(physical: str) -> str:
     """Spark's short spelling of a type: `INTEGER` → `int`, `Decimal(10, 2)` → `decimal(10,2)`."""
     text = re.sub(r"\s+", "", physical.lower())
     decimal = _DECIMAL.fullmatch(text)
@@ -285,7 +285,7 @@ def spelled(physical: str) -> str:
     return ALIASES.get(text, text)
 
 
-def base_of(spark_type: str) -> str:
+def get_base_type(spark_type: str) -> str:
     """The type without its parameters."""
     return spark_type.split("(", 1)[0]
 
@@ -303,9 +303,9 @@ def can_widen(before: str, after: str) -> bool:
     return int(narrow[2] or 0) == int(wide[2] or 0) and int(narrow[1]) < int(wide[1])
 
 
-def wrong_type(spark_type: str, logical: str | None, table_format: str) -> str | None:
+def explain_wrong_type(spark_type: str, logical: str | None, table_format: str) -> str | None:
     """Why a column cannot have this type; None when it can."""
-    base = base_of(spark_type)
+    base = get_base_type(spark_type)
     known = TYPES_OF_FORMAT[table_format]
     if base not in known:
         return f"type {spark_type!r} cannot be used in a table of format {table_format}"
@@ -317,7 +317,7 @@ def wrong_type(spark_type: str, logical: str | None, table_format: str) -> str |
             or int(decimal[2] or 0) > int(decimal[1])
         ):
             return f"type {spark_type!r} needs a precision of 1 to {MAX_PRECISION} and a scale up to it"
-    if logical is not None and base not in PHYSICAL_OF[logical]:
+    if logical is not None and base not in PHYSICAL_TYPES[logical]:
         return f"type {spark_type!r} contradicts logicalType {logical!r}"
     return None
 
@@ -382,8 +382,8 @@ def _view_lines(view: View | None) -> Iterator[str]:
     if view is None or view.per_recipient is None:
         return
     per = view.per_recipient
-    made = f" = {' '.join(per.value.split())}" if per.value else ""
-    yield f"  per recipient by {per.column}{made}" + (f": {per.rule}" if per.rule else "")
+    value = f" = {' '.join(per.value.split())}" if per.value else ""
+    yield f"  per recipient by {per.column}{value}" + (f": {per.rule}" if per.rule else "")
 
 
 def _column_words(column: Column) -> str:

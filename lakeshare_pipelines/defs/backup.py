@@ -14,10 +14,10 @@ import dagster as dg
 from lakeshare_pipelines.backup import run
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import Progress
-from lakeshare_pipelines.backup.model import GOOD, TableProof, Verification
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, TableProof, Verification
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.defs.resources import LakeResource, run_url, tell
+from lakeshare_pipelines.defs.resources import LakeResource, run_url, send_alert
 from lakeshare_pipelines.defs.wap import table_key
 from lakeshare_server.errors import LakeshareError
 
@@ -28,7 +28,7 @@ PROGRESS_S = 15.0
 SENSOR_S = 300
 SHOWN = 100
 """Tables that metadata lists by name."""
-PROVED = {
+CHECK_DESCRIPTIONS = {
     "accounted_for": "Every planned object is reported (L0).",
     "tables_are_whole": "Everything each table needs is there, at its newest version before the day's end (L4).",
     "tables_open": "An independent reader opened every table and counted its rows.",
@@ -70,7 +70,7 @@ def backup_definitions(
 
 def _checks(backup: Backup) -> list[dg.AssetCheckKey]:
     """The checks that the steps themselves evaluate."""
-    of_step = {"plan": ["no_warnings"], "copies": ["all_copied"], "tables": list(PROVED)}
+    of_step = {"plan": ["no_warnings"], "copies": ["all_copied"], "tables": list(CHECK_DESCRIPTIONS)}
     return [
         dg.AssetCheckKey(backup_key(backup, step), name) for step, names in of_step.items() for name in names
     ]
@@ -85,8 +85,8 @@ def _listing(backup: Backup, days: dg.PartitionsDefinition) -> dg.AssetsDefiniti
         kinds={"s3" if backup.source.kind == "s3" else "file"},
     )
     def listing(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
-        with refusals():
-            found = run.listed(_making(context, lake, backup), datetime.now(UTC))
+        with fail_without_retry():
+            found = run.ensure_listing(_make_backup_run(context, lake, backup), datetime.now(UTC))
         if found is None:
             raise dg.Failure(
                 f"{backup.listing.location} has no report for {context.partition_key} yet. The sensor "
@@ -122,8 +122,8 @@ def _plan(backup: Backup, days: dg.PartitionsDefinition) -> dg.AssetsDefinition:
         ],
     )
     def plan(context: dg.AssetExecutionContext, lake: LakeResource) -> Iterator[dg.MaterializeResult[None]]:
-        with refusals():
-            found = run.planned(_making(context, lake, backup))
+        with fail_without_retry():
+            found = run.ensure_plan(_make_backup_run(context, lake, backup))
         estimate = found.estimate
         yield dg.MaterializeResult(
             metadata={
@@ -165,8 +165,8 @@ def _copies(backup: Backup, days: dg.PartitionsDefinition) -> dg.AssetsDefinitio
         ],
     )
     def copies(context: dg.AssetExecutionContext, lake: LakeResource) -> Iterator[dg.MaterializeResult[None]]:
-        with refusals():
-            found = run.copied(_making(context, lake, backup), _logged(context))
+        with fail_without_retry():
+            found = run.ensure_copies(_make_backup_run(context, lake, backup), _log_progress(context))
         yield dg.MaterializeResult(
             metadata={
                 "lakeshare/succeeded": found.succeeded,
@@ -200,19 +200,23 @@ def _tables(backup: Backup, days: dg.PartitionsDefinition) -> dg.AssetsDefinitio
         partitions_def=days,
         group_name=f"backup_{backup.name}",
         kinds={"deltalake", "iceberg"},
-        check_specs=[dg.AssetCheckSpec(name, asset=key, description=text) for name, text in PROVED.items()],
+        check_specs=[
+            dg.AssetCheckSpec(name, asset=key, description=text) for name, text in CHECK_DESCRIPTIONS.items()
+        ],
     )
     def tables(context: dg.AssetExecutionContext, lake: LakeResource) -> Iterator[dg.MaterializeResult[None]]:
-        with refusals():
-            found = run.verified(_making(context, lake, backup))
+        with fail_without_retry():
+            found = run.ensure_verification(_make_backup_run(context, lake, backup))
         yield dg.MaterializeResult(
             metadata={
                 "lakeshare/status": found.status,
                 "lakeshare/objects": found.objects,
                 "lakeshare/size_bytes": found.size_bytes,
-                "lakeshare/tables": dg.MetadataValue.json([_shown(one) for one in found.tables[:SHOWN]]),
+                "lakeshare/tables": dg.MetadataValue.json(
+                    [_make_proof_metadata(table) for table in found.tables[:SHOWN]]
+                ),
             },
-            check_results=_judged(found),
+            check_results=_make_check_results(found),
         )
 
     return tables
@@ -229,28 +233,31 @@ def _point(
         group_name=f"backup_{backup.name}",
     )
     def point(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
-        with refusals():
-            made = run.finished(_making(context, lake, backup), datetime.now(UTC))
+        with fail_without_retry():
+            written = run.finish_point(_make_backup_run(context, lake, backup), datetime.now(UTC))
         # Beside each table stands the point that protects it.
-        for proof in made.verification.tables:
-            table = _published_at(proof, contracts)
+        for proof in written.verification.tables:
+            table = _find_published_table(proof, contracts)
             if table is not None:
                 context.log_event(
                     dg.AssetObservation(
                         asset_key=table_key(table),
-                        metadata={f"lakeshare/backup/{backup.name}": made.day, **_shown(proof)},
+                        metadata={
+                            f"lakeshare/backup/{backup.name}": written.day,
+                            **_make_proof_metadata(proof),
+                        },
                     )
                 )
         return dg.MaterializeResult(
             metadata={
-                "lakeshare/status": made.status,
-                "lakeshare/as_of": made.as_of.isoformat(),
-                "lakeshare/target": made.target,
-                "lakeshare/retention_class": made.retention_class,
-                "lakeshare/locked_until": made.locked_until.isoformat()
-                if made.locked_until
+                "lakeshare/status": written.status,
+                "lakeshare/as_of": written.as_of.isoformat(),
+                "lakeshare/target": written.target,
+                "lakeshare/retention_class": written.retention_class,
+                "lakeshare/locked_until": written.locked_until.isoformat()
+                if written.locked_until
                 else "not locked",
-                "lakeshare/next": f"lakeshare backup show {backup.name} {made.day}",
+                "lakeshare/next": f"lakeshare backup show {backup.name} {written.day}",
             }
         )
 
@@ -266,9 +273,9 @@ def _sensor(backup: Backup, job: "UnresolvedAssetJobDefinition", *, is_declared:
         default_status=(dg.DefaultSensorStatus.RUNNING if is_declared else dg.DefaultSensorStatus.STOPPED),
     )
     def days_due(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
-        from lakeshare_pipelines.backup.run import due_days
+        from lakeshare_pipelines.backup.run import list_due_days
 
-        due = due_days(backup, datetime.now(UTC))
+        due = list_due_days(backup, datetime.now(UTC))
         for day in due:
             yield dg.RunRequest(run_key=f"{backup.name}:{day}", partition_key=day)
         if not due:
@@ -277,14 +284,14 @@ def _sensor(backup: Backup, job: "UnresolvedAssetJobDefinition", *, is_declared:
     return days_due
 
 
-def _making(context: dg.AssetExecutionContext, lake: LakeResource, backup: Backup) -> run.Making:
+def _make_backup_run(context: dg.AssetExecutionContext, lake: LakeResource, backup: Backup) -> run.BackupRun:
     # A run that goes on after a failure has another id and the same root.
     owner = context.run.root_run_id or context.run.run_id
-    return run.Making(lake.settings(), backup, context.partition_key, owner, lambda: lake.lake().spark)
+    return run.BackupRun(lake.settings(), backup, context.partition_key, owner, lambda: lake.lake().spark)
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def fail_without_retry() -> Iterator[None]:
     """Our own errors end a step at once: trying again would give the same answer."""
     try:
         yield
@@ -292,21 +299,21 @@ def refusals() -> Iterator[None]:
         raise dg.Failure(str(error), allow_retries=False) from error
 
 
-def _logged(context: dg.AssetExecutionContext) -> Callable[[Progress], None]:
+def _log_progress(context: dg.AssetExecutionContext) -> Callable[[Progress], None]:
     """Tells of a long copy every quarter of a minute."""
-    told_at = time.monotonic()
+    reported_at = time.monotonic()
 
-    def tell(progress: Progress) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= PROGRESS_S:
-            told_at = time.monotonic()
-            context.log.info(run.progress_line(progress))
+    def report_progress(progress: Progress) -> None:
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= PROGRESS_S:
+            reported_at = time.monotonic()
+            context.log.info(run.format_progress(progress))
 
-    return tell
+    return report_progress
 
 
-def _judged(found: Verification) -> list[dg.AssetCheckResult]:
-    broken = [one for one in found.tables if one.status not in GOOD]
+def _make_check_results(found: Verification) -> list[dg.AssetCheckResult]:
+    broken = [one for one in found.tables if one.status not in GOOD_STATUSES]
     behind = [one for one in found.tables if one.status == "verified_with_fallback"]
     closed = [one for one in found.tables if one.opened_by is None]
     return [
@@ -318,22 +325,24 @@ def _judged(found: Verification) -> list[dg.AssetCheckResult]:
         dg.AssetCheckResult(
             check_name="tables_are_whole",
             passed=not broken,
-            description=_told(broken) or _told(behind) or f"{len(found.tables)} tables are whole",
+            description=_format_proofs(broken)
+            or _format_proofs(behind)
+            or f"{len(found.tables)} tables are whole",
             metadata={"lakeshare/fallbacks": [one.table.root for one in behind[:SHOWN]]},
         ),
         dg.AssetCheckResult(
             check_name="tables_open",
             passed=not closed,
-            description=_told(closed) or f"{len(found.tables)} tables opened",
+            description=_format_proofs(closed) or f"{len(found.tables)} tables opened",
         ),
     ]
 
 
-def _told(proofs: Sequence[TableProof]) -> str:
-    return "; ".join(f"{one.table.root}: {' '.join(one.reasons)}" for one in proofs[:SHOWN])
+def _format_proofs(proofs: Sequence[TableProof]) -> str:
+    return "; ".join(f"{proof.table.root}: {' '.join(proof.reasons)}" for proof in proofs[:SHOWN])
 
 
-def _shown(proof: TableProof) -> dict[str, str | int]:
+def _make_proof_metadata(proof: TableProof) -> dict[str, str | int]:
     shown: dict[str, str | int] = {
         "table": proof.table.root,
         "status": proof.status,
@@ -348,7 +357,7 @@ def _shown(proof: TableProof) -> dict[str, str | int]:
     return shown
 
 
-def _published_at(proof: TableProof, contracts: Sequence[SetContract]) -> str | None:
+def _find_published_table(proof: TableProof, contracts: Sequence[SetContract]) -> str | None:
     """The table of a contract whose files are at a root: the warehouse has a folder for each by its name."""
     names = {table.name for contract in contracts for table in contract.tables}
     parts = proof.table.root.split("/")
@@ -357,9 +366,9 @@ def _published_at(proof: TableProof, contracts: Sequence[SetContract]) -> str | 
     return next((name for name in names if name in {".".join(parts), found}), None)
 
 
-UPKEEP_SHOWN = 20
+MAX_SHOWN = 20
 """Damaged copies that an alert names."""
-MAKING_TAKES = timedelta(hours=12)
+MAX_RUN_TIME = timedelta(hours=12)
 EVERY_MORNING, EVERY_NIGHT, BEFORE_IT = "0 5 * * *", "30 4 * * *", "30 1 * * *"
 
 
@@ -375,7 +384,7 @@ class ScrubConfig(dg.Config):
     everything: bool = False
 
 
-def backup_upkeep(backup: Backup, *, is_declared: bool) -> dg.Definitions:
+def backup_maintenance(backup: Backup, *, is_declared: bool) -> dg.Definitions:
     """Drill and scrub as checks of the points, the sweep as a job; schedules run where the backup is declared."""
     drilled, recent, scrubbed, swept = _drill(backup), _recent(backup), _scrub(backup), _sweep(backup)
     scrub = dg.define_asset_job(
@@ -428,7 +437,7 @@ def _drill(backup: Backup) -> dg.AssetChecksDefinition:
         try:
             ran = run_drill(backup, Points(backup), settings, seed=context.run.run_id)
         except LakeshareError as error:
-            tell(
+            send_alert(
                 context,
                 settings,
                 f"Drill of backup {backup.name}: {error}\n{run_url(settings, context.run.run_id)}",
@@ -436,7 +445,9 @@ def _drill(backup: Backup) -> dg.AssetChecksDefinition:
             return dg.AssetCheckResult(passed=False, description=str(error))
         if not ran.passed:
             where = run_url(settings, context.run.run_id)
-            tell(context, settings, f"Drill of backup {backup.name} failed: {' '.join(ran.reasons)}\n{where}")
+            send_alert(
+                context, settings, f"Drill of backup {backup.name} failed: {' '.join(ran.reasons)}\n{where}"
+            )
         return dg.AssetCheckResult(
             passed=ran.passed,
             description=" ".join(ran.reasons) or f"{ran.table} of {ran.day} opened with {ran.rows} rows",
@@ -472,22 +483,22 @@ def _scrub(backup: Backup) -> dg.AssetChecksDefinition:
                 settings,
                 datetime.now(UTC),
                 everything=config.everything,
-                say=context.log.info,
+                report_message=context.log.info,
             )
         except LakeshareError as error:
             where = run_url(settings, context.run.run_id)
-            tell(context, settings, f"Scrub of backup {backup.name}: {error}\n{where}")
+            send_alert(context, settings, f"Scrub of backup {backup.name}: {error}\n{where}")
             return dg.AssetCheckResult(passed=False, description=str(error))
         found = [*ran.damaged, *ran.repaired]
         if found:
             where = run_url(settings, context.run.run_id)
-            text = f"Scrub of backup {backup.name} found damaged copies: {' '.join(found[:UPKEEP_SHOWN])}"
+            text = f"Scrub of backup {backup.name} found damaged copies: {' '.join(found[:MAX_SHOWN])}"
             degraded = f" Degraded by that: {', '.join(ran.downgraded)}." if ran.downgraded else ""
-            tell(context, settings, f"{text}{degraded}\n{where}")
+            send_alert(context, settings, f"{text}{degraded}\n{where}")
         since = "never" if ran.compared_since is None else ran.compared_since.isoformat()
         return dg.AssetCheckResult(
             passed=ran.passed,
-            description=" ".join([*found[:UPKEEP_SHOWN], *ran.warnings])
+            description=" ".join([*found[:MAX_SHOWN], *ran.warnings])
             or f"{ran.read} of {ran.copies} copies were read, and are what was backed up",
             metadata={
                 "lakeshare/read": ran.read,
@@ -510,15 +521,15 @@ def _recent(backup: Backup) -> dg.AssetChecksDefinition:
         description="The newest good point is no older than the reports' lag, their wait, and a day.",
     )
     def recent(context: dg.AssetCheckExecutionContext, lake: LakeResource) -> dg.AssetCheckResult:
-        allowed = timedelta(days=backup.listing.lag_days + 1, hours=backup.listing.wait_hours) + MAKING_TAKES
-        with refusals():
+        allowed = timedelta(days=backup.listing.lag_days + 1, hours=backup.listing.wait_hours) + MAX_RUN_TIME
+        with fail_without_retry():
             newest = Points(backup).latest_good()
         age = None if newest is None else datetime.now(UTC) - newest.as_of
         if age is not None and age <= allowed:
             return dg.AssetCheckResult(passed=True, metadata={"lakeshare/age_s": age.total_seconds()})
-        told = "there is none" if newest is None else f"it is of {newest.day}"
-        text = f"The newest good point of backup {backup.name} is older than {allowed}: {told}."
-        tell(context, lake.settings(), f"{text}\n{run_url(lake.settings(), context.run.run_id)}")
+        newest_text = "there is none" if newest is None else f"it is of {newest.day}"
+        text = f"The newest good point of backup {backup.name} is older than {allowed}: {newest_text}."
+        send_alert(context, lake.settings(), f"{text}\n{run_url(lake.settings(), context.run.run_id)}")
         return dg.AssetCheckResult(passed=False, description=text)
 
     return recent
@@ -532,7 +543,7 @@ def _sweep(backup: Backup) -> dg.JobDefinition:
     def sweep(context: dg.OpExecutionContext, config: SweepConfig) -> None:
         from lakeshare_pipelines.backup.sweep import sweep_points
 
-        with refusals():
+        with fail_without_retry():
             swept = sweep_points(backup, Points(backup), datetime.now(UTC), dry_run=config.dry_run)
         word = "would remove" if config.dry_run else "removed"
         days = ", ".join(swept.days) or "none"

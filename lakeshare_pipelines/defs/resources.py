@@ -8,7 +8,7 @@ import dagster as dg
 from pydantic import PrivateAttr
 
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import open_session, session_conf, start_driver, stop_session
+from lakeshare_pipelines.spark.session import make_session_conf, open_session, start_driver, stop_session
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
 from lakeshare_server.catalog import Catalog, open_catalog
 
@@ -48,13 +48,13 @@ def _open_session(settings: LakeSettings) -> "SparkSession":
     # Imports pyspark: only here, so that loading the definitions stays cheap.
     from dagster_pyspark import LazyPySparkResource
 
-    conf = session_conf(settings)
+    conf = make_session_conf(settings)
     start_driver(settings, conf)
     session: SparkSession = LazyPySparkResource(spark_config=conf).spark_session
     return session
 
 
-def landing_store(settings: LakeSettings) -> "dict[str, S3Resource]":
+def make_landing_store(settings: LakeSettings) -> "dict[str, S3Resource]":
     """The resource `s3`, when deliveries land in S3; credentials come the usual ways of AWS.
 
     With an endpoint boto3 addresses buckets by path, unless the machine's AWS configuration says virtual.
@@ -105,14 +105,14 @@ class LakeResource(dg.ConfigurableResource[Any]):
         return self._catalog
 
 
-def tell_red(
+def alert_failed_audit(
     context: dg.OpExecutionContext, settings: LakeSettings, staged: Staged, verdicts: Verdicts
 ) -> None:
     """Post a red audit to Slack; without a token only the run's log has it."""
-    tell(context, settings, red_message(staged, verdicts, run_url(settings, context.run_id)))
+    send_alert(context, settings, format_failed_audit(staged, verdicts, run_url(settings, context.run_id)))
 
 
-def tell(
+def send_alert(
     context: dg.OpExecutionContext | dg.AssetCheckExecutionContext, settings: LakeSettings, text: str
 ) -> None:
     """Log an alert as an error, and post it to Slack when a token is set.
@@ -139,7 +139,7 @@ def run_url(settings: LakeSettings, run_id: str) -> str:
     return f"{settings.dagster_url.rstrip('/')}/runs/{run_id}"
 
 
-def red_message(staged: Staged, verdicts: Verdicts, url: str) -> str:
+def format_failed_audit(staged: Staged, verdicts: Verdicts, url: str) -> str:
     """What happened, to what, what to do: set, partition, failed rules with counts, where it is kept."""
     rules = "\n".join(f"• {verdict.name}: {verdict.reason}" for verdict in verdicts.failed)
     return (

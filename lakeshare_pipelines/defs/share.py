@@ -11,8 +11,8 @@ from lakeshare_pipelines.defs.wap import table_key
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share import shares
-from lakeshare_pipelines.share.shares import apply
-from lakeshare_pipelines.share.snowflake import Followed, TableName, follow
+from lakeshare_pipelines.share.shares import apply_declared_shares
+from lakeshare_pipelines.share.snowflake import SyncResult, TableName, sync_table
 from lakeshare_server.errors import LakeshareError, Unavailable
 
 
@@ -30,7 +30,7 @@ def share_catalog(contracts: Sequence[SetContract]) -> dg.AssetsDefinition:
         & dg.AutomationCondition.all_deps_blocking_checks_passed(),
     )
     def catalog(lake: LakeResource) -> dg.MaterializeResult[None]:
-        difference = apply(lake.catalog(), contracts)
+        difference = apply_declared_shares(lake.catalog(), contracts)
         return dg.MaterializeResult(
             metadata={
                 "lakeshare/added": list(difference.added),
@@ -65,7 +65,7 @@ def usage_checks() -> dg.Definitions:
     )
     def silent_recipients(lake: LakeResource) -> dg.AssetCheckResult:
         days = lake.settings().silent_days
-        silent = shares.silent_recipients(lake.catalog(), days, datetime.now(UTC))
+        silent = shares.find_silent_recipients(lake.catalog(), days, datetime.now(UTC))
         last = {one.recipient: f"{one.last_seen:%Y-%m-%d}" if one.last_seen else "never" for one in silent}
         return dg.AssetCheckResult(
             passed=not silent,
@@ -80,13 +80,13 @@ def usage_checks() -> dg.Definitions:
     )
     def usage_spikes(lake: LakeResource) -> dg.AssetCheckResult:
         yesterday = datetime.now(UTC).date() - timedelta(days=1)
-        spikes = shares.usage_spikes(lake.catalog(), lake.settings().usage_spike, yesterday)
-        told = [f"{one.recipient}: {one.value} {one.measure}, usually {one.usual:g}" for one in spikes]
+        spikes = shares.find_usage_spikes(lake.catalog(), lake.settings().usage_spike, yesterday)
+        sentences = [f"{one.recipient}: {one.value} {one.measure}, usually {one.usual:g}" for one in spikes]
         return dg.AssetCheckResult(
             passed=not spikes,
             severity=dg.AssetCheckSeverity.WARN,
-            description="; ".join(told) or "nobody asked for much more than usual",
-            metadata={"lakeshare/spikes": told, "lakeshare/day": yesterday.isoformat()},
+            description="; ".join(sentences) or "nobody asked for much more than usual",
+            metadata={"lakeshare/spikes": sentences, "lakeshare/day": yesterday.isoformat()},
         )
 
     job = dg.define_asset_job(
@@ -135,7 +135,7 @@ def _table(contract: SetContract, entry: SnowflakeEntry) -> dg.AssetsDefinition:
     def table(lake: LakeResource) -> dg.MaterializeResult[None]:
         try:
             target = TableName(entry.name, entry.schema, entry.database)
-            followed = follow(lake.catalog(), entry.table, target, lake.settings())
+            followed = sync_table(lake.catalog(), entry.table, target, lake.settings())
         except LakeshareError as refusal:
             passing = isinstance(refusal, Unavailable) or (
                 isinstance(refusal, SnowflakeError) and refusal.passing
@@ -146,7 +146,7 @@ def _table(contract: SetContract, entry: SnowflakeEntry) -> dg.AssetsDefinition:
     return table
 
 
-def _metadata(followed: Followed) -> dict[str, dg.MetadataValue]:
+def _metadata(followed: SyncResult) -> dict[str, dg.MetadataValue]:
     publication = followed.publication
     return {
         "dagster/table_name": dg.MetadataValue.text(followed.table),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
-from lakeshare_pipelines.defs.resources import LakeResource, tell_red
+from lakeshare_pipelines.defs.resources import LakeResource, alert_failed_audit
 from lakeshare_pipelines.errors import BranchMoved, Conflict, DeliveriesRefused, NotAudited
 from lakeshare_pipelines.ingest import Delivery, find_deliveries
 from lakeshare_pipelines.ingest.s3_landing import fetch_deliveries
@@ -26,9 +26,9 @@ from lakeshare_pipelines.share.publication import (
     repair,
     unchanged_run,
 )
-from lakeshare_pipelines.wap.audit import RedReplay, judged
-from lakeshare_pipelines.wap.checks import CheckSpec, checks_of
-from lakeshare_pipelines.wap.stage import drop_abandoned, resealed, stage
+from lakeshare_pipelines.wap.audit import ReplayFailedAudit, audit_and_save
+from lakeshare_pipelines.wap.checks import CheckSpec, list_checks
+from lakeshare_pipelines.wap.stage import drop_abandoned, reseal, stage
 from lakeshare_pipelines.wap.staged import WHOLE, Staged, Verdict, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication, open_catalog
 from lakeshare_server.catalog.audit import prune
@@ -37,7 +37,7 @@ from lakeshare_server.errors import Unavailable
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-PLOTTED = 60
+MAX_PLOTTED = 60
 UNCHANGED_TEXT = "this delivery is in force already; no new number was given"
 
 
@@ -68,26 +68,26 @@ def check_metadata(verdict: Verdict, staged: Staged) -> Mapping[str, Any]:
     """What a rule saw, up to twenty masked rows that broke it, and where the staged set is kept."""
     shown: dict[str, Any] = {"lakeshare/staged_at": staged.ref, "lakeshare/head": staged.head}
     for name, value in verdict.observed.items():
-        shown[f"observed/{name}"] = _shown(value)
+        shown[f"observed/{name}"] = _make_metadata_value(value)
     if verdict.samples:
-        shown["lakeshare/samples"] = dg.MetadataValue.md(markdown_table(verdict.samples))
+        shown["lakeshare/samples"] = dg.MetadataValue.md(format_markdown_table(verdict.samples))
     if not verdict.passed:
         shown["lakeshare/next"] = f"lakeshare wap show {staged.ref}"
     return shown
 
 
-def _shown(value: Any) -> Any:
+def _make_metadata_value(value: Any) -> Any:
     """Numbers and texts as they are, rows of one kind as a table, everything else as JSON."""
     if isinstance(value, int | float | str):
         return value
     if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
-        return dg.MetadataValue.md(markdown_table(value))
+        return dg.MetadataValue.md(format_markdown_table(value))
     return dg.MetadataValue.json(value)
 
 
 def publication_metadata(catalog: Catalog, publication: Publication, run_id: str) -> Mapping[str, Any]:
     """Number, counts, pins, and the row count over the last publications as a small picture."""
-    history = Ledger(catalog).history(publication.table, limit=PLOTTED)
+    history = Ledger(catalog).history(publication.table, limit=MAX_PLOTTED)
     shown: dict[str, Any] = {
         "dagster/row_count": publication.rows,
         "dagster/uri": publication.location,
@@ -97,7 +97,7 @@ def publication_metadata(catalog: Catalog, publication: Publication, run_id: str
         "lakeshare/index": publication.index_digest,
         "lakeshare/published_by": publication.run_id,
         "lakeshare/rows_over_time": dg.MetadataValue.md(
-            rows_plot([entry.rows for entry in reversed(history)])
+            plot_rows([entry.rows for entry in reversed(history)])
         ),
     }
     if publication.run_id != run_id:
@@ -110,7 +110,7 @@ def publication_metadata(catalog: Catalog, publication: Publication, run_id: str
     return shown
 
 
-def rows_plot(rows: Sequence[int], width: int = 360, height: int = 60) -> str:
+def plot_rows(rows: Sequence[int], width: int = 360, height: int = 60) -> str:
     """Row counts, oldest first, as bars in a Markdown image."""
     top = max([*rows, 1])
     step = width / max(len(rows), 1)
@@ -124,7 +124,7 @@ def rows_plot(rows: Sequence[int], width: int = 360, height: int = 60) -> str:
     return f"![{len(rows)} publications, at most {top} rows](data:image/svg+xml;base64,{picture})"
 
 
-def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def format_markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows of equal keys as a Markdown table."""
     names = list(rows[0])
     lines = [" | ".join(names), " | ".join("---" for _ in names)]
@@ -161,24 +161,24 @@ def _column(table: Table, column: Column) -> dg.TableColumn:
     )
 
 
-def partitions_of(contract: SetContract) -> dg.DailyPartitionsDefinition | None:
+def make_partitions(contract: SetContract) -> dg.DailyPartitionsDefinition | None:
     """The partitions of a set's tables; None when it is replaced as a whole."""
     if contract.partitioning == "none":
         return None
     return dg.DailyPartitionsDefinition(start_date=str(contract.first_partition))
 
 
-def deliveries_of(contract: SetContract) -> dg.DynamicPartitionsDefinition:
+def make_delivery_partitions(contract: SetContract) -> dg.DynamicPartitionsDefinition:
     """One key per delivery that was seen: `<partition>@<digest>`, the first twelve digits of it."""
     return dg.DynamicPartitionsDefinition(name=f"landing_{contract.name}")
 
 
-def delivery_key(partition: str, digest: str) -> str:
+def make_delivery_key(partition: str, digest: str) -> str:
     """The dynamic partition key of a delivery."""
     return f"{partition}@{digest[:12]}"
 
 
-def partitions_of_run(context: dg.OpExecutionContext) -> tuple[str, ...]:
+def get_partitions_of_run(context: dg.OpExecutionContext) -> tuple[str, ...]:
     """The partitions a run writes: one day, every day of a range, or the whole set."""
     return tuple(context.partition_keys) if context.has_partitions else WHOLE
 
@@ -203,7 +203,7 @@ def landing_key(contract: SetContract) -> dg.AssetKey:
 
 def wap_set(contract: SetContract) -> dg.AssetsDefinition:
     """The set's asset: nothing of it can be selected alone, published alone, or published unaudited."""
-    checks = [_spec(check) for check in checks_of(contract)]
+    checks = [_spec(check) for check in list_checks(contract)]
     write, audit, publish = _write(contract), _audit(contract, checks), _publish(contract)
     outputs = {_output(table): _asset_out(contract, table) for table in contract.tables}
 
@@ -212,7 +212,7 @@ def wap_set(contract: SetContract) -> dg.AssetsDefinition:
         ins={"delivery": dg.AssetIn(landing_key(contract), dagster_type=dg.Nothing)},
         outs=outputs,
         check_specs=checks,
-        partitions_def=partitions_of(contract),
+        partitions_def=make_partitions(contract),
         backfill_policy=None if contract.partitioning == "none" else dg.BackfillPolicy.single_run(),
         group_name=contract.name,
         can_subset=False,
@@ -248,8 +248,8 @@ def _write(contract: SetContract) -> dg.OpDefinition:
         pool=_pool(contract),
     )
     def write(context: dg.OpExecutionContext, lake: LakeResource) -> dict[str, Any]:
-        partitions = partitions_of_run(context)
-        with _retried():
+        partitions = get_partitions_of_run(context)
+        with _retry_on_outage():
             unchanged = unchanged_run(lake.lake(), lake.catalog(), contract, partitions)
         if unchanged is not None:
             context.log.info(
@@ -275,13 +275,13 @@ def _audit(contract: SetContract, specs: list[dg.AssetCheckSpec]) -> dg.OpDefini
     def audit(context: dg.OpExecutionContext, written: dict[str, Any], lake: LakeResource) -> Iterator[Any]:
         if UNCHANGED in written:
             unchanged = UnchangedRun.from_record(written[UNCHANGED])
-            yield from (_unchanged_result(check, unchanged) for check in checks_of(contract))
+            yield from (_unchanged_result(check, unchanged) for check in list_checks(contract))
             yield dg.Output(written, JUDGED)
             return
-        staged = resealed(lake.lake(), contract, Staged.from_record(written))
-        verdicts = judged(lake.lake(), contract, staged)
+        staged = reseal(lake.lake(), contract, Staged.from_record(written))
+        verdicts = audit_and_save(lake.lake(), contract, staged)
         if not verdicts.green:
-            tell_red(context, lake.settings(), staged, verdicts)
+            alert_failed_audit(context, lake.settings(), staged, verdicts)
         # Bare: wrapped in an Output, Dagster records no check at all and lets publish run.
         for verdict in verdicts.verdicts:
             yield _check_result(verdict, staged)
@@ -302,13 +302,14 @@ def _publish(contract: SetContract) -> dg.OpDefinition:
     def publish(
         context: dg.OpExecutionContext, judgement: dict[str, Any], lake: LakeResource
     ) -> Iterator[dg.Output[None]]:
-        with _retried():
+        with _retry_on_outage():
             if UNCHANGED in judgement:
                 publications = latest_publications(lake.catalog(), contract)
             else:
-                publications = _published(context, lake, contract, *_read(judgement))
+                publications = _publish_and_report(context, lake, contract, *_parse_judgement(judgement))
             shown = {
-                one.table: publication_metadata(lake.catalog(), one, context.run_id) for one in publications
+                publication.table: publication_metadata(lake.catalog(), publication, context.run_id)
+                for publication in publications
             }
         for table in contract.tables:
             yield dg.Output(None, _output(table), metadata=shown[table.name])
@@ -317,7 +318,7 @@ def _publish(contract: SetContract) -> dg.OpDefinition:
 
 
 @contextmanager
-def _retried() -> Iterator[None]:
+def _retry_on_outage() -> Iterator[None]:
     """Have the step tried again, from its start, when the database or a store does not answer."""
     try:
         yield
@@ -325,7 +326,7 @@ def _retried() -> Iterator[None]:
         raise dg.RetryRequested(max_retries=RETRIES, seconds_to_wait=RETRY_S) from error
 
 
-def _published(
+def _publish_and_report(
     context: dg.OpExecutionContext,
     lake: LakeResource,
     contract: SetContract,
@@ -335,14 +336,14 @@ def _published(
     try:
         return publish_or_replay(lake.lake(), lake.catalog(), contract, staged, verdicts)
     except (NotAudited, BranchMoved, Conflict) as refusal:
-        if isinstance(refusal, RedReplay):
+        if isinstance(refusal, ReplayFailedAudit):
             staged = refusal.replayed  # the place that is kept; the first one is gone
-            tell_red(context, lake.settings(), staged, refusal.verdicts)
+            alert_failed_audit(context, lake.settings(), staged, refusal.verdicts)
         # Trying again would be refused again: these are answers, not accidents.
         raise dg.Failure(str(refusal), metadata=staged_metadata(staged), allow_retries=False) from refusal
 
 
-def _read(judgement: Mapping[str, Any]) -> tuple[Staged, Verdicts]:
+def _parse_judgement(judgement: Mapping[str, Any]) -> tuple[Staged, Verdicts]:
     return Staged.from_record(judgement["staged"]), Verdicts.from_record(judgement["verdicts"])
 
 
@@ -409,7 +410,7 @@ def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lake: LakeRes
     context.log.info(f"removed {pruned.events} audit events of more than {days} days ago")
 
 
-def upkeep(contracts: Sequence[SetContract]) -> dg.Definitions:
+def maintenance_definitions(contracts: Sequence[SetContract]) -> dg.Definitions:
     """The janitor's job and its nightly schedule."""
 
     @dg.op(description="Write ledger entries that crashed runs still owe.")
@@ -465,7 +466,7 @@ def landing_asset(contract: SetContract) -> dg.AssetSpec:
         group_name="landing",
         kinds={"file"},
         owners=list(contract.owners),
-        partitions_def=deliveries_of(contract),
+        partitions_def=make_delivery_partitions(contract),
     )
 
 
@@ -486,28 +487,30 @@ def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.Sensor
     )
     def landing(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         settings = LakeSettings()
-        refused = _fetch(context, settings, contract) if from_s3 else ""
-        known = set(context.instance.get_dynamic_partitions(deliveries_of(contract).name or ""))
+        refused = _fetch_deliveries(context, settings, contract) if from_s3 else ""
+        known = set(context.instance.get_dynamic_partitions(make_delivery_partitions(contract).name or ""))
         complete = [found for found in find_deliveries(settings, contract) if found.complete]
-        fresh = [found for found in complete if delivery_key(found.partition, found.digest) not in known]
+        fresh = [found for found in complete if make_delivery_key(found.partition, found.digest) not in known]
         if not fresh:
             return dg.SkipReason(f"{len(complete)} complete deliveries, none of them new. {refused}".rstrip())
         shown = deliveries_in_force(Ledger(open_catalog(settings.catalog_url)), contract)
         wanted = [found for found in fresh if shown.get(found.partition, ("",))[0] != found.digest]
         return dg.SensorResult(
-            asset_events=[_seen(contract, found) for found in fresh],
+            asset_events=[_make_materialization(contract, found) for found in fresh],
             dynamic_partitions_requests=[
-                deliveries_of(contract).build_add_request(
-                    [delivery_key(found.partition, found.digest) for found in fresh]
+                make_delivery_partitions(contract).build_add_request(
+                    [make_delivery_key(found.partition, found.digest) for found in fresh]
                 )
             ],
-            run_requests=_requests(context, contract, wanted),
+            run_requests=_make_run_requests(context, contract, wanted),
         )
 
     return landing
 
 
-def _fetch(context: dg.SensorEvaluationContext, settings: LakeSettings, contract: SetContract) -> str:
+def _fetch_deliveries(
+    context: dg.SensorEvaluationContext, settings: LakeSettings, contract: SetContract
+) -> str:
     """Fetch what has landed; returns why some of it is refused, which must not keep the rest from its runs."""
     try:
         # Dagster hands out an S3Resource as its client.
@@ -520,10 +523,10 @@ def _fetch(context: dg.SensorEvaluationContext, settings: LakeSettings, contract
     return ""
 
 
-def _requests(
+def _make_run_requests(
     context: dg.SensorEvaluationContext, contract: SetContract, wanted: Sequence[Delivery]
 ) -> list[dg.RunRequest]:
-    days = partitions_of(contract)
+    days = make_partitions(contract)
     requests = []
     for found in wanted:
         if days is not None and not days.has_partition_key(found.partition):
@@ -536,16 +539,16 @@ def _requests(
             dg.RunRequest(
                 run_key=f"{contract.name}:{found.partition}:{found.digest}",
                 partition_key=None if days is None else found.partition,
-                tags={"lakeshare/delivery": delivery_key(found.partition, found.digest)},
+                tags={"lakeshare/delivery": make_delivery_key(found.partition, found.digest)},
             )
         )
     return requests
 
 
-def _seen(contract: SetContract, found: Delivery) -> dg.AssetMaterialization:
+def _make_materialization(contract: SetContract, found: Delivery) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
         landing_key(contract),
-        partition=delivery_key(found.partition, found.digest),
+        partition=make_delivery_key(found.partition, found.digest),
         metadata={
             "lakeshare/digest": found.digest,
             "lakeshare/files": len(found.files),

@@ -27,10 +27,10 @@ import httpx
 from rich.console import Console
 
 from lakeshare_pipelines.contracts import SetContract, Table
-from lakeshare_pipelines.contracts.document import did_you_mean
+from lakeshare_pipelines.contracts.document import suggest
 from lakeshare_pipelines.definitions import defs
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest.delivery import SUCCESS, Delivery, find_delivery, set_folder
+from lakeshare_pipelines.ingest.delivery import SUCCESS, Delivery, find_delivery, get_set_folder
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.settings import make_private
@@ -38,7 +38,7 @@ from lakeshare_server.settings import make_private
 READY_S = 120
 STOP_S = 20
 PROBE_S = 5
-STAGE_HAND_POLL_S = 0.2
+PROBE_POLL_S = 0.2
 
 
 def free_port(wanted: int) -> int:
@@ -110,7 +110,7 @@ def _wait_until_ready(child: "subprocess.Popen[bytes]", probe: str, log: Path) -
                 raise Unavailable(f"{probe} did not answer: {error}", f"Read the end of {log}.") from error
         else:
             return
-        time.sleep(STAGE_HAND_POLL_S)
+        time.sleep(PROBE_POLL_S)
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:
@@ -125,7 +125,7 @@ def _stop(child: "subprocess.Popen[bytes]") -> None:
 POLL_S = 0.5
 
 
-def tables(profile: Path) -> list[str]:
+def list_tables(profile: Path) -> list[str]:
     """`share.schema.table` of everything the recipient may read, sorted."""
     import delta_sharing
 
@@ -133,21 +133,21 @@ def tables(profile: Path) -> list[str]:
     return sorted(f"{table.share}.{table.schema}.{table.name}" for table in found)
 
 
-def read(profile: Path, table: str) -> Any:
+def read_table(profile: Path, table: str) -> Any:
     """The whole table as a pandas frame (pandas comes without type stubs for the client)."""
     import delta_sharing
 
     return delta_sharing.load_as_pandas(f"{profile}#{table}")
 
 
-def version(profile: Path, table: str) -> int:
+def read_version(profile: Path, table: str) -> int:
     """The publication number the recipient sees."""
     import delta_sharing
 
     return int(delta_sharing.get_table_version(f"{profile}#{table}"))
 
 
-def fingerprint(frame: Any) -> tuple[int, int]:
+def compute_fingerprint(frame: Any) -> tuple[int, int]:
     """The number of rows of a frame and a hash of their values, whatever their order."""
     import pandas as pd
 
@@ -156,12 +156,12 @@ def fingerprint(frame: Any) -> tuple[int, int]:
 
 
 @dataclass
-class Watch:
+class Observation:
     """Every version and every set of rows, as `fingerprint`, that a recipient saw while something else went on."""
 
     versions: set[int] = field(default_factory=set)
     contents: set[tuple[int, int]] = field(default_factory=set)
-    looks: int = 0
+    reads: int = 0
 
     def saw_only(self, version: int, content: tuple[int, int]) -> bool:
         """Whether there were looks, and each saw just this."""
@@ -169,15 +169,15 @@ class Watch:
 
 
 @contextmanager
-def watching(profile: Path, table: str) -> Iterator[Watch]:
+def watch_table(profile: Path, table: str) -> Iterator[Observation]:
     """Ask for the table's version and its rows over and over until the block ends; a failed read fails the block."""
-    watch, over = Watch(), threading.Event()
+    watch, over = Observation(), threading.Event()
 
     def look() -> None:
         while not over.wait(POLL_S):
-            watch.versions.add(version(profile, table))
-            watch.contents.add(fingerprint(read(profile, table)))
-            watch.looks += 1
+            watch.versions.add(read_version(profile, table))
+            watch.contents.add(compute_fingerprint(read_table(profile, table)))
+            watch.reads += 1
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="watching") as pool:
         watcher = pool.submit(look)
@@ -188,10 +188,10 @@ def watching(profile: Path, table: str) -> Iterator[Watch]:
         watcher.result()
 
 
-Say = Callable[[str], None]
+WriteLine = Callable[[str], None]
 
 
-class Voice:
+class ProgressReporter:
     """Writes to stdout; `working` shows that something runs, and how long it took."""
 
     def __init__(self) -> None:
@@ -201,29 +201,29 @@ class Voice:
         """Begin a new part of the story."""
         self._console.print(f"\n[bold]{title}[/bold]")
 
-    def says(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """One fact."""
         self._console.print(f"  {line}", markup=False)
 
     @contextmanager
-    def working(self, title: str) -> Iterator[Say]:
+    def working(self, title: str) -> Iterator[WriteLine]:
         """Show `title` while the block runs; what it is given to say appears as its steps."""
         started = time.monotonic()
         with self._console.status(f"{title} …"):
-            yield lambda step: self.says(f"{time.monotonic() - started:5.1f} s  {step}")
-        self.says(f"{time.monotonic() - started:5.1f} s  {title}: done")
+            yield lambda step: self.write_line(f"{time.monotonic() - started:5.1f} s  {step}")
+        self.write_line(f"{time.monotonic() - started:5.1f} s  {title}: done")
 
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 PARTITION = "dagster/partition"
-MARK = "lakeshare/demo"
+RUN_TAG = "lakeshare/demo"
 STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
 # The event log has everything; the terminal is for the story.
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+QUIET_RUN_CONFIG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 @dataclass(frozen=True)
-class Ran:
+class RunResult:
     """How a run ended, and the error-severity checks that failed in it."""
 
     run_id: str
@@ -247,7 +247,7 @@ def own_dagster_home(state_dir: Path) -> Path:
 
 
 @contextmanager
-def instance() -> Iterator[dg.DagsterInstance]:
+def open_instance() -> Iterator[dg.DagsterInstance]:
     """The instance at `DAGSTER_HOME`, its tables made before several processes want them at once."""
     with dg.DagsterInstance.get() as found:
         found.get_runs(limit=1)
@@ -260,27 +260,33 @@ def run_job(name: str) -> dg.JobDefinition:
     return defs().resolve_job_def(name)
 
 
-def launch(voice: Voice, on: dg.DagsterInstance, job: str, title: str, partitions: Sequence[str] = ()) -> Ran:
+def launch_run(
+    reporter: ProgressReporter, on: dg.DagsterInstance, job: str, title: str, partitions: Sequence[str] = ()
+) -> RunResult:
     """Run a job for one partition, a range, or none, telling its steps as they end."""
     mark = str(uuid.uuid4())
     target = dg.build_reconstructable_job(__name__, run_job.__name__, reconstructable_args=(job,))
-    with ThreadPoolExecutor(max_workers=1) as pool, voice.working(title) as say:
+    with ThreadPoolExecutor(max_workers=1) as pool, reporter.working(title) as report_step:
         running = pool.submit(
-            dg.execute_job, target, on, run_config=QUIET, tags={MARK: mark, **_partition_tags(partitions)}
+            dg.execute_job,
+            target,
+            on,
+            run_config=QUIET_RUN_CONFIG,
+            tags={RUN_TAG: mark, **_partition_tags(partitions)},
         )
         steps = EndedSteps(on, mark)
         is_over = False
         while not is_over:
             is_over = bool(wait([running], timeout=POLL_S).done)
             for step in steps.next():
-                say(step)
+                report_step(step)
         result = running.result()
     failed = tuple(
         f"{check.asset_key.to_user_string()}: {check.check_name}"
         for check in result.get_asset_check_evaluations()
         if not check.passed and check.severity is dg.AssetCheckSeverity.ERROR
     )
-    return Ran(result.run_id, result.success, failed)
+    return RunResult(result.run_id, result.success, failed)
 
 
 def _partition_tags(partitions: Sequence[str]) -> dict[str, str]:
@@ -302,7 +308,7 @@ class EndedSteps:
     def next(self) -> Iterator[str]:
         """Return the steps that ended since the last call."""
         if self._run_id is None:
-            found = self._on.get_runs(dg.RunsFilter(tags={MARK: self._mark}), limit=1)
+            found = self._on.get_runs(dg.RunsFilter(tags={RUN_TAG: self._mark}), limit=1)
             if not found:
                 return
             self._run_id = found[0].run_id
@@ -328,7 +334,7 @@ DATA_FILES = {
 
 
 @dataclass(frozen=True)
-class Changes:
+class RowChanges:
     """What is done to the rows of one table before they are delivered."""
 
     table: Table
@@ -371,16 +377,16 @@ def deliver(
         find_delivery(
             settings, contract, partition
         )  # raises: it knows the partitions and says which there are
-    texts = [(table, sample_lines(title, table, partition)) for table in tables]
+    texts = [(table, make_sample_lines(title, table, partition)) for table in tables]
     if rows is not None:
         texts = [(table, lines[: rows + 1]) for table, lines in texts]
     _require_columns(title, [lines for _, lines in texts], [*nulls, *drop, *rename])
-    root = set_folder(settings, contract)
+    root = get_set_folder(settings, contract)
     place = root / f".{partition}-{uuid.uuid4().hex}"
     place.mkdir(parents=True)
     try:
         for table, lines in texts:
-            text = _changed(lines, Changes(table, nulls, corrupt, drop, rename, add))
+            text = _apply_changes(lines, RowChanges(table, nulls, corrupt, drop, rename, add))
             # Without a time in the gzip header the same rows are the same bytes.
             (place / f"{table.source}.csv.gz").write_bytes(
                 gzip.compress(text.encode(), compresslevel=1, mtime=0)
@@ -392,7 +398,7 @@ def deliver(
     return find_delivery(settings, contract, partition)
 
 
-def sample_lines(title: str, table: Table, partition: str) -> Sequence[str]:
+def make_sample_lines(title: str, table: Table, partition: str) -> Sequence[str]:
     """Header and rows of a table for one partition, as lines of CSV.
 
     Raises:
@@ -458,29 +464,31 @@ def _require_columns(title: str, texts: Iterable[Sequence[str]], names: Iterable
     known = {name for lines in texts for name in lines[0].strip().split(",")}
     for name in names:
         if name not in known:
-            raise DeliveryError(title, f"its files have no column {name!r}", did_you_mean(name, known))
+            raise DeliveryError(title, f"its files have no column {name!r}", suggest(name, known))
 
 
-def _changed(lines: Sequence[str], changes: Changes) -> str:
+def _apply_changes(lines: Sequence[str], changes: RowChanges) -> str:
     if changes.are_none:
         return "".join(lines)
     header, *rows = csv.reader(lines)
     emptied = [header.index(name) for name in changes.nulls if name in header]
-    kept = [index for index, name in enumerate(header) if name not in changes.drop]
+    indexes = [index for index, name in enumerate(header) if name not in changes.drop]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([changes.rename.get(header[index], header[index]) for index in kept] + list(changes.add))
+    writer.writerow(
+        [changes.rename.get(header[index], header[index]) for index in indexes] + list(changes.add)
+    )
     for number, row in enumerate(rows):
         if number % NULL_EVERY == 0:
             for index in emptied:
                 row[index] = MISSING
         if changes.corrupt and number % CORRUPT_EVERY == 0:
-            row = _corrupted(header, row, number, changes.table)
-        writer.writerow([row[index] for index in kept if index < len(row)] + list(changes.add.values()))
+            row = _corrupt_row(header, row, number, changes.table)
+        writer.writerow([row[index] for index in indexes if index < len(row)] + list(changes.add.values()))
     return out.getvalue()
 
 
-def _corrupted(header: Sequence[str], row: list[str], number: int, table: Table) -> list[str]:
+def _corrupt_row(header: Sequence[str], row: list[str], number: int, table: Table) -> list[str]:
     """By turns a row that breaks off, and one with a word where a number belongs."""
     typed = [column.delivered_as for column in table.columns if column.type != "string"]
     index = next((header.index(name) for name in typed if name in header), None)
@@ -498,16 +506,16 @@ def _move(new: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def source_rows(contract: SetContract, table_name: str, partitions: Sequence[str]) -> int:
+def count_source_rows(contract: SetContract, table_name: str, partitions: Sequence[str]) -> int:
     """Rows of a table when exactly these partitions are published."""
     table = contract.table(table_name)
     if table.source is not None:
-        return sum(len(sample_lines(contract.name, table, partition)) - 1 for partition in partitions)
-    return sum(_groups(contract, partition) for partition in partitions)
+        return sum(len(make_sample_lines(contract.name, table, partition)) - 1 for partition in partitions)
+    return sum(_count_groups(contract, partition) for partition in partitions)
 
 
-def _groups(contract: SetContract, partition: str) -> int:
+def _count_groups(contract: SetContract, partition: str) -> int:
     """Rows of `flights.daily_delays` for a day: its airports and airlines that had a departure."""
     departures = contract.table("departures")
-    rows = csv.DictReader(sample_lines(contract.name, departures, partition))
+    rows = csv.DictReader(make_sample_lines(contract.name, departures, partition))
     return len({(row["origin"], row["carrier"]) for row in rows})

@@ -6,10 +6,10 @@ read at all; frame.py reads a delivery with Spark; samples.py makes deliveries f
 
 from lakeshare_pipelines.ingest.delivery import (
     Delivery,
+    blame_changed_delivery,
     find_deliveries,
     find_delivery,
-    still_same,
-    unchanged_while,
+    require_unchanged,
 )
 
-__all__ = ["Delivery", "find_deliveries", "find_delivery", "still_same", "unchanged_while"]
+__all__ = ["Delivery", "blame_changed_delivery", "find_deliveries", "find_delivery", "require_unchanged"]

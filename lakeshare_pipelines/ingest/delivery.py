@@ -25,15 +25,15 @@ _Key = tuple[str, int, int, int, int]
 _cache: dict[_Key, str] = {}
 
 
-def digest_of(root: Path, files: Iterable[Path]) -> str:
+def compute_digest(root: Path, files: Iterable[Path]) -> str:
     """SHA-256 over the names below `root` and the bytes of `files`, in order of name."""
     digest = hashlib.sha256()
     for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
-        digest.update(f"{len(name.encode())}:{name}:{file_digest(path)}\n".encode())
+        digest.update(f"{len(name.encode())}:{name}:{compute_file_digest(path)}\n".encode())
     return digest.hexdigest()
 
 
-def file_digest(path: Path) -> str:
+def compute_file_digest(path: Path) -> str:
     """SHA-256 of a file; remembered while size, times and inode stay as they are."""
     stat = path.stat()
     key = _key(path, stat)
@@ -57,7 +57,7 @@ def _key(path: Path, stat: os.stat_result) -> _Key:
 
 FileFormat = Literal["csv", "jsonl", "parquet"]
 
-ENDINGS: dict[str, FileFormat] = {
+FORMAT_BY_SUFFIX: dict[str, FileFormat] = {
     ".csv": "csv",
     ".csv.gz": "csv",
     ".jsonl": "jsonl",
@@ -132,7 +132,9 @@ def assign_files(contract: SetContract, partition: str, files: Iterable[Path]) -
 
 def _assign(contract: SetContract, partition: str, tables: Sequence[Table], path: Path) -> LandingFile:
     title, name = f"{contract.name}/{partition}", path.name
-    ending = next((end for end in sorted(ENDINGS, key=len, reverse=True) if name.endswith(end)), None)
+    ending = next(
+        (end for end in sorted(FORMAT_BY_SUFFIX, key=len, reverse=True) if name.endswith(end)), None
+    )
     # `<landing>/<set>/<partition>/<file>`
     if not is_inside(path.parents[2], path):
         raise DeliveryError(title, f"{name} is a link to a place outside the landing folder", NO_LINKS)
@@ -148,7 +150,7 @@ def _assign(contract: SetContract, partition: str, tables: Sequence[Table], path
         raise DeliveryError(
             title,
             f"{name} is of no known format",
-            f"Known are {', '.join(ENDINGS)}; a name that begins with _ is left alone.",
+            f"Known are {', '.join(FORMAT_BY_SUFFIX)}; a name that begins with _ is left alone.",
         )
     stem = name.removesuffix(ending)
     fitting = [t for t in tables if fnmatchcase(stem, t.source or "") or fnmatchcase(stem, f"{t.source}-*")]
@@ -159,7 +161,7 @@ def _assign(contract: SetContract, partition: str, tables: Sequence[Table], path
         )
     # `departures_late` may be a table beside `departures*`: the longest source is the most exact one.
     table = max(fitting, key=lambda t: len(t.source or ""))
-    return LandingFile(path, contract.name, partition, table, ENDINGS[ending])
+    return LandingFile(path, contract.name, partition, table, FORMAT_BY_SUFFIX[ending])
 
 
 log = logging.getLogger(__name__)
@@ -197,7 +199,7 @@ def find_deliveries(settings: LakeSettings, contract: SetContract) -> list[Deliv
     Raises:
         DeliveryError: the set's folder is a link to a place outside landing.
     """
-    root = set_folder(settings, contract)
+    root = get_set_folder(settings, contract)
     if not root.is_dir():
         return []
     found = []
@@ -211,7 +213,7 @@ def find_deliveries(settings: LakeSettings, contract: SetContract) -> list[Deliv
             log.warning("%s is ignored: it is a link to a folder outside the landing folder", path)
             continue
         try:
-            delivery = _look(settings, contract, path)
+            delivery = _inspect_delivery(settings, contract, path)
         except FileNotFoundError:
             continue  # replaced or taken away this very moment: the next look finds what is there then
         except OSError as error:
@@ -234,11 +236,11 @@ def find_delivery(settings: LakeSettings, contract: SetContract, partition: str)
         days = f"Give a day from {contract.first_partition} on, as 2013-01-01."
         fix = days if contract.partitioning == "daily" else "The set has one partition: all."
         raise DeliveryError(title, f"{partition!r} is no partition of set {contract.name}", fix)
-    path = set_folder(settings, contract) / partition
+    path = get_set_folder(settings, contract) / partition
     if not is_inside(settings.landing, path):
         raise DeliveryError(title, f"{partition} is a link to a folder outside the landing folder", NO_LINKS)
     try:
-        delivery = _look(settings, contract, path)
+        delivery = _inspect_delivery(settings, contract, path)
     except FileNotFoundError:
         raise DeliveryError(
             title,
@@ -256,13 +258,13 @@ def find_delivery(settings: LakeSettings, contract: SetContract, partition: str)
         what = f"is empty: {names} without a byte" if names else "is empty: no files"
         raise DeliveryError(title, what, f"Put its files into {path} and deliver again.")
     if not delivery.complete:
-        raise DeliveryError(title, "is not complete", _what_is_awaited(settings, path))
+        raise DeliveryError(title, "is not complete", _describe_completeness(settings, path))
     assign_files(contract, partition, delivery.files)
     _require_manifest(delivery)
     return delivery
 
 
-def set_folder(settings: LakeSettings, contract: SetContract) -> Path:
+def get_set_folder(settings: LakeSettings, contract: SetContract) -> Path:
     """The folder that a set's deliveries arrive in.
 
     Raises:
@@ -278,7 +280,7 @@ def set_folder(settings: LakeSettings, contract: SetContract) -> Path:
     return root
 
 
-def still_same(delivery: Delivery) -> None:
+def require_unchanged(delivery: Delivery) -> None:
     """Make sure that the files are what they were when the delivery was found.
 
     Raises:
@@ -290,7 +292,7 @@ def still_same(delivery: Delivery) -> None:
         is_same = (
             files == delivery.files
             and all(is_inside(delivery.landing, file) for file in (delivery.path, *files))
-            and digest_of(delivery.path, files) == delivery.digest
+            and compute_digest(delivery.path, files) == delivery.digest
         )
     except OSError:
         is_same = False
@@ -303,7 +305,7 @@ def still_same(delivery: Delivery) -> None:
 
 
 @contextmanager
-def unchanged_while(deliveries: Sequence[Delivery]) -> Iterator[None]:
+def blame_changed_delivery(deliveries: Sequence[Delivery]) -> Iterator[None]:
     """Blame a failed reading on the delivery when that changed meanwhile.
 
     Raises:
@@ -316,15 +318,15 @@ def unchanged_while(deliveries: Sequence[Delivery]) -> Iterator[None]:
     except Exception as error:
         for delivery in deliveries:
             try:
-                still_same(delivery)
+                require_unchanged(delivery)
             except DeliveryError as changed:
                 raise changed from error
         raise
 
 
-def _look(settings: LakeSettings, contract: SetContract, path: Path) -> Delivery:
+def _inspect_delivery(settings: LakeSettings, contract: SetContract, path: Path) -> Delivery:
     files = _data_files(path)
-    changed_at = max(_changed_at(entry) for entry in (path, *files))
+    changed_at = max(_get_changed_at(entry) for entry in (path, *files))
     complete = _is_complete(settings, path, files, changed_at)
     return Delivery(
         set_name=contract.name,
@@ -338,7 +340,9 @@ def _look(settings: LakeSettings, contract: SetContract, path: Path) -> Delivery
 
 
 def _digest(settings: LakeSettings, path: Path, files: Sequence[Path]) -> str:
-    return digest_of(path, [file for file in files if is_inside(settings.landing, file) and file.is_file()])
+    return compute_digest(
+        path, [file for file in files if is_inside(settings.landing, file) and file.is_file()]
+    )
 
 
 def _markers_outside(settings: LakeSettings, path: Path) -> list[str]:
@@ -349,7 +353,7 @@ def _data_files(path: Path) -> tuple[Path, ...]:
     return tuple(sorted(entry for entry in path.iterdir() if is_data(entry.name)))
 
 
-def _changed_at(path: Path) -> float:
+def _get_changed_at(path: Path) -> float:
     # Copies often keep the sender's mtime; ctime says when the file came to be here.
     stat = path.lstat()
     return max(stat.st_mtime, stat.st_ctime)
@@ -396,7 +400,7 @@ def _require_manifest(delivery: Delivery) -> None:
             raise DeliveryError(
                 delivery.title, f"{name} has {size} bytes, {MANIFEST} says {entry['size']}", fix
             )
-        if entry.get("sha256") not in (None, file_digest(there[name])):
+        if entry.get("sha256") not in (None, compute_file_digest(there[name])):
             raise DeliveryError(delivery.title, f"{name} has another SHA-256 than {MANIFEST} says", fix)
 
 
@@ -404,18 +408,18 @@ def _read_manifest(path: Path) -> list[dict[str, Any]]:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise _bad_manifest(path, str(error)) from error
+        raise _make_manifest_error(path, str(error)) from error
     entries = manifest.get("files") if isinstance(manifest, dict) else None
     if (
         not isinstance(entries, list)
         or not entries
         or not all(_is_manifest_entry(entry) for entry in entries)
     ):
-        raise _bad_manifest(path, "it does not list files by name, size and sha256")
+        raise _make_manifest_error(path, "it does not list files by name, size and sha256")
     return entries
 
 
-def _bad_manifest(path: Path, reason: str) -> DeliveryError:
+def _make_manifest_error(path: Path, reason: str) -> DeliveryError:
     wanted = '{"files": [{"name": "departures.csv", "size": 1234, "sha256": "…"}]}, size and sha256 optional'
     title = f"{path.parent.name}/{path.name}"
     return DeliveryError(title, f"{MANIFEST} cannot be read: {reason}", f"Write it as {wanted}.")
@@ -431,7 +435,7 @@ def _is_manifest_entry(entry: Any) -> bool:
     )
 
 
-def _what_is_awaited(settings: LakeSettings, path: Path) -> str:
+def _describe_completeness(settings: LakeSettings, path: Path) -> str:
     if (path / MANIFEST).exists():
         return f"Files that {MANIFEST} lists are still to come; run again when they are there."
     return f"Write {SUCCESS} into {path}, or wait until it has been quiet for {settings.quiet_s} s."

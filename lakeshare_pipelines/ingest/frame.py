@@ -12,9 +12,9 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
-from lakeshare_pipelines.contracts.model import base_of
+from lakeshare_pipelines.contracts.model import get_base_type
 from lakeshare_pipelines.errors import ContractError
-from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, unchanged_while
+from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
 from lakeshare_pipelines.ingest.sources import (
     BAD,
     FILE,
@@ -41,7 +41,7 @@ DECIMAL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 WIDEST_DECIMAL = "decimal(38,18)"
 
 # Which types of a Parquet file are the contract's type, if their values fit; all else is another type.
-FITTING = {
+COMPATIBLE_TYPES = {
     "boolean": {"boolean"},
     "string": {"string"},
     "date": {"date"},
@@ -52,11 +52,11 @@ FITTING = {
 }
 
 
-def from_text(text: "SparkColumn", kind: str) -> "SparkColumn":
+def parse_text(text: "SparkColumn", kind: str) -> "SparkColumn":
     """Text as a value of the type; null where it is none."""
     from pyspark.sql import functions as F
 
-    base = base_of(kind)
+    base = get_base_type(kind)
     if base == "string":
         return text
     text = F.trim(text)
@@ -78,16 +78,16 @@ def from_text(text: "SparkColumn", kind: str) -> "SparkColumn":
     return text.try_cast(kind)
 
 
-def is_fitting(found: "DataType", kind: str) -> bool:
+def is_compatible(found: "DataType", kind: str) -> bool:
     """Whether a Parquet column of type `found` may hold the contract's type."""
-    return base_of(found.simpleString()) in FITTING[base_of(kind)]
+    return get_base_type(found.simpleString()) in COMPATIBLE_TYPES[get_base_type(kind)]
 
 
-def from_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkColumn":
+def convert_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkColumn":
     """A fitting Parquet value as the contract's type; null where it does not fit without loss."""
     from pyspark.sql import functions as F
 
-    base, before = base_of(kind), base_of(found.simpleString())
+    base, before = get_base_type(kind), get_base_type(found.simpleString())
     if found.simpleString() == kind:
         return value
     if base in INTEGERS and before in ("float", "double", "decimal"):
@@ -110,10 +110,10 @@ _GIVEN = "__lakeshare_given_"
 _MISFIT = "__lakeshare_misfit_"
 SHOWN_CHARACTERS = 100
 # One value that does not parse is a bad row; from here on, if all of them do not, it is a column of another type.
-ANOTHER_TYPE_FROM = 2
+MIN_TYPE_MISMATCHES = 2
 
 
-def judge(
+def validate_rows(
     contract: SetContract, table: Table, groups: Sequence[RawRows], without: Collection[tuple[int, str]] = ()
 ) -> "DataFrame":
     """The rows of all groups, typed, each with the reason why it cannot be taken, or null.
@@ -128,7 +128,7 @@ def judge(
     return _refusals(contract, table, _computed(contract, table, judged))
 
 
-def another_type(
+def find_type_mismatches(
     table: Table, judged: "DataFrame", groups: Sequence[RawRows]
 ) -> tuple[int, list[tuple[int, str]]]:
     """How many rows cannot be taken, and the columns (with their group) in which not one value fits."""
@@ -143,7 +143,7 @@ def another_type(
         (index, name)
         for index, _, *numbers in rows_of_group
         for name, fit, unfit in zip(names, numbers[: len(names)], numbers[len(names) :], strict=True)
-        if fit == 0 and unfit >= ANOTHER_TYPE_FROM
+        if fit == 0 and unfit >= MIN_TYPE_MISMATCHES
     ]
     return sum(row[1] for row in rows_of_group), sorted(found)
 
@@ -159,8 +159,8 @@ def _typed(table: Table, rows: RawRows, index: int, without: Collection[str]) ->
         .alias(column.name)
         for column in table.columns
     ]
-    kept = [value.alias(_GIVEN + name) for name, value in given.items()]
-    typed = rows.frame.select(FILE, LINE, PARTITION, RAW, BAD, *values, *kept)
+    given_columns = [value.alias(_GIVEN + name) for name, value in given.items()]
+    typed = rows.frame.select(FILE, LINE, PARTITION, RAW, BAD, *values, *given_columns)
     # A step of its own: what is used in several places below is computed once here.
     misfits = {name: F.col(_GIVEN + name).isNotNull() & F.col(name).isNull() for name in given}
     reasons = [
@@ -187,15 +187,15 @@ def _given(column: Column, rows: RawRows) -> "SparkColumn | None":
     name = column.delivered_as
     if name is None or name not in rows.values:
         return None
-    if rows.types is not None and not is_fitting(rows.types[name], column.type):
+    if rows.types is not None and not is_compatible(rows.types[name], column.type):
         return None
     return rows.values[name]
 
 
 def _value(column: Column, rows: RawRows, given: "SparkColumn") -> "SparkColumn":
     if rows.types is None:
-        return from_text(given, column.type)
-    return from_typed(given, rows.types[column.delivered_as or column.name], column.type)
+        return parse_text(given, column.type)
+    return convert_typed(given, rows.types[column.delivered_as or column.name], column.type)
 
 
 def _misfit(column: Column) -> "SparkColumn":
@@ -248,7 +248,7 @@ def _refusals(contract: SetContract, table: Table, frame: "DataFrame") -> "DataF
 
 
 @dataclass(frozen=True)
-class Problem:
+class ColumnProblem:
     """A column that is missing, unknown, given twice or of another type; `detail` is the whole sentence.
 
     `column` is empty where the problem is of all columns together.
@@ -267,7 +267,7 @@ class Problem:
         return f"column {self.column!r} {self.what}{where}" if self.column else f"{self.what}{where}"
 
 
-def structure_problems(table: Table, rows: RawRows) -> list[Problem]:
+def find_column_problems(table: Table, rows: RawRows) -> list[ColumnProblem]:
     """Compare the columns of a group of files with the contract's."""
     wanted = {column.delivered_as: column for column in table.columns if column.delivered_as}
     missing = [name for name in wanted if name not in rows.columns]
@@ -277,27 +277,27 @@ def structure_problems(table: Table, rows: RawRows) -> list[Problem]:
     for name in missing:
         close = difflib.get_close_matches(name.lower(), [e.lower() for e in extra], n=1, cutoff=0.6)
         hint = f" (the file has {close[0]!r})" if close else ""
-        found.append(Problem(name, f"is missing{hint}", rows.files))
+        found.append(ColumnProblem(name, f"is missing{hint}", rows.files))
     if len(missing) == len(wanted) and extra and rows.files[0].format == "csv":
         # The names may be values of the first row, which do not belong into messages.
         what = f"none of the {len(extra)} columns is in the contract, the first line may not be a header,"
-        return [*found, Problem("", what, rows.files)]
-    found += [Problem(name, "is not in the contract", rows.files) for name in extra]
-    found += [Problem(name, "is given twice", rows.files) for name in repeated]
+        return [*found, ColumnProblem("", what, rows.files)]
+    found += [ColumnProblem(name, "is not in the contract", rows.files) for name in extra]
+    found += [ColumnProblem(name, "is given twice", rows.files) for name in repeated]
     for name, column in wanted.items():
         kind = rows.types.get(name) if rows.types else None
-        if kind is not None and not is_fitting(kind, column.type):
-            found.append(Problem(name, f"is {kind.simpleString()}, not {column.type},", rows.files))
+        if kind is not None and not is_compatible(kind, column.type):
+            found.append(ColumnProblem(name, f"is {kind.simpleString()}, not {column.type},", rows.files))
     return found
 
 
-def together(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def merge_problems(problems: Iterable[ColumnProblem]) -> tuple[ColumnProblem, ...]:
     """The same problem of several groups of files as one."""
     files: dict[tuple[str, str], tuple[LandingFile, ...]] = {}
     for problem in problems:
         key = (problem.column, problem.what)
         files[key] = files.get(key, ()) + problem.files
-    return tuple(Problem(column, what, found) for (column, what), found in files.items())
+    return tuple(ColumnProblem(column, what, found) for (column, what), found in files.items())
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class TableFrame:
 
     frame: "DataFrame"
     rejected: "DataFrame | None" = None
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ColumnProblem, ...] = ()
     rejected_rows: int = 0
 
 
@@ -325,7 +325,7 @@ def read_delivery(
         DeliveryError: a file cannot be read at all, or changed while it was read.
         ContractError: the transformLogic of a column is no Spark SQL.
     """
-    with unchanged_while(deliveries):
+    with blame_changed_delivery(deliveries):
         files = [
             require_readable(file, limits)
             for delivery in deliveries
@@ -347,15 +347,15 @@ def _read_table(
 
     wanted = [column.delivered_as for column in table.columns if column.delivered_as]
     groups = read_raw(spark, files, wanted)
-    problems = [problem for group in groups for problem in structure_problems(table, group)]
-    judged = judge(contract, table, groups)
-    rejected_rows, wrong = another_type(table, judged, groups)
+    problems = [problem for group in groups for problem in find_column_problems(table, group)]
+    judged = validate_rows(contract, table, groups)
+    rejected_rows, wrong = find_type_mismatches(table, judged, groups)
     if wrong:
         problems += [
-            Problem(name, f"is of another type than {table.column(name).type}", groups[index].files)
+            ColumnProblem(name, f"is of another type than {table.column(name).type}", groups[index].files)
             for index, name in wrong
         ]
-        judged = judge(contract, table, groups, without=wrong)
+        judged = validate_rows(contract, table, groups, without=wrong)
         rejected_rows = judged.where(F.col(REASON).isNotNull()).count()
     rejected = judged.where(F.col(REASON).isNotNull()).select(
         F.lit(table.name).alias("table"),
@@ -367,6 +367,6 @@ def _read_table(
     return TableFrame(
         frame=judged.where(F.col(REASON).isNull()).select(*(column.name for column in table.columns)),
         rejected=rejected if rejected_rows else None,
-        problems=together(problems),
+        problems=merge_problems(problems),
         rejected_rows=rejected_rows,
     )

@@ -20,8 +20,8 @@ from typing import Any
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import DeliveriesRefused, DeliveryError, StoreError
-from lakeshare_pipelines.file_lock import locked
-from lakeshare_pipelines.ingest.delivery import MANIFEST, SUCCESS, is_data, set_folder
+from lakeshare_pipelines.file_lock import hold_lock
+from lakeshare_pipelines.ingest.delivery import MANIFEST, SUCCESS, get_set_folder, is_data
 from lakeshare_pipelines.settings import LakeSettings
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 1 << 20
 PROGRESS_S = 10.0
 CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role."
-REACH = "Check LAKESHARE_LANDING_S3_ENDPOINT and the network; what has arrived already stays."
+CHECK_ENDPOINT = "Check LAKESHARE_LANDING_S3_ENDPOINT and the network; what has arrived already stays."
 
 REFUSALS = {
     "NoSuchBucket": ("there is no such bucket", "Create it, or correct LAKESHARE_LANDING_S3."),
@@ -84,7 +84,7 @@ def list_objects(client: Any, folder: S3Folder) -> Iterator[S3Object]:
     Raises:
         StoreError: S3 refused, or did not answer.
     """
-    with explained(folder):
+    with translate_errors(folder):
         for page in client.get_paginator("list_objects_v2").paginate(
             Bucket=folder.bucket, Prefix=folder.prefix
         ):
@@ -102,11 +102,11 @@ def copy_object(client: Any, folder: S3Folder, wanted: S3Object, path: Path) -> 
     """
     part = path.with_name(f".{path.name}.part")
     try:
-        with explained(folder, wanted.key), part.open("wb") as file:
-            answer = client.get_object(Bucket=folder.bucket, Key=wanted.key, IfMatch=wanted.etag)
+        with translate_errors(folder, wanted.key), part.open("wb") as file:
+            response = client.get_object(Bucket=folder.bucket, Key=wanted.key, IfMatch=wanted.etag)
             size_bytes = 0
             logged_at = time.monotonic()
-            for chunk in answer["Body"].iter_chunks(CHUNK_BYTES):
+            for chunk in response["Body"].iter_chunks(CHUNK_BYTES):
                 size_bytes += file.write(chunk)
                 if time.monotonic() - logged_at > PROGRESS_S:
                     logged_at = time.monotonic()
@@ -114,15 +114,15 @@ def copy_object(client: Any, folder: S3Folder, wanted: S3Object, path: Path) -> 
             file.flush()
             os.fsync(file.fileno())
         # Not every store honours If-Match: the answer's own ETag and size are looked at as well.
-        if size_bytes != wanted.size_bytes or answer["ETag"] != wanted.etag:
-            raise changed(folder, wanted.key)
+        if size_bytes != wanted.size_bytes or response["ETag"] != wanted.etag:
+            raise make_changed_error(folder, wanted.key)
         part.rename(path)
     finally:
         with suppress(FileNotFoundError):
             part.unlink()
 
 
-def changed(folder: S3Folder, key: str) -> DeliveryError:
+def make_changed_error(folder: S3Folder, key: str) -> DeliveryError:
     """The error for an object that is not what the listing said."""
     return DeliveryError(
         f"s3://{folder.bucket}/{key}",
@@ -132,7 +132,7 @@ def changed(folder: S3Folder, key: str) -> DeliveryError:
 
 
 @contextmanager
-def explained(folder: S3Folder, key: str = "") -> Iterator[None]:
+def translate_errors(folder: S3Folder, key: str = "") -> Iterator[None]:
     """Say what S3 refused, of which bucket, and what to do.
 
     Raises:
@@ -149,18 +149,18 @@ def explained(folder: S3Folder, key: str = "") -> Iterator[None]:
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
         if key and code in CHANGED:
-            raise changed(folder, key) from error
+            raise make_changed_error(folder, key) from error
         if code in {"403", "404"}:
             code = {"403": "AccessDenied", "404": "NoSuchBucket"}[code]
         reason, fix = REFUSALS.get(code, (f"S3 refused: {error}", "What has arrived already stays."))
         raise StoreError(where, reason, fix) from error
     except (ConnectionRefused, HTTPClientError, IncompleteReadError) as error:
-        raise StoreError(where, f"S3 did not answer, or broke off: {error}", REACH) from error
+        raise StoreError(where, f"S3 did not answer, or broke off: {error}", CHECK_ENDPOINT) from error
     except BotoCoreError as error:
         is_credentials = "redential" in type(error).__name__ or "Profile" in type(error).__name__
         reason = "there are no usable credentials" if is_credentials else "it cannot be asked"
         raise StoreError(
-            where, f"{reason}: {str(error).rstrip('.')}", CREDENTIALS if is_credentials else REACH
+            where, f"{reason}: {str(error).rstrip('.')}", CREDENTIALS if is_credentials else CHECK_ENDPOINT
         ) from error
 
 
@@ -211,11 +211,11 @@ def fetch_deliveries(client: Any, settings: LakeSettings, contract: SetContract)
     if settings.landing_s3 is None:
         return []
     source = S3Folder.at(settings.landing_s3) / contract.name
-    place = set_folder(settings, contract)
+    place = get_set_folder(settings, contract)
     try:
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(place / ".s3.lock", wait_s=0))
+                stack.enter_context(hold_lock(place / ".s3.lock", wait_s=0))
             except TimeoutError:
                 log.info("deliveries of %s are being fetched by another process", contract.name)
                 return []
@@ -239,7 +239,7 @@ def _fetch_all(
             continue
         try:
             delivery = _delivery(source / partition, partition, objects)
-            if not delivery.is_complete(settings.quiet_s) or _is_here(delivery, place / partition):
+            if not delivery.is_complete(settings.quiet_s) or _is_fetched(delivery, place / partition):
                 continue
             _fetch(client, delivery, place)
         except StoreError:
@@ -282,7 +282,7 @@ def _require_plain(folder: S3Folder, key: str, name: str) -> None:
         )
 
 
-def _is_here(delivery: S3Delivery, path: Path) -> bool:
+def _is_fetched(delivery: S3Delivery, path: Path) -> bool:
     if path.is_symlink():
         return False
     try:
@@ -311,7 +311,7 @@ def _scratch(delivery: S3Delivery, place: Path) -> Path:
     """The hidden folder for exactly this content: what a stopped fetch left there is whole and is kept."""
     digest = hashlib.sha256(json.dumps(delivery.record, sort_keys=True).encode()).hexdigest()
     scratch = place / f".s3-{delivery.partition}-{digest[:16]}"
-    _put_back(_old(place / delivery.partition), place / delivery.partition)
+    _restore_moved(_get_old_path(place / delivery.partition), place / delivery.partition)
     for other in place.glob(f".s3-{delivery.partition}-*"):
         if other.is_symlink():
             other.unlink()  # not ours: it could lead outside of landing
@@ -325,11 +325,11 @@ def _require_unchanged(client: Any, delivery: S3Delivery) -> None:
     now = _delivery(delivery.folder, delivery.partition, list(list_objects(client, delivery.folder)))
     for name in sorted({*now.record, *delivery.record}):
         if now.record.get(name) != delivery.record.get(name):
-            raise changed(delivery.folder, f"{delivery.folder.prefix}{name}")
+            raise make_changed_error(delivery.folder, f"{delivery.folder.prefix}{name}")
 
 
 def _move(new: Path, path: Path) -> None:
-    old = _old(path)
+    old = _get_old_path(path)
     if path.is_symlink():
         path.unlink()
     with suppress(FileNotFoundError):
@@ -337,16 +337,16 @@ def _move(new: Path, path: Path) -> None:
     try:
         new.rename(path)
     except OSError:
-        _put_back(old, path)
+        _restore_moved(old, path)
         raise
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _put_back(old: Path, path: Path) -> None:
+def _restore_moved(old: Path, path: Path) -> None:
     """What was moved away for another that never came, be it by a crash."""
     if old.exists() and not path.exists():
         old.rename(path)
 
 
-def _old(path: Path) -> Path:
+def _get_old_path(path: Path) -> Path:
     return path.with_name(f".s3-{path.name}-old")

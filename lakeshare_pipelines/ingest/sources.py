@@ -61,7 +61,7 @@ def require_readable(file: LandingFile, limits: ReadingLimits = ReadingLimits())
             )
         if file.format == "parquet":
             return ReadableFile(file, limits, schema=_parquet_schema(file, limits))
-        head = _look_through(file, limits)
+        head = _decode_whole_file(file, limits)
     except OSError as error:
         raise _error(
             file, f"cannot be read: {error.strerror or error}", "Check the file and its permissions"
@@ -69,7 +69,7 @@ def require_readable(file: LandingFile, limits: ReadingLimits = ReadingLimits())
     return ReadableFile(file, limits, header=_header(file, head) if file.format == "csv" else ())
 
 
-def _look_through(file: LandingFile, limits: ReadingLimits) -> str:
+def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
     """Decode all of a text file and return its beginning."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     head, line, size_bytes, unended_bytes = "", 1, 0, 0
@@ -224,10 +224,10 @@ def _read_csv(spark: "SparkSession", files: tuple[LandingFile, ...], header: tup
         .where((F.col(LINE) > 1) & (F.trim("value") != ""))
         # Exploded, though it is one: a step the optimizer does not fold, or it parses the line again for each field.
         .select("*", F.explode(F.array(parsed)).alias(_PARSED))
-        .withColumn(BAD, F.coalesce(_unclosed(), _unfit(header)))
+        .withColumn(BAD, F.coalesce(_has_unclosed_quote(), _has_wrong_field_count(header)))
         .withColumn(RAW, F.substring("value", 1, RAW_CHARACTERS))
     )
-    return _as_texts(files, rows, header, reading)
+    return _select_texts(files, rows, header, reading)
 
 
 def _read_multiline(
@@ -248,11 +248,11 @@ def _read_multiline(
     joined = F.coalesce(F.col(_PARSED)[_BROKEN], F.concat_ws(reading.delimiter, *texts))
     rows = (
         # A record may span lines: what is counted here are records, the header being the first.
-        _placed(spark, files, records, F.to_csv(_PARSED), first=2)
-        .withColumn(BAD, _unfit(header))
+        _add_location(spark, files, records, F.to_csv(_PARSED), first=2)
+        .withColumn(BAD, _has_wrong_field_count(header))
         .withColumn(RAW, F.substring(joined, 1, RAW_CHARACTERS))
     )
-    return _as_texts(files, rows, header, reading)
+    return _select_texts(files, rows, header, reading)
 
 
 def _read_json(spark: "SparkSession", files: tuple[LandingFile, ...], wanted: Sequence[str]) -> RawRows:
@@ -271,12 +271,12 @@ def _read_json(spark: "SparkSession", files: tuple[LandingFile, ...], wanted: Se
         .withColumn(BAD, F.when(F.col(_PARSED).isNull(), F.lit("the line is not one JSON object")))
         .withColumn(RAW, F.substring("value", 1, RAW_CHARACTERS))
     )
-    texts = _as_texts(files, rows, wanted, files[0].table.reading)
+    texts = _select_texts(files, rows, wanted, files[0].table.reading)
     values = {name: value for name, value in texts.values.items() if name in present}
     return replace(texts, columns=(*values, *sorted(present - set(wanted))), values=values)
 
 
-def _as_texts(
+def _select_texts(
     files: tuple[LandingFile, ...], rows: "DataFrame", names: Sequence[str], reading: Reading
 ) -> RawRows:
     """The fields of the parsed struct as an array of texts, what the contract calls empty being null."""
@@ -312,7 +312,7 @@ def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRo
         given.append(column.alias(f"_{i}"))
     line = (F.col("_metadata.row_index") + 1).alias("_row")
     raw = F.substring(F.to_json(F.struct("*")), 1, RAW_CHARACTERS).alias(RAW)
-    placed = _placed(spark, files, rows.select(*given, raw, line, *_where()), None)
+    placed = _add_location(spark, files, rows.select(*given, raw, line, *_where()), None)
     frame = placed.withColumn(LINE, F.col("_row")).withColumn(BAD, F.lit(None).cast("string"))
     values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
     return RawRows(files, frame, tuple(types), values, types)
@@ -322,7 +322,7 @@ def _lines(spark: "SparkSession", files: tuple[LandingFile, ...]) -> "DataFrame"
     from pyspark.sql import functions as F
 
     rows = spark.read.text(_paths(files)).select("value", *_where())
-    placed = _placed(spark, files, rows, F.col("value"), first=1)
+    placed = _add_location(spark, files, rows, F.col("value"), first=1)
     text = F.when(F.col(LINE) == 1, F.regexp_replace("value", f"^{BOM}", "")).otherwise(F.col("value"))
     return placed.withColumn("value", text)
 
@@ -337,7 +337,7 @@ def _where() -> "list[SparkColumn]":
     ]
 
 
-def _placed(
+def _add_location(
     spark: "SparkSession",
     files: tuple[LandingFile, ...],
     rows: "DataFrame",
@@ -388,14 +388,14 @@ def _blocks(rows: "DataFrame", counted: "SparkColumn | None") -> list[tuple[str,
     return sorted((row[0], row[1], row[2], row[3]) for row in found)
 
 
-def _unfit(header: Sequence[str]) -> "SparkColumn":
+def _has_wrong_field_count(header: Sequence[str]) -> "SparkColumn":
     from pyspark.sql import functions as F
 
     reason = F.lit(f"the row has not the {len(header)} fields of the header")
     return F.when(F.col(_PARSED)[_BROKEN].isNotNull(), reason)
 
 
-def _unclosed() -> "SparkColumn":
+def _has_unclosed_quote() -> "SparkColumn":
     from pyspark.sql import functions as F
 
     # The parser takes what follows an open quote up to the next delimiter: a field over two lines would be cut short.

@@ -40,11 +40,11 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CODES = {401: "UNAUTHENTICATED", 403: "FORBIDDEN"}
 
 
-class Calls:
+class JsonApi:
     """JSON in, JSON out, errors as NessieError."""
 
     def __init__(self, uri: str, token: str | None) -> None:
-        keep_off_proxies(uri)
+        bypass_proxy(uri)
         self._uri = uri.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -78,25 +78,26 @@ class Calls:
         url = self._uri + path
         try:
             with httpx.Client(verify=_certificates(), timeout=TIMEOUT_S, headers=self._headers) as client:
-                answer = client.request(method, url, params=dict(parameters or {}), json=body)
+                response = client.request(method, url, params=dict(parameters or {}), json=body)
         except httpx.HTTPError as error:
-            raise unreachable(self._uri, error) from error
-        if not answer.is_success:
-            raise _refused(answer)
-        return _json(answer)
+            raise unreachable_error(self._uri, error) from error
+        if not response.is_success:
+            raise _make_error(response)
+        return _json(response)
 
 
-def unreachable(uri: str, error: Exception) -> NessieError:
+def unreachable_error(uri: str, error: Exception) -> NessieError:
     """The error for a server that does not answer."""
     return NessieError(
         0,
         "UNREACHABLE",
-        f"{uri} does not answer ({_short(error)}). `lakeshare doctor` says whether Nessie runs; the embedded one "
+        f"{uri} does not answer ({_get_innermost_cause(error)}). `lakeshare doctor` says whether Nessie "
+        "runs; the embedded one "
         "is started again by the next run",
     )
 
 
-def _short(error: Exception) -> str:
+def _get_innermost_cause(error: Exception) -> str:
     """The innermost cause: the HTTP libraries wrap "connection refused" in a paragraph."""
     cause: BaseException = error
     while cause.__context__ is not None:
@@ -104,12 +105,12 @@ def _short(error: Exception) -> str:
     return str(cause) or type(cause).__name__
 
 
-def code_of(status: int, code: str | None) -> str:
+def get_error_code(status: int, code: str | None) -> str:
     """Nessie's error code, or a word for the statuses that come without one."""
     return code if code and code != "UNKNOWN" else CODES.get(status, "UNKNOWN")
 
 
-def keep_off_proxies(uri: str) -> None:
+def bypass_proxy(uri: str) -> None:
     """Never ask a proxy for a server on this very machine; every HTTP library used here reads NO_PROXY."""
     host = urlsplit(uri).hostname
     listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
@@ -128,28 +129,30 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _refused(answer: httpx.Response) -> NessieError:
+def _make_error(response: httpx.Response) -> NessieError:
     try:
-        said = answer.json()
+        body = response.json()
     except ValueError:
-        said = {}
-    if not isinstance(said, dict):
-        said = {}
-    message = said.get("message") or answer.reason_phrase
-    return NessieError(answer.status_code, code_of(answer.status_code, said.get("errorCode")), message)
+        body = {}
+    if not isinstance(body, dict):
+        body = {}
+    message = body.get("message") or response.reason_phrase
+    return NessieError(
+        response.status_code, get_error_code(response.status_code, body.get("errorCode")), message
+    )
 
 
-def _json(answer: httpx.Response) -> dict[str, Any]:
+def _json(response: httpx.Response) -> dict[str, Any]:
     try:
-        said = answer.json()
+        body = response.json()
     except ValueError as error:
-        raise not_nessie(str(answer.url)) from error
-    if not isinstance(said, dict):
-        raise not_nessie(str(answer.url))
-    return said
+        raise not_nessie_error(str(response.url)) from error
+    if not isinstance(body, dict):
+        raise not_nessie_error(str(response.url))
+    return body
 
 
-def not_nessie(uri: str) -> NessieError:
+def not_nessie_error(uri: str) -> NessieError:
     """The error for an answer that Nessie would not give."""
     return NessieError(0, "NOT_NESSIE", f"{uri} answers, but not as Nessie does. Check LAKESHARE_NESSIE_URI")
 
@@ -214,7 +217,7 @@ class Merge:
     head: str
 
 
-def branch_from(reference: Mapping[str, Any]) -> Branch:
+def parse_branch(reference: Mapping[str, Any]) -> Branch:
     """A branch from a reference fetched with all its metadata."""
     metadata = reference.get("metadata") or {}
     head = metadata.get("commitMetaOfHEAD")
@@ -227,7 +230,7 @@ def branch_from(reference: Mapping[str, Any]) -> Branch:
     )
 
 
-def content_from(content: Mapping[str, Any]) -> TableContent:
+def parse_table_content(content: Mapping[str, Any]) -> TableContent:
     """The state of an Iceberg table from a content as the API tells it."""
     return TableContent(
         id=content["id"],
@@ -239,7 +242,7 @@ def content_from(content: Mapping[str, Any]) -> TableContent:
     )
 
 
-def commit_from(entry: Mapping[str, Any]) -> Commit:
+def parse_commit(entry: Mapping[str, Any]) -> Commit:
     """A commit from an entry of a history."""
     meta = entry["commitMeta"]
     return Commit(
@@ -273,7 +276,7 @@ RULES = {
 }
 
 
-def signing_key(path: Path) -> rsa.RSAPrivateKey:
+def load_signing_key(path: Path) -> rsa.RSAPrivateKey:
     """The key at `path`, made first when there is none; while it may be missing, hold the folder's lock.
 
     Raises:
@@ -292,13 +295,13 @@ def signing_key(path: Path) -> rsa.RSAPrivateKey:
     return key
 
 
-def public_key_text(key: rsa.RSAPrivateKey) -> str:
+def format_public_key(key: rsa.RSAPrivateKey) -> str:
     """The public half as Quarkus wants it: base64 of the DER, without PEM lines."""
     der = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return base64.b64encode(der).decode()
 
 
-def signed_token(key: rsa.RSAPrivateKey, role: Role, life_s: int = TOKEN_LIFE_S) -> str:
+def sign_token(key: rsa.RSAPrivateKey, role: Role, life_s: int = TOKEN_LIFE_S) -> str:
     """A bearer token for `role`."""
     now = int(time.time())
     claims = {
@@ -322,7 +325,7 @@ def _make_key(path: Path) -> None:
     Path(aside).replace(path)
 
 
-NOT_THERE = "CONTENT_NOT_FOUND"
+CONTENT_NOT_FOUND = "CONTENT_NOT_FOUND"
 TABLE = "ICEBERG_TABLE"
 
 
@@ -331,7 +334,7 @@ class Nessie:
 
     def __init__(self, uri: str, token: str | None) -> None:
         self._uri = uri
-        self._calls = Calls(uri, token)
+        self._calls = JsonApi(uri, token)
         self._v1 = _pynessie_client(uri, token)
 
     @classmethod
@@ -347,10 +350,10 @@ class Nessie:
     def branches(self, prefix: str = "") -> list[Branch]:
         """Branches whose names start with `prefix`, main excepted."""
         found = self._calls.pages(
-            "/trees", "references", {"filter": f"ref.name.startsWith({_cel(prefix)})", "fetch": "ALL"}
+            "/trees", "references", {"filter": f"ref.name.startsWith({_quote_cel(prefix)})", "fetch": "ALL"}
         )
         return [
-            branch_from(reference)
+            parse_branch(reference)
             for reference in found
             if reference["type"] == "BRANCH" and reference["name"] != "main"
         ]
@@ -374,7 +377,7 @@ class Nessie:
             with self._translated():
                 found = self._v1.get_content(name, ContentKey(table.split(".")), commit or None)
         except NessieError as error:
-            if error.code == NOT_THERE:
+            if error.code == CONTENT_NOT_FOUND:
                 return None
             raise
         if not isinstance(found, IcebergTable):
@@ -406,7 +409,7 @@ class Nessie:
         entries = self._calls.pages(f"{ref_path(at)}/entries", "entries", {"content": "true"})
         for entry in entries:
             if entry["type"] == TABLE:
-                yield ".".join(entry["name"]["elements"]), content_from(entry["content"])
+                yield ".".join(entry["name"]["elements"]), parse_table_content(entry["content"])
 
     def log(self, ref: str) -> Iterator[dict[str, Any]]:
         """Commits of `ref`, newest first, with their operations, as Nessie tells them (API v2, LogEntry)."""
@@ -415,7 +418,7 @@ class Nessie:
     def history(self, ref: str, limit: int | None = None) -> Iterator[Commit]:
         """Commits of `ref` (`branch` or `branch@hash`), newest first; pages are fetched as they are consumed."""
         entries = self._calls.pages(f"{ref_path(ref)}/history", "logEntries", {})
-        return (commit_from(entry) for entry in islice(entries, limit))
+        return (parse_commit(entry) for entry in islice(entries, limit))
 
     def merge(
         self,
@@ -437,7 +440,7 @@ class Nessie:
         Raises:
             NessieError: `REFERENCE_CONFLICT` when a table changed on both sides.
         """
-        answer = self._calls.post(
+        response = self._calls.post(
             f"{ref_path(f'{onto}@{onto_hash}')}/history/merge",
             {
                 "fromRefName": branch,
@@ -449,11 +452,13 @@ class Nessie:
                 "isDryRun": dry_run,
             },
         )
-        if not answer["wasSuccessful"]:
+        if not response["wasSuccessful"]:
             raise NessieError(
-                409, "REFERENCE_CONFLICT", f"{branch} does not merge onto {onto}: {answer['details']}"
+                409, "REFERENCE_CONFLICT", f"{branch} does not merge onto {onto}: {response['details']}"
             )
-        return Merge(answer["wasApplied"], answer["resultantTargetHash"] or answer["effectiveTargetHash"])
+        return Merge(
+            response["wasApplied"], response["resultantTargetHash"] or response["effectiveTargetHash"]
+        )
 
     def put_table(
         self,
@@ -498,11 +503,11 @@ class Nessie:
         return self._commit(on, expected_hash, operation, _commit_meta(message, author, {}))
 
     def _commit(self, on: str, expected_hash: str, operation: Any, meta: dict[str, Any]) -> str:
-        answer = self._calls.post(
+        response = self._calls.post(
             f"{ref_path(f'{on}@{expected_hash}')}/history/commit",
             {"commitMeta": meta, "operations": [operation]},
         )
-        return str(answer["targetBranch"]["hash"])
+        return str(response["targetBranch"]["hash"])
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -513,13 +518,13 @@ class Nessie:
         try:
             yield
         except NessieException as error:
-            code = code_of(error.status_code, error.error_code)
-            said = error.server_message if error.server_message != "{}" else "no reason was given"
-            raise NessieError(error.status_code, code, said) from error
+            code = get_error_code(error.status_code, error.error_code)
+            message = error.server_message if error.server_message != "{}" else "no reason was given"
+            raise NessieError(error.status_code, code, message) from error
         except OSError as error:  # what requests raises when nobody answers
-            raise unreachable(self._uri, error) from error
+            raise unreachable_error(self._uri, error) from error
         except (ValidationError, KeyError, TypeError) as error:
-            raise not_nessie(self._uri) from error
+            raise not_nessie_error(self._uri) from error
 
 
 def _commit_meta(message: str, author: str, properties: Mapping[str, str]) -> dict[str, Any]:
@@ -531,7 +536,7 @@ def _reference(found: Any) -> Reference:  # pynessie is untyped
     return Reference(found.name, found.hash_, kind)
 
 
-def _cel(text: str) -> str:
+def _quote_cel(text: str) -> str:
     """A string literal of Nessie's filter language."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

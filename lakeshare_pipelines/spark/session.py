@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 MAIN_CATALOG = "lake"
 
 
-def catalog_name(ref: str) -> str:
+def make_catalog_name(ref: str) -> str:
     """The Spark catalog of a ref: `lake` for main, the ref with `_` for what SQL forbids otherwise."""
     return MAIN_CATALOG if ref == "main" else re.sub(r"[^0-9A-Za-z]", "_", ref)
 
 
-def catalog_conf(settings: LakeSettings, endpoint: "NessieEndpoint", ref: str) -> dict[str, str]:
+def make_catalog_conf(settings: LakeSettings, endpoint: "NessieEndpoint", ref: str) -> dict[str, str]:
     """Configuration of the Iceberg catalog at `ref`; Spark always carries the writer's token."""
-    prefix = f"spark.sql.catalog.{catalog_name(ref)}"
+    prefix = f"spark.sql.catalog.{make_catalog_name(ref)}"
     conf = {
         prefix: "org.apache.iceberg.spark.SparkCatalog",
         f"{prefix}.catalog-impl": "org.apache.iceberg.nessie.NessieCatalog",
@@ -54,14 +54,16 @@ def catalog_conf(settings: LakeSettings, endpoint: "NessieEndpoint", ref: str) -
     return conf
 
 
-def attach(spark: "SparkSession", settings: LakeSettings, endpoint: "NessieEndpoint", ref: str) -> str:
+def attach_catalog(
+    spark: "SparkSession", settings: LakeSettings, endpoint: "NessieEndpoint", ref: str
+) -> str:
     """Add the catalog of `ref` to the session and return its name."""
-    for key, value in catalog_conf(settings, endpoint, ref).items():
+    for key, value in make_catalog_conf(settings, endpoint, ref).items():
         spark.conf.set(key, value)
-    return catalog_name(ref)
+    return make_catalog_name(ref)
 
 
-WANTED_MODULE = "jdk.incubator.vector"
+VECTOR_MODULE = "jdk.incubator.vector"
 
 SCRIPT = """\
 #!/bin/sh
@@ -74,11 +76,11 @@ exec {java} "$@"
 """
 
 
-def spark_home_for(java: Java, settings: LakeSettings) -> Path:
+def prepare_java_home(java: Java, settings: LakeSettings) -> Path:
     """The JAVA_HOME to start Spark with: the Java's own, or a folder whose `java` drops one argument."""
-    if has_module(java, WANTED_MODULE):
+    if has_module(java, VECTOR_MODULE):
         return java.home
-    script = SCRIPT.format(module=WANTED_MODULE, java=shlex.quote(str(java.binary)))
+    script = SCRIPT.format(module=VECTOR_MODULE, java=shlex.quote(str(java.binary)))
     digest = hashlib.sha256(script.encode()).hexdigest()[:12]
     home = settings.state_dir / "java" / f"spark-{java.version}-{digest}"
     if not (home / "bin" / "java").exists():
@@ -144,7 +146,7 @@ LOCAL_CONF: Mapping[str, str] = {
 }
 
 
-def session_conf(settings: LakeSettings) -> dict[str, str]:
+def make_session_conf(settings: LakeSettings) -> dict[str, str]:
     """The session's configuration for the mode in `settings`, without any Nessie catalog."""
     conf = {"spark.app.name": "lakeshare", **SESSION_CONF}
     if settings.spark_mode == "connect":
@@ -196,7 +198,7 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
     log_path = settings.logs_dir / "spark.log"
     try:
         if SparkContext._gateway is None:
-            home = spark_home_for(find_java("spark", settings), settings)
+            home = prepare_java_home(find_java("spark", settings), settings)
             with _spark_log(log_path) as out, _java_home(home):
                 gateway = launch_gateway(  # type: ignore[no-untyped-call]  # PySpark's own start, untyped
                     spark_conf, popen_kwargs={"stdout": out, "stderr": subprocess.STDOUT}
@@ -229,7 +231,7 @@ def open_session(settings: LakeSettings) -> "SparkSession":
     """
     from pyspark.sql import SparkSession
 
-    conf = session_conf(settings)
+    conf = make_session_conf(settings)
     start_driver(settings, conf)
     builder = SparkSession.builder
     if settings.spark_mode == "connect":
@@ -353,7 +355,7 @@ ENDING_S = 5
 
 
 @contextmanager
-def explained(settings: LakeSettings, doing: str, files: Sequence[Path] = ()) -> Iterator[None]:
+def translate_errors(settings: LakeSettings, doing: str, files: Sequence[Path] = ()) -> Iterator[None]:
     """Turn Spark's exceptions inside the block into ours, with what to do; what is not known passes unchanged.
 
     `files` are those that are read in the block: where memory does not suffice, one of them is named.
@@ -368,19 +370,19 @@ def explained(settings: LakeSettings, doing: str, files: Sequence[Path] = ()) ->
     except PipelineError:
         raise
     except Exception as error:
-        known = _known(settings, doing, files, error)
+        known = _translate_error(settings, doing, files, error)
         if known is None:
             raise
         raise known from error
 
 
-def _known(
+def _translate_error(
     settings: LakeSettings, doing: str, files: Sequence[Path], error: Exception
 ) -> PipelineError | None:
     # First: PySpark's exceptions ask the driver for their own text.
     if _is_driver_gone(error):
         if driver_exit_code() == NO_MEMORY_EXIT:
-            return _no_memory(settings, doing, files, "")
+            return _make_memory_error(settings, doing, files, "")
         log = settings.logs_dir / "spark.log"
         return SparkError(f"{doing}: Spark died", f"run again; if it happens twice read the end of {log}")
     text = str(error)
@@ -397,7 +399,7 @@ def _known(
             "Correct the file, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it.",
         )
     if any(words in text for words in NO_MEMORY):
-        return _no_memory(settings, doing, files, text)
+        return _make_memory_error(settings, doing, files, text)
     if any(name in text for name in NESSIE_GONE):
         return NessieError(
             0,
@@ -407,7 +409,7 @@ def _known(
     return None
 
 
-def _no_memory(settings: LakeSettings, doing: str, files: Sequence[Path], text: str) -> SparkError:
+def _make_memory_error(settings: LakeSettings, doing: str, files: Sequence[Path], text: str) -> SparkError:
     named = [file for file in files if file.name in text]
     there = [file for file in files if file.exists()]
     if named:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lakeshare_pipelines.contracts import Reference, Rule, SetContract, Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited, PipelineError
-from lakeshare_pipelines.spark.session import explained
+from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap import checks as counts
 from lakeshare_pipelines.wap.checks import (
     DRIFT,
@@ -26,24 +26,31 @@ from lakeshare_pipelines.wap.checks import (
     WITHIN_PARTITIONS,
     CheckSpec,
     NotEvaluated,
-    Outcome,
+    RuleOutcome,
     Types,
-    checks_of,
-    declared_types,
+    check_reference,
+    evaluate_rules,
+    find_structure_problems,
+    get_declared_types,
+    get_rule_columns,
+    get_types,
     is_daily,
-    judge,
+    list_checks,
+    make_failed_finding,
+    make_rejected_sample,
+    make_rule_finding,
     needs_whole_table,
-    rejected_sample,
     require_columns,
-    rule_columns,
-    rule_finding,
-    structure_problems,
-    types_of,
-    unanswered,
-    unmatched,
 )
-from lakeshare_pipelines.wap.serveable import serveable
-from lakeshare_pipelines.wap.stage import Staging, drop, selected, selection, stage, staging_for
+from lakeshare_pipelines.wap.serveable import check_serveable
+from lakeshare_pipelines.wap.stage import (
+    Staging,
+    check_selection,
+    drop_staging_location,
+    select_view_rows,
+    stage,
+    staging_for,
+)
 from lakeshare_pipelines.wap.staged import (
     Finding,
     Lake,
@@ -51,8 +58,8 @@ from lakeshare_pipelines.wap.staged import (
     StagedTable,
     Verdict,
     Verdicts,
-    keep,
-    quarantined,
+    read_quarantine,
+    save_attempt,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +76,7 @@ class TableAudit:
     ) -> None:
         self.lake, self.staging, self.contract = lake, staging, contract
         self.staged, self.table = staged, table
-        self.record = staged.record_of(table.name)
+        self.record = staged.find_table(table.name)
         self.is_daily = is_daily(contract, table)
         self._days: Mapping[str, int] | None = None
 
@@ -81,7 +88,7 @@ class TableAudit:
         except PipelineError:
             raise
         except Exception as error:
-            unreadable = unanswered(self.table, f"the staged table cannot be read: {error}")
+            unreadable = make_failed_finding(self.table, f"the staged table cannot be read: {error}")
             return [_verdict(spec, unreadable) for spec in specs]
         try:
             checks = self._checks(rows)
@@ -90,7 +97,7 @@ class TableAudit:
             rows.unpersist()
 
     def _checks(self, rows: "DataFrame") -> dict[str, Check]:
-        types = types_of(rows.schema)
+        types = get_types(rows.schema)
         checks: dict[str, Check] = {
             STRUCTURE: lambda: self._structure(types),
             ROWS_PARSED: self._rows_parsed,
@@ -116,9 +123,9 @@ class TableAudit:
         return self.staging.table_after(self.staged, self.table)
 
     def _structure(self, types: Types) -> Finding:
-        published = None if self._main is None else types_of(self._main.schema)
+        published = None if self._main is None else get_types(self._main.schema)
         problems = ["the run did not stage it"] if self.record is None else list(self.record.problems)
-        problems += structure_problems(self.table, types, declared_types(self.table), published)
+        problems += find_structure_problems(self.table, types, get_declared_types(self.table), published)
         observed = {"columns": len(types), "problems": problems}
         if not problems:
             return Finding(True, observed)
@@ -126,28 +133,28 @@ class TableAudit:
 
     def _rows_parsed(self) -> Finding:
         record = self.record or StagedTable(self.table.name, 0)
-        finding = counts.rows_parsed(self.table, record)
+        finding = counts.check_rows_parsed(self.table, record)
         if finding.passed:
             return finding
-        kept = quarantined(
+        rejected = read_quarantine(
             self.lake.settings, self.contract.name, self.staged.run_id, self.table.name, SAMPLE_ROWS
         )
         shows_values = self.lake.settings.show_rejected_values
-        samples = tuple(rejected_sample(self.table, row, shows_values=shows_values) for row in kept)
+        samples = tuple(make_rejected_sample(self.table, row, shows_values=shows_values) for row in rejected)
         command = f"lakeshare wap rejected {self.contract.name} --run {self.staged.run_id} --table {self.table.name}"
         return Finding(False, {**finding.observed, counts.SHOW_REJECTED: command}, samples)
 
     def _not_empty(self, rows: "DataFrame") -> Finding:
         if self.is_daily:
-            return counts.not_empty(self._by_day(rows), self.staged.partitions)
-        return counts.not_empty({"all": rows.count()}, ["all"])
+            return counts.check_not_empty(self._by_day(rows), self.staged.partitions)
+        return counts.check_not_empty({"all": rows.count()}, ["all"])
 
     def _within_partitions(self, rows: "DataFrame") -> Finding:
         by_day = self._by_day(rows)
         written = sum(by_day.values()) if self.record is None else self.record.rows
         # A view that is new has all days that its table has.
         is_whole = self.record is not None and self.record.is_whole
-        return counts.within_partitions(by_day, by_day if is_whole else self.staged.partitions, written)
+        return counts.check_within_partitions(by_day, by_day if is_whole else self.staged.partitions, written)
 
     def _selection(self, rows: "DataFrame") -> Finding:
         view = self.table.view
@@ -160,34 +167,34 @@ class TableAudit:
             if is_whole
             else self.staging.rows_of_run(self.staged, base)
         )
-        expected = selected(self.contract, self.table, view, there)
+        expected = select_view_rows(self.contract, self.table, view, there)
         published_as = self.staging.definition(self.staged, self.table)
-        return selection(view, expected, rows.select(*expected.columns), published_as)
+        return check_selection(view, expected, rows.select(*expected.columns), published_as)
 
     def _drift(self, rows: "DataFrame") -> Finding:
         if self.is_daily:
             # Of a view a day may have no rows, which counts as such; of a table that is an error of its own.
             none = dict.fromkeys(self.staged.partitions, 0) if self.table.view is not None else {}
             of_run = {**none, **self._by_day(rows)}
-            everywhere = counts.rows_by_day(self._after, self.table)
-            return counts.drifted(self.table.drift, of_run, counts.usual_rows(everywhere, of_run))
+            everywhere = counts.count_rows_by_day(self._after, self.table)
+            return counts.check_drift(self.table.drift, of_run, counts.compute_usual_rows(everywhere, of_run))
         usual = {"table": None if self._main is None else self._main.count()}
-        return counts.drifted(self.table.drift, {"table": rows.count()}, usual)
+        return counts.check_drift(self.table.drift, {"table": rows.count()}, usual)
 
     def _serveable(self) -> Finding:
         clients = self.staging.clients(self.staged, self.table)
-        return serveable(self.table.serveable_to, clients, self.record.rewritten if self.record else ())
+        return check_serveable(self.table.serveable_to, clients, self.record.rewritten if self.record else ())
 
     def _by_day(self, rows: "DataFrame") -> Mapping[str, int]:
         if self._days is None:
-            self._days = counts.rows_by_day(rows, self.table)
+            self._days = counts.count_rows_by_day(rows, self.table)
         return self._days
 
-    def _rule(self, rule: Rule, outcome: Outcome | NotEvaluated) -> Check:
+    def _rule(self, rule: Rule, outcome: RuleOutcome | NotEvaluated) -> Check:
         def check() -> Finding:
             if isinstance(outcome, NotEvaluated):
                 raise outcome
-            return rule_finding(self.table, rule, outcome)
+            return make_rule_finding(self.table, rule, outcome)
 
         return check
 
@@ -195,27 +202,27 @@ class TableAudit:
         def check() -> Finding:
             require_columns(reference.columns, types)
             there = self.staging.table_after(self.staged, self.contract.table(reference.to_table))
-            require_columns(reference.to_columns, types_of(there.schema))
-            return unmatched(self.table, reference, self._after if self.is_daily else rows, there)
+            require_columns(reference.to_columns, get_types(there.schema))
+            return check_reference(self.table, reference, self._after if self.is_daily else rows, there)
 
         return check
 
-    def _outcomes(self, rows: "DataFrame", types: Types) -> list[tuple[Rule, Outcome | NotEvaluated]]:
-        found: dict[str, Outcome | NotEvaluated] = {}
+    def _outcomes(self, rows: "DataFrame", types: Types) -> list[tuple[Rule, RuleOutcome | NotEvaluated]]:
+        found: dict[str, RuleOutcome | NotEvaluated] = {}
         of_run: list[Rule] = []
         of_table: list[Rule] = []
         for rule in self.table.rules:
             try:
-                require_columns(rule_columns(rule), types)
+                require_columns(get_rule_columns(rule), types)
             except NotEvaluated as lacking:
                 found[rule.name] = lacking
             else:
                 # Where a run replaces the whole table its rows are the table: one pass serves both scopes.
                 whole = needs_whole_table(self.contract, self.table, rule)
                 (of_table if whole else of_run).append(rule)
-        answers: Mapping[str, Outcome | NotEvaluated] = {
-            **judge(rows, of_run),
-            **(judge(self._after, of_table) if of_table else {}),
+        answers: Mapping[str, RuleOutcome | NotEvaluated] = {
+            **evaluate_rules(rows, of_run),
+            **(evaluate_rules(self._after, of_table) if of_table else {}),
         }
         if any(isinstance(outcome, NotEvaluated) for outcome in answers.values()):
             # Great Expectations swallows the news that the driver is gone; Spark tells when asked.
@@ -231,10 +238,10 @@ class TableAudit:
         except PipelineError:
             raise
         except Exception as error:
-            return unanswered(self.table, str(error))
+            return make_failed_finding(self.table, str(error))
 
     def _explained(self) -> AbstractContextManager[None]:
-        return explained(self.lake.settings, f"auditing {self.table.name} at {self.staged.ref}")
+        return translate_errors(self.lake.settings, f"auditing {self.table.name} at {self.staged.ref}")
 
 
 def _verdict(spec: CheckSpec, found: Finding) -> Verdict:
@@ -256,9 +263,9 @@ def audit(lake: Lake, contract: SetContract, staged: Staged) -> Verdicts:
         NessieError: the catalog is not there.
     """
     staging = staging_for(lake, contract)
-    specs = checks_of(contract)
+    specs = list_checks(contract)
     verdicts: list[Verdict] = []
-    with explained(lake.settings, f"auditing {staged.ref}"):
+    with translate_errors(lake.settings, f"auditing {staged.ref}"):
         _require_head(staging, staged)
         for table in contract.tables:
             of_table = [spec for spec in specs if spec.table == table.name]
@@ -282,7 +289,7 @@ JITTER_S = 2.0
 T = TypeVar("T")
 
 
-class RedReplay(NotAudited):
+class ReplayFailedAudit(NotAudited):
     """What was audited green was red when it was written and judged again on what main had become."""
 
     def __init__(self, replayed: Staged, verdicts: Verdicts) -> None:
@@ -290,7 +297,7 @@ class RedReplay(NotAudited):
         self.replayed, self.verdicts = replayed, verdicts
 
 
-def with_replay(
+def publish_with_replay(
     lake: Lake,
     contract: SetContract,
     staged: Staged,
@@ -312,14 +319,14 @@ def with_replay(
             log.warning("%s; replaying %s", conflict, staged.title)
             time.sleep(random.uniform(0, JITTER_S))  # noqa: S311  two writers in step, not a secret
             replayed = stage(lake, contract, staged.partitions, staged.run_id, staged.attempt + 1)
-            drop(lake, contract, staged.ref)
-            staged, verdicts = replayed, judged(lake, contract, replayed)
+            drop_staging_location(lake, contract, staged.ref)
+            staged, verdicts = replayed, audit_and_save(lake, contract, replayed)
             if not verdicts.green:
-                raise RedReplay(staged, verdicts) from conflict
+                raise ReplayFailedAudit(staged, verdicts) from conflict
 
 
-def judged(lake: Lake, contract: SetContract, staged: Staged) -> Verdicts:
+def audit_and_save(lake: Lake, contract: SetContract, staged: Staged) -> Verdicts:
     """Audit a staged set and keep its verdicts beside it."""
     verdicts = audit(lake, contract, staged)
-    keep(lake.settings, staged, verdicts)
+    save_attempt(lake.settings, staged, verdicts)
     return verdicts

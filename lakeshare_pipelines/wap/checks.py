@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import Drift, Reference, Rule, SetContract, Table
-from lakeshare_pipelines.contracts.build import EXPECTATIONS, UNIQUENESS, columns_of
+from lakeshare_pipelines.contracts.build import EXPECTATIONS, UNIQUENESS, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
-from lakeshare_pipelines.wap.staged import Finding, Severity, StagedTable, share
+from lakeshare_pipelines.wap.staged import Finding, Severity, StagedTable, format_percentage
 
 if TYPE_CHECKING:
     from great_expectations.core import ExpectationValidationResult
@@ -29,7 +29,7 @@ WITHIN_PARTITIONS = "within_partitions"
 DRIFT = "drift"
 SERVEABLE = "serveable"
 SELECTION = "selection"
-OURS = (STRUCTURE, ROWS_PARSED, NOT_EMPTY, WITHIN_PARTITIONS, DRIFT, SERVEABLE, SELECTION)
+BUILT_IN_CHECKS = (STRUCTURE, ROWS_PARSED, NOT_EMPTY, WITHIN_PARTITIONS, DRIFT, SERVEABLE, SELECTION)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CheckSpec:
     description: str
 
 
-def checks_of(contract: SetContract) -> tuple[CheckSpec, ...]:
+def list_checks(contract: SetContract) -> tuple[CheckSpec, ...]:
     """Every check that an audit of this contract reports, table by table.
 
     Raises:
@@ -56,7 +56,7 @@ def checks_of(contract: SetContract) -> tuple[CheckSpec, ...]:
                 contract.path,
                 f"schema[{spec.table}].quality",
                 f"two checks are named {spec.name}",
-                f"Rename the rule; {', '.join(OURS)} are taken.",
+                f"Rename the rule; {', '.join(BUILT_IN_CHECKS)} are taken.",
             )
         seen.add((spec.table, spec.name))
     return specs
@@ -67,9 +67,9 @@ def is_daily(contract: SetContract, table: Table) -> bool:
     return contract.partitioning == "daily" and bool(table.partition_by)
 
 
-def rule_columns(rule: Rule) -> tuple[str, ...]:
+def get_rule_columns(rule: Rule) -> tuple[str, ...]:
     """The columns a rule speaks of."""
-    return tuple(column for _, column in columns_of(EXPECTATIONS[rule.expectation], rule.kwargs))
+    return tuple(column for _, column in list_rule_columns(EXPECTATIONS[rule.expectation], rule.kwargs))
 
 
 def needs_whole_table(contract: SetContract, table: Table, rule: Rule) -> bool:
@@ -78,7 +78,7 @@ def needs_whole_table(contract: SetContract, table: Table, rule: Rule) -> bool:
         return False
     # Rows of other days cannot repeat a key that holds the day itself.
     day = table.partition_by[0][0]
-    return not (rule.expectation in UNIQUENESS and day in rule_columns(rule))
+    return not (rule.expectation in UNIQUENESS and day in get_rule_columns(rule))
 
 
 def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
@@ -141,33 +141,33 @@ def _drift_text(contract: SetContract, table: Table) -> str:
 Types = Mapping[str, str]
 
 
-def structure_problems(table: Table, staged: Types, declared: Types, main: Types | None) -> list[str]:
+def find_structure_problems(table: Table, staged: Types, declared: Types, main: Types | None) -> list[str]:
     """What is wrong with a staged schema, one sentence each. Names are in lower case."""
     published = main or {}
-    problems = _against_contract(staged, declared, published)
+    problems = _compare_with_contract(staged, declared, published)
     if not table.allow_schema_changes:
-        problems += _against_main(staged, declared, published)
+        problems += _compare_with_main(staged, declared, published)
     return problems
 
 
-def types_of(schema: "StructType") -> dict[str, str]:
+def get_types(schema: "StructType") -> dict[str, str]:
     """A schema as name → type."""
     return {field.name.lower(): field.dataType.simpleString() for field in schema.fields}
 
 
-def declared_types(table: Table) -> dict[str, str]:
+def get_declared_types(table: Table) -> dict[str, str]:
     """The contract's columns as name → type, in Spark's own spelling (`long` and `bigint` are one)."""
     from pyspark.sql.types import DataType
 
     return {column.name.lower(): DataType.fromDDL(column.type).simpleString() for column in table.columns}
 
 
-def missing_columns(wanted: Sequence[str], staged: Types) -> list[str]:
+def find_missing_columns(wanted: Sequence[str], staged: Types) -> list[str]:
     """Which of the wanted columns the staged rows lack."""
     return [name for name in wanted if name.lower() not in staged]
 
 
-def _against_contract(staged: Types, declared: Types, published: Types) -> list[str]:
+def _compare_with_contract(staged: Types, declared: Types, published: Types) -> list[str]:
     problems = [f"column {name} is missing" for name in declared if name not in staged]
     problems += [
         f"column {name} is {staged[name]}, the contract says {kind}"
@@ -182,7 +182,7 @@ def _against_contract(staged: Types, declared: Types, published: Types) -> list[
     ]
 
 
-def _against_main(staged: Types, declared: Types, published: Types) -> list[str]:
+def _compare_with_main(staged: Types, declared: Types, published: Types) -> list[str]:
     changes = []
     for name, kind in published.items():
         if name not in declared or name not in staged:
@@ -195,12 +195,12 @@ def _against_main(staged: Types, declared: Types, published: Types) -> list[str]
 
 
 RECENT_DAYS = 7
-NAMED = 20
+MAX_NAMED = 20
 SHOW_REJECTED = "show_rejected_rows"
 """Name of the observation that holds the command which shows rejected rows as they were delivered."""
 
 
-def rows_parsed(table: Table, staged: StagedTable) -> Finding:
+def check_rows_parsed(table: Table, staged: StagedTable) -> Finding:
     """Whether few enough of the delivered rows went to quarantine."""
     delivered = staged.rows + staged.rejected
     fraction = staged.rejected / delivered if delivered else 0.0
@@ -213,13 +213,14 @@ def rows_parsed(table: Table, staged: StagedTable) -> Finding:
     if fraction <= table.max_quarantined_fraction:
         return Finding(True, observed)
     reason = (
-        f"{staged.rejected} of {delivered} delivered rows went to quarantine ({share(staged.rejected, delivered)}); "
+        f"{staged.rejected} of {delivered} delivered rows went to quarantine "
+        f"({format_percentage(staged.rejected, delivered)}); "
         f"{table.max_quarantined_fraction:.2%} are allowed"
     )
     return Finding(False, {**observed, "reason": reason})
 
 
-def not_empty(rows: Mapping[str, int], expected: Iterable[str]) -> Finding:
+def check_not_empty(rows: Mapping[str, int], expected: Iterable[str]) -> Finding:
     """Whether each expected partition has rows; `rows` counts them by partition."""
     empty = [partition for partition in expected if not rows.get(partition)]
     observed = {"rows": sum(rows.values()), "partitions": len(rows), "empty_partitions": len(empty)}
@@ -228,7 +229,7 @@ def not_empty(rows: Mapping[str, int], expected: Iterable[str]) -> Finding:
     return Finding(False, {**observed, "reason": f"no rows for partition {_some(empty, ', ')}"})
 
 
-def within_partitions(rows: Mapping[str, int], expected: Iterable[str], written: int) -> Finding:
+def check_within_partitions(rows: Mapping[str, int], expected: Iterable[str], written: int) -> Finding:
     """Whether all of the `written` rows are in partitions of the run, where its checks look."""
     inside = set(expected)
     outside = {partition: count for partition, count in rows.items() if partition not in inside}
@@ -241,7 +242,7 @@ def within_partitions(rows: Mapping[str, int], expected: Iterable[str], written:
     return Finding(False, {**observed, "reason": reason})
 
 
-def drifted(limits: Drift, rows: Mapping[str, int], usual: Mapping[str, float | None]) -> Finding:
+def check_drift(limits: Drift, rows: Mapping[str, int], usual: Mapping[str, float | None]) -> Finding:
     """Whether a row count moved further than the limits from what is usual; None: nothing to compare."""
     known = {name: before for name, before in usual.items() if before and name in rows}
     observed: dict[str, object] = {
@@ -251,13 +252,15 @@ def drifted(limits: Drift, rows: Mapping[str, int], usual: Mapping[str, float | 
         "max_shrink_fraction": limits.max_shrink_fraction,
         "max_growth_fraction": limits.max_growth_fraction,
     }
-    moved = [text for name in sorted(known) if (text := _movement(limits, name, rows[name], known[name]))]
+    moved = [
+        text for name in sorted(known) if (text := _describe_movement(limits, name, rows[name], known[name]))
+    ]
     if not moved:
         return Finding(True, observed)
     return Finding(False, {**observed, "reason": _some(moved, "; ")})
 
 
-def usual_rows(counts: Mapping[str, int], of_run: Iterable[str]) -> dict[str, float | None]:
+def compute_usual_rows(counts: Mapping[str, int], of_run: Iterable[str]) -> dict[str, float | None]:
     """Per partition of a run the mean of those next before it on main, or of the first ones."""
     run = set(of_run)
     others = sorted(set(counts) - run)
@@ -269,7 +272,7 @@ def usual_rows(counts: Mapping[str, int], of_run: Iterable[str]) -> dict[str, fl
     return usual
 
 
-def rows_by_day(frame: "DataFrame", table: Table) -> dict[str, int]:
+def count_rows_by_day(frame: "DataFrame", table: Table) -> dict[str, int]:
     """Rows of the frame by the day they belong to, as the partitions of a daily set are named."""
     from pyspark.sql import functions as F
 
@@ -278,7 +281,7 @@ def rows_by_day(frame: "DataFrame", table: Table) -> dict[str, int]:
     return {str(row["day"]): int(row["count"]) for row in counted}
 
 
-def _movement(limits: Drift, name: str, count: int, before: float) -> str:
+def _describe_movement(limits: Drift, name: str, count: int, before: float) -> str:
     change = (count - before) / before
     text = f"{name}: {count} rows where {before:.0f} are usual ({change:+.0%})"
     if limits.max_shrink_fraction is not None and -change > limits.max_shrink_fraction:
@@ -289,7 +292,7 @@ def _movement(limits: Drift, name: str, count: int, before: float) -> str:
 
 
 def _some(names: Sequence[str], separator: str) -> str:
-    return separator.join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])])
+    return separator.join([*names[:MAX_NAMED], *(["…"] if len(names) > MAX_NAMED else [])])
 
 
 SAMPLE_ROWS = 20
@@ -297,14 +300,14 @@ MASK = "***"
 QUOTED = re.compile(r"'.*'", re.DOTALL)
 
 
-def sample_columns(table: Table, judged: Iterable[str]) -> list[str]:
+def select_sample_columns(table: Table, judged: Iterable[str]) -> list[str]:
     """What a sample row shows: the judged columns, and those that say which row and partition it is."""
     partition = {column for column, _ in table.partition_by}
     wanted = {name.lower() for name in (*judged, *partition)}
     return [c.name for c in table.columns if c.primary_key or c.name.lower() in wanted]
 
 
-def masked(
+def mask_rows(
     table: Table, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]
 ) -> tuple[Mapping[str, Any], ...]:
     """At most `SAMPLE_ROWS` of `rows`, with personal data and columns the contract does not know as `***`.
@@ -313,12 +316,12 @@ def masked(
     """
     open_columns = {column.name.lower() for column in table.columns if not column.pii}
     return tuple(
-        {name: _shown(row[name], name.lower() in open_columns) for name in columns if name in row}
+        {name: _mask_value(row[name], name.lower() in open_columns) for name in columns if name in row}
         for row, _ in zip(rows, range(SAMPLE_ROWS), strict=False)
     )
 
 
-def rejected_sample(table: Table, row: Mapping[str, Any], *, shows_values: bool) -> Mapping[str, Any]:
+def make_rejected_sample(table: Table, row: Mapping[str, Any], *, shows_values: bool) -> Mapping[str, Any]:
     """A row of the quarantine: where it came from and what was wrong with it.
 
     `shows_values` adds its values, except for tables with personal data.
@@ -336,11 +339,11 @@ def has_pii(table: Table, columns: Iterable[str] | None = None) -> bool:
     return any(c.pii and (wanted is None or c.name.lower() in wanted) for c in table.columns)
 
 
-def _shown(value: Any, is_open: bool) -> Any:
+def _mask_value(value: Any, is_open: bool) -> Any:
     return value if is_open or value is None else MASK
 
 
-def unmatched(table: Table, reference: Reference, rows: "DataFrame", target: "DataFrame") -> Finding:
+def check_reference(table: Table, reference: Reference, rows: "DataFrame", target: "DataFrame") -> Finding:
     """Whether each row with all its reference columns set finds its counterpart in `target`."""
     from pyspark.sql import functions as F
 
@@ -357,13 +360,13 @@ def unmatched(table: Table, reference: Reference, rows: "DataFrame", target: "Da
     observed = {"failed_rows": failed, "columns": reference.columns, "refers_to": reference.to_table}
     if not failed:
         return Finding(True, observed)
-    columns = sample_columns(table, reference.columns)
+    columns = select_sample_columns(table, reference.columns)
     samples = [row.asDict() for row in orphans.select(*_quoted(columns)).limit(SAMPLE_ROWS).collect()]
     reason = (
         f"{failed} rows have a {', '.join(reference.columns)} "
         f"that is no {', '.join(reference.to_columns)} of {reference.to_table}"
     )
-    return Finding(False, {**observed, "reason": reason}, masked(table, samples, columns))
+    return Finding(False, {**observed, "reason": reason}, mask_rows(table, samples, columns))
 
 
 def _quoted(columns: "tuple[str, ...] | list[str]") -> list[str]:
@@ -379,7 +382,7 @@ class NotEvaluated(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RuleOutcome:
     """What Great Expectations found for one rule. Counts are None for rules about the whole table."""
 
     passed: bool
@@ -389,7 +392,7 @@ class Outcome:
     samples: tuple[Mapping[str, Any], ...] = ()
 
 
-def judge(frame: "DataFrame", rules: Sequence[Rule]) -> dict[str, Outcome | NotEvaluated]:
+def evaluate_rules(frame: "DataFrame", rules: Sequence[Rule]) -> dict[str, RuleOutcome | NotEvaluated]:
     """The outcome of every rule by its name. One that raises does not keep the others from it."""
     if not rules:
         return {}
@@ -408,7 +411,7 @@ def judge(frame: "DataFrame", rules: Sequence[Rule]) -> dict[str, Outcome | NotE
 
 def _validated(
     batch: "Batch", rules: Sequence[Rule], result_format: Mapping[str, Any]
-) -> Iterator[tuple[str, Outcome | NotEvaluated]]:
+) -> Iterator[tuple[str, RuleOutcome | NotEvaluated]]:
     from great_expectations import ExpectationSuite
 
     built: list[Expectation] = []
@@ -443,13 +446,13 @@ def _name(result: "ExpectationValidationResult") -> str:
     return str(configuration.meta["rule"])
 
 
-def _outcome(result: "ExpectationValidationResult") -> Outcome | NotEvaluated:
-    message = _raised(result.exception_info)
+def _outcome(result: "ExpectationValidationResult") -> RuleOutcome | NotEvaluated:
+    message = _find_exception(result.exception_info)
     if message is not None:
         return NotEvaluated(message)
     found = result.result
     failed_rows = found.get("unexpected_count")
-    return Outcome(
+    return RuleOutcome(
         passed=bool(result.success),
         rows=found.get("element_count"),
         failed_rows=failed_rows,
@@ -458,11 +461,11 @@ def _outcome(result: "ExpectationValidationResult") -> Outcome | NotEvaluated:
     )
 
 
-def _has_failed_rows(outcome: Outcome | NotEvaluated) -> bool:
-    return isinstance(outcome, Outcome) and not outcome.passed and bool(outcome.failed_rows)
+def _has_failed_rows(outcome: RuleOutcome | NotEvaluated) -> bool:
+    return isinstance(outcome, RuleOutcome) and not outcome.passed and bool(outcome.failed_rows)
 
 
-def _raised(info: Mapping[str, Any]) -> str | None:
+def _find_exception(info: Mapping[str, Any]) -> str | None:
     # One entry for the expectation itself, or one per metric that could not be computed.
     entries: Iterable[Mapping[str, Any]] = [info] if "raised_exception" in info else info.values()
     messages = {_one_line(str(e.get("exception_message"))) for e in entries if e.get("raised_exception")}
@@ -505,9 +508,9 @@ COUNTING = ("count", "proportion")
 ERROR_CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 
 
-def rule_finding(table: Table, rule: Rule, outcome: Outcome) -> Finding:
+def make_rule_finding(table: Table, rule: Rule, outcome: RuleOutcome) -> Finding:
     """A rule's outcome with its counts, what was expected and found, and masked sample rows."""
-    columns = rule_columns(rule)
+    columns = get_rule_columns(rule)
     observed: dict[str, Any] = {"expectation": rule.expectation, "expected": rule.kwargs}
     if outcome.rows is not None and outcome.failed_rows is not None:
         observed["rows"] = outcome.rows
@@ -518,13 +521,13 @@ def rule_finding(table: Table, rule: Rule, outcome: Outcome) -> Finding:
         observed["found"] = MASK if is_personal else outcome.found
     if outcome.passed:
         return Finding(True, observed)
-    samples = masked(table, outcome.samples, sample_columns(table, columns))
+    samples = mask_rows(table, outcome.samples, select_sample_columns(table, columns))
     return Finding(False, {**observed, "reason": _reason(observed)}, samples)
 
 
-def unanswered(table: Table, message: str) -> Finding:
+def make_failed_finding(table: Table, message: str) -> Finding:
     """A check that gave no answer has failed."""
-    return Finding(False, {"reason": f"not evaluated because {_told(table, message)}"})
+    return Finding(False, {"reason": f"not evaluated because {_mask_message(table, message)}"})
 
 
 def require_columns(wanted: Sequence[str], types: Types) -> None:
@@ -533,13 +536,13 @@ def require_columns(wanted: Sequence[str], types: Types) -> None:
     Raises:
         NotEvaluated: names them.
     """
-    lacking = missing_columns(wanted, types)
+    lacking = find_missing_columns(wanted, types)
     if lacking:
         verb = "is" if len(lacking) == 1 else "are"
         raise NotEvaluated(f"column {', '.join(lacking)} {verb} missing")
 
 
-def _told(table: Table, message: str) -> str:
+def _mask_message(table: Table, message: str) -> str:
     text = " ".join(message.split("JVM stacktrace:")[0].split())
     if not has_pii(table):
         return text
@@ -553,7 +556,7 @@ def _told(table: Table, message: str) -> str:
 def _reason(observed: Mapping[str, Any]) -> str:
     if observed.get("failed_rows"):
         failed, rows = observed["failed_rows"], observed["rows"]
-        return f"{failed} of {rows} rows failed ({share(failed, rows)})"
+        return f"{failed} of {rows} rows failed ({format_percentage(failed, rows)})"
     if "found" in observed:
         return f"found {observed['found']}"
     return "the expectation does not hold"

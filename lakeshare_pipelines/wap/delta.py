@@ -17,8 +17,15 @@ from urllib.parse import unquote
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NotAudited
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.serveable import ClientMatrix, of_delta
-from lakeshare_pipelines.wap.stage import PROPERTY, Landed, LedgerKnows, commit_properties, owed_run, said_by
+from lakeshare_pipelines.wap.serveable import ClientMatrix, compute_delta_matrix
+from lakeshare_pipelines.wap.stage import (
+    PROPERTY,
+    IsInLedger,
+    Landed,
+    commit_properties,
+    get_landed_run,
+    parse_commit_properties,
+)
 from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged
 from lakeshare_server.tables import Stores
 
@@ -32,7 +39,7 @@ log = logging.getLogger(__name__)
 STAGED_FOLDER = "_staged"
 PUBLISHED = "_PUBLISHED"
 """Marks a staging place whose files are a table's by now, for when the log has forgotten which commit it was."""
-TAKEN_BACK = PROPERTY + "taken-back"
+REVERTED_PROPERTY = PROPERTY + "taken-back"
 """What a commit says that undoes the one of a staging place, by the place's name."""
 ABSENT = -1
 FIRST_COMMITS = 20
@@ -74,12 +81,12 @@ class DeltaStaging:
 
     def clients(self, staged: Staged, table: Table) -> ClientMatrix:
         version = json.loads(staged.base)[table.name]
-        return of_delta(
+        return compute_delta_matrix(
             Stores(self.lake.settings),
             self._staged(table.name, staged.ref),
             self.location(table.name),
             None if version == ABSENT else version,
-            replaced_column(staged, table),
+            get_replaced_column(staged, table),
             staged.partitions,
         )
 
@@ -102,11 +109,11 @@ class DeltaStaging:
 
         rows = self.rows_of_run(staged, table)
         before = self.on_main(staged, table)
-        column = replaced_column(staged, table)
+        column = get_replaced_column(staged, table)
         if before is None or column is None:
             return rows
-        kept = before.where(~F.col(column).cast("string").isin(list(staged.partitions)))
-        return kept.unionByName(rows, allowMissingColumns=True)
+        unchanged = before.where(~F.col(column).cast("string").isin(list(staged.partitions)))
+        return unchanged.unionByName(rows, allowMissingColumns=True)
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
         version = json.loads(staged.base)[table.name]
@@ -119,9 +126,11 @@ class DeltaStaging:
         base = json.loads(staged.base)[table.name]
         # Not in the table's own properties: recipients are told those.
         commits = self._standing_commits(table.name)
-        said = (said_by(info)[0] for version, info in commits if _is_run(version, info, base))
-        made = staged if base == ABSENT else next(said, None)
-        record = None if made is None else made.record_of(table.name)
+        records = (
+            parse_commit_properties(info)[0] for version, info in commits if _is_run(version, info, base)
+        )
+        origin = staged if base == ABSENT else next(records, None)
+        record = None if origin is None else origin.find_table(table.name)
         return None if record is None else record.view
 
     def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
@@ -138,18 +147,18 @@ class DeltaStaging:
                 mine[name] = self._commit(self.tables[name], staged, evidence, base[name])
         return Landed(staged, evidence, None, {name: v for name, v in mine.items() if v is not None})
 
-    def owed(self, is_known: LedgerKnows) -> list[Landed]:
+    def find_incomplete(self, is_known: IsInLedger) -> list[Landed]:
         found: dict[str, Mapping[str, Any]] = {}
         for name in self.tables:
             for _, info in self._standing_commits(name):
-                run = owed_run(info, self.contract.name)
+                run = get_landed_run(info, self.contract.name)
                 if run is None:
                     continue
                 if is_known(run):
                     break
                 found.setdefault(run, info)
         oldest_first = sorted(found.values(), key=lambda info: info["timestamp"])
-        landed = (self._completed(*said_by(info)) for info in oldest_first)
+        landed = (self._completed(*parse_commit_properties(info)) for info in oldest_first)
         return [one for one in landed if one is not None]
 
     def _completed(self, staged: Staged, evidence: Mapping[str, object]) -> Landed | None:
@@ -179,7 +188,7 @@ class DeltaStaging:
         from deltalake.transaction import CommitProperties
 
         table = DeltaTable(self.location(name))
-        note = CommitProperties(custom_metadata={TAKEN_BACK: ref}, max_commit_retries=0)
+        note = CommitProperties(custom_metadata={REVERTED_PROPERTY: ref}, max_commit_retries=0)
         try:
             if table.version() != version:
                 columns = [column for column, _ in self.tables[name].partition_by]
@@ -193,7 +202,7 @@ class DeltaStaging:
         # The history of the table names these files.
         (self._staged(name, ref) / PUBLISHED).touch()
 
-    def waiting(self) -> list[tuple[str, datetime]]:
+    def list_unpublished(self) -> list[tuple[str, datetime]]:
         commits = (info for name in self.tables for _, info in self._standing_commits(name))
         landed = {info.get(PROPERTY + "ref") for info in commits}
         since: dict[str, float] = {}
@@ -205,11 +214,11 @@ class DeltaStaging:
         return [(ref, datetime.fromtimestamp(at, UTC)) for ref, at in since.items()]
 
     def discard(self, ref: str) -> None:
-        kept = [name for name in self.tables if not (self._staged(name, ref) / PUBLISHED).exists()]
-        places = [place for name in kept if (place := self._staged(name, ref)).exists()]
+        unpublished = [name for name in self.tables if not (self._staged(name, ref) / PUBLISHED).exists()]
+        places = [place for name in unpublished if (place := self._staged(name, ref)).exists()]
         if not places:
             return
-        landed = [self._has_landed(name, ref) for name in kept]
+        landed = [self._has_landed(name, ref) for name in unpublished]
         if all(landed):
             for place in places:
                 (place / PUBLISHED).touch()
@@ -225,21 +234,21 @@ class DeltaStaging:
     def commits(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """`(version, commit info)` of a table, newest first, read as far back as they are asked for."""
         table = self._open(name)
-        wanted, told = FIRST_COMMITS, 0
+        wanted, seen = FIRST_COMMITS, 0
         while table is not None:
             infos = table.history(limit=wanted)
-            for info in infos[told:]:
+            for info in infos[seen:]:
                 yield info["version"], info
             if len(infos) < wanted:
                 return
-            wanted, told = wanted * 10, len(infos)
+            wanted, seen = wanted * 10, len(infos)
 
     def _standing_commits(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """`commits` without those of staging places that were taken back."""
         taken_back: set[str] = set()
         for version, info in self.commits(name):
-            if TAKEN_BACK in info:
-                taken_back.add(info[TAKEN_BACK])
+            if REVERTED_PROPERTY in info:
+                taken_back.add(info[REVERTED_PROPERTY])
             if info.get(PROPERTY + "ref") not in taken_back:
                 yield version, info
 
@@ -292,7 +301,7 @@ class DeltaStaging:
         )
 
     def _filter(self, staged: Staged, table: Table) -> "list[tuple[str, str, Any]] | None":
-        column = replaced_column(staged, table)
+        column = get_replaced_column(staged, table)
         return None if column is None else [(column, "in", list(staged.partitions))]
 
     def _add_actions(self, name: str, ref: str) -> "Iterator[AddAction]":
@@ -369,7 +378,7 @@ def _is_run(version: int, info: Mapping[str, Any], base: int) -> bool:
     return version <= base and PROPERTY + "staged" in info
 
 
-def replaced_column(staged: Staged, table: Table) -> str | None:
+def get_replaced_column(staged: Staged, table: Table) -> str | None:
     """The column whose values a run replaces; None when the run replaces the whole table."""
     if not table.partition_by or staged.partitions_of(table.name) == WHOLE:
         return None

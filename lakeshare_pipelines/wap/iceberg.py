@@ -10,18 +10,24 @@ from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.model import can_widen
 from lakeshare_pipelines.errors import BranchMoved, Conflict, NessieError
 from lakeshare_pipelines.nessie.client import Nessie
-from lakeshare_pipelines.wap.checks import types_of
-from lakeshare_pipelines.wap.serveable import ClientMatrix, Rewrite, codes_in_the_way, of_iceberg, rewrite_for
+from lakeshare_pipelines.wap.checks import get_types
+from lakeshare_pipelines.wap.serveable import (
+    ClientMatrix,
+    Rewrite,
+    compute_iceberg_matrix,
+    find_solvable_codes,
+    plan_rewrite,
+)
 from lakeshare_pipelines.wap.stage import (
     DEFINITION,
     PROPERTY,
+    IsInLedger,
     Landed,
-    LedgerKnows,
     commit_properties,
-    owed_run,
-    said_by,
+    get_landed_run,
+    parse_commit_properties,
 )
-from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, staging_prefix
+from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, make_staging_prefix
 from lakeshare_server.tables import Stores
 from lakeshare_server.tables.serveability import Verdict
 
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def made_serveable(
+def rewrite_until_serveable(
     spark: "SparkSession",
     target: str,
     promised: Collection[str],
@@ -43,8 +49,8 @@ def made_serveable(
     gone; none is tried twice.
     """
     tried: frozenset[str] = frozenset()
-    while new := (found := codes_in_the_way(promised, verdicts())) - tried:
-        _rewrite(spark, target, rewrite_for(new), new)
+    while new := (found := find_solvable_codes(promised, verdicts())) - tried:
+        _rewrite(spark, target, plan_rewrite(new), new)
         tried |= new
     if found:
         log.warning("%s was rewritten, and still has %s", target, ", ".join(sorted(found)))
@@ -55,11 +61,11 @@ def _rewrite(spark: "SparkSession", target: str, rewrite: Rewrite, codes: Iterab
     log.info("rewriting files of %s for its clients: %s", target, ", ".join(sorted(codes)))
     began = time.monotonic()
     if rewrite.properties:
-        spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ({_pairs(rewrite.properties, ' = ')})")
+        spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ({_format_pairs(rewrite.properties, ' = ')})")
     catalog = target.split(".", 1)[0]
     [done] = spark.sql(
         f"CALL {catalog}.system.rewrite_data_files(table => '{target}', "
-        f"options => map({_pairs(rewrite.options, ', ')}))"
+        f"options => map({_format_pairs(rewrite.options, ', ')}))"
     ).collect()
     log.info(
         "rewrote %s files of %s, %s bytes, into %s in %.1f s",
@@ -68,7 +74,7 @@ def _rewrite(spark: "SparkSession", target: str, rewrite: Rewrite, codes: Iterab
     )
 
 
-def _pairs(texts: Mapping[str, str], between: str) -> str:
+def _format_pairs(texts: Mapping[str, str], between: str) -> str:
     return ", ".join(f"'{key}'{between}'{value}'" for key, value in texts.items())
 
 
@@ -101,17 +107,17 @@ class IcebergStaging:
         if self.lake.spark.catalog.tableExists(target):
             self._evolve(target, table)
         else:
-            self.lake.spark.sql(create_statement(target, table))
+            self.lake.spark.sql(format_create_table(target, table))
         writer = frame.writeTo(target)
         for name, value in properties.items():
             writer = writer.option(f"snapshot-property.{PROPERTY}{name}", value)
-        writer.overwrite(replaced(table, partitions))
+        writer.overwrite(replaced_rows_filter(table, partitions))
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         promise = table.serveable_to
         if not promise.rewrite or not promise.clients:
             return ()
-        return made_serveable(
+        return rewrite_until_serveable(
             self.lake.spark,
             self._target(ref, table),
             promise.clients,
@@ -125,13 +131,15 @@ class IcebergStaging:
         return self.lake.nessie().reference(ref).hash
 
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
-        return self.table_after(staged, table).where(replaced(table, staged.partitions_of(table.name)))
+        return self.table_after(staged, table).where(
+            replaced_rows_filter(table, staged.partitions_of(table.name))
+        )
 
     def count_written(self, staged: Staged, table: Table) -> int:
         before = self.on_main(staged, table)
-        replaces = replaced(table, staged.partitions_of(table.name))
-        kept = 0 if before is None else before.where(~replaces).count()
-        return self.table_after(staged, table).count() - kept
+        replaces = replaced_rows_filter(table, staged.partitions_of(table.name))
+        unchanged = 0 if before is None else before.where(~replaces).count()
+        return self.table_after(staged, table).count() - unchanged
 
     def table_after(self, staged: Staged, table: Table) -> "DataFrame":
         return self.lake.table(table.name, staged.ref)
@@ -171,19 +179,19 @@ class IcebergStaging:
             raise NessieError(409, "NOTHING_TO_MERGE", f"{staged.ref} holds nothing that main does not have")
         return Landed(staged, evidence, merge.head, {})
 
-    def owed(self, is_known: LedgerKnows) -> list[Landed]:
+    def find_incomplete(self, is_known: IsInLedger) -> list[Landed]:
         found = []
         for commit in self.lake.nessie().history("main"):
-            run = owed_run(commit.properties, self.contract.name)
+            run = get_landed_run(commit.properties, self.contract.name)
             if run is None:
                 continue
             if is_known(run):
                 break
-            found.append(Landed(*said_by(commit.properties), commit.hash, {}))
+            found.append(Landed(*parse_commit_properties(commit.properties), commit.hash, {}))
         return found[::-1]
 
-    def waiting(self) -> list[tuple[str, datetime]]:
-        branches = self.lake.nessie().branches(staging_prefix(self.contract.name))
+    def list_unpublished(self) -> list[tuple[str, datetime]]:
+        branches = self.lake.nessie().branches(make_staging_prefix(self.contract.name))
         # A branch without a commit of its own carries main's time; `begun` in records.py knows better.
         return [(branch.name, branch.committed_at or datetime.now(UTC)) for branch in branches]
 
@@ -209,14 +217,14 @@ class IcebergStaging:
         content = self.lake.nessie().content(table.name, at)
         if content is None:
             raise NessieError(404, "CONTENT_NOT_FOUND", f"{table.name} is not at {at}")
-        return of_iceberg(Stores(self.lake.settings), content)
+        return compute_iceberg_matrix(Stores(self.lake.settings), content)
 
     def _target(self, ref: str, table: Table) -> str:
         return f"{self.lake.catalog(ref)}.{table.name}"
 
     def _evolve(self, target: str, table: Table) -> None:
         """Give the table the contract's new columns, and its wider types; the audit judges what else differs."""
-        there = types_of(self.lake.spark.table(target).schema)
+        there = get_types(self.lake.spark.table(target).schema)
         new = [column for column in table.columns if column.name.lower() not in there]
         if new:
             added = ", ".join(f"`{column.name}` {column.type}" for column in new)
@@ -226,24 +234,24 @@ class IcebergStaging:
                 self.lake.spark.sql(f"ALTER TABLE {target} ALTER COLUMN `{column.name}` TYPE {column.type}")
 
 
-def create_statement(target: str, table: Table) -> str:
+def format_create_table(target: str, table: Table) -> str:
     """The CREATE TABLE of a contract's table. Columns are nullable: required ones are the audit's business."""
     columns = ", ".join(f"`{column.name}` {column.type}" for column in table.columns)
-    fields = ", ".join(partition_field(column, transform) for column, transform in table.partition_by)
+    fields = ", ".join(format_partition_field(column, transform) for column, transform in table.partition_by)
     partitioned = f" PARTITIONED BY ({fields})" if fields else ""
     properties = {"format-version": "2"}
     if table.view is not None:
         properties[PROPERTY + DEFINITION] = table.view.digest
-    said = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
-    return f"CREATE TABLE {target} ({columns}) USING iceberg{partitioned} TBLPROPERTIES ({said})"
+    table_properties = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
+    return f"CREATE TABLE {target} ({columns}) USING iceberg{partitioned} TBLPROPERTIES ({table_properties})"
 
 
-def partition_field(column: str, transform: str) -> str:
+def format_partition_field(column: str, transform: str) -> str:
     """A partition field in Spark's DDL."""
     return f"`{column}`" if transform == "identity" else f"{transform}s(`{column}`)"
 
 
-def replaced(table: Table, partitions: Sequence[str]) -> "Column":
+def replaced_rows_filter(table: Table, partitions: Sequence[str]) -> "Column":
     """Which rows of the table a run over `partitions` replaces: its days, or all when it is not partitioned so."""
     from pyspark.sql import functions as F
 

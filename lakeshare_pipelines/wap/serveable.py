@@ -18,21 +18,27 @@ from lakeshare_pipelines.nessie.client import TableContent
 from lakeshare_pipelines.wap.staged import Finding
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import Stores, TableHead, TableSnapshot, read_delta, read_iceberg
-from lakeshare_server.tables.delta.snapshot import hindrances
-from lakeshare_server.tables.serveability import ReasonCode, Refusal, Verdict, nobody_is_served, serveability
+from lakeshare_server.tables.delta.snapshot import find_hindrances
+from lakeshare_server.tables.serveability import (
+    ReasonCode,
+    Refusal,
+    Verdict,
+    judge_serveability,
+    refuse_all_clients,
+)
 
-OF_DELETES = frozenset(
+DELETE_CODES = frozenset(
     {ReasonCode.ROW_LEVEL_DELETES, ReasonCode.EQUALITY_DELETES, ReasonCode.DELETE_FORMAT}
     | {ReasonCode.LARGE_DELETES}
 )
 # Older columns in files: all of them anew, since no procedure knows which files have them.
-OF_COLUMNS = frozenset(
+COLUMN_CODES = frozenset(
     {ReasonCode.RENAMED_COLUMNS, ReasonCode.FILES_WITHOUT_IDS, ReasonCode.WIDENED_TYPES}
     | {ReasonCode.OTHER_TYPES_IN_FILES, ReasonCode.COLUMN_DEFAULTS}
     | {ReasonCode.PARTITION_VALUES_NOT_IN_FILES}
 )
-OF_FORMAT = frozenset({ReasonCode.FILE_FORMAT})
-SOLVABLE = OF_DELETES | OF_COLUMNS | OF_FORMAT
+FORMAT_CODES = frozenset({ReasonCode.FILE_FORMAT})
+SOLVABLE = DELETE_CODES | COLUMN_CODES | FORMAT_CODES
 
 COPY_ON_WRITE = {f"write.{verb}.mode": "copy-on-write" for verb in ("delete", "update", "merge")}
 IN_PARQUET = {"write.format.default": "parquet"}
@@ -57,27 +63,27 @@ class Rewrite:
     options: Mapping[str, str]
 
 
-def codes_in_the_way(promised: Collection[str], verdicts: Iterable[Verdict]) -> frozenset[str]:
+def find_solvable_codes(promised: Collection[str], verdicts: Iterable[Verdict]) -> frozenset[str]:
     """The codes that a rewrite takes away, of promised clients that could read the table then.
 
     For a client that something else keeps from the table, too, nothing is rewritten.
     """
-    of_clients = [[why.code for why in one.refused_for] for one in verdicts if one.id in promised]
+    of_clients = [[why.code for why in verdict.refused_for] for verdict in verdicts if verdict.id in promised]
     return frozenset(code for codes in of_clients if SOLVABLE.issuperset(codes) for code in codes if code)
 
 
-def rewrite_for(codes: Collection[str]) -> Rewrite:
+def plan_rewrite(codes: Collection[str]) -> Rewrite:
     """The one rewrite that takes away these codes, all of `SOLVABLE`."""
     found = frozenset(codes)
     properties: dict[str, str] = {}
     # A rewrite of all files leaves no deleted rows either.
-    options = FILES_WITH_DELETES if found <= OF_DELETES else ALL_FILES
-    if found & OF_DELETES:
+    options = FILES_WITH_DELETES if found <= DELETE_CODES else ALL_FILES
+    if found & DELETE_CODES:
         properties |= COPY_ON_WRITE
         options = options | NO_DELETES_LEFT
     if ReasonCode.DELETE_FORMAT in found:
         properties |= DELETES_IN_PARQUET
-    if found & OF_FORMAT:
+    if found & FORMAT_CODES:
         properties |= IN_PARQUET
     return Rewrite(properties, options)
 
@@ -95,15 +101,15 @@ class ClientMatrix:
     @classmethod
     def of(cls, table_format: str, head: TableHead) -> Self:
         """Of a table with this head."""
-        return cls(tuple(serveability(table_format, head)))
+        return cls(tuple(judge_serveability(table_format, head)))
 
     @classmethod
     def of_refused(cls, why: Unserveable) -> Self:
         """Of a table that the server refuses to read."""
-        return cls(tuple(nobody_is_served(why)), is_refused=True)
+        return cls(tuple(refuse_all_clients(why)), is_refused=True)
 
 
-def of_iceberg(stores: Stores, content: TableContent) -> ClientMatrix:
+def compute_iceberg_matrix(stores: Stores, content: TableContent) -> ClientMatrix:
     """How each client would get an Iceberg table in this state.
 
     Raises:
@@ -119,7 +125,7 @@ def of_iceberg(stores: Stores, content: TableContent) -> ClientMatrix:
     return ClientMatrix.of("iceberg", snapshot.head)
 
 
-def of_delta(
+def compute_delta_matrix(
     stores: Stores,
     staged: Path,
     main: Path,
@@ -136,13 +142,13 @@ def of_delta(
         new = read_delta(str(staged), stores=stores)
         if version is None:
             return ClientMatrix.of("delta", new.head)
-        head = _after(read_delta(str(main), version, stores), new, column, partitions)
+        head = _compute_head_after(read_delta(str(main), version, stores), new, column, partitions)
     except Unserveable as refusal:
         return ClientMatrix.of_refused(refusal)
     return ClientMatrix.of("delta", head)
 
 
-def serveable(promise: Promise, clients: ClientMatrix, rewritten: Iterable[str]) -> Finding:
+def check_serveable(promise: Promise, clients: ClientMatrix, rewritten: Iterable[str]) -> Finding:
     """Whether all promised clients get the table; `rewritten` are the reason codes that staging took away.
 
     What cannot be published at all blocks, whatever was promised.
@@ -150,29 +156,31 @@ def serveable(promise: Promise, clients: ClientMatrix, rewritten: Iterable[str])
     observed = {
         "promised": list(promise.clients),
         "rewritten": list(rewritten),
-        "clients": [row for one in clients.verdicts for row in _rows(one)],
+        "clients": [row for verdict in clients.verdicts for row in _rows(verdict)],
     }
     if clients.is_refused:
-        reason = f"it cannot be published: {_why(clients.verdicts[0])}"
+        reason = f"it cannot be published: {_describe_reasons(clients.verdicts[0])}"
         return Finding(False, {**observed, "reason": reason}, severity="error")
-    missed = [one for one in clients.verdicts if one.id in promise.clients and one.served_as is None]
+    missed = [
+        verdict for verdict in clients.verdicts if verdict.id in promise.clients and verdict.served_as is None
+    ]
     if not missed:
         return Finding(True, observed)
-    return Finding(False, {**observed, "reason": "; ".join(_by_reason(missed))})
+    return Finding(False, {**observed, "reason": "; ".join(_group_by_reason(missed))})
 
 
-def _after(
+def _compute_head_after(
     before: TableSnapshot, new: TableSnapshot, column: str | None, partitions: Sequence[str]
 ) -> TableHead:
     """The head that the commit leaves behind: it changes the files and the schema, and nothing else."""
-    kept = _kept(before.files, column, partitions)
+    unchanged = _kept(before.files, column, partitions)
     protocol = {"readerFeatures": before.head.protocol.reader_features}
     metadata = {
         "schemaString": new.schema_string,
         "partitionColumns": new.partition_columns,
         "configuration": before.head.configuration,
     }
-    found = hindrances(protocol, metadata, kept.column("dv_storage").combine_chunks())
+    found = find_hindrances(protocol, metadata, unchanged.column("dv_storage").combine_chunks())
     return replace(before.head, schema_string=new.schema_string, hindrances=found)
 
 
@@ -194,15 +202,15 @@ def _rows(verdict: Verdict) -> list[Mapping[str, Any]]:
     ]
 
 
-def _by_reason(missed: Iterable[Verdict]) -> list[str]:
+def _group_by_reason(missed: Iterable[Verdict]) -> list[str]:
     """One sentence for each reason, with the clients it keeps out."""
     clients: dict[str, list[str]] = {}
     for one in missed:
-        clients.setdefault(_why(one), []).append(one.id)
+        clients.setdefault(_describe_reasons(one), []).append(one.id)
     return [f"{', '.join(ids)} could not read it: {why}" for why, ids in clients.items()]
 
 
-def _why(verdict: Verdict) -> str:
+def _describe_reasons(verdict: Verdict) -> str:
     """The reasons, first those that no rewrite takes away: of a long text only the beginning is told."""
     lasting_first = sorted(verdict.refused_for, key=lambda one: one.code in SOLVABLE)
     return " Besides, ".join(_sentence(one) for one in lasting_first)

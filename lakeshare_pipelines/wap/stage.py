@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lakeshare_pipelines.contracts import PerRecipient, SetContract, Table, View
 from lakeshare_pipelines.errors import ContractError, PipelineError
-from lakeshare_pipelines.ingest import Delivery, find_delivery, still_same, unchanged_while
+from lakeshare_pipelines.ingest import Delivery, blame_changed_delivery, find_delivery, require_unchanged
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
 from lakeshare_pipelines.ingest.sources import ReadingLimits
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import explained
+from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.checks import SHOW_REJECTED
 from lakeshare_pipelines.wap.serveable import ClientMatrix
 from lakeshare_pipelines.wap.staged import (
@@ -28,15 +28,15 @@ from lakeshare_pipelines.wap.staged import (
     StagedTable,
     Verdict,
     Verdicts,
-    attempts,
-    begin,
-    begun,
-    forget,
-    keep,
-    keep_rejected,
-    recorded,
-    staging_name,
-    staging_prefix,
+    get_begin_time,
+    list_attempts,
+    list_recorded_names,
+    make_staging_name,
+    make_staging_prefix,
+    record_begin,
+    remove_record,
+    save_attempt,
+    write_quarantine,
 )
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ class Staging(Protocol):
             Conflict: a table of the set changed on main since `staged.base`.
         """
 
-    def owed(self, is_known: "LedgerKnows") -> list[Landed]:
+    def find_incomplete(self, is_known: "IsInLedger") -> list[Landed]:
         """Arrivals on main that the ledger does not have, oldest first; half-done ones are completed."""
 
-    def waiting(self) -> list[tuple[str, datetime]]:
+    def list_unpublished(self) -> list[tuple[str, datetime]]:
         """Staging places of this set that are not published, and when each was last written."""
 
     def discard(self, ref: str) -> None:
@@ -135,20 +135,20 @@ def commit_properties(staged: Staged, evidence: Mapping[str, object]) -> dict[st
     }
 
 
-def said_by(properties: Mapping[str, Any]) -> tuple[Staged, Mapping[str, object]]:
+def parse_commit_properties(properties: Mapping[str, Any]) -> tuple[Staged, Mapping[str, object]]:
     """The staged set and the evidence that `commit_properties` wrote."""
     staged = Staged.from_record(json.loads(properties[PROPERTY + "staged"]))
     return staged, json.loads(properties[PROPERTY + "evidence"])
 
 
-def owed_run(properties: Mapping[str, Any], set_name: str) -> str | None:
+def get_landed_run(properties: Mapping[str, Any], set_name: str) -> str | None:
     """The run of a set that landed with a commit; None for a commit of anybody else, or of a rollback."""
     if properties.get(PROPERTY + "set") != set_name or PROPERTY + "staged" not in properties:
         return None
     return str(properties[PROPERTY + "run"])
 
 
-class LedgerKnows(Protocol):
+class IsInLedger(Protocol):
     """How a format asks the ledger about one run of this set."""
 
     def __call__(self, run_id: str) -> bool:
@@ -173,7 +173,7 @@ def staging_for(lake: Lake, contract: SetContract) -> Staging:
     )
 
 
-def selected(contract: SetContract, table: Table, view: View, rows: "DataFrame") -> "DataFrame":
+def select_view_rows(contract: SetContract, table: Table, view: View, rows: "DataFrame") -> "DataFrame":
     """What a view shows of these rows of its table.
 
     Raises:
@@ -186,7 +186,7 @@ def selected(contract: SetContract, table: Table, view: View, rows: "DataFrame")
         frame = rows if view.where is None else rows.where(_expression(view.where))
         _ = frame.schema  # Spark Connect analyses no earlier
         part = "perRecipient"
-        frame = _of_somebody(frame, view)
+        frame = _assign_recipients(frame, view)
         _ = frame.schema
     except (AnalysisException, ParseException) as error:
         raise ContractError(
@@ -198,7 +198,7 @@ def selected(contract: SetContract, table: Table, view: View, rows: "DataFrame")
     return frame.select(*(frame[column.name].cast(column.type) for column in table.columns))
 
 
-def is_in_step(settings: LakeSettings, table: Table, view: View) -> bool:
+def is_in_sync(settings: LakeSettings, table: Table, view: View) -> bool:
     """Whether the newest publications of a view and of its table were made by one run.
 
     If not, the view was left out of the contract for a while, or one of the two was rolled back alone.
@@ -208,13 +208,13 @@ def is_in_step(settings: LakeSettings, table: Table, view: View) -> bool:
     catalog = open_catalog(settings.catalog_url)
     try:
         ledger = Ledger(catalog)
-        runs = [_made_by(ledger, name) for name in (table.name, view.of)]
+        runs = [_get_run_of_latest(ledger, name) for name in (table.name, view.of)]
     finally:
         catalog.close()
     return runs[0] is not None and runs[0] == runs[1]
 
 
-def _made_by(ledger: "Ledger", table: str) -> str | None:
+def _get_run_of_latest(ledger: "Ledger", table: str) -> str | None:
     """The run that made what a table shows now; a rollback shows what another run made."""
     shown = ledger.latest(table)
     while shown is not None and shown.rollback_of is not None:
@@ -222,7 +222,9 @@ def _made_by(ledger: "Ledger", table: str) -> str | None:
     return None if shown is None else shown.run_id
 
 
-def selection(view: View, expected: "DataFrame", rows: "DataFrame", published_as: str | None) -> Finding:
+def check_selection(
+    view: View, expected: "DataFrame", rows: "DataFrame", published_as: str | None
+) -> Finding:
     """Whether a view's rows are the expected ones, each as often; `published_as` is the digest of its definition."""
     wanted, found = _fingerprints(expected, rows)
     observed = {"of": view.of, "selected_rows": wanted[0], "rows": found[0], "definition": view.digest}
@@ -249,7 +251,7 @@ def _expression(text: str) -> "Column":
     return F.expr(f"({text})")
 
 
-def _of_somebody(frame: "DataFrame", view: View) -> "DataFrame":
+def _assign_recipients(frame: "DataFrame", view: View) -> "DataFrame":
     """The rows that are somebody's, once for each whose they are, with the column that tells it."""
     from pyspark.sql import functions as F
 
@@ -260,13 +262,13 @@ def _of_somebody(frame: "DataFrame", view: View) -> "DataFrame":
     if per.value is None:
         frame = frame.select(*columns)
     else:
-        frame = frame.select(*columns, _whose(frame, per, per.value).alias(per.column))
+        frame = frame.select(*columns, _make_recipient_column(frame, per, per.value).alias(per.column))
     whose = F.col(f"`{per.column}`")
     # Formats take an empty text in a partition for none.
     return frame.where(whose.isNotNull() & (whose.cast("string") != ""))
 
 
-def _whose(frame: "DataFrame", per: PerRecipient, value: str) -> "Column":
+def _make_recipient_column(frame: "DataFrame", per: PerRecipient, value: str) -> "Column":
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
@@ -310,13 +312,13 @@ def stage(
     partitions = tuple(partitions)
     deliveries = [find_delivery(lake.settings, contract, partition) for partition in partitions]
     staging = staging_for(lake, contract)
-    ref = staging_name(contract.name, partitions, run_id, attempt)
+    ref = make_staging_name(contract.name, partitions, run_id, attempt)
     with (
-        explained(lake.settings, f"staging {ref}", [file for one in deliveries for file in one.files]),
-        _dropped_on_failure(lake, staging, ref),
-        unchanged_while(deliveries),
+        translate_errors(lake.settings, f"staging {ref}", [file for one in deliveries for file in one.files]),
+        _discard_on_failure(lake, staging, ref),
+        blame_changed_delivery(deliveries),
     ):
-        begin(lake.settings, ref)
+        record_begin(lake.settings, ref)
         draft = Staged(
             set_name=contract.name,
             run_id=run_id,
@@ -334,9 +336,9 @@ def stage(
             replace(one, rewritten=staging.make_serveable(ref, contract.table(one.table))) for one in tables
         )
         for delivery in deliveries:
-            still_same(delivery)
+            require_unchanged(delivery)
         staged = replace(draft, head=staging.seal(ref), tables=tables)
-    keep(lake.settings, staged)
+    save_attempt(lake.settings, staged)
     return staged
 
 
@@ -353,16 +355,16 @@ def _write_all(
             arrived = read.get(table.name)
             # A view that is new, or missed something, shows all of its table from now on.
             is_whole = table.view is not None and not (
-                staging.on_main(draft, table) is not None and is_in_step(lake.settings, table, table.view)
+                staging.on_main(draft, table) is not None and is_in_sync(lake.settings, table, table.view)
             )
             if arrived is not None:
                 frame = arrived.frame
             elif table.view is None:
-                frame = derive(lake.spark, table, frames)
+                frame = derive_table(lake.spark, table, frames)
             else:
                 base = contract.table(table.view.of)
                 of_base = staging.table_after(draft, base) if is_whole else frames[base.name]
-                frame = selected(contract, table, table.view, of_base)
+                frame = select_view_rows(contract, table, table.view, of_base)
             frames[table.name] = frame.cache()
             rows = frames[table.name].count()
             log.info("writing %s rows of %s to %s", rows, table.name, draft.ref)
@@ -377,7 +379,7 @@ def _write_all(
     return tuple(written)
 
 
-def make_views_again(lake: Lake, contract: SetContract, staged: Staged) -> None:
+def rebuild_views(lake: Lake, contract: SetContract, staged: Staged) -> None:
     """Write the views of a staged set anew, of their tables as those are on the staging place now.
 
     Raises:
@@ -386,17 +388,17 @@ def make_views_again(lake: Lake, contract: SetContract, staged: Staged) -> None:
     staging = staging_for(lake, contract)
     properties = {"set": contract.name, "run": staged.run_id, "contract": contract.digest}
     for table in contract.tables:
-        record = staged.record_of(table.name)
+        record = staged.find_table(table.name)
         if table.view is None or record is None:
             continue
         base = contract.table(table.view.of)
-        with explained(lake.settings, f"making {table.name} again at {staged.ref}"):
+        with translate_errors(lake.settings, f"making {table.name} again at {staged.ref}"):
             rows = staging.table_after(staged, base) if record.is_whole else staging.rows_of_run(staged, base)
-            frame = selected(contract, table, table.view, rows)
+            frame = select_view_rows(contract, table, table.view, rows)
             staging.write(staged.ref, table, frame, staged.partitions_of(table.name), properties)
 
 
-def derive(spark: "SparkSession", table: Table, frames: "Mapping[str, DataFrame]") -> "DataFrame":
+def derive_table(spark: "SparkSession", table: Table, frames: "Mapping[str, DataFrame]") -> "DataFrame":
     """A derived table: the contract's SQL over the rows of this run, typed as the contract says."""
     from pyspark.sql import functions as F
 
@@ -412,26 +414,26 @@ def _staged_table(
 ) -> StagedTable:
     if arrived is None:
         return StagedTable(table.name, rows)
-    rejected = keep_rejected(lake, contract, table, arrived, run_id)
+    rejected = write_quarantine(lake, contract, table, arrived, run_id)
     return StagedTable(table.name, rows, rejected, tuple(problem.detail for problem in arrived.problems))
 
 
 @contextmanager
-def _dropped_on_failure(lake: Lake, staging: Staging, ref: str) -> Iterator[None]:
+def _discard_on_failure(lake: Lake, staging: Staging, ref: str) -> Iterator[None]:
     """A staging place that was never finished tells nobody anything: remove it, keep the first error."""
     try:
         yield
     except BaseException:
         try:
             staging.discard(ref)
-            forget(lake.settings, ref)
+            remove_record(lake.settings, ref)
         except Exception:
             log.exception("%s could not be removed; `lakeshare wap discard %s` does it later", ref, ref)
         raise
 
 
 @dataclass(frozen=True)
-class StagingPlace:
+class StagingLocation:
     """A branch or staging folder; `attempt` is None when its run ended before it had anything to record."""
 
     ref: str
@@ -445,7 +447,7 @@ class StagingPlace:
         return "unfinished" if self.attempt is None else self.attempt.state
 
 
-class UnknownStagingPlace(PipelineError):
+class UnknownStagingLocation(PipelineError):
     """No staging place of that name."""
 
     def __init__(self, ref: str) -> None:
@@ -455,27 +457,29 @@ class UnknownStagingPlace(PipelineError):
         self.ref = ref
 
 
-def places(lake: Lake, contracts: Sequence[SetContract]) -> list[StagingPlace]:
+def list_staging_locations(lake: Lake, contracts: Sequence[SetContract]) -> list[StagingLocation]:
     """Every staging place of these sets, oldest first."""
-    recorded = {attempt.staged.ref: attempt for attempt in attempts(lake.settings)}
+    recorded = {attempt.staged.ref: attempt for attempt in list_attempts(lake.settings)}
     found = [place for contract in contracts for place in _of_set(lake, contract, recorded)]
     return sorted(found, key=lambda place: place.since)
 
 
-def find(lake: Lake, contracts: Sequence[SetContract], ref: str) -> tuple[SetContract, StagingPlace]:
+def find_staging_location(
+    lake: Lake, contracts: Sequence[SetContract], ref: str
+) -> tuple[SetContract, StagingLocation]:
     """A staging place by its name.
 
     Raises:
         UnknownStagingPlace: there is none.
     """
     for contract in contracts:
-        for place in places(lake, [contract]):
+        for place in list_staging_locations(lake, [contract]):
             if place.ref == ref:
                 return contract, place
-    raise UnknownStagingPlace(ref)
+    raise UnknownStagingLocation(ref)
 
 
-def resealed(lake: Lake, contract: SetContract, staged: Staged) -> Staged:
+def reseal(lake: Lake, contract: SetContract, staged: Staged) -> Staged:
     """The staged set as it stands now: what somebody repaired on the branch is part of the next audit.
 
     Views are made again, of what their tables have now.
@@ -485,7 +489,7 @@ def resealed(lake: Lake, contract: SetContract, staged: Staged) -> Staged:
     if head == staged.head:
         return staged
     log.warning("%s moved from %s to %s since it was written", staged.ref, staged.head, head)
-    make_views_again(lake, contract, dataclasses.replace(staged, head=head))
+    rebuild_views(lake, contract, dataclasses.replace(staged, head=head))
     moved = dataclasses.replace(staged, head=staging.seal(staged.ref))
     tables = tuple(
         dataclasses.replace(table, rows=staging.count_written(moved, contract.table(table.table)))
@@ -494,15 +498,15 @@ def resealed(lake: Lake, contract: SetContract, staged: Staged) -> Staged:
     return dataclasses.replace(moved, tables=tables)
 
 
-def drop(lake: Lake, contract: SetContract, ref: str) -> None:
+def drop_staging_location(lake: Lake, contract: SetContract, ref: str) -> None:
     """Remove a staging place and its record; a published one only loses its record."""
     staging_for(lake, contract).discard(ref)
-    forget(lake.settings, ref)
+    remove_record(lake.settings, ref)
 
 
 def drop_abandoned(
     lake: Lake, contracts: Sequence[SetContract], now: datetime | None = None
-) -> list[StagingPlace]:
+) -> list[StagingLocation]:
     """Remove staging places older than `branch_days`, and records as old that a crash left without one.
 
     Returns the places.
@@ -510,36 +514,36 @@ def drop_abandoned(
     horizon = (now or datetime.now(UTC)) - timedelta(days=lake.settings.branch_days)
     dropped = []
     for contract in contracts:
-        there = places(lake, [contract])
-        for ref, since in recorded(lake.settings, staging_prefix(contract.name)):
+        there = list_staging_locations(lake, [contract])
+        for ref, since in list_recorded_names(lake.settings, make_staging_prefix(contract.name)):
             if since <= horizon and ref not in {place.ref for place in there}:
-                forget(lake.settings, ref)
+                remove_record(lake.settings, ref)
         for place in there:
             if place.since <= horizon:
                 log.info("dropping %s, untouched since %s", place.ref, place.since)
-                drop(lake, contract, place.ref)
+                drop_staging_location(lake, contract, place.ref)
                 dropped.append(place)
     return dropped
 
 
-def _of_set(lake: Lake, contract: SetContract, recorded: dict[str, Attempt]) -> Iterator[StagingPlace]:
-    for ref, since in staging_for(lake, contract).waiting():
+def _of_set(lake: Lake, contract: SetContract, recorded: dict[str, Attempt]) -> Iterator[StagingLocation]:
+    for ref, since in staging_for(lake, contract).list_unpublished():
         attempt = recorded.get(ref)
-        latest = attempt.written_at if attempt is not None else begun(lake.settings, ref) or since
-        yield StagingPlace(ref, contract.name, latest, attempt)
+        latest = attempt.written_at if attempt is not None else get_begin_time(lake.settings, ref) or since
+        yield StagingLocation(ref, contract.name, latest, attempt)
 
 
-def report(place: StagingPlace) -> str:
+def format_staging_location(place: StagingLocation) -> str:
     """Where it is, what it holds, what its audit said."""
     return "\n".join(_lines(place))
 
 
-def verdict_lines(verdicts: Verdicts) -> list[str]:
+def format_verdicts(verdicts: Verdicts) -> list[str]:
     """One line per verdict, failed ones with the rows that broke the rule."""
     return [line for verdict in verdicts.verdicts for line in _verdict(verdict)]
 
 
-def _lines(place: StagingPlace) -> Iterator[str]:
+def _lines(place: StagingLocation) -> Iterator[str]:
     yield f"{place.ref}: set {place.set_name}, {place.state}, since {place.since:%Y-%m-%d %H:%M} UTC"
     if place.attempt is None:
         yield "  its run ended before everything was written; run the partition again, or discard it"
@@ -553,7 +557,7 @@ def _lines(place: StagingPlace) -> Iterator[str]:
     if place.attempt.verdicts is None:
         yield "  not audited yet: `lakeshare wap retry` does it"
         return
-    yield from verdict_lines(place.attempt.verdicts)
+    yield from format_verdicts(place.attempt.verdicts)
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:
@@ -565,7 +569,7 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
         yield f"        as delivered: `{verdict.observed[SHOW_REJECTED]}`"
 
 
-def rejected_lines(rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
+def format_rejected_rows(rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
     """Rows of the quarantine, each with what was delivered."""
     for row in rows:
         yield f"{row['table']}  {row['file']}:{row['line']}  {row['reason']}"

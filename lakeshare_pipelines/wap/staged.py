@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import SparkError
-from lakeshare_pipelines.file_lock import locked
+from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.nessie.client import Nessie, NessieEndpoint
 from lakeshare_pipelines.nessie.server import ensure_nessie
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import attach, spark_session
+from lakeshare_pipelines.spark.session import attach_catalog, spark_session
 from lakeshare_server.settings import make_private
 
 if TYPE_CHECKING:
@@ -81,20 +81,20 @@ class Staged:
     @property
     def partition(self) -> str:
         """The partition's name, or `first...last` of a range."""
-        return partition_label(self.partitions)
+        return format_partitions(self.partitions)
 
     @property
     def title(self) -> str:
         """How messages name it."""
         return f"set {self.set_name}, partition {self.partition}, staged at {self.ref}"
 
-    def record_of(self, table: str) -> StagedTable | None:
+    def find_table(self, table: str) -> StagedTable | None:
         """What was staged of a table; None when nothing was."""
         return next((one for one in self.tables if one.table == table), None)
 
     def partitions_of(self, table: str) -> tuple[str, ...]:
         """The partitions of a table that the run replaces."""
-        record = self.record_of(table)
+        record = self.find_table(table)
         return WHOLE if record is not None and record.is_whole else self.partitions
 
     def as_record(self) -> dict[str, Any]:
@@ -112,19 +112,19 @@ class Staged:
         return json.dumps(self.as_record(), separators=(",", ":"), sort_keys=True)
 
 
-def partition_label(partitions: tuple[str, ...]) -> str:
+def format_partitions(partitions: tuple[str, ...]) -> str:
     """`2013-01-01`, or `2013-01-01...2013-01-31` (Dagster's own form of a range)."""
     return partitions[0] if len(partitions) == 1 else f"{partitions[0]}...{partitions[-1]}"
 
 
-def staging_name(set_name: str, partitions: tuple[str, ...], run_id: str, attempt: int) -> str:
+def make_staging_name(set_name: str, partitions: tuple[str, ...], run_id: str, attempt: int) -> str:
     """`wap-<set>-<partition>-<run>`, with `-r<n>` for the n-th replay; without `/`, which Nessie's paths forbid."""
-    label = re.sub(r"[^0-9A-Za-z._-]", "_", partition_label(partitions).replace("...", "_"))
+    label = re.sub(r"[^0-9A-Za-z._-]", "_", format_partitions(partitions).replace("...", "_"))
     replay = f"-r{attempt}" if attempt else ""
-    return f"{staging_prefix(set_name)}{label}-{run_id[:8]}{replay}"
+    return f"{make_staging_prefix(set_name)}{label}-{run_id[:8]}{replay}"
 
 
-def staging_prefix(set_name: str) -> str:
+def make_staging_prefix(set_name: str) -> str:
     """How the staging places of a set begin."""
     return f"wap-{set_name}-"
 
@@ -135,7 +135,7 @@ TEXT_LIMIT = 300
 EVIDENCE_NAMES_BYTES = 1200
 CUT_SHORT = "…"
 """Stands for the names that did not fit into a publication's evidence."""
-SMALLEST_SHARE = 0.0001
+MIN_SHOWN_FRACTION = 0.0001
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,8 @@ class Verdict:
 
     def __post_init__(self) -> None:
         # A verdict read back from its record must equal the one that was written, whatever Spark put into it.
-        object.__setattr__(self, "observed", plain(self.observed))
-        object.__setattr__(self, "samples", tuple(plain(row) for row in self.samples))
+        object.__setattr__(self, "observed", to_json_value(self.observed))
+        object.__setattr__(self, "samples", tuple(to_json_value(row) for row in self.samples))
 
     @property
     def name(self) -> str:
@@ -213,7 +213,7 @@ class Verdicts:
     @property
     def digest(self) -> str:
         """SHA-256 of the record in canonical JSON."""
-        return hashlib.sha256(canonical(self.as_record()).encode()).hexdigest()
+        return hashlib.sha256(to_canonical_json(self.as_record()).encode()).hexdigest()
 
     def for_table(self, name: str) -> tuple[Verdict, ...]:
         """The verdicts on one table."""
@@ -245,23 +245,23 @@ class Verdicts:
             "checks": len(self.verdicts),
             "failed": len(self.failed),
             "blocking": sum(verdict.blocks for verdict in self.verdicts),
-            "failed_checks": _fitting(verdict.name for verdict in self.failed),
+            "failed_checks": _fit_names(verdict.name for verdict in self.failed),
         }
 
 
-def share(part: int, whole: int) -> str:
+def format_percentage(part: int, whole: int) -> str:
     """A part of a whole for people: `12.50%`, and never 0% of what is there."""
-    if 0 < part < whole * SMALLEST_SHARE:
-        return f"less than {SMALLEST_SHARE:.2%}"
+    if 0 < part < whole * MIN_SHOWN_FRACTION:
+        return f"less than {MIN_SHOWN_FRACTION:.2%}"
     return f"{part / whole:.2%}" if whole else "none"
 
 
-def canonical(record: object) -> str:
+def to_canonical_json(record: object) -> str:
     """JSON with one spelling per value."""
     return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A value of Spark, numpy or Great Expectations as JSON has it; Any because that is what they give."""
     if value is None or isinstance(value, bool | int):
         return value
@@ -272,25 +272,25 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    return _plain_rest(value)
+        return {str(key): to_json_value(item) for key, item in value.items()}
+    return _to_json_value_by_type(value)
 
 
-def _plain_rest(value: Any) -> Any:
+def _to_json_value_by_type(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
-        return plain(bytes(value).hex())
+        return to_json_value(bytes(value).hex())
     if isinstance(value, set | frozenset):
-        return sorted((plain(item) for item in value), key=str)
+        return sorted((to_json_value(item) for item in value), key=str)
     if hasattr(value, "asDict"):
-        return plain(value.asDict(recursive=True))
+        return to_json_value(value.asDict(recursive=True))
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    return plain(str(value))
+        return to_json_value(value.tolist())
+    return to_json_value(str(value))
 
 
-def _fitting(names: Iterable[str]) -> list[str]:
+def _fit_names(names: Iterable[str]) -> list[str]:
     fitting: list[str] = []
     room = EVIDENCE_NAMES_BYTES
     for name in names:
@@ -320,12 +320,12 @@ class Attempt:
         return "green" if self.verdicts.green else "red"
 
 
-def begin(settings: LakeSettings, ref: str) -> None:
+def record_begin(settings: LakeSettings, ref: str) -> None:
     """Note that a staging place is about to be made: its age counts from here, not from main's last commit."""
     (_folder(settings, ref) / BEGUN).touch(0o600)
 
 
-def begun(settings: LakeSettings, ref: str) -> datetime | None:
+def get_begin_time(settings: LakeSettings, ref: str) -> datetime | None:
     """When a staging place was made; None when that was not noted in this state folder."""
     try:
         return datetime.fromtimestamp((settings.runs_dir / ref / BEGUN).stat().st_mtime, UTC)
@@ -333,7 +333,7 @@ def begun(settings: LakeSettings, ref: str) -> datetime | None:
         return None
 
 
-def keep(settings: LakeSettings, staged: Staged, verdicts: Verdicts | None = None) -> None:
+def save_attempt(settings: LakeSettings, staged: Staged, verdicts: Verdicts | None = None) -> None:
     """Write the record of a staging place; a crash leaves the former one or this one, never half of it."""
     folder = _folder(settings, staged.ref)
     if verdicts is None:
@@ -343,7 +343,7 @@ def keep(settings: LakeSettings, staged: Staged, verdicts: Verdicts | None = Non
     _write(folder / STAGED, staged.as_record())
 
 
-def kept(settings: LakeSettings, ref: str) -> Attempt | None:
+def load_attempt(settings: LakeSettings, ref: str) -> Attempt | None:
     """The record of a staging place; None when there is none."""
     folder = settings.runs_dir / ref
     try:
@@ -358,20 +358,20 @@ def kept(settings: LakeSettings, ref: str) -> Attempt | None:
     return Attempt(staged, judged, written_at)
 
 
-def attempts(settings: LakeSettings) -> list[Attempt]:
+def list_attempts(settings: LakeSettings) -> list[Attempt]:
     """Every record, oldest first."""
     folders = settings.runs_dir.iterdir() if settings.runs_dir.is_dir() else iter(())
-    found = (kept(settings, folder.name) for folder in folders)
+    found = (load_attempt(settings, folder.name) for folder in folders)
     return sorted((one for one in found if one is not None), key=lambda one: one.written_at)
 
 
-def recorded(settings: LakeSettings, prefix: str) -> list[tuple[str, datetime]]:
+def list_recorded_names(settings: LakeSettings, prefix: str) -> list[tuple[str, datetime]]:
     """Staging places with a record, even an unfinished one, by name, and when each record was last changed."""
     folders = settings.runs_dir.glob(f"{prefix}*")
     return [(folder.name, datetime.fromtimestamp(folder.stat().st_mtime, UTC)) for folder in folders]
 
 
-def forget(settings: LakeSettings, ref: str) -> None:
+def remove_record(settings: LakeSettings, ref: str) -> None:
     """Remove the record of a staging place that is published or discarded."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(settings.runs_dir / ref)
@@ -415,14 +415,14 @@ class Lake:
 
     def catalog(self, ref: str) -> str:
         """Name of the Spark catalog at `ref`, added to the session."""
-        return attach(self.spark, self.settings, self.endpoint, ref)
+        return attach_catalog(self.spark, self.settings, self.endpoint, ref)
 
     def table(self, name: str, ref: str = "main") -> "DataFrame":
         """An Iceberg table at a ref."""
         return self.spark.table(f"{self.catalog(ref)}.{name}")
 
 
-def without_spark(settings: LakeSettings) -> Lake:
+def open_lake_without_spark(settings: LakeSettings) -> Lake:
     """A lake for work on records and catalogs; asking it for Spark is a mistake in the caller.
 
     Raises:
@@ -436,7 +436,7 @@ def without_spark(settings: LakeSettings) -> Lake:
 
 
 @contextmanager
-def with_spark(settings: LakeSettings) -> Iterator[Lake]:
+def open_lake(settings: LakeSettings) -> Iterator[Lake]:
     """A lake whose session is started at first use and stopped at the end of the block."""
     with ExitStack() as stack:
         yield Lake(settings, lambda: stack.enter_context(spark_session(settings)))
@@ -447,11 +447,13 @@ COLUMNS = ("set", "table", "run_id", "partition", "file", "line", "reason", "raw
 SHOWN_ROWS = 1000
 
 
-def keep_rejected(lake: "Lake", contract: SetContract, table: Table, read: "TableFrame", run_id: str) -> int:
+def write_quarantine(
+    lake: "Lake", contract: SetContract, table: Table, read: "TableFrame", run_id: str
+) -> int:
     """Keep the rows that did not parse, in place of what this run kept before; returns how many."""
     path = quarantine_path(lake.settings, contract.name)
     # Two runs of a set may keep rows at once; the first of them makes the table.
-    with locked(
+    with hold_lock(
         lake.settings.state_dir / "locks" / f"quarantine-{contract.name}", wait_s=lake.settings.lock_wait_s
     ):
         if read.rejected is None or not read.rejected_rows:
@@ -465,7 +467,7 @@ def keep_rejected(lake: "Lake", contract: SetContract, table: Table, read: "Tabl
     return read.rejected_rows
 
 
-def quarantined(
+def read_quarantine(
     settings: LakeSettings,
     set_name: str,
     run_id: str | None = None,
@@ -520,9 +522,9 @@ def _forget(path: Path, table: str, run_id: str) -> None:
 
     if not DeltaTable.is_deltatable(str(path)):
         return
-    kept = DeltaTable(path)
-    if kept.partitions(file_pruning_predicate=[("run_id", "=", run_id), ("table", "=", table)]):
-        kept.delete(_of(table, run_id))
+    quarantine = DeltaTable(path)
+    if quarantine.partitions(file_pruning_predicate=[("run_id", "=", run_id), ("table", "=", table)]):
+        quarantine.delete(_of(table, run_id))
 
 
 def _of(table: str, run_id: str) -> str:

@@ -15,16 +15,16 @@ from functools import lru_cache
 from pathlib import Path
 from uuid import UUID
 
-from lakeshare_server.access.table_access import TableView, Views
+from lakeshare_server.access.table_access import TableView, TableViews
 from lakeshare_server.catalog import Catalog, Credentials, GenerationCache, Reader
 from lakeshare_server.catalog.database import database_file
 from lakeshare_server.errors import BadRequest, Denied, NotFound, Unserveable
-from lakeshare_server.protocol.tokens import Seals
+from lakeshare_server.protocol.tokens import TokenSealer
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import Place, place_of
+from lakeshare_server.storage import ParsedLocation, parse_location
 from lakeshare_server.storage.locations import LOCAL
 
-OUR_OWN = (
+SERVER_FILES = (
     "signing.key",
     "first-admin.key",
     "lakeshare.db",
@@ -51,12 +51,12 @@ def require_own_stores(table: str, location: str, roots: Collection[str], settin
     Raises:
         Unserveable: names the store or the folder, and how the operator allows it.
     """
-    own = place_of(location)
-    also = (place_of(place, settings.azure_account) for place in settings.files_also_in.split())
+    own = parse_location(location)
+    also = (parse_location(place, settings.azure_account) for place in settings.files_also_in.split())
     allowed = [_store_of(own), *also]
     for root in sorted(set(roots) - {str(settings.vectors_dir)}):
         try:
-            place = place_of(root or (location if own.kind == LOCAL else "/"))
+            place = parse_location(root or (location if own.kind == LOCAL else "/"))
         except BadRequest as error:
             reason = f"{table} names files in {root}: {error}"
             raise Unserveable(reason, "Provider: copy them.", places=[root]) from error
@@ -72,50 +72,53 @@ def is_local(root: str) -> bool:
 
 def local_folders(location: str, roots: Collection[str]) -> list[str]:
     """The folders of the server's own disk that files of a table are in, by the roots of an index; its own first."""
-    place = place_of(location)
+    place = parse_location(location)
     own = [place.key] if place.kind == LOCAL else []
     return [*own, *sorted(root for root in roots if root and is_local(root))]
 
 
-def is_handed_out(place: Path, folder: str, settings: ServerSettings) -> bool:
+def is_servable(place: Path, folder: str, settings: ServerSettings) -> bool:
     """Whether a local file, whose links are resolved, may be read as one of a table's files below `folder`.
 
     It lies there, or where the operator lets any table have files; it is none of the server's own.
     """
-    if is_our_own(place, settings):
+    if is_server_file(place, settings):
         return False
-    also = (place_of(one, settings.azure_account) for one in settings.files_also_in.split())
+    also = (parse_location(one, settings.azure_account) for one in settings.files_also_in.split())
     allowed = [folder, *(one.key for one in also if one.kind == LOCAL)]
     return any(place.is_relative_to(os.path.realpath(one)) for one in allowed)
 
 
-def is_our_own(place: Path, settings: ServerSettings) -> bool:
+def is_server_file(place: Path, settings: ServerSettings) -> bool:
     """Whether a local file, whose links are resolved, is one of the server's own: its keys, catalog, logs, settings."""
     if place.name == CATALOGS:
         return True
     if place.name.startswith(SECRETS) and place.parent == Path.cwd():
         return True
-    return any(place.is_relative_to(one) for one in _own_places(settings.state_dir, settings.catalog_url))
+    return any(
+        place.is_relative_to(own_place)
+        for own_place in _server_paths(settings.state_dir, settings.catalog_url)
+    )
 
 
-def _store_of(table: Place) -> Place:
+def _store_of(table: ParsedLocation) -> ParsedLocation:
     """The store of a table: of a local one the folder around it, unless that is the whole disk."""
     if table.kind != LOCAL:
         return table
     folder = _folder(table).rstrip("/")
-    return Place(LOCAL, "", folder if folder.count("/") == 1 else posixpath.dirname(folder))
+    return ParsedLocation(LOCAL, "", folder if folder.count("/") == 1 else posixpath.dirname(folder))
 
 
-def _holds(store: Place, place: Place) -> bool:
+def _holds(store: ParsedLocation, place: ParsedLocation) -> bool:
     return store.root == place.root and (store.kind != LOCAL or _folder(place).startswith(_folder(store)))
 
 
-def _folder(place: Place) -> str:
+def _folder(place: ParsedLocation) -> str:
     """A local folder in one spelling, with a slash at its end."""
     return posixpath.normpath("/" + place.key.lstrip("/")).rstrip("/") + "/"
 
 
-def _refusal(table: str, place: Place, *, may_be_allowed: bool) -> Unserveable:
+def _refusal(table: str, place: ParsedLocation, *, may_be_allowed: bool) -> Unserveable:
     where = f"{place.key} on the server's own disk" if place.kind == LOCAL else place.root
     remedy = f", or allow the store with LAKESHARE_FILES_ALSO_IN={place.root or place.key}"
     return Unserveable(
@@ -126,9 +129,9 @@ def _refusal(table: str, place: Place, *, may_be_allowed: bool) -> Unserveable:
 
 
 @lru_cache(maxsize=1)
-def _own_places(state_dir: Path, catalog_url: str) -> list[Path]:
+def _server_paths(state_dir: Path, catalog_url: str) -> list[Path]:
     """Resolved once: every file that is read is compared with them."""
-    found = [state_dir / name for name in OUR_OWN]
+    found = [state_dir / name for name in SERVER_FILES]
     homes = (os.environ.get(name, "") for name in ("PYICEBERG_HOME", "HOME"))
     configured = (Path(folder) / CATALOGS for folder in (*homes, ""))
     # They may be links to where secrets are kept.
@@ -143,8 +146,10 @@ PURPOSE = "file ticket v1"
 ID_BYTES, TERMS_BYTES = 16, 8
 NO_CREDENTIAL = bytes(ID_BYTES)
 # Recipients, with the tables that they read, between two writes to the catalog.
-KEPT = 1 << 15
-ENDED = "The URL has ended, as has the access that it was issued for. Query the table again for fresh URLs."
+MAX_CACHED_TICKETS = 1 << 15
+TICKET_ENDED = (
+    "The URL has ended, as has the access that it was issued for. Query the table again for fresh URLs."
+)
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ class FileTicket:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _KnownTicket:
     """What the catalog has for a ticket, until a time or a write ends it."""
 
     recipient: str
@@ -173,17 +178,19 @@ class _Held:
 class FileTickets:
     """Issues tickets and checks them; safe from any thread."""
 
-    def __init__(self, key: bytes, catalog: Catalog, views: Views) -> None:
-        self._seals = Seals(key, PURPOSE)
+    def __init__(self, key: bytes, catalog: Catalog, views: TableViews) -> None:
+        self._seals = TokenSealer(key, PURPOSE)
         self._catalog, self._views = catalog, views
         self._credentials = Credentials(catalog)
-        self._held = GenerationCache[_Held | None](catalog, KEPT, lambda held: held is None or held.is_over())
+        self._held = GenerationCache[_KnownTicket | None](
+            catalog, MAX_CACHED_TICKETS, lambda held: held is None or held.is_over()
+        )
 
     def issue(self, reader: Reader, credential_id: str | None, view: TableView, folder: str) -> str:
         """A ticket for the files of a table below a folder."""
         credential = NO_CREDENTIAL if credential_id is None else UUID(credential_id).bytes
         ids = UUID(reader.id).bytes + UUID(view.entry.id).bytes + credential
-        return self._seals.sealed_bytes(ids + _terms(view) + folder.encode("utf-8", "surrogateescape"))
+        return self._seals.seal_bytes(ids + _access_terms(view) + folder.encode("utf-8", "surrogateescape"))
 
     def require(self, text: str) -> tuple[str, FileTicket]:
         """The recipient of a ticket by name, and what the ticket holds.
@@ -194,13 +201,13 @@ class FileTickets:
         """
         ticket = self._opened(text)
         key = ticket.recipient_id, ticket.table_id, ticket.credential_id
-        held = self._held.get(key, lambda: self._look_up(ticket))
-        if held is None or held.terms != ticket.terms:
-            raise Denied(ENDED)
-        return held.recipient, ticket
+        known = self._held.get(key, lambda: self._look_up(ticket))
+        if known is None or known.terms != ticket.terms:
+            raise Denied(TICKET_ENDED)
+        return known.recipient, ticket
 
     def _opened(self, text: str) -> FileTicket:
-        content = self._seals.opened_bytes(text)
+        content = self._seals.open_bytes(text)
         if content is None:
             raise Denied("The URL is not signed. Query the table for signed URLs.")
         recipient, table, credential = (
@@ -215,7 +222,7 @@ class FileTickets:
             folder=folder.decode("utf-8", "surrogateescape"),
         )
 
-    def _look_up(self, ticket: FileTicket) -> _Held | None:
+    def _look_up(self, ticket: FileTicket) -> _KnownTicket | None:
         reader = self._credentials.holder(ticket.recipient_id, ticket.credential_id)
         if reader is None:
             return None
@@ -224,10 +231,10 @@ class FileTickets:
         except NotFound:
             return None
         ends = [end for end in (reader.expires_at, view.valid_until) if end is not None]
-        return _Held(reader.name, _terms(view), min(ends, default=None))
+        return _KnownTicket(reader.name, _access_terms(view), min(ends, default=None))
 
 
-def _terms(view: TableView) -> bytes:
+def _access_terms(view: TableView) -> bytes:
     """What tells the terms on which a table is read from all others: the table behind it, its history, its rows."""
     entry = view.entry
     terms = repr((entry.lake_table, entry.history, entry.start_version, view.restriction))

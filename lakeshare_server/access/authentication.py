@@ -19,23 +19,23 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from lakeshare_server.access.oidc import KEEP_S, PAUSE_S, Issuers, claimed_issuer
-from lakeshare_server.access.rate_limit import Guesses, is_within, parsed
+from lakeshare_server.access.oidc import KEEP_S, PAUSE_S, Issuers, read_claimed_issuer
+from lakeshare_server.access.rate_limit import BruteForceProtection, is_within, parse_address
 from lakeshare_server.catalog import Catalog, GenerationCache
 from lakeshare_server.catalog.credentials import Access, Credentials, Policy, TokenUses
-from lakeshare_server.catalog.sharing import Given, RecipientState
+from lakeshare_server.catalog.sharing import IssuedSecret, RecipientState
 from lakeshare_server.catalog.sharing.credentials import PREFIX as KEY_PREFIX
-from lakeshare_server.catalog.sharing.credentials import Role, admin_key_of
-from lakeshare_server.errors import BadRequest, Denied, Unauthenticated, Unavailable, shown
+from lakeshare_server.catalog.sharing.credentials import Role, find_admin_key
+from lakeshare_server.errors import BadRequest, Denied, Unauthenticated, Unavailable, shorten_value
 from lakeshare_server.outbound import Services
-from lakeshare_server.protocol.tokens import Seals
+from lakeshare_server.protocol.tokens import TokenSealer
 from lakeshare_server.settings import ServerSettings
 
 PURPOSE = "access token"
 # No bearer token and no JWT begins like this.
 PREFIX = "lsa."
 # Longer than any that is given (LAKESHARE_ACCESS_TOKEN_LIFE_S).
-LONGEST_S = 2 * 86_400
+MAX_LIFE_S = 2 * 86_400
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class AccessToken:
 
 
 @dataclass(frozen=True)
-class _Sealed:
+class _SealedToken:
     credential: str
     until: float
 
@@ -56,21 +56,21 @@ class AccessTokens:
     """Gives and reads access tokens."""
 
     def __init__(self, key: bytes, life_s: int) -> None:
-        self._seals = Seals(key, PURPOSE)
+        self._seals = TokenSealer(key, PURPOSE)
         self.life_s = life_s
 
-    def given(self, credential_id: str, ends_at: datetime | None) -> tuple[str, int]:
+    def issue(self, credential_id: str, ends_at: datetime | None) -> tuple[str, int]:
         """A token for a client secret that ends at some time, and for how many seconds it is good."""
         now = datetime.now(UTC)
         end = now + timedelta(seconds=self.life_s)
         end = end if ends_at is None else min(end, ends_at)
-        said = {"credential": credential_id, "until": end.timestamp()}
-        return PREFIX + self._seals.sealed(said), max(0, int((end - now).total_seconds()))
+        content = {"credential": credential_id, "until": end.timestamp()}
+        return PREFIX + self._seals.seal(content), max(0, int((end - now).total_seconds()))
 
     def read(self, token: str) -> AccessToken | None:
         """What a token says, None when it is none of ours or has ended."""
-        found = self._seals.opened(token.removeprefix(PREFIX), _Sealed)
-        if found is None or not time.time() < found.until <= time.time() + LONGEST_S:
+        found = self._seals.open(token.removeprefix(PREFIX), _SealedToken)
+        if found is None or not time.time() < found.until <= time.time() + MAX_LIFE_S:
             return None
         return AccessToken(found.credential, datetime.fromtimestamp(found.until, UTC))
 
@@ -86,7 +86,7 @@ class IssuerUnavailable(Unavailable):
 
 
 @contextmanager
-def no_details() -> Iterator[None]:
+def hide_details() -> Iterator[None]:
     """Refuse without the issuer's addresses, which are in the server's log.
 
     Raises:
@@ -120,12 +120,12 @@ class Federation:
             return None
         audiences = sorted({audience for policy in policies for audience in policy.audiences})
         try:
-            with no_details():
+            with hide_details():
                 claims = self._issuers.verified_claims(token, issuer, audiences)
         except Unauthenticated as error:
             _log.info("%s", error)
             return None
-        fitting = {policy.access.reader.id: policy for policy in policies if _fits(policy, claims)}
+        fitting = {policy.access.reader.id: policy for policy in policies if _matches_policy(policy, claims)}
         if len(fitting) > 1:
             names = ", ".join(sorted(policy.access.reader.name for policy in fitting.values()))
             _log.warning("a token of %s fits the policies of several recipients (%s): refused", issuer, names)
@@ -134,7 +134,9 @@ class Federation:
         end = self._end(claims)
         if end is None:
             _log.info(
-                "a token of %s is refused: its exp is %s, which is no time", issuer, shown(claims["exp"])
+                "a token of %s is refused: its exp is %s, which is no time",
+                issuer,
+                shorten_value(claims["exp"]),
             )
             return None
         return next(iter(fitting.values())).access.until(end)
@@ -147,25 +149,25 @@ class Federation:
             return None
 
 
-def _fits(policy: Policy, claims: Mapping[str, Any]) -> bool:
-    said, audience = claims.get(policy.subject_claim), claims["aud"]
+def _matches_policy(policy: Policy, claims: Mapping[str, Any]) -> bool:
+    claim, audience = claims.get(policy.subject_claim), claims["aud"]
     audiences = audience if isinstance(audience, list) else [audience]
     # A claim of groups is a list; one of scopes a text, which is compared as a whole.
-    return policy.subject in (said if isinstance(said, list) else [said]) and not set(
+    return policy.subject in (claim if isinstance(claim, list) else [claim]) and not set(
         policy.audiences
     ).isdisjoint(audiences)
 
 
 MAX_TOKEN_CHARS = 16_384
 # Recipients that ask between two writes to the catalog.
-KEPT = 1 << 15
-MISSING = "Send the profile's token as `Authorization: Bearer <token>`."
-WRONG = "The bearer token is unknown, expired or revoked. Ask your provider for a new profile."
-WRONG_PAIR = "The name or the password is unknown, expired or revoked. Ask your provider for a new profile."
+MAX_CACHED_CREDENTIALS = 1 << 15
+CREDENTIAL_MISSING = "Send the profile's token as `Authorization: Bearer <token>`."
+CREDENTIAL_INVALID = "The bearer token is unknown, expired or revoked. Ask your provider for a new profile."
+PAIR_INVALID = "The name or the password is unknown, expired or revoked. Ask your provider for a new profile."
 
 
 @dataclass(frozen=True)
-class Asking:
+class PresentedCredential:
     """Who says to be whom: the header, and the address it comes from."""
 
     header: str
@@ -192,7 +194,7 @@ class Asking:
         return self.header.partition(" ")[2].strip()
 
 
-class Readers:
+class Authenticator:
     """The recipients behind credentials, kept until the catalog changes."""
 
     def __init__(
@@ -200,21 +202,21 @@ class Readers:
         catalog: Catalog,
         federation: Federation,
         access_tokens: AccessTokens,
-        guesses: Guesses,
+        brute_force: BruteForceProtection,
         uses: TokenUses,
     ) -> None:
         self._credentials = Credentials(catalog)
         self._federation, self._access_tokens = federation, access_tokens
-        self._guesses, self._uses = guesses, uses
-        self._known = GenerationCache[Access | None](catalog, KEPT)
+        self._brute_force, self._uses = brute_force, uses
+        self._known = GenerationCache[Access | None](catalog, MAX_CACHED_CREDENTIALS)
         self._refused = GenerationCache[bool](catalog)
 
-    def peek(self, asking: Asking, generation: int) -> Access | None:
+    def peek(self, credential: PresentedCredential, generation: int) -> Access | None:
         """The recipient whose credential the header has, if it was seen in this generation; never waits."""
-        known = self._known.peek(asking.key, generation)
+        known = self._known.peek(credential.key, generation)
         return known if known is not None and known.is_valid() else None
 
-    def authenticated(self, asking: Asking, generation: int) -> Access:
+    def authenticate(self, credential: PresentedCredential, generation: int) -> Access:
         """The recipient whose credential the header has.
 
         Raises:
@@ -222,43 +224,43 @@ class Readers:
             TooManyRequests: too many wrong ones came from this address.
             Unavailable: the catalog, or the issuer of a token, does not answer.
         """
-        if asking.scheme not in ("bearer", "basic") or not asking.secret:
-            raise Unauthenticated(MISSING)
-        key = asking.key
+        if credential.scheme not in ("bearer", "basic") or not credential.secret:
+            raise Unauthenticated(CREDENTIAL_MISSING)
+        key = credential.key
         found = None
         if not self._refused.peek(key, generation):
             try:
-                found = self._known.get(key, lambda: self._looked_up(asking, generation), generation)
+                found = self._known.get(key, lambda: self._look_up(credential, generation), generation)
             except IssuerUnavailable:
                 # Anybody can name the issuer: what it is asked for is counted as if it were wrong.
-                self._guesses.count(asking.address, key)
+                self._brute_force.count(credential.address, key)
                 raise
         if found is None or not found.is_valid():
-            if not self._is_of_ours(asking):
-                self._guesses.count(asking.address, key)
-            raise Unauthenticated(WRONG if asking.scheme == "bearer" else WRONG_PAIR)
+            if not self._is_own_access_token(credential):
+                self._brute_force.count(credential.address, key)
+            raise Unauthenticated(CREDENTIAL_INVALID if credential.scheme == "bearer" else PAIR_INVALID)
         return found
 
-    def are_guesses_used_up(self, asking: Asking) -> bool:
+    def is_blocked(self, credential: PresentedCredential) -> bool:
         """Whether its address has tried too many wrong tokens: its next ones are looked up apart from all others."""
-        return self._guesses.are_used_up(asking.address)
+        return self._brute_force.is_blocked(credential.address)
 
-    def let_in(self, access: Access, address: str | None) -> None:
+    def require_allowed_address(self, access: Access, address: str | None) -> None:
         """Whether the recipient may ask from this address; its credential was used now.
 
         Raises:
             Denied: it may not.
         """
         if access.networks is not None:
-            known = parsed(address)
+            known = parse_address(address)
             if known is None or not is_within(known, access.networks):
                 raise Denied(
                     f"{access.reader.name} may not ask from {address or 'an unknown address'}. Ask your provider to "
                     "allow it, or ask from an address that is allowed."
                 )
-        self._uses.note(access.credential_id, address)
+        self._uses.record(access.credential_id, address)
 
-    def client(self, client_id: str, secret: str, address: str | None) -> Access:
+    def authenticate_client(self, client_id: str, secret: str, address: str | None) -> Access:
         """The recipient that an OAuth client is.
 
         Raises:
@@ -267,32 +269,32 @@ class Readers:
         key = hashlib.sha256(f"{client_id}\0{secret}".encode("utf-8", "replace")).digest()
         found = self._credentials.by_client_secret(client_id, secret)
         if found is None:
-            self._guesses.count(address, key)
-            raise Unauthenticated(WRONG_PAIR)
+            self._brute_force.count(address, key)
+            raise Unauthenticated(PAIR_INVALID)
         return found
 
-    def _is_of_ours(self, asking: Asking) -> bool:
+    def _is_own_access_token(self, credential: PresentedCredential) -> bool:
         """Whether it has an access token of ours, which nobody can have guessed."""
-        secret = asking.secret
+        secret = credential.secret
         return secret.startswith(PREFIX) and self._access_tokens.read(secret) is not None
 
-    def _looked_up(self, asking: Asking, generation: int) -> Access | None:
-        secret = asking.secret
+    def _look_up(self, credential: PresentedCredential, generation: int) -> Access | None:
+        secret = credential.secret
         if len(secret) > MAX_TOKEN_CHARS:
             return None
-        if asking.scheme == "bearer":
-            issuer = claimed_issuer(secret)
+        if credential.scheme == "bearer":
+            issuer = read_claimed_issuer(secret)
             if issuer is not None:
                 return self._federation.access(secret, issuer, generation)
-        found = self._by_own_secret(asking.scheme, secret)
+        found = self._by_own_secret(credential.scheme, secret)
         if found is None:
             # What is no token now is none before the catalog changes.
-            self._refused.get(asking.key, lambda: True, generation)
+            self._refused.get(credential.key, lambda: True, generation)
         return found
 
     def _by_own_secret(self, scheme: str, secret: str) -> Access | None:
         if scheme == "basic":
-            name, _, password = name_and_password(secret)
+            name, _, password = split_basic_credential(secret)
             return self._credentials.by_named_token(name, password)
         if not secret.startswith(PREFIX):
             return self._credentials.by_token(secret)
@@ -301,7 +303,7 @@ class Readers:
         return None if token is None or found is None else found.until(token.expires_at)
 
 
-def name_and_password(basic: str) -> tuple[str, str, str]:
+def split_basic_credential(basic: str) -> tuple[str, str, str]:
     """Name, colon and password of a Basic header; empty when it is none."""
     try:
         return base64.b64decode(basic, validate=True).decode().partition(":")
@@ -310,7 +312,7 @@ def name_and_password(basic: str) -> tuple[str, str, str]:
 
 
 MAX_KEY_CHARS = 16_384
-REFUSED = "The key is unknown, expired or revoked. An owner gives new ones: `lakeshare admin key add`."
+KEY_INVALID = "The key is unknown, expired or revoked. An owner gives new ones: `lakeshare admin key add`."
 KEY_MISSING = "Send an administrator's key as `Authorization: Bearer <key>`."
 
 
@@ -322,7 +324,7 @@ class Permission(Enum):
     ADMINISTER = "say who administers"
 
 
-ALLOWED: Mapping[Role, frozenset[Permission]] = {
+PERMISSIONS_BY_ROLE: Mapping[Role, frozenset[Permission]] = {
     "owner": frozenset(Permission),
     "steward": frozenset({Permission.LOOK, Permission.SHARE}),
     "auditor": frozenset({Permission.LOOK}),
@@ -354,8 +356,8 @@ class Administrator:
         Raises:
             Denied: it is not.
         """
-        if permission not in ALLOWED[self.role]:
-            enough = [role for role, allowed in ALLOWED.items() if permission in allowed]
+        if permission not in PERMISSIONS_BY_ROLE[self.role]:
+            enough = [role for role, allowed in PERMISSIONS_BY_ROLE.items() if permission in allowed]
             raise Denied(
                 f"{self.name} is {self.role} and may not {permission.value}; that takes the role "
                 f"{' or '.join(enough)}."
@@ -382,15 +384,15 @@ class AdminIssuer:
         name = claims.get(self.name_claim)
         if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
             raise Unauthenticated(f"The token has no usable claim {self.name_claim}, which tells who it is.")
-        values = _values(claims, self.role_claim)
-        for role, wanted in self.roles.items():
-            if values & wanted:
+        values = _claim_values(claims, self.role_claim)
+        for role, role_values in self.roles.items():
+            if values & role_values:
                 # No key has a colon in its name: nobody can be taken for somebody with a key.
                 return Administrator(f"oidc:{name}", role)
         raise Denied(f"oidc:{name} has no role here: none of its {self.role_claim} is one that administers.")
 
 
-def admin_issuer(settings: ServerSettings) -> AdminIssuer | None:
+def make_admin_issuer(settings: ServerSettings) -> AdminIssuer | None:
     """The issuer of the settings, None when administrators have keys only.
 
     Raises:
@@ -416,20 +418,24 @@ def admin_issuer(settings: ServerSettings) -> AdminIssuer | None:
         audiences=audiences,
         role_claim=settings.admin_oidc_role_claim,
         name_claim=settings.admin_oidc_name_claim,
-        roles={role: frozenset(said.split()) for role, said in values.items()},
+        roles={role: frozenset(setting.split()) for role, setting in values.items()},
     )
 
 
-class Administrators:
+class AdminAuthenticator:
     """The administrators behind keys and tokens."""
 
     def __init__(
-        self, catalog: Catalog, issuer: AdminIssuer | None, verifier: VerifiesTokens, guesses: Guesses
+        self,
+        catalog: Catalog,
+        issuer: AdminIssuer | None,
+        verifier: VerifiesTokens,
+        brute_force: BruteForceProtection,
     ) -> None:
         self._catalog, self._issuer = catalog, issuer
-        self._verifier, self._guesses = verifier, guesses
+        self._verifier, self._brute_force = verifier, brute_force
 
-    def authenticated(self, header: str | None, address: str | None) -> Administrator:
+    def authenticate(self, header: str | None, address: str | None) -> Administrator:
         """The administrator whose key or token the header carries; looked up each time, so that revoking is at once.
 
         Raises:
@@ -446,51 +452,55 @@ class Administrators:
         try:
             return self._found(key)
         except (Unauthenticated, IssuerUnavailable):
-            self._guesses.count(address, digest)
+            self._brute_force.count(address, digest)
             raise
 
     def _found(self, key: str) -> Administrator:
         if len(key) > MAX_KEY_CHARS:
-            raise Unauthenticated(REFUSED)
+            raise Unauthenticated(KEY_INVALID)
         if not key.startswith(KEY_PREFIX):
             return self._by_token(key)
         with self._catalog.reading() as session:
-            found = admin_key_of(session, key)
+            found = find_admin_key(session, key)
         if found is None:
-            raise Unauthenticated(REFUSED)
+            raise Unauthenticated(KEY_INVALID)
         return Administrator(found.name, found.role)
 
     def _by_token(self, token: str) -> Administrator:
         issuer = self._issuer
         if issuer is None or token.count(".") != 2:
-            raise Unauthenticated(REFUSED)
-        with no_details():
+            raise Unauthenticated(KEY_INVALID)
+        with hide_details():
             claims = self._verifier.verified_claims(token, issuer.issuer, list(issuer.audiences))
         return issuer.administrator(claims)
 
 
-def _values(claims: Mapping[str, Any], name: str) -> set[str]:
+def _claim_values(claims: Mapping[str, Any], name: str) -> set[str]:
     """The texts of a claim, which is one or a list; `realm_access.roles` is looked for inside, as Keycloak has it."""
-    said: Any = claims.get(name)
-    if said is None and "." in name:
+    claim: Any = claims.get(name)
+    if claim is None and "." in name:
         outer, _, inner = name.partition(".")
         found = claims.get(outer)
-        return _values(found, inner) if isinstance(found, Mapping) else set()
-    many = said if isinstance(said, list) else [said]
+        return _claim_values(found, inner) if isinstance(found, Mapping) else set()
+    many = claim if isinstance(claim, list) else [claim]
     return {one for one in many if isinstance(one, str)}
 
 
-def profile_of(recipient: RecipientState, given: Given, settings: ServerSettings) -> dict[str, object]:
+def make_profile(
+    recipient: RecipientState, issued: IssuedSecret, settings: ServerSettings
+) -> dict[str, object]:
     """The profile around a secret that was just given: the one that clients take it from."""
-    if given.state.kind == "client_secret":
-        return oauth_profile(
-            settings.base_url(), settings.token_url(), recipient.id, given.secret, settings.iceberg_url()
+    if issued.state.kind == "client_secret":
+        return make_oauth_profile(
+            settings.base_url(), settings.token_url(), recipient.id, issued.secret, settings.iceberg_url()
         )
-    ends = [end for end in (given.state.expires_at, recipient.expires_at) if end is not None]
-    return bearer_profile(settings.base_url(), given.secret, min(ends, default=None), settings.iceberg_url())
+    ends = [end for end in (issued.state.expires_at, recipient.expires_at) if end is not None]
+    return make_bearer_profile(
+        settings.base_url(), issued.secret, min(ends, default=None), settings.iceberg_url()
+    )
 
 
-def oauth_profile(
+def make_oauth_profile(
     base_url: str, token_url: str, client_id: str, client_secret: str, iceberg_url: str | None = None
 ) -> dict[str, object]:
     """A profile with a client secret, for which clients get access tokens. They take it in version 2 only."""
@@ -507,7 +517,7 @@ def oauth_profile(
     return profile
 
 
-def basic_profile(base_url: str, recipient_id: str, token: str) -> dict[str, object]:
+def make_basic_profile(base_url: str, recipient_id: str, token: str) -> dict[str, object]:
     """A profile with the same bearer token as a password, for what speaks Basic only."""
     return {
         "shareCredentialsVersion": 2,
@@ -518,7 +528,7 @@ def basic_profile(base_url: str, recipient_id: str, token: str) -> dict[str, obj
     }
 
 
-def bearer_profile(
+def make_bearer_profile(
     base_url: str, token: str, expires_at: datetime | None, iceberg_url: str | None = None
 ) -> dict[str, object]:
     """A profile with a bearer token.
@@ -533,7 +543,7 @@ def bearer_profile(
     return profile
 
 
-def profile_text(profile: Mapping[str, object]) -> str:
+def format_profile(profile: Mapping[str, object]) -> str:
     """A profile as its file has it."""
     return json.dumps(profile, indent=2) + "\n"
 
@@ -542,7 +552,7 @@ def write_profile(
     path: Path, base_url: str, token: str, expires_at: datetime | None, iceberg_url: str | None = None
 ) -> None:
     """Write a profile with a bearer token, as `write_profile_file` does."""
-    write_profile_file(path, bearer_profile(base_url, token, expires_at, iceberg_url))
+    write_profile_file(path, make_bearer_profile(base_url, token, expires_at, iceberg_url))
 
 
 def write_profile_file(path: Path, profile: Mapping[str, object]) -> None:
@@ -552,7 +562,7 @@ def write_profile_file(path: Path, profile: Mapping[str, object]) -> None:
     descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(profile_text(profile))
+            file.write(format_profile(profile))
         Path(scratch).replace(path)
     except BaseException:
         Path(scratch).unlink(missing_ok=True)

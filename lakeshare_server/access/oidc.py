@@ -26,7 +26,7 @@ from lakeshare_server.outbound import Service, Services
 from lakeshare_server.settings import ServerSettings
 
 TIMEOUT_S = 5
-MOST_BYTES = 1 << 20
+MAX_DOCUMENT_BYTES = 1 << 20
 PORTS = {"https": 443, "http": 80}
 
 
@@ -59,7 +59,7 @@ class IssuerDocuments:
         is_private = host in self._private or f"{host}:{port}" in self._private
         if url.scheme != "https" and not (url.scheme == "http" and is_private):
             raise ValueError("only https is asked")
-        with closing(_connected(host, port, is_private)) as plain, _ended_at(plain, ends_at):
+        with closing(_connect(host, port, is_private)) as plain, _ended_at(plain, ends_at):
             connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
             if url.scheme == "https":
                 context = ssl.create_default_context()
@@ -70,8 +70,8 @@ class IssuerDocuments:
                 connection.sock = plain
                 connection.request("GET", url.path or "/", headers={"Accept": "application/json"})
                 answer = connection.getresponse()
-                body = answer.read(MOST_BYTES + 1)
-        if answer.status != 200 or len(body) > MOST_BYTES:
+                body = answer.read(MAX_DOCUMENT_BYTES + 1)
+        if answer.status != 200 or len(body) > MAX_DOCUMENT_BYTES:
             raise ValueError(f"it answers {answer.status} with {len(body)} bytes")
         return body
 
@@ -97,7 +97,7 @@ def _ended_at(connection: socket.socket, ends_at: float) -> Iterator[None]:
         handle.close()
 
 
-def _connected(host: str, port: int, is_private: bool) -> socket.socket:
+def _connect(host: str, port: int, is_private: bool) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(address[0]) for *_, address in found]
     for address in addresses:
@@ -115,7 +115,7 @@ PAUSE_S = 5.0
 TOTAL_S = 10.0
 # So long after a refresh has begun requests wait for it, and no more than so many: a healthy issuer needs less.
 WAIT_S = 1.0
-WAITERS = 16
+MAX_WAITERS = 16
 ALGORITHMS = {
     "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     "EC": ("ES256", "ES384", "ES512"),
@@ -171,7 +171,7 @@ class Issuers:
             raise Unauthenticated(f"The token of {issuer} is refused: {error}.") from error
 
 
-def claimed_issuer(token: str) -> str | None:
+def read_claimed_issuer(token: str) -> str | None:
     """Which issuer a token says it is of, without a look at its signature; None when it is no such token."""
     # It begins as every JSON object in base64 does, and has two dots.
     if not (token.startswith("ey") and token.count(".") == 2):
@@ -270,7 +270,7 @@ class PublishedKeys:
         """
         if refresh is not None:
             with self._turn:
-                may_wait = refresh.waiters < WAITERS
+                may_wait = refresh.waiters < MAX_WAITERS
                 refresh.waiters += 1
             left_s = refresh.began_at + WAIT_S - time.monotonic()
             is_over = refresh.is_over.wait(max(0.0, left_s) if may_wait else 0.0)
@@ -318,14 +318,14 @@ class PublishedKeys:
             for jwk in (published if isinstance(published, list) else [])
             if isinstance(jwk, dict)
             and isinstance(jwk.get("kid"), str | None)
-            and (key := _usable(jwk)) is not None
+            and (key := _parse_jwk(jwk)) is not None
         }
         if not keys:
             raise Unavailable(f"{place} has no keys that sign", "Check the issuer of the policy.")
         return keys
 
 
-def _usable(jwk: dict[str, Any]) -> PublishedKey | None:
+def _parse_jwk(jwk: dict[str, Any]) -> PublishedKey | None:
     fitting = ALGORITHMS.get(str(jwk.get("kty")), ())
     declared = jwk.get("alg")
     algorithms = fitting if declared is None else tuple(name for name in fitting if name == declared)

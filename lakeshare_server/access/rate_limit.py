@@ -20,11 +20,11 @@ from lakeshare_server.catalog.credentials import Access, Allowances, Network
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, TooManyRequests
 from lakeshare_server.settings import ServerSettings
 
-MOST_SUBJECTS = 20_000
+MAX_SUBJECTS = 20_000
 
 
 @dataclass
-class _Held:
+class _Permits:
     """The permits of one subject that this worker has; below zero is what it used without."""
 
     window: int
@@ -33,67 +33,67 @@ class _Held:
     is_exhausted: bool = False
 
 
-class Meter:
+class RateLimit:
     """One kind of permit, so many of them in each stretch of time; safe from any thread."""
 
     def __init__(self, allowances: Allowances, kind: str, window_s: int, leases: int = 50) -> None:
         self._allowances, self._kind, self._window_s, self._leases = allowances, kind, window_s, leases
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _Permits] = {}
         self._turn = threading.Lock()
 
-    def try_use(self, subject: str, most: int) -> bool:
+    def try_use(self, subject: str, limit: int) -> bool:
         """Use a permit that is here; never waits."""
         with self._turn:
-            held = self._of(subject, most)
-            if held.left <= 0:
+            permits = self._of(subject, limit)
+            if permits.left <= 0:
                 return False
-            held.left -= 1
+            permits.left -= 1
             return True
 
-    def use(self, subject: str, most: int, what: str) -> None:
+    def use(self, subject: str, limit: int, what: str) -> None:
         """Use a permit, taken from the catalog when none is here.
 
         Raises:
             TooManyRequests: there are no more now; `what` is what is told.
             Unavailable: the catalog does not answer.
         """
-        while not self.try_use(subject, most):
-            self.require(subject, most, what)
+        while not self.try_use(subject, limit):
+            self.require(subject, limit, what)
 
-    def require(self, subject: str, most: int, what: str) -> None:
+    def require(self, subject: str, limit: int, what: str) -> None:
         """See to it that there is a permit here, for something that is counted when it is done.
 
         Raises:
             TooManyRequests, Unavailable: as `use`.
         """
         with self._turn:
-            held = self._of(subject, most)
-            if held.left > 0:
+            permits = self._of(subject, limit)
+            if permits.left > 0:
                 return
-            if held.is_exhausted:
+            if permits.is_exhausted:
                 raise self.refusal(what)
-            owed, held.left = -held.left, 0
-        granted = self._take(subject, held, owed, max(1, most // self._leases))
+            overdrawn, permits.left = -permits.left, 0
+        granted = self._take(subject, permits, overdrawn, max(1, limit // self._leases))
         if not granted:
             raise self.refusal(what)
 
-    def is_exhausted(self, subject: str, most: int) -> bool:
+    def is_exhausted(self, subject: str, limit: int) -> bool:
         """Whether it is known here that there are no more permits now."""
         if subject not in self._held:
             return False
         with self._turn:
-            return self._of(subject, most).is_exhausted
+            return self._of(subject, limit).is_exhausted
 
     def refusal(self, what: str) -> TooManyRequests:
         """The error that says so."""
         return TooManyRequests(what, max(1, math.ceil(self._window_s - now() % self._window_s)))
 
-    def count(self, subject: str, most: int, amount: int) -> None:
+    def count(self, subject: str, limit: int, amount: int) -> None:
         """Something was done, whether or not there were permits for it."""
         with self._turn:
-            self._of(subject, most).left -= amount
+            self._of(subject, limit).left -= amount
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Tell the catalog what was used without permits.
 
         Raises:
@@ -101,38 +101,38 @@ class Meter:
         """
         for subject in [name for name, held in list(self._held.items()) if held.left < 0]:
             with self._turn:
-                held = self._held[subject]
-                owed, held.left = max(0, -held.left), max(0, held.left)
-            self._take(subject, held, owed, 0)
+                permits = self._held[subject]
+                overdrawn, permits.left = max(0, -permits.left), max(0, permits.left)
+            self._take(subject, permits, overdrawn, 0)
 
-    def _take(self, subject: str, held: _Held, owed: int, wanted: int) -> int:
-        began_at = datetime.fromtimestamp(held.window * self._window_s, UTC)
+    def _take(self, subject: str, permits: _Permits, overdrawn: int, wanted: int) -> int:
+        began_at = datetime.fromtimestamp(permits.window * self._window_s, UTC)
         try:
-            granted = self._allowances.take(subject, self._kind, began_at, held.most, wanted, owed)
+            granted = self._allowances.take(subject, self._kind, began_at, permits.most, wanted, overdrawn)
         except BaseException:
             with self._turn:
-                held.left -= owed
+                permits.left -= overdrawn
             raise
         with self._turn:
-            held.left += granted
-            held.is_exhausted = held.is_exhausted or (wanted > 0 and granted == 0)
+            permits.left += granted
+            permits.is_exhausted = permits.is_exhausted or (wanted > 0 and granted == 0)
         return granted
 
-    def _of(self, subject: str, most: int) -> _Held:
+    def _of(self, subject: str, limit: int) -> _Permits:
         window = int(now() // self._window_s)
-        held = self._held.get(subject)
-        if held is None or held.window < window or held.most != most:
-            if len(self._held) >= MOST_SUBJECTS:
+        permits = self._held.get(subject)
+        if permits is None or permits.window < window or permits.most != limit:
+            if len(self._held) >= MAX_SUBJECTS:
                 self._forget(window)
             # What is owed is owed in the next stretch of time, too.
-            held = self._held[subject] = _Held(window, most, min(0, held.left) if held else 0)
-        return held
+            permits = self._held[subject] = _Permits(window, limit, min(0, permits.left) if permits else 0)
+        return permits
 
     def _forget(self, window: int) -> None:
         """Leave out what says nothing any more, or, under attack, everything but debts."""
-        kept = {name: held for name, held in self._held.items() if held.window == window}
-        if len(kept) >= MOST_SUBJECTS:
-            kept = {name: held for name, held in kept.items() if held.left < 0}
+        kept = {name: permits for name, permits in self._held.items() if permits.window == window}
+        if len(kept) >= MAX_SUBJECTS:
+            kept = {name: permits for name, permits in kept.items() if permits.left < 0}
         self._held = kept
 
 
@@ -140,34 +140,34 @@ MINUTE_S, DAY_S = 60, 86_400
 REQUESTS, URLS, BYTES = "requests_per_minute", "urls_per_day", "bytes_per_day"
 
 
-class Limits:
+class RecipientLimits:
     """The limits of recipients: their own, or those of the settings; safe from any thread."""
 
     def __init__(self, allowances: Allowances, settings: ServerSettings) -> None:
         self._usual = {name: getattr(settings, name) for name in (REQUESTS, URLS, BYTES)}
-        self._requests = Meter(allowances, REQUESTS, MINUTE_S)
-        self._signed = {name: Meter(allowances, name, DAY_S) for name in (URLS, BYTES)}
+        self._requests = RateLimit(allowances, REQUESTS, MINUTE_S)
+        self._signed = {name: RateLimit(allowances, name, DAY_S) for name in (URLS, BYTES)}
 
     @property
-    def meters(self) -> Sequence[Meter]:
+    def daily_limits(self) -> Sequence[RateLimit]:
         """All meters that may owe something."""
         return tuple(self._signed.values())
 
-    def let_in_at_once(self, access: Access) -> bool:
+    def try_count_request(self, access: Access) -> bool:
         """Count a request, if that takes no look at the catalog."""
-        most = self._most(access, REQUESTS)
-        return most is None or self._requests.try_use(access.reader.id, most)
+        limit = self._most(access, REQUESTS)
+        return limit is None or self._requests.try_use(access.reader.id, limit)
 
-    def let_in(self, access: Access) -> None:
+    def count_request(self, access: Access) -> None:
         """Count a request.
 
         Raises:
             TooManyRequests: the recipient has made as many in this minute as it may.
         """
-        most = self._most(access, REQUESTS)
-        if most is not None:
-            told = f"{access.reader.name} may make {most} requests in a minute, and has made them"
-            self._requests.use(access.reader.id, most, told)
+        limit = self._most(access, REQUESTS)
+        if limit is not None:
+            message = f"{access.reader.name} may make {limit} requests in a minute, and has made them"
+            self._requests.use(access.reader.id, limit, message)
 
     def require_signing(self, access: Access) -> None:
         """Whether the recipient may get more URLs today.
@@ -176,33 +176,33 @@ class Limits:
             TooManyRequests: it has had as many, or as many bytes, as it may.
         """
         for name, unit in ((URLS, "files"), (BYTES, "bytes")):
-            most = self._most(access, name)
-            if most is not None:
-                told = f"{access.reader.name} may get {most} {unit} in a day (UTC), and has got them"
-                self._signed[name].require(access.reader.id, most, told)
+            limit = self._most(access, name)
+            if limit is not None:
+                message = f"{access.reader.name} may get {limit} {unit} in a day (UTC), and has got them"
+                self._signed[name].require(access.reader.id, limit, message)
 
-    def has_signed(self, access: Access, files: int, size_bytes: int) -> None:
+    def count_signed(self, access: Access, files: int, size_bytes: int) -> None:
         """Count what an answer signed."""
         for name, amount in ((URLS, files), (BYTES, size_bytes)):
-            most = self._most(access, name)
-            if most is not None and amount:
-                self._signed[name].count(access.reader.id, most, amount)
+            limit = self._most(access, name)
+            if limit is not None and amount:
+                self._signed[name].count(access.reader.id, limit, amount)
 
     def _most(self, access: Access, name: str) -> int | None:
         own = access.limits.get(name)
         return self._usual[name] if own is None else own
 
 
-EVERY_S = 0.5
+WRITE_EVERY_S = 0.5
 
 _log = logging.getLogger(__name__)
 
 
-class Bookkeeping:
+class UsageWriter:
     """Writes twice a second what there is, and the rest when it is stopped."""
 
-    def __init__(self, uses: TokenUses, meters: Sequence[Meter]) -> None:
-        self._uses, self._meters = uses, meters
+    def __init__(self, uses: TokenUses, daily_limits: Sequence[RateLimit]) -> None:
+        self._uses, self._meters = uses, daily_limits
         self._stopping = threading.Event()
         self._writer: threading.Thread | None = None
 
@@ -219,11 +219,11 @@ class Bookkeeping:
             self._write()
 
     def _keep_writing(self) -> None:
-        while not self._stopping.wait(EVERY_S):
+        while not self._stopping.wait(WRITE_EVERY_S):
             self._write()
 
     def _write(self) -> None:
-        for write in (self._uses.write, *(meter.settle for meter in self._meters)):
+        for write in (self._uses.write, *(meter.flush for meter in self._meters)):
             try:
                 write()
             except (LakeshareError, SQLAlchemyError) as error:
@@ -233,11 +233,11 @@ class Bookkeeping:
 
 Address = IPv4Address | IPv6Address
 # Whoever has one address of IPv6 has as many as that.
-NEIGHBOURS = 64
-LONGEST = 64
+IPV6_PREFIX_LENGTH = 64
+MAX_ADDRESS_CHARS = 64
 
 
-class Proxies:
+class TrustedProxies:
     """The reverse proxies that are believed; nobody else can say that a request comes from elsewhere."""
 
     def __init__(self, named: str) -> None:
@@ -245,7 +245,7 @@ class Proxies:
 
     def names(self, peer: str) -> bool:
         """Whether this is the address of a proxy that is believed."""
-        address = parsed(peer) if self._networks else None
+        address = parse_address(peer) if self._networks else None
         return address is not None and self._is_believed(address)
 
     def client(self, peer: str | None, forwarded: Iterable[str]) -> str | None:
@@ -255,12 +255,12 @@ class Proxies:
         """
         if not self._networks:
             return peer
-        address = parsed(peer)
+        address = parse_address(peer)
         if address is None or not self._is_believed(address):
             return peer if address is None else str(address)
         hops = [hop.strip() for value in forwarded for hop in value.split(",")]
         for hop in reversed(hops):
-            address = parsed(_without_port(hop))
+            address = parse_address(_without_port(hop))
             if address is None:
                 return None
             if not self._is_believed(address):
@@ -271,9 +271,9 @@ class Proxies:
         return is_within(address, self._networks)
 
 
-def parsed(text: str | None) -> Address | None:
+def parse_address(text: str | None) -> Address | None:
     """The address, one of IPv4 also where it is told as one of IPv6; None when it is none."""
-    if text is None or len(text) > LONGEST:
+    if text is None or len(text) > MAX_ADDRESS_CHARS:
         return None
     try:
         address = ip_address(text)
@@ -295,7 +295,7 @@ def require_allowed(recipient: str, allowed: Sequence[str], address: str | None)
     """
     if not allowed:
         return
-    known = parsed(address)
+    known = parse_address(address)
     if known is None or not is_within(known, [ip_network(one) for one in allowed]):
         raise Denied(
             f"{recipient} may not ask from {address or 'an unknown address'}. Ask your provider to allow it, or ask "
@@ -303,11 +303,11 @@ def require_allowed(recipient: str, allowed: Sequence[str], address: str | None)
         )
 
 
-def neighbourhood(text: str | None) -> str:
+def address_network(text: str | None) -> str:
     """Whose tries are counted together with those from this address."""
-    address = parsed(text)
+    address = parse_address(text)
     if isinstance(address, IPv6Address):
-        return str(IPv6Network((int(address), NEIGHBOURS), strict=False))
+        return str(IPv6Network((int(address), IPV6_PREFIX_LENGTH), strict=False))
     return "unknown" if address is None else str(address)
 
 
@@ -328,22 +328,22 @@ def _network(text: str) -> Network:
         ) from error
 
 
-REMEMBERED = 10_000
-LEASES = 10
+MAX_REMEMBERED_SECRETS = 10_000
+LEASES_PER_MINUTE = 10
 
 
-class Guesses:
+class BruteForceProtection:
     """The tries of all addresses, counted for all workers together; safe from any thread."""
 
-    def __init__(self, allowances: Allowances, most: int) -> None:
-        self._meter = Meter(allowances, "guesses", MINUTE_S, LEASES)
-        self._most = most
+    def __init__(self, allowances: Allowances, limit: int) -> None:
+        self._meter = RateLimit(allowances, "guesses", MINUTE_S, LEASES_PER_MINUTE)
+        self._most = limit
         self._counted: dict[bytes, None] = {}
         self._turn = threading.Lock()
 
-    def are_used_up(self, address: str | None) -> bool:
+    def is_blocked(self, address: str | None) -> bool:
         """Whether the address has tried too many wrong tokens in this minute."""
-        return self._meter.is_exhausted(neighbourhood(address), self._most)
+        return self._meter.is_exhausted(address_network(address), self._most)
 
     def count(self, address: str | None, digest: bytes) -> None:
         """Count a secret, known by its digest, that let nobody in: it is wrong, or could not be verified.
@@ -351,24 +351,24 @@ class Guesses:
         Raises:
             TooManyRequests: the address has tried too many in this minute.
         """
-        origin = neighbourhood(address)
+        origin = address_network(address)
         if self._meter.is_exhausted(origin, self._most):
-            raise self._meter.refusal(_told(origin))
+            raise self._meter.refusal(_refusal_message(origin))
         if digest in self._counted:
             return
         self._remember(digest)
         try:
-            self._meter.use(origin, self._most, _told(origin))
+            self._meter.use(origin, self._most, _refusal_message(origin))
         except TooManyRequests:
             _log.warning("%s has tried more than %d wrong tokens in a minute", origin, self._most)
             raise
 
     def _remember(self, digest: bytes) -> None:
         with self._turn:
-            if len(self._counted) >= REMEMBERED:
+            if len(self._counted) >= MAX_REMEMBERED_SECRETS:
                 del self._counted[next(iter(self._counted))]
             self._counted[digest] = None
 
 
-def _told(origin: str) -> str:
+def _refusal_message(origin: str) -> str:
     return f"Too many wrong tokens from {origin}"

@@ -16,9 +16,9 @@ from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken, v_a
 
 from lakeshare_server.catalog import EffectiveGrant
 from lakeshare_server.catalog.sharing import Change, Edit
-from lakeshare_server.catalog.sharing.states import grants_on, objects
+from lakeshare_server.catalog.sharing.states import list_grants_on, list_objects
 from lakeshare_server.errors import BadRequest, NotFound
-from lakeshare_server.protocol.sql_predicate import following
+from lakeshare_server.protocol.sql_predicate import text_after_prefix
 from lakeshare_server.tables.predicates import (
     EVERYTHING,
     MAX_DEPTH,
@@ -33,11 +33,11 @@ from lakeshare_server.tables.predicates import (
     Predicate,
     Value,
 )
-from lakeshare_server.tables.restrictions import undecided_in
+from lakeshare_server.tables.restrictions import find_undecided_in_index
 from lakeshare_server.versions import TableVersions
 
-KEPT = 4096
-LONGEST_SHOWN = 40
+MAX_CACHED_RULES = 4096
+MAX_SHOWN_CHARS = 40
 FIELD = "rule"
 # Patterns are for texts alone: a number that begins with 1 is no number from 1 up to 2.
 TEXT = "string"
@@ -105,11 +105,11 @@ def parse_rule(text: str, field: str = FIELD) -> Predicate:
         BadRequest: it is none; says where.
     """
     try:
-        return _parsed(text)
+        return _parse(text)
     except UnexpectedInput as error:
         is_at_end = isinstance(error, UnexpectedToken) and error.token.type == "$END"
         place = len(text) if is_at_end else error.pos_in_stream or 0
-        rest = text[place : place + LONGEST_SHOWN]
+        rest = text[place : place + MAX_SHOWN_CHARS]
         what = (
             f"From character {place + 1} on, `{rest}`, it cannot be read." if rest else "Its end is missing."
         )
@@ -118,28 +118,28 @@ def parse_rule(text: str, field: str = FIELD) -> Predicate:
         raise BadRequest(field, text, f"{error}. {EXAMPLE}") from error
 
 
-def properties_of(rule: Predicate) -> set[str]:
+def find_properties(rule: Predicate) -> set[str]:
     """The properties of its reader that a rule speaks of."""
     match rule:
         case Not(operand):
-            return properties_of(operand)
+            return find_properties(operand)
         case And(operands) | Or(operands):
-            return {name for operand in operands for name in properties_of(operand)}
+            return {name for operand in operands for name in find_properties(operand)}
         case Compare(value=RecipientProperty() as name):
             return {str(name)}
         case _:
             return set()
 
 
-def with_properties(rule: Predicate, properties: Mapping[str, Value]) -> Predicate:
+def bind_properties(rule: Predicate, properties: Mapping[str, Value]) -> Predicate:
     """The rule for one reader, who has all properties that it speaks of."""
     match rule:
         case Not(operand):
-            return Not(with_properties(operand, properties))
+            return Not(bind_properties(operand, properties))
         case And(operands):
-            return And(tuple(with_properties(operand, properties) for operand in operands))
+            return And(tuple(bind_properties(operand, properties) for operand in operands))
         case Or(operands):
-            return Or(tuple(with_properties(operand, properties) for operand in operands))
+            return Or(tuple(bind_properties(operand, properties) for operand in operands))
         case Compare(column, operator, RecipientProperty() as name, kind):
             return Compare(column, operator, properties[str(name)], kind)
         case _:
@@ -151,20 +151,20 @@ class _Reading(Transformer[Token, Any]):
     """From the grammar's parts to a predicate, from the inside out: of any depth without recursion."""
 
     def disjunction(self, *operands: Predicate) -> Predicate:
-        return _bounded(Or(operands))
+        return _require_bounded(Or(operands))
 
     def conjunction(self, *operands: Predicate) -> Predicate:
-        return _bounded(And(operands))
+        return _require_bounded(And(operands))
 
     def negated(self, operand: Predicate) -> Predicate:
         # Twice is not at all, of true, false and null alike.
-        return operand.operand if isinstance(operand, Not) else _bounded(Not(operand))
+        return operand.operand if isinstance(operand, Not) else _require_bounded(Not(operand))
 
     def compared(self, column: str, operator: Token, value: Value) -> Predicate:
         return _comparison(column, str(operator), value)
 
     def mirrored(self, value: Value, operator: Token, column: str) -> Predicate:
-        return _comparison(column, _mirror(str(operator)), value)
+        return _comparison(column, _mirror_operator(str(operator)), value)
 
     def is_true(self, column: str) -> Predicate:
         return Compare((column,), "=", True, None)
@@ -194,7 +194,7 @@ class _Reading(Transformer[Token, Any]):
             raise ValueError("LIKE takes a beginning alone, like 'EU%'")
         if prefix == text:
             return Compare((column,), "=", text, TEXT)
-        after = following(prefix)
+        after = text_after_prefix(prefix)
         low = Compare((column,), ">=", prefix, TEXT)
         return low if after is None else And((low, Compare((column,), "<", after, TEXT)))
 
@@ -235,7 +235,7 @@ def _comparison(column: str, operator: str, value: Value) -> Predicate:
     return Compare((column,), _OPERATORS[operator], value, None)
 
 
-def _mirror(operator: str) -> str:
+def _mirror_operator(operator: str) -> str:
     found = _OPERATORS.get(operator)
     return operator if found is None else MIRRORED[found]
 
@@ -244,7 +244,7 @@ def _unquoted(name: Token) -> str:
     return str(name)[1:-1].replace("``", "`") if name.type == "QUOTED" else str(name)
 
 
-def _bounded(rule: Predicate) -> Predicate:
+def _require_bounded(rule: Predicate) -> Predicate:
     if _depth(rule) > MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
     return rule
@@ -267,8 +267,8 @@ _OPERATORS: Mapping[str, Comparison] = {
 _PARSER = Lark(GRAMMAR, parser="lalr", transformer=_Reading())
 
 
-@lru_cache(KEPT)
-def _parsed(text: str) -> Predicate:
+@lru_cache(MAX_CACHED_RULES)
+def _parse(text: str) -> Predicate:
     # With a transformer, the parser gives what that made, not the tree that it is typed as.
     return cast("Predicate", _PARSER.parse(text))
 
@@ -287,11 +287,11 @@ class LakeVersions(Protocol):
         """The versions of one of them."""
 
 
-def rule_of(table_rule: str | None, grant: EffectiveGrant) -> Predicate:
+def combine_rules(table_rule: str | None, grant: EffectiveGrant) -> Predicate:
     """What is true for every row of a table that the recipient may read, in all of its grants together."""
-    parts = [] if table_rule is None else [_bound(table_rule, grant)]
+    parts = [] if table_rule is None else [_bind(table_rule, grant)]
     if grant.rules is not None:
-        allowed = tuple(_bound(text, grant) for text in grant.rules)
+        allowed = tuple(_bind(text, grant) for text in grant.rules)
         parts.append(allowed[0] if len(allowed) == 1 else Or(allowed))
     parts = [part for part in parts if part != EVERYTHING]
     if not parts:
@@ -308,13 +308,13 @@ def require_decidable(field: str, text: str, tables: Mapping[str, TableVersions]
         BadRequest: it is no rule, or a table's partitions do not decide it; names the column.
         Unavailable: the files of a table are not known now.
     """
-    rule = _stand_in(parse_rule(text, field))
+    rule = _without_properties(parse_rule(text, field))
     for name, versions in tables.items():
         try:
             index = versions.index(versions.latest())
         except NotFound:
             continue
-        found = undecided_in(index, rule)
+        found = find_undecided_in_index(index, rule)
         if found is not None:
             raise BadRequest(
                 field,
@@ -333,29 +333,29 @@ def require_decidable_rules(edit: Edit, versions: LakeVersions) -> None:
         BadRequest: a rule is none, or a table's partitions do not decide it; names share, table and column.
         Unavailable: the files of a table are not known now.
     """
-    asked = _Asked(versions)
-    moves = [(place, change) for place, change in enumerate(edit.changes) if _moves(change)]
+    checks = _RuleChecks(versions)
+    moves = [(place, change) for place, change in enumerate(edit.changes) if _list_moves(change)]
     rules_on: dict[str, list[str]] = {}
     for place, change in enumerate(edit.changes):
-        told = change.after or {}
-        share = _named_now(told.get("share", ""), [move for later, move in moves if later > place])
+        fields = change.after or {}
+        share = _current_share_name(fields.get("share", ""), [move for later, move in moves if later > place])
         if share is None:
             continue
-        if change.action == "grant" and "rule" in told:
-            for one in objects(edit.session, share):
-                asked.require(f"rule of a grant on {share}", told["rule"], one.path, one.table)
+        if change.action == "grant" and "rule" in fields:
+            for one in list_objects(edit.session, share):
+                checks.require(f"rule of a grant on {share}", fields["rule"], one.path, one.table)
         elif change.action in ("add_table", "alter_table"):
-            path = f"{share}.{told['schema']}.{told['name']}"
+            path = f"{share}.{fields['schema']}.{fields['name']}"
             if share not in rules_on:
-                granted = (one.rule for one in grants_on(edit.session, share))
+                granted = (one.rule for one in list_grants_on(edit.session, share))
                 rules_on[share] = [rule for rule in granted if rule is not None]
-            own = [told["rule"]] if "rule" in told else []
+            own = [fields["rule"]] if "rule" in fields else []
             for rule in dict.fromkeys([*own, *rules_on[share]]):
-                asked.require(f"rule on {path}", rule, path, told["table"])
+                checks.require(f"rule on {path}", rule, path, fields["table"])
 
 
 @dataclass
-class _Asked:
+class _RuleChecks:
     """The rules that an edit was asked about, each of one table once: it may write thousands of the same."""
 
     versions: LakeVersions
@@ -367,14 +367,14 @@ class _Asked:
             self.decided.add((rule, lake_table))
 
 
-def _moves(change: Change) -> bool:
+def _list_moves(change: Change) -> bool:
     """Whether a share has another name since, or none; of thousands of changes few are such."""
     if change.action == "alter_share" and change.before and change.after:
         return bool(change.before["name"] != change.after["name"])
     return change.action == "drop_share"
 
 
-def _named_now(share: str, moves: Sequence[Change]) -> str | None:
+def _current_share_name(share: str, moves: Sequence[Change]) -> str | None:
     """The name of a share after it was renamed later in the same edit; None when it is gone."""
     for change in moves:
         if change.object_name.lower() == share.lower():
@@ -382,32 +382,32 @@ def _named_now(share: str, moves: Sequence[Change]) -> str | None:
     return share or None
 
 
-def _bound(text: str, grant: EffectiveGrant) -> Predicate:
+def _bind(text: str, grant: EffectiveGrant) -> Predicate:
     """The rule for this recipient; nothing where it lacks a property, or nobody understands the rule any more."""
     try:
         rule = parse_rule(text)
     except BadRequest as error:
         _log.error("a rule is not understood and lets nothing through: %s", error)
         return NOTHING
-    known = _known(grant)
-    return with_properties(rule, known) if properties_of(rule) <= known.keys() else NOTHING
+    known = _known_properties(grant)
+    return bind_properties(rule, known) if find_properties(rule) <= known.keys() else NOTHING
 
 
-def _known(grant: EffectiveGrant) -> Mapping[str, Value]:
-    given = {name: value for name, value in grant.properties.items() if isinstance(value, str | int)}
-    return {**given, OWN_NAME: grant.recipient_name, OWN_ID: grant.recipient_id}
+def _known_properties(grant: EffectiveGrant) -> Mapping[str, Value]:
+    properties = {name: value for name, value in grant.properties.items() if isinstance(value, str | int)}
+    return {**properties, OWN_NAME: grant.recipient_name, OWN_ID: grant.recipient_id}
 
 
-def _stand_in(rule: Predicate) -> Predicate:
+def _without_properties(rule: Predicate) -> Predicate:
     """The rule as far as it is the same for everybody: of a property only its column is to be decided."""
     match rule:
         case Not(operand):
-            return Not(_stand_in(operand))
+            return Not(_without_properties(operand))
         case And(operands):
-            return And(tuple(map(_stand_in, operands)))
+            return And(tuple(map(_without_properties, operands)))
         case Or(operands):
-            return Or(tuple(map(_stand_in, operands)))
-        case Compare(column) if properties_of(rule):
+            return Or(tuple(map(_without_properties, operands)))
+        case Compare(column) if find_properties(rule):
             return IsNull(column)
         case _:
             return rule

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from lakeshare_server.access.rules import rule_of
+from lakeshare_server.access.rules import combine_rules
 from lakeshare_server.catalog import (
     AsyncQueries,
     Catalog,
@@ -23,25 +23,36 @@ from lakeshare_server.catalog import (
     TableEntry,
 )
 from lakeshare_server.errors import BadRequest, LakeshareError, NotFound, Unavailable, Unserveable
-from lakeshare_server.protocol.lines import URLS_ONLY, Access
-from lakeshare_server.protocol.requests import ChangesRequest, QueryRequest, TimePoint, iso, query_of
+from lakeshare_server.protocol.lines import URLS_ONLY, DirectoryAccess
+from lakeshare_server.protocol.requests import (
+    ChangesRequest,
+    QueryRequest,
+    TimePoint,
+    format_iso,
+    parse_query,
+)
 from lakeshare_server.storage import Signers
-from lakeshare_server.tables.delta.changes import ADVICE, VersionChanges, changes_within
+from lakeshare_server.tables.delta.changes import ADVICE, VersionChanges, restrict_changes
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.predicates import EVERYTHING, Predicate
-from lakeshare_server.tables.restrictions import Undecided, part_of, renamed_since, undecided_in
+from lakeshare_server.tables.restrictions import (
+    Undecided,
+    find_renamed_column,
+    find_undecided_in_index,
+    restrict_index,
+)
 from lakeshare_server.tables.snapshot import TableHead
 from lakeshare_server.versions import PinnedSnapshot, TableVersions, Version, Versions, VersionsUntil
 
-KEPT = 1 << 15
+MAX_CACHED_VIEWS = 1 << 15
 
 
-class Views:
+class TableViews:
     """Looks at the catalog for recipients; what was seen is kept until the catalog changes."""
 
     def __init__(self, catalog: Catalog, versions: Versions) -> None:
         self._catalog, self._versions = catalog, versions
-        self._seen = GenerationCache[TableView](catalog, KEPT, TableView.is_over)
+        self._seen = GenerationCache[TableView](catalog, MAX_CACHED_VIEWS, TableView.is_over)
 
     def peek(
         self, reader: Reader, share: str, schema: str, table: str, generation: int
@@ -75,7 +86,7 @@ class Views:
         entry, versions = found.entry, self._versions.of(found.entry.lake_table)
         if entry.publication is not None:
             versions = VersionsUntil(versions, entry.publication)
-        rule = rule_of(entry.rule, found.grant)
+        rule = combine_rules(entry.rule, found.grant)
         return TableView(entry, versions, rule, found.grant.valid_until, versions.services())
 
 
@@ -118,15 +129,15 @@ class TableView:
             name = f"{entry.share.name}/{entry.schema}/{entry.name}"
             raise NotFound("[Share/Schema/Table]", name) from error
 
-    def asked(self, asked: QueryRequest) -> Version:
+    def requested_version(self, query: QueryRequest) -> Version:
         """The version of a snapshot query.
 
         Raises:
             NotFound, BadRequest: as the three ways to ask say.
         """
-        if asked.version is not None:
-            return self.at_version(asked.version)
-        return self.latest() if asked.timestamp is None else self.at_timestamp(asked.timestamp)
+        if query.version is not None:
+            return self.at_version(query.version)
+        return self.latest() if query.timestamp is None else self.at_timestamp(query.timestamp)
 
     def at_version(self, number: int) -> Version:
         """A version by its number.
@@ -138,13 +149,13 @@ class TableView:
         self._require_started(number, "data")
         return self._existing("version", number)
 
-    def found_for(self, asked: QueryRequest, number: int) -> Version:
+    def version_for_page(self, query: QueryRequest, number: int) -> Version:
         """The version that was found for a query before, for page one or when it was submitted.
 
         Raises:
             NotFound, BadRequest: it is not there any more, or the recipient may not read it any more.
         """
-        if asked.version is not None or asked.timestamp is not None:
+        if query.version is not None or query.timestamp is not None:
             return self.at_version(number)
         return self.pinned(number)
 
@@ -205,7 +216,7 @@ class TableView:
         self._require_first("startingVersion", starting, latest)
         return latest.number if ending is None else self._last_of(ending).number
 
-    def changes_range(self, asked: ChangesRequest) -> tuple[int, int]:
+    def changes_range(self, request: ChangesRequest) -> tuple[int, int]:
         """The first and last version of a change data feed; an end after the latest is the latest.
 
         Raises:
@@ -218,8 +229,8 @@ class TableView:
                 f"cdf is not enabled on table {self.entry.path}: its history is not shared.",
             )
         latest = self.latest()
-        first = self._first_changed(asked, latest)
-        last = self._last_changed(asked, latest).number
+        first = self._first_changed(request, latest)
+        last = self._last_changed(request, latest).number
         if last < first:
             hint = f"CDF range from start {first} to end {last} was invalid. End cannot be before start."
             raise BadRequest("endingVersion", last, hint)
@@ -236,8 +247,10 @@ class TableView:
         if not self.is_restricted:
             return whole
         head = whole.header.head
-        self._require_decided(undecided_in(whole, self.rule) or self._renamed(head), version.number)
-        return part_of(whole, self.rule)
+        self._require_decided(
+            find_undecided_in_index(whole, self.rule) or self._renamed(head), version.number
+        )
+        return restrict_index(whole, self.rule)
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
         """What of the changes of the versions `first` to `last` may be read, as windows tell it.
@@ -247,13 +260,13 @@ class TableView:
         """
         return self._within(self.versions.changes(first, last))
 
-    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
         """The same as the change data feed tells it: under the head of version `told_at`, or each under its own.
 
         Raises:
             Unserveable, TableFilesMissing: they cannot be told, or not which of them may be read.
         """
-        return self._within(self.versions.feed(first, last, told_at))
+        return self._within(self.versions.feed(first, last, schema_at))
 
     def snapshots(self) -> Sequence[PinnedSnapshot]:
         """The snapshots that the recipient may read, the newest last; none of a table that is not Iceberg.
@@ -276,12 +289,12 @@ class TableView:
     def _within(self, changes: Sequence[VersionChanges]) -> Sequence[VersionChanges]:
         if not self.is_restricted:
             return changes
-        for one in changes:
-            self._require_decided(self._renamed(one.head), one.version)
-        return changes_within(changes, self.rule)
+        for change in changes:
+            self._require_decided(self._renamed(change.head), change.version)
+        return restrict_changes(changes, self.rule)
 
     def _renamed(self, head: TableHead) -> Undecided | None:
-        return renamed_since(self.rule, head, self.versions.index(self.latest()).header.head)
+        return find_renamed_column(self.rule, head, self.versions.index(self.latest()).header.head)
 
     def _require_decided(self, found: Undecided | None, number: int) -> None:
         if found is not None:
@@ -291,10 +304,10 @@ class TableView:
                 ADVICE,
             )
 
-    def _first_changed(self, asked: ChangesRequest, latest: Version) -> int:
-        if asked.starting_timestamp is not None:
-            return self.from_timestamp("startingTimestamp", asked.starting_timestamp).number
-        number = asked.starting_version or 0
+    def _first_changed(self, request: ChangesRequest, latest: Version) -> int:
+        if request.starting_timestamp is not None:
+            return self.from_timestamp("startingTimestamp", request.starting_timestamp).number
+        number = request.starting_version or 0
         if number > latest.number:
             hint = (
                 f"Provided Start version({number}) for reading change data is invalid. Start version cannot be "
@@ -305,13 +318,13 @@ class TableView:
         self._require_first("startingVersion", number, latest)
         return number
 
-    def _last_changed(self, asked: ChangesRequest, latest: Version) -> Version:
-        at = asked.ending_timestamp
+    def _last_changed(self, request: ChangesRequest, latest: Version) -> Version:
+        at = request.ending_timestamp
         if at is not None:
             return self._until("endingTimestamp", at)
-        if asked.ending_version is None or asked.ending_version >= latest.number:
+        if request.ending_version is None or request.ending_version >= latest.number:
             return latest
-        return self._last_of(asked.ending_version)
+        return self._last_of(request.ending_version)
 
     def _until(self, field: str, at: TimePoint) -> Version:
         """The last version of a time or earlier; of those before the start nothing is told, not even that they are."""
@@ -378,18 +391,18 @@ def _key(reader: Reader, share: str, schema: str, table: str) -> tuple[str, ...]
 def _after(at: TimePoint, latest: Version) -> str:
     return (
         f"The provided timestamp ({at.text}) is after the latest available version of the table "
-        f"({iso(latest.timestamp_ms)}, version {latest.number})."
+        f"({format_iso(latest.timestamp_ms)}, version {latest.number})."
     )
 
 
 def _before(at: TimePoint, oldest: Version) -> str:
     return (
         f"The provided timestamp ({at.text}) is before the earliest available version of the table "
-        f"({iso(oldest.timestamp_ms)}, version {oldest.number})."
+        f"({format_iso(oldest.timestamp_ms)}, version {oldest.number})."
     )
 
 
-class Folder(Protocol):
+class TableFolder(Protocol):
     """Where a table is, the stores that its files are in, and how many of them lie outside of its folder."""
 
     @property
@@ -408,7 +421,7 @@ class Folder(Protocol):
         ...
 
 
-def directory_refusal(entry: TableEntry, folder: Folder, signers: Signers) -> str | None:
+def directory_refusal(entry: TableEntry, folder: TableFolder, signers: Signers) -> str | None:
     """Why the table's folder is not handed out; None when it is.
 
     Raises:
@@ -432,7 +445,7 @@ def directory_refusal(entry: TableEntry, folder: Folder, signers: Signers) -> st
     return signers.can_vend(folder.location)
 
 
-def folder_refusal(view: TableView, folder: Folder, signers: Signers) -> str | None:
+def folder_refusal(view: TableView, folder: TableFolder, signers: Signers) -> str | None:
     """The same for one recipient, whose grants may be restricted.
 
     Raises:
@@ -443,7 +456,7 @@ def folder_refusal(view: TableView, folder: Folder, signers: Signers) -> str | N
     return directory_refusal(view.entry, folder, signers)
 
 
-def access_of(view: TableView, signers: Signers) -> Access:
+def describe_directory_access(view: TableView, signers: Signers) -> DirectoryAccess:
     """What listings and metadata say of directory access; nothing when the folder is not handed out."""
     if not view.entry.directory_access or view.is_restricted:
         return URLS_ONLY
@@ -453,7 +466,7 @@ def access_of(view: TableView, signers: Signers) -> Access:
     except LakeshareError:
         # A listing is not to fail for one table, or for credentials that nobody asked for: whoever does is told.
         return URLS_ONLY
-    return URLS_ONLY if refusal else Access(header.location)
+    return URLS_ONLY if refusal else DirectoryAccess(header.location)
 
 
 def require_directory_access(view: TableView, signers: Signers) -> str:
@@ -488,8 +501,8 @@ class Submission:
 
     def as_json(self) -> str:
         """Canonical JSON: the same submission has the same text."""
-        said = {"reader": [self.reader.id, self.reader.name], "names": self.names, "fields": self.fields}
-        return json.dumps(said, sort_keys=True, separators=(",", ":"))
+        fields = {"reader": [self.reader.id, self.reader.name], "names": self.names, "fields": self.fields}
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "Submission":
@@ -498,23 +511,23 @@ class Submission:
         share, schema, table = said["names"]
         return cls(Reader(*said["reader"]), (share, schema, table), said["fields"])
 
-    def asked(self) -> QueryRequest:
+    def query(self) -> QueryRequest:
         """The query."""
-        return query_of(self.fields)
+        return parse_query(self.fields)
 
 
-def prepare(view: TableView, asked: QueryRequest) -> int:
+def prepare_response(view: TableView, query: QueryRequest) -> int:
     """Do what an answer needs; returns the version it has, of a window the last one.
 
     Raises:
         LakeshareError: there will be no answer.
     """
-    if asked.starting_version is not None:
-        last = view.window(asked.starting_version, asked.ending_version)
-        if asked.starting_version <= last:
-            view.changes(asked.starting_version, last)
+    if query.starting_version is not None:
+        last = view.window(query.starting_version, query.ending_version)
+        if query.starting_version <= last:
+            view.changes(query.starting_version, last)
         return last
-    version = view.asked(asked)
+    version = view.requested_version(query)
     view.index(version)
     return version.number
 
@@ -522,7 +535,7 @@ def prepare(view: TableView, asked: QueryRequest) -> int:
 class AsyncWorker:
     """Claims queries and prepares their answers, one at a time."""
 
-    def __init__(self, queries: AsyncQueries, views: Views) -> None:
+    def __init__(self, queries: AsyncQueries, views: TableViews) -> None:
         self._queries, self._views = queries, views
         self._stopping, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="async-queries", daemon=True)
@@ -573,7 +586,7 @@ class AsyncWorker:
             with self._queries.working(claim):
                 submission = Submission.from_json(claim.query.request)
                 view = self._views.table(submission.reader, *submission.names)
-                version = prepare(view, submission.asked())
+                version = prepare_response(view, submission.query())
             self._queries.finish(claim, version)
         except Unavailable as error:
             _log.warning("async query %s, attempt %s: %s", claim.query.id, claim.attempt, error)

@@ -16,7 +16,7 @@ from lakeshare_server.catalog.ledger import (
     NewPublication,
     NumberedSnapshot,
     Publication,
-    set_lock,
+    lock_set,
 )
 from lakeshare_server.catalog.listings import EffectiveGrant, GrantedTable, Listings, ShareEntry, TableEntry
 from lakeshare_server.catalog.recipients import Recipient, Recipients
@@ -65,9 +65,9 @@ __all__ = [
     "allow_directory_access",
     "append_events",
     "apply_shares",
+    "lock_set",
     "newest_requests",
     "open_catalog",
-    "set_lock",
     "share_table",
     "unshare_table",
 ]

@@ -22,12 +22,12 @@ from lakeshare_server.catalog.models import AsyncQueryRow
 from lakeshare_server.errors import BadRequest, NotFound, Unavailable
 
 LIFE_S = 3600.0
-BEAT_S = 5.0
+HEARTBEAT_S = 5.0
 # Several beats: one that is late does not make two workers of one.
 DEAD_AFTER_S = 30.0
 # A query that ends its worker each time is not given to another for ever.
-ATTEMPTS = 3
-WAITING_PER_RECIPIENT = 100
+MAX_ATTEMPTS = 3
+MAX_PENDING_PER_RECIPIENT = 100
 
 State = Literal["pending", "running", "done", "failed"]
 
@@ -61,7 +61,7 @@ class Claim:
     @property
     def is_last(self) -> bool:
         """Whether nobody may try again after this."""
-        return self.attempt >= ATTEMPTS
+        return self.attempt >= MAX_ATTEMPTS
 
 
 class AsyncQueries:
@@ -180,7 +180,7 @@ class AsyncQueries:
 
     def _taken(self, row: AsyncQueryRow) -> Claim | None:
         now = datetime.now(UTC)
-        if row.attempts >= ATTEMPTS:
+        if row.attempts >= MAX_ATTEMPTS:
             row.state, row.finished_at, row.expires_at = "failed", now, now + self._life
             row.error_code = "INTERNAL_ERROR"
             row.error_message = f"The query ended its worker {row.attempts} times. Ask for less at once."
@@ -190,7 +190,7 @@ class AsyncQueries:
         return Claim(_query(row), row.attempts)
 
     def _keep_beating(self, claim: Claim, stop: threading.Event) -> None:
-        while not stop.wait(BEAT_S):
+        while not stop.wait(HEARTBEAT_S):
             try:
                 if not self.beat(claim):
                     return
@@ -218,26 +218,26 @@ def _submitted(session: Session, new: AsyncQueryRow) -> AsyncQuery:
         AsyncQueryRow.table_id == new.table_id,
         AsyncQueryRow.idempotency_key == new.idempotency_key,
     )
-    there = session.scalars(same).one_or_none()
-    if there is not None and there.expires_at <= new.created_at:
-        session.delete(there)
+    existing = session.scalars(same).one_or_none()
+    if existing is not None and existing.expires_at <= new.created_at:
+        session.delete(existing)
         session.flush()
-        there = None
-    if there is None:
+        existing = None
+    if existing is None:
         _require_room(session, new.recipient_id)
         session.add(new)
         session.flush()
         return _query(new)
-    if there.request_digest != new.request_digest:
+    if existing.request_digest != new.request_digest:
         hint = "It came with other parameters before. Take a new key for another query."
         raise BadRequest("idempotency_key", new.idempotency_key, hint)
-    return _query(there)
+    return _query(existing)
 
 
 def _require_room(session: Session, recipient_id: str) -> None:
     waits = (AsyncQueryRow.recipient_id == recipient_id) & (AsyncQueryRow.state == "pending")
     waiting = session.scalar(select(func.count()).select_from(AsyncQueryRow).where(waits)) or 0
-    if waiting >= WAITING_PER_RECIPIENT:
+    if waiting >= MAX_PENDING_PER_RECIPIENT:
         raise Unavailable(
             f"{waiting} async queries of this recipient wait already", "Fetch their answers, then ask again."
         )

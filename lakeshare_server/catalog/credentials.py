@@ -97,12 +97,12 @@ class Credentials:
 
     def by_named_token(self, name: str, token: str) -> Access | None:
         """The recipient with this name or id, whose bearer token this is."""
-        return _named(self.by_token(token), name)
+        return _require_name_of(self.by_token(token), name)
 
     def by_client_secret(self, client_id: str, secret: str) -> Access | None:
         """The recipient with this name or id, whose client secret this is."""
         own = (TokenRow.digest == token_digest(secret)) & (TokenRow.kind == "client_secret")
-        return _named(self._one(own), client_id)
+        return _require_name_of(self._one(own), client_id)
 
     def by_client_secret_id(self, credential_id: str) -> Access | None:
         """The recipient whose client secret has this id: what an access token was given for."""
@@ -176,13 +176,13 @@ def _access(recipient: RecipientRow, credential_id: str, expires_at: datetime | 
     )
 
 
-def _named(found: Access | None, name: str) -> Access | None:
+def _require_name_of(found: Access | None, name: str) -> Access | None:
     if found is None or name.lower() not in (found.reader.id, found.reader.name.lower()):
         return None
     return found
 
 
-KEPT_FOR = timedelta(days=2)
+WINDOWS_KEPT_FOR = timedelta(days=2)
 
 
 class Allowances:
@@ -192,7 +192,7 @@ class Allowances:
         self.catalog = catalog
 
     def take(
-        self, subject: str, kind: str, window_began_at: datetime, most: int, wanted: int, owed: int = 0
+        self, subject: str, kind: str, window_began_at: datetime, most: int, wanted: int, overdrawn: int = 0
     ) -> int:
         """Count what is owed, and take as many permits more as are wanted, or as are left of `most`.
 
@@ -203,8 +203,8 @@ class Allowances:
             row = self._row(session, subject, kind, window_began_at)
             if row.window_began_at < window_began_at:
                 row.window_began_at, row.taken = window_began_at, 0
-            granted = max(0, min(wanted, most - row.taken - owed))
-            row.taken += owed + granted
+            granted = max(0, min(wanted, most - row.taken - overdrawn))
+            row.taken += overdrawn + granted
             return granted
 
     def _row(self, session: Session, subject: str, kind: str, window_began_at: datetime) -> AllowanceRow:
@@ -215,23 +215,23 @@ class Allowances:
         session.execute(delete(AllowanceRow).where(AllowanceRow.window_began_at < _long_ago()))
         # Another worker may be about to do the same.
         values = {"subject": subject, "kind": kind, "window_began_at": window_began_at, "taken": 0}
-        session.execute(inserting(session, AllowanceRow, values).on_conflict_do_nothing())
+        session.execute(insert_statement(session, AllowanceRow, values).on_conflict_do_nothing())
         return session.scalars(select(AllowanceRow).where(own).with_for_update()).one()
 
 
-def inserting(session: Session, model: Any, values: Any) -> Any:
+def insert_statement(session: Session, model: Any, values: Any) -> Any:
     """An insert that can say what is to be done where a row is there already: each database has its own."""
     make = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     return make(model).values(values)
 
 
 def _long_ago() -> datetime:
-    return datetime.now(UTC) - KEPT_FOR
+    return datetime.now(UTC) - WINDOWS_KEPT_FOR
 
 
-LONGEST_ADDRESS = 64
+MAX_ADDRESS_CHARS = 64
 ACCURACY = timedelta(minutes=1)
-MOST = 50_000
+MAX_PENDING_USES = 50_000
 
 
 class TokenUses:
@@ -243,14 +243,14 @@ class TokenUses:
         self._unwritten: dict[str, tuple[datetime, str | None]] = {}
         self._turn = threading.Lock()
 
-    def note(self, credential_id: str, address: str | None) -> None:
+    def record(self, credential_id: str, address: str | None) -> None:
         """A token, client secret or policy let somebody in, just now."""
         now = datetime.now(UTC)
         last = self._noted.get(credential_id)
         if last is not None and now - last[0] < ACCURACY and last[1] == address:
             return
         with self._turn:
-            if len(self._noted) >= MOST:
+            if len(self._noted) >= MAX_PENDING_USES:
                 self._noted.clear()
             self._noted[credential_id] = self._unwritten[credential_id] = now, address
 
@@ -277,12 +277,12 @@ class TokenUses:
             {
                 "token_id": token_id,
                 "last_used_at": at,
-                "last_used_from": address and address[:LONGEST_ADDRESS],
+                "last_used_from": address and address[:MAX_ADDRESS_CHARS],
             }
             for token_id, (at, address) in sorted(noted.items())
         ]
         with self.catalog.writing(seen=False) as session:
-            put = inserting(session, TokenUseRow, rows)
+            put = insert_statement(session, TokenUseRow, rows)
             newer = {name: put.excluded[name] for name in ("last_used_at", "last_used_from")}
             session.execute(
                 put.on_conflict_do_update(

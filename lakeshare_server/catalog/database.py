@@ -42,7 +42,7 @@ from lakeshare_server.catalog.models import (
 from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
 from lakeshare_server.settings import make_private
 
-UNSEEN = frozenset(
+UNCOUNTED_TABLES = frozenset(
     model.__tablename__
     for model in (
         AdminKeyRow,
@@ -77,7 +77,7 @@ def generation_reader(engine: Engine) -> GenerationReader:
     return QueriedGeneration(engine)
 
 
-def guard(engine: Engine, allowed: frozenset[str]) -> Engine:
+def guard_writes(engine: Engine, allowed: frozenset[str]) -> Engine:
     """Make every write through this engine but those to the allowed tables an error."""
 
     def refuse(_connection: Connection, statement: object, *_: Any) -> None:
@@ -92,7 +92,7 @@ def guard(engine: Engine, allowed: frozenset[str]) -> Engine:
     return engine
 
 
-class _Eye:
+class _SqliteConnection:
     """One thread's own connection, and the generation it saw last."""
 
     def __init__(self, engine: Engine) -> None:
@@ -111,13 +111,13 @@ class SqliteGeneration:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._own = threading.local()
-        self._eyes: weakref.WeakSet[_Eye] = weakref.WeakSet()
+        self._eyes: weakref.WeakSet[_SqliteConnection] = weakref.WeakSet()
 
     def read(self) -> int:
         """The generation of the newest committed write."""
-        eye: _Eye | None = getattr(self._own, "eye", None)
+        eye: _SqliteConnection | None = getattr(self._own, "eye", None)
         if eye is None or not eye.close.alive:
-            eye = self._own.eye = _Eye(self._engine)
+            eye = self._own.eye = _SqliteConnection(self._engine)
             self._eyes.add(eye)
         # It moves for commits of other connections only; this one never writes.
         (data_version,) = eye.execute("PRAGMA data_version").fetchone()
@@ -184,7 +184,7 @@ NOTICE_LOSS = {
 # Classes of SQLSTATE: a failed connection, and a server that is shut down.
 ENDS_CONNECTION = ("08", "57P")
 # SQLite gives every reader a snapshot of its own; PostgreSQL does when asked.
-LOOKS = {"postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}}
+READ_OPTIONS = {"postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}}
 # Any number, as long as no other program takes the same advisory lock in this database.
 MIGRATION_LOCK = 7_161_433
 USABLE_URL = (
@@ -199,10 +199,10 @@ class Catalog:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        look = LOOKS.get(engine.dialect.name, {})
-        self._reader = guard(engine.execution_options(**look), frozenset())
+        look = READ_OPTIONS.get(engine.dialect.name, {})
+        self._reader = guard_writes(engine.execution_options(**look), frozenset())
         self._writer = engine.execution_options(**{WRITES: True})
-        self._unseen_writer = guard(engine.execution_options(**{WRITES: True}), UNSEEN)
+        self._unseen_writer = guard_writes(engine.execution_options(**{WRITES: True}), UNCOUNTED_TABLES)
         self._generation = generation_reader(engine)
         # However the catalog is let go, its connections are closed.
         weakref.finalize(self, engine.dispose)
@@ -278,7 +278,7 @@ class Catalog:
 
     def _unavailable(self, error: Exception) -> Unavailable:
         # Whoever asks is told nothing of the database: some do without a token.
-        _log.error("the catalog at %s does not answer: %s", *_told(self.engine.url, error))
+        _log.error("the catalog at %s does not answer: %s", *_describe_failure(self.engine.url, error))
         return Unavailable("the catalog does not answer", "Try again; the server's log says why.")
 
     def close(self) -> None:
@@ -304,7 +304,7 @@ def open_catalog(url: str) -> Catalog:
             _migrate(catalog, HEAD)
     except DatabaseError as error:
         engine.dispose()
-        place, cause = _told(engine.url, error)
+        place, cause = _describe_failure(engine.url, error)
         raise Unavailable(
             f"the catalog at {place} cannot be opened: {cause}",
             "Check that the database is there and writable (LAKESHARE_DATABASE_URL, LAKESHARE_STATE_DIR).",
@@ -331,7 +331,7 @@ def new_catalog(url: str, revision: str) -> Catalog:
             _migrate(catalog, revision)
     except DatabaseError as error:
         engine.dispose()
-        place, cause = _told(engine.url, error)
+        place, cause = _describe_failure(engine.url, error)
         raise Unavailable(f"the catalog at {place} cannot be made: {cause}", USABLE_URL) from error
     if found not in {None, revision}:
         engine.dispose()
@@ -347,14 +347,14 @@ def database_file(url: str) -> Path | None:
     Raises:
         BadRequest: the URL cannot be used.
     """
-    with _usable(url):
+    with _usable_url(url):
         parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or not parsed.database:
         return None
     return Path(parsed.database.removeprefix("file:") if "uri" in parsed.query else parsed.database)
 
 
-def _told(url: URL, error: Exception) -> tuple[str, str]:
+def _describe_failure(url: URL, error: Exception) -> tuple[str, str]:
     """Where the database is and what it said, without the password and the query, which can hold others."""
     cause = str(getattr(error, "orig", None) or error)
     options = (value for values in url.normalized_query.values() for value in values)
@@ -364,12 +364,12 @@ def _told(url: URL, error: Exception) -> tuple[str, str]:
 
 
 def _engine_at(url: str) -> Engine:
-    with _usable(url):
+    with _usable_url(url):
         return _engine(make_url(url))
 
 
 @contextmanager
-def _usable(url: str) -> Iterator[None]:
+def _usable_url(url: str) -> Iterator[None]:
     try:
         yield
     except (ArgumentError, ValueError, TypeError, ImportError):
@@ -404,8 +404,8 @@ def _make_for_owner(database: Path | None) -> None:
 
 def _postgresql_engine(url: URL) -> Engine:
     # A server that is gone without a word is noticed by these; what the URL says itself stands.
-    given = {name: value for name, value in NOTICE_LOSS.items() if name not in url.query}
-    engine = create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=given)
+    options = {name: value for name, value in NOTICE_LOSS.items() if name not in url.query}
+    engine = create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=options)
     event.listen(engine, "connect", _prepare_postgresql)
     event.listen(engine, "handle_error", _recognise_cut)
     return engine

@@ -30,7 +30,7 @@ from lakeshare_server.catalog.models import (
     SharedTableRow,
 )
 from lakeshare_server.catalog.names import NAME_HINT, is_name
-from lakeshare_server.catalog.recipients import BY_HAND
+from lakeshare_server.catalog.recipients import LOCAL_OPERATOR
 from lakeshare_server.catalog.sharing.editing import Edit, editing
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound, Unavailable
 
@@ -140,7 +140,7 @@ class FollowedTables:
         check_every_s: float,
         start_version: int = 0,
         iceberg: IcebergIdentity | None = None,
-        by: str = BY_HAND,
+        by: str = LOCAL_OPERATOR,
     ) -> FollowedTable:
         """Follow the table at a location, in a transaction of its own; see `follow_table`."""
         with editing(self.catalog, by) as edit:
@@ -150,14 +150,14 @@ class FollowedTables:
         """The followed table of this lake name."""
         with self.catalog.reading() as session:
             row = _followed_row(session, table)
-            return None if row is None else _followed(row)
+            return None if row is None else _followed_table_from_row(row)
 
     def list(self) -> list[FollowedTable]:
         """All followed tables by name."""
         with self.catalog.reading() as session:
             return followed_tables(session)
 
-    def remove(self, table: str, by: str = BY_HAND) -> FollowedTable:
+    def remove(self, table: str, by: str = LOCAL_OPERATOR) -> FollowedTable:
         """Stop following a table, in a transaction of its own; see `unfollow_table`."""
         with editing(self.catalog, by) as edit:
             return unfollow_table(edit, table)
@@ -206,12 +206,12 @@ def unfollow_table(edit: Edit, table: str) -> FollowedTable:
     edit.session.delete(row)
     shared = update(SharedTableRow).where(SharedTableRow.lake_table == table)
     edit.session.execute(shared.values(directory_access=False))
-    found = _followed(row)
+    found = _followed_table_from_row(row)
     edit.changed("unfollow_table", table, found.as_json(), None)
     return found
 
 
-def is_many(location: str) -> bool:
+def is_location_pattern(location: str) -> bool:
     """Whether a location has a star for the table: it stands for all tables of a folder or a namespace."""
     if location.startswith(IN_CATALOGS):
         return location.partition("@")[0].endswith(".*")
@@ -221,7 +221,7 @@ def is_many(location: str) -> bool:
 def followed_tables(session: Session) -> list[FollowedTable]:
     """All followed tables by name."""
     rows = session.scalars(select(FollowedTableRow).order_by(FollowedTableRow.table_name))
-    return [_followed(row) for row in rows]
+    return [_followed_table_from_row(row) for row in rows]
 
 
 def require_not_followed(session: Session, table: str) -> None:
@@ -272,12 +272,12 @@ def _require_usable(location: str, check_every_s: float, start_version: int) -> 
 
 
 def _set(edit: Edit, row: FollowedTableRow, check_every_s: float, start_version: int) -> FollowedTable:
-    before = _followed(row) if row in edit.session else None
+    before = _followed_table_from_row(row) if row in edit.session else None
     row.check_every_s, row.start_version = float(check_every_s), start_version
     edit.keep(row)
     edit.session.add(row)
     edit.session.flush()
-    after = _followed(row)
+    after = _followed_table_from_row(row)
     if before is None:
         edit.changed("follow_table", row.table_name, None, after.as_json())
     elif before != after:
@@ -339,7 +339,7 @@ def _followed_row(session: Session, table: str) -> FollowedTableRow | None:
     return session.scalars(select(FollowedTableRow).where(FollowedTableRow.table_name == table)).one_or_none()
 
 
-def _followed(row: FollowedTableRow) -> FollowedTable:
+def _followed_table_from_row(row: FollowedTableRow) -> FollowedTable:
     return FollowedTable(
         row.table_name,
         row.location,
@@ -408,7 +408,7 @@ def _start(pid: int) -> str | None:
 
 
 LIFE_S = 60.0
-BEAT_S = 5.0
+HEARTBEAT_S = 5.0
 POLL_S = 0.2
 
 _log = logging.getLogger(__name__)
@@ -424,7 +424,7 @@ class Lease:
 
 
 @contextmanager
-def set_lock(catalog: Catalog, set_name: str, owner: str, wait_s: float) -> Iterator[Lease]:
+def lock_set(catalog: Catalog, set_name: str, owner: str, wait_s: float) -> Iterator[Lease]:
     """Hold the lock of a set; `owner` is how others will see the holder named.
 
     Raises:
@@ -432,7 +432,9 @@ def set_lock(catalog: Catalog, set_name: str, owner: str, wait_s: float) -> Iter
     """
     lease = _acquire(catalog, set_name, owner, wait_s)
     stop = threading.Event()
-    heart = threading.Thread(target=_beat, args=(catalog, lease, stop), name=f"lock-{set_name}", daemon=True)
+    heart = threading.Thread(
+        target=_keep_alive, args=(catalog, lease, stop), name=f"lock-{set_name}", daemon=True
+    )
     heart.start()
     try:
         yield lease
@@ -503,12 +505,12 @@ def _take(row: SetLockRow, owner: str) -> None:
     row.expires_at = datetime.now(UTC) + timedelta(seconds=LIFE_S)
 
 
-def _beat(catalog: Catalog, lease: Lease, stop: threading.Event) -> None:
-    while not stop.wait(BEAT_S):
+def _keep_alive(catalog: Catalog, lease: Lease, stop: threading.Event) -> None:
+    while not stop.wait(HEARTBEAT_S):
         until = datetime.now(UTC) + timedelta(seconds=LIFE_S)
         try:
             with catalog.writing(seen=False) as session:
-                session.execute(update(SetLockRow).where(_held_by(lease)).values(expires_at=until))
+                session.execute(update(SetLockRow).where(_is_held_by(lease)).values(expires_at=until))
         except (SQLAlchemyError, Unavailable) as error:
             # A missed beat is survivable: there are several within the lock's life, and the token decides.
             _log.warning("lock of set %s: heartbeat of %s failed: %s", lease.set_name, lease.owner, error)
@@ -518,7 +520,7 @@ def _release(catalog: Catalog, lease: Lease) -> None:
     nobody = dict.fromkeys(("owner", "host", "pid", "process_start", "expires_at"))
     try:
         with catalog.writing(seen=False) as session:
-            session.execute(update(SetLockRow).where(_held_by(lease)).values(nobody))
+            session.execute(update(SetLockRow).where(_is_held_by(lease)).values(nobody))
     except (SQLAlchemyError, Unavailable) as error:
         # What was done under the lock, or what it failed of, is the news: the lock ends by itself.
         _log.warning(
@@ -530,7 +532,7 @@ def _release(catalog: Catalog, lease: Lease) -> None:
         )
 
 
-def _held_by(lease: Lease) -> ColumnElement[bool]:
+def _is_held_by(lease: Lease) -> ColumnElement[bool]:
     return (SetLockRow.set_name == lease.set_name) & (SetLockRow.token == lease.token)
 
 
@@ -675,7 +677,7 @@ class Ledger:
 
     def _all(self, rows: Select[PublicationRow]) -> list[Publication]:
         with self.catalog.reading() as session:
-            return [_publication(row) for row in session.scalars(rows)]
+            return [_publication_from_row(row) for row in session.scalars(rows)]
 
 
 def _rows(table: str, audited_only: bool) -> Select[PublicationRow]:
@@ -698,9 +700,9 @@ def _append(session: Session, new: NewPublication) -> Publication:
     same_run = select(PublicationRow).where(
         PublicationRow.table_name == new.table, PublicationRow.run_id == new.run_id
     )
-    there = session.scalars(same_run).one_or_none()
-    if there is not None:
-        return _publication(there)
+    existing = session.scalars(same_run).one_or_none()
+    if existing is not None:
+        return _publication_from_row(existing)
     rows = _rows(new.table, audited_only=False).order_by(PublicationRow.version.desc())
     latest = session.scalars(rows.limit(1)).one_or_none()
     if latest is None and new.audited:
@@ -709,7 +711,7 @@ def _append(session: Session, new: NewPublication) -> Publication:
     row = _row(new, _next_version(new, latest), _publication_time(latest))
     session.add(row)
     session.flush()
-    return _publication(row)
+    return _publication_from_row(row)
 
 
 def _append_found(
@@ -732,7 +734,7 @@ def _append_found(
         session.add(latest)
         added.append(latest)
     session.flush()
-    return [_publication(row) for row in added]
+    return [_publication_from_row(row) for row in added]
 
 
 def _next_version(new: NewPublication, latest: PublicationRow | None) -> int:
@@ -791,7 +793,7 @@ def _row(new: NewPublication, version: int, published_at: datetime) -> Publicati
     )
 
 
-def _publication(row: PublicationRow) -> Publication:
+def _publication_from_row(row: PublicationRow) -> Publication:
     return Publication(
         table=row.table_name,
         version=row.version,

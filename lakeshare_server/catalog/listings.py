@@ -44,20 +44,20 @@ class EffectiveGrant:
         return self.valid_until is not None and self.valid_until <= datetime.now(UTC)
 
 
-def grants_of(recipient_id: str) -> Subquery:
+def select_grants(recipient_id: str) -> Subquery:
     """All grants of a recipient, its own and those of its groups, whatever their time.
 
     The recipient is looked for inside of it, so that databases put no other grants together.
     """
-    told = "starts_at", "ends_at", "rule"
+    terms = "starts_at", "ends_at", "rule"
     reader = RecipientRow.name.label("recipient_name"), RecipientRow.properties
     own = (
-        select(GrantRow.share_key, *(getattr(GrantRow, name) for name in told), *reader)
+        select(GrantRow.share_key, *(getattr(GrantRow, name) for name in terms), *reader)
         .join(RecipientRow, RecipientRow.key == GrantRow.recipient_key)
         .where(RecipientRow.id == recipient_id)
     )
     of_groups = (
-        select(GroupGrantRow.share_key, *(getattr(GroupGrantRow, name) for name in told), *reader)
+        select(GroupGrantRow.share_key, *(getattr(GroupGrantRow, name) for name in terms), *reader)
         .join(GroupMemberRow, GroupMemberRow.group_key == GroupGrantRow.group_key)
         .join(RecipientRow, RecipientRow.key == GroupMemberRow.recipient_key)
         .where(RecipientRow.id == recipient_id)
@@ -67,7 +67,7 @@ def grants_of(recipient_id: str) -> Subquery:
 
 def is_granted(recipient_id: str, now: datetime) -> ColumnElement[bool]:
     """Whether the recipient may read a share at that time; for statements about `ShareRow`."""
-    grants = grants_of(recipient_id).c
+    grants = select_grants(recipient_id).c
     has_begun = grants.starts_at.is_(None) | (grants.starts_at <= now)
     in_force = has_begun & (grants.ends_at.is_(None) | (grants.ends_at > now))
     return exists(select(grants.share_key).where(grants.share_key == ShareRow.key, in_force))
@@ -75,10 +75,10 @@ def is_granted(recipient_id: str, now: datetime) -> ColumnElement[bool]:
 
 def effective_grant(recipient_id: str, grants: Sequence[Any], now: datetime) -> EffectiveGrant | None:
     """What the recipient's grants on one share, rows of `grants_of`, come to; None when none is in force."""
-    in_force = [one.rule for one in grants if _holds(one.starts_at, one.ends_at, now)]
+    in_force = [grant.rule for grant in grants if _holds(grant.starts_at, grant.ends_at, now)]
     if not in_force:
         return None
-    times = (time for one in grants for time in (one.starts_at, one.ends_at))
+    times = (time for grant in grants for time in (grant.starts_at, grant.ends_at))
     return EffectiveGrant(
         recipient_id=recipient_id,
         recipient_name=grants[0].recipient_name,
@@ -156,7 +156,7 @@ class Listings:
         """The granted shares."""
         page = self._granted().where(ShareRow.key > after).order_by(ShareRow.key).limit(limit)
         with self.catalog.reading() as session:
-            return [share_entry(row) for row in session.scalars(page)]
+            return [share_entry_from_row(row) for row in session.scalars(page)]
 
     def share(self, name: str) -> ShareEntry:
         """One granted share.
@@ -202,7 +202,7 @@ class Listings:
             if schema is not None:
                 rows = rows.where(SchemaRow.key == _schema_key(session, parent, schema))
             page = session.execute(rows.order_by(SharedTableRow.key).limit(limit))
-            return [table_entry(row, name, parent) for row, name in page]
+            return [table_entry_from_row(row, name, parent) for row, name in page]
 
     def table(self, share: str, schema: str, table: str) -> GrantedTable:
         """One table of a granted share.
@@ -226,8 +226,8 @@ class Listings:
         return self._granted_table(table_id, SharedTableRow.id == table_id)
 
     def _granted_table(self, shown_as: str, *conditions: ColumnElement[bool]) -> GrantedTable:
-        grants = grants_of(self.recipient_id)
-        wanted = (
+        grants = select_grants(self.recipient_id)
+        statement = (
             select(ShareRow, SchemaRow.name.label("schema"), SharedTableRow, *grants.c)
             .join(SchemaRow, SchemaRow.share_key == ShareRow.key)
             .join(SharedTableRow, SharedTableRow.schema_key == SchemaRow.key)
@@ -235,12 +235,12 @@ class Listings:
             .where(*conditions)
         )
         with self.catalog.reading() as session:
-            found = session.execute(wanted).all()
+            found = session.execute(statement).all()
             grant = effective_grant(self.recipient_id, found, datetime.now(UTC))
             if grant is None:
                 raise NotFound("[Share/Schema/Table]", shown_as)
             parent, schema_name, row, *_ = found[0]
-            return GrantedTable(table_entry(row, schema_name, share_entry(parent)), grant)
+            return GrantedTable(table_entry_from_row(row, schema_name, share_entry_from_row(parent)), grant)
 
     def _granted(self) -> Select[ShareRow]:
         return select(ShareRow).where(is_granted(self.recipient_id, datetime.now(UTC)))
@@ -249,15 +249,17 @@ class Listings:
         row = session.scalars(self._granted().where(ShareRow.name_key == name.lower())).one_or_none()
         if row is None:
             raise NotFound("Share", name)
-        return share_entry(row)
+        return share_entry_from_row(row)
 
 
-def all_shared_tables(catalog: Catalog) -> list[TableEntry]:
+def list_all_shared_tables(catalog: Catalog) -> list[TableEntry]:
     """Every table of every share: for the provider, never for a recipient."""
     with catalog.reading() as session:
-        shares = [share_entry(row) for row in session.scalars(select(ShareRow).order_by(ShareRow.key))]
+        shares = [
+            share_entry_from_row(row) for row in session.scalars(select(ShareRow).order_by(ShareRow.key))
+        ]
         return [
-            table_entry(row, schema, share)
+            table_entry_from_row(row, schema, share)
             for share in shares
             for row, schema in session.execute(_tables_of(share).order_by(SharedTableRow.key))
         ]
@@ -278,12 +280,12 @@ def _schema_key(session: Session, share: ShareEntry, name: str) -> int:
     return key
 
 
-def share_entry(row: ShareRow) -> ShareEntry:
+def share_entry_from_row(row: ShareRow) -> ShareEntry:
     """A share's row as listings tell it."""
     return ShareEntry(row.key, row.id, row.name, row.comment, row.display_name, row.properties)
 
 
-def table_entry(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEntry:
+def table_entry_from_row(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEntry:
     """A shared table's row as listings tell it."""
     return TableEntry(
         key=row.key,
@@ -302,13 +304,13 @@ def table_entry(row: SharedTableRow, schema: str, share: ShareEntry) -> TableEnt
     )
 
 
-def shared_table_at(catalog: Catalog, path: str, field: str) -> TableEntry:
+def find_shared_table(catalog: Catalog, path: str, field: str) -> TableEntry:
     """The table that is shared as `share.schema.table`, whoever may read it; for the operator's own commands.
 
     Raises:
         BadRequest: `field` names no shared table; says which there are.
     """
-    entries = {entry.path.lower(): entry for entry in all_shared_tables(catalog)}
+    entries = {entry.path.lower(): entry for entry in list_all_shared_tables(catalog)}
     if path.lower() not in entries:
         shared = ", ".join(entry.path for entry in entries.values()) or "none"
         raise BadRequest(field, path, f"Shared are: {shared}.")

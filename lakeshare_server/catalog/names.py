@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from lakeshare_server.errors import BadRequest
 
-# The protocol allows dots in share names; both clients split `share.schema.table` on them. Names of earlier versions,
-# which the catalog may hold, had no further limits.
-HELD_NAME = re.compile(r"[^\x00-\x20\x7f/.]{1,255}")
+NAME_PATTERN = re.compile(r"[^\x00-\x20\x7f/.]{1,255}")
 # Clients put names into URLs as they are (delta-sharing 1.4 for Python): there `#` and `?` end the path, and `%` begins
 # an escape.
 OF_URLS = frozenset("#?%")
@@ -17,15 +15,15 @@ OF_URLS = frozenset("#?%")
 INVISIBLE = frozenset({"Cc", "Cs", "Zl", "Zp", "Zs"})
 NAME_HINT = "Names have 1 to 255 characters and no space, slash, dot, #, ?, % or control character."
 RESERVED = ("databricks.", "lakeshare.")
-LONGEST_PROPERTY = 4000
-MOST_PROPERTIES = 100
-MOST_ADDRESSES = 1000
-LONGEST_RULE = 8000
+MAX_PROPERTY_CHARS = 4000
+MAX_PROPERTIES = 100
+MAX_ADDRESSES = 1000
+MAX_RULE_CHARS = 8000
 
 
 def is_name(name: str) -> bool:
     """Whether clients can read what has this name: of a share, schema, table, recipient, group or policy."""
-    return HELD_NAME.fullmatch(name) is not None and not any(
+    return NAME_PATTERN.fullmatch(name) is not None and not any(
         one in OF_URLS or unicodedata.category(one) in INVISIBLE for one in name
     )
 
@@ -56,8 +54,8 @@ def require_properties(field: str, properties: Mapping[str, str] | None) -> None
     Raises:
         BadRequest: a key is empty, reserved or too long, a value is no text or too long, or there are too many.
     """
-    if len(properties or {}) > MOST_PROPERTIES:
-        raise BadRequest(field, f"{len(properties or {})} properties", f"Give {MOST_PROPERTIES} at most.")
+    if len(properties or {}) > MAX_PROPERTIES:
+        raise BadRequest(field, f"{len(properties or {})} properties", f"Give {MAX_PROPERTIES} at most.")
     for key, value in (properties or {}).items():
         if not isinstance(key, str) or not 0 < len(key) <= 255 or not key.isprintable():
             raise BadRequest(field, key, "Keys are texts of 1 to 255 printable characters.")
@@ -65,13 +63,13 @@ def require_properties(field: str, properties: Mapping[str, str] | None) -> None
             raise BadRequest(
                 field, key, f"Keys that begin with {' or '.join(RESERVED)} are reserved; take another."
             )
-        if not isinstance(value, str) or len(value) > LONGEST_PROPERTY or "\x00" in value:
+        if not isinstance(value, str) or len(value) > MAX_PROPERTY_CHARS or "\x00" in value:
             raise BadRequest(
-                f"{field}.{key}", value, f"Values are texts of up to {LONGEST_PROPERTY} characters."
+                f"{field}.{key}", value, f"Values are texts of up to {MAX_PROPERTY_CHARS} characters."
             )
 
 
-def networks(field: str, addresses: Sequence[str] | None) -> list[str] | None:
+def parse_networks(field: str, addresses: Sequence[str] | None) -> list[str] | None:
     """The addresses in their canonical form; None allows every address.
 
     Raises:
@@ -79,8 +77,8 @@ def networks(field: str, addresses: Sequence[str] | None) -> list[str] | None:
     """
     if not addresses:
         return None
-    if len(addresses) > MOST_ADDRESSES:
-        raise BadRequest(field, f"{len(addresses)} addresses", f"Give {MOST_ADDRESSES} at most.")
+    if len(addresses) > MAX_ADDRESSES:
+        raise BadRequest(field, f"{len(addresses)} addresses", f"Give {MAX_ADDRESSES} at most.")
     found = []
     for address in addresses:
         try:
@@ -101,10 +99,10 @@ def require_rule_text(field: str, rule: str | None) -> None:
         return
     if (
         not rule.strip()
-        or len(rule) > LONGEST_RULE
+        or len(rule) > MAX_RULE_CHARS
         or not rule.replace("\n", " ").replace("\t", " ").isprintable()
     ):
         hint = (
-            f"Give a predicate on partition columns in up to {LONGEST_RULE} characters, like region = 'EU'."
+            f"Give a predicate on partition columns in up to {MAX_RULE_CHARS} characters, like region = 'EU'."
         )
         raise BadRequest(field, rule, hint)

@@ -22,7 +22,7 @@ from lakeshare_server.catalog.sharing import (
 )
 from lakeshare_server.catalog.sharing.states import RecipientState
 
-BY_HAND = "command line"
+LOCAL_OPERATOR = "command line"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Recipient:
 class Recipients:
     """The recipients of the catalog, as one person edits them."""
 
-    def __init__(self, catalog: Catalog, by: str = BY_HAND) -> None:
+    def __init__(self, catalog: Catalog, by: str = LOCAL_OPERATOR) -> None:
         self.catalog, self.by = catalog, by
 
     def add(
@@ -58,14 +58,18 @@ class Recipients:
             create_recipient(edit, name, comment=comment)
             for share in {share.lower(): share for share in shares}.values():
                 grant(edit, share, recipient=name)
-            given = issue_token(edit, name, expires_at=expires_at)
-            return _recipient(edit.session, states.recipient(edit.session, name)), given.secret
+            issued = issue_token(edit, name, expires_at=expires_at)
+            return _recipient_from_state(
+                edit.session, states.get_recipient(edit.session, name)
+            ), issued.secret
 
     def list(self) -> list[Recipient]:
         """All recipients by name, revoked ones too."""
         with self.catalog.reading() as session:
-            found = states.recipients(session)
-            return [_recipient(session, one) for one in sorted(found, key=lambda one: one.name.lower())]
+            found = states.list_recipients(session)
+            return [
+                _recipient_from_state(session, one) for one in sorted(found, key=lambda one: one.name.lower())
+            ]
 
     def by_token(self, token: str) -> Reader | None:
         """The recipient this token is valid for right now."""
@@ -80,8 +84,10 @@ class Recipients:
             BadRequest: the recipient was revoked.
         """
         with editing(self.catalog, self.by) as edit:
-            given = rotate_token(edit, name, expires_at=expires_at)
-            return _recipient(edit.session, states.recipient(edit.session, name)), given.secret
+            issued = rotate_token(edit, name, expires_at=expires_at)
+            return _recipient_from_state(
+                edit.session, states.get_recipient(edit.session, name)
+            ), issued.secret
 
     def revoke(self, name: str) -> Recipient:
         """End all access of the recipient at once; its name and its audit rows stay.
@@ -90,17 +96,17 @@ class Recipients:
             NotFound: no recipient of that name.
         """
         with editing(self.catalog, self.by) as edit:
-            return _recipient(edit.session, revoke_recipient(edit, name))
+            return _recipient_from_state(edit.session, revoke_recipient(edit, name))
 
 
-def _recipient(session: Session, told: RecipientState) -> Recipient:
-    in_force = [token for token in told.tokens if token.revoked_at is None]
+def _recipient_from_state(session: Session, state: RecipientState) -> Recipient:
+    in_force = [token for token in state.tokens if token.revoked_at is None]
     return Recipient(
-        id=told.id,
-        name=told.name,
-        shares=tuple(one.share for one in states.grants_to(session, told.name)),
-        comment=told.comment,
-        created_at=told.created_at,
+        id=state.id,
+        name=state.name,
+        shares=tuple(one.share for one in states.list_grants_to(session, state.name)),
+        comment=state.comment,
+        created_at=state.created_at,
         expires_at=in_force[-1].expires_at if in_force else None,
-        revoked_at=told.revoked_at,
+        revoked_at=state.revoked_at,
     )

@@ -10,13 +10,20 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.declared.apply import carry_out
-from lakeshare_server.catalog.declared.files import Held, Key, Wanted, parents, share_key, table_key
-from lakeshare_server.catalog.declared.plan import Step, held_shares, steps_to
-from lakeshare_server.catalog.listings import TableEntry, share_entry, table_entry
+from lakeshare_server.catalog.declared.apply import apply_steps
+from lakeshare_server.catalog.declared.files import (
+    CurrentObject,
+    DesiredObject,
+    Key,
+    parents,
+    share_key,
+    table_key,
+)
+from lakeshare_server.catalog.declared.plan import Step, plan_steps, read_current_shares
+from lakeshare_server.catalog.listings import TableEntry, share_entry_from_row, table_entry_from_row
 from lakeshare_server.catalog.models import ShareRow
 from lakeshare_server.catalog.names import require_name
-from lakeshare_server.catalog.recipients import BY_HAND
+from lakeshare_server.catalog.recipients import LOCAL_OPERATOR
 from lakeshare_server.catalog.sharing import (
     Edit,
     SharedObject,
@@ -27,11 +34,11 @@ from lakeshare_server.catalog.sharing import (
     remove_table,
     states,
 )
-from lakeshare_server.catalog.sharing.states import Kind, object_row
+from lakeshare_server.catalog.sharing.states import Kind, find_object_row
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
 CONTRACTS = "contracts"
-ELSEWHERE = {
+OTHER_REMEDIES = {
     "hand": "It was shared by hand; remove it there, or declare another name.",
     "files": "A file of `lakeshare apply` shares it; take it out of there, or declare another name.",
 }
@@ -83,7 +90,7 @@ def apply_shares(catalog: Catalog, declared: Sequence[DeclaredShare]) -> ShareDi
     if steps:
         with editing(catalog, CONTRACTS, keeper="contracts") as edit:
             diff, steps = _difference(edit.session, declared)
-            carry_out(edit, steps)
+            apply_steps(edit, steps)
     return diff
 
 
@@ -98,7 +105,7 @@ def _require_readable_names(steps: Sequence[Step]) -> None:
 
 def _require_no_name_twice(declared: Sequence[DeclaredShare]) -> None:
     seen: set[str] = set()
-    for field_name, inside, name in _named(declared):
+    for field_name, inside, name in _list_names(declared):
         path = "/".join((*inside, name))
         if path.lower() in seen:
             raise BadRequest(
@@ -107,7 +114,7 @@ def _require_no_name_twice(declared: Sequence[DeclaredShare]) -> None:
         seen.add(path.lower())
 
 
-def _named(declared: Sequence[DeclaredShare]) -> Iterator[tuple[str, tuple[str, ...], str]]:
+def _list_names(declared: Sequence[DeclaredShare]) -> Iterator[tuple[str, tuple[str, ...], str]]:
     for share in declared:
         yield "share", (), share.name
         for schema in {table.schema.lower(): table.schema for table in share.tables}.values():
@@ -117,23 +124,23 @@ def _named(declared: Sequence[DeclaredShare]) -> Iterator[tuple[str, tuple[str, 
 
 
 def _difference(session: Session, declared: Sequence[DeclaredShare]) -> tuple[ShareDiff, tuple[Step, ...]]:
-    there = held_shares(session)
-    wanted = {one.key: one for one in _wanted(declared)}
-    for one in list(wanted.values()):
-        other = there.get(one.key)
+    current = read_current_shares(session)
+    desired = {one.key: one for one in _list_desired(declared)}
+    for one in list(desired.values()):
+        other = current.get(one.key)
         if other is not None and not other.declared:
             if one.key[0] == "table":
-                raise BadRequest("table", other.name, ELSEWHERE[other.keeper])
+                raise BadRequest("table", other.name, OTHER_REMEDIES[other.keeper])
             # A share that others made takes declared tables in, and stays theirs.
-            del wanted[one.key]
-    steps = steps_to(wanted, there, "contracts", _unwanted(session, wanted, there))
-    return _told(wanted, steps), steps
+            del desired[one.key]
+    steps = plan_steps(desired, current, "contracts", _list_unwanted(session, desired, current))
+    return _share_diff(desired, steps), steps
 
 
-def _wanted(declared: Sequence[DeclaredShare]) -> Iterator[Wanted]:
+def _list_desired(declared: Sequence[DeclaredShare]) -> Iterator[DesiredObject]:
     for share in declared:
         said: dict[str, object] = {"name": share.name, "comment": share.description}
-        yield Wanted(share_key(share.name), share.name, said)
+        yield DesiredObject(share_key(share.name), share.name, said)
         for table in share.tables:
             fields: dict[str, object] = {
                 "schema": table.schema,
@@ -146,22 +153,24 @@ def _wanted(declared: Sequence[DeclaredShare]) -> Iterator[Wanted]:
             if table.rule is not None:
                 fields["rule"] = table.rule
             key = table_key(share.name, table.schema, table.name)
-            yield Wanted(key, f"{share.name}.{table.schema}.{table.name}", fields)
+            yield DesiredObject(key, f"{share.name}.{table.schema}.{table.name}", fields)
 
 
-def _unwanted(session: Session, wanted: Mapping[Key, Wanted], there: Mapping[Key, Held]) -> list[Key]:
-    gone = [one for one in there.values() if one.declared and one.key not in wanted]
-    tables = [one.key for one in gone if one.key[0] == "table"]
-    shares = [one.key for one in gone if one.key[0] == "share" and not one.applied]
+def _list_unwanted(
+    session: Session, desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject]
+) -> list[Key]:
+    removed = [one for one in current.values() if one.declared and one.key not in desired]
+    tables = [one.key for one in removed if one.key[0] == "table"]
+    shares = [one.key for one in removed if one.key[0] == "share" and not one.applied]
     if not shares:
         return tables
     # A share that somebody was granted stays, empty: dropping it would drop the grant.
-    used = {parent for key in there.keys() - set(tables) for parent in parents(key)}
-    used |= {share_key(one.share) for one in states.grants(session)}
+    used = {parent for key in current.keys() - set(tables) for parent in parents(key)}
+    used |= {share_key(grant.share) for grant in states.list_grants(session)}
     return [*tables, *(key for key in shares if key not in used)]
 
 
-def _told(wanted: Mapping[Key, Wanted], steps: Sequence[Step]) -> ShareDiff:
+def _share_diff(desired: Mapping[Key, DesiredObject], steps: Sequence[Step]) -> ShareDiff:
     tables = [step for step in steps if step.kind == "table"]
     touched = {step.key for step in tables}
     return ShareDiff(
@@ -169,7 +178,7 @@ def _told(wanted: Mapping[Key, Wanted], steps: Sequence[Step]) -> ShareDiff:
         removed=tuple(step.name for step in tables if step.verb == "delete"),
         changed=tuple(step.name for step in tables if step.verb == "update"),
         unchanged=tuple(
-            one.name for one in wanted.values() if one.key[0] == "table" and one.key not in touched
+            one.name for one in desired.values() if one.key[0] == "table" and one.key not in touched
         ),
         closed=tuple(step.name for step in tables if _ends_directory_access(step)),
     )
@@ -177,12 +186,12 @@ def _told(wanted: Mapping[Key, Wanted], steps: Sequence[Step]) -> ShareDiff:
 
 def _ends_directory_access(step: Step) -> bool:
     """Whoever allowed it looked at what lies in the folder of the table that the name stood for."""
-    is_another = any(one.field == "table" for one in step.differences)
+    is_another = any(difference.field == "table" for difference in step.differences)
     return (
-        step.held is not None
+        step.current is not None
         and step.verb == "update"
         and is_another
-        and bool(step.held.fields["directory_access"])
+        and bool(step.current.fields["directory_access"])
     )
 
 
@@ -192,7 +201,7 @@ def share_table(
     table: SharedTable,
     *,
     start_version: int | None = None,
-    by: str = BY_HAND,
+    by: str = LOCAL_OPERATOR,
 ) -> TableEntry:
     """Share a table by hand, in a share that is made when it is not there; again it changes it and keeps its id.
 
@@ -206,7 +215,7 @@ def share_table(
         taken = select(ShareRow.key).where(ShareRow.name_key == share.lower())
         if edit.session.scalars(taken).one_or_none() is None:
             create_share(edit, share)
-        wanted = SharedObject(
+        shared = SharedObject(
             schema=table.schema,
             name=table.name,
             table=table.table,
@@ -215,9 +224,9 @@ def share_table(
             start_version=start_version,
         )
         try:
-            *_, row = object_row(edit.session, share, table.schema, table.name)
+            *_, row = find_object_row(edit.session, share, table.schema, table.name)
         except NotFound:
-            add_table(edit, share, wanted)
+            add_table(edit, share, shared)
         else:
             if row.declared:
                 raise CatalogConflict(
@@ -229,16 +238,16 @@ def share_table(
                 share,
                 table.schema,
                 table.name,
-                new_name=wanted.name,
-                table=wanted.table,
-                comment=wanted.comment,
-                history=wanted.history,
-                start_version=wanted.start_version,
+                new_name=shared.name,
+                table=shared.table,
+                comment=shared.comment,
+                history=shared.history,
+                start_version=shared.start_version,
             )
         return _entry(edit, share, table.schema, table.name)
 
 
-def unshare_table(catalog: Catalog, share: str, schema: str, name: str, *, by: str = BY_HAND) -> None:
+def unshare_table(catalog: Catalog, share: str, schema: str, name: str, *, by: str = LOCAL_OPERATOR) -> None:
     """End the sharing of a table that was shared by hand; its share and the grants on it stay.
 
     Raises:
@@ -250,7 +259,7 @@ def unshare_table(catalog: Catalog, share: str, schema: str, name: str, *, by: s
 
 
 def allow_directory_access(
-    catalog: Catalog, share: str, schema: str, name: str, *, allowed: bool, by: str = BY_HAND
+    catalog: Catalog, share: str, schema: str, name: str, *, allowed: bool, by: str = LOCAL_OPERATOR
 ) -> TableEntry:
     """Say whether recipients may read everything under the prefix of a shared table, declared or not.
 
@@ -263,5 +272,5 @@ def allow_directory_access(
 
 
 def _entry(edit: Edit, share: str, schema: str, name: str) -> TableEntry:
-    grandparent, parent, row = object_row(edit.session, share, schema, name)
-    return table_entry(row, parent.name, share_entry(grandparent))
+    grandparent, parent, row = find_object_row(edit.session, share, schema, name)
+    return table_entry_from_row(row, parent.name, share_entry_from_row(grandparent))

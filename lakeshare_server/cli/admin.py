@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakeshare_server.cli.console import open_state_catalog, operator
+from lakeshare_server.cli.console import open_state_catalog, operator_name
 from lakeshare_server.settings import make_private
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def add_key(
     from lakeshare_server.catalog.sharing.credentials import add_admin_key
 
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
-    with editing(open_state_catalog(), operator()) as edit:
+    with editing(open_state_catalog(), operator_name()) as edit:
         made, key = add_admin_key(edit, name, role, expires_at=expires_at)
     typer.echo(f"{made.name} administers as {made.role}{_until(made.expires_at)}; the key is shown only now:")
     typer.echo(key)
@@ -54,10 +54,10 @@ def add_key(
 @key_app.command("list")
 def list_keys() -> None:
     """List the keys: name, role, state, who made them. Never a key itself."""
-    from lakeshare_server.catalog.sharing.credentials import admin_keys
+    from lakeshare_server.catalog.sharing.credentials import read_admin_keys
 
     with open_state_catalog().reading() as session:
-        found = admin_keys(session)
+        found = read_admin_keys(session)
     now = datetime.now(UTC)
     for key in found:
         valid = f"valid{_until(key.expires_at)}"
@@ -73,33 +73,36 @@ def revoke_key(name: str) -> None:
     from lakeshare_server.catalog.sharing import editing
     from lakeshare_server.catalog.sharing.credentials import revoke_admin_key
 
-    with editing(open_state_catalog(), operator()) as edit:
+    with editing(open_state_catalog(), operator_name()) as edit:
         revoked = revoke_admin_key(edit, name)
     typer.echo(f"{revoked.name} administers no more")
 
 
-def tell_first_key(catalog_url: str, state_dir: Path) -> None:
+def print_first_key(catalog_url: str, state_dir: Path) -> None:
     """Make the first key of a catalog that never had one; it is printed on a terminal, and kept in a file elsewhere.
 
     What a service prints goes into a log, which others read and which is kept.
     """
     from lakeshare_server.catalog import open_catalog
-    from lakeshare_server.catalog.sharing.credentials import FIRST, first_admin_key
+    from lakeshare_server.catalog.sharing.credentials import FIRST_KEY_NAME, create_first_admin_key
 
     catalog = open_catalog(catalog_url)
-    key = first_admin_key(catalog)
+    key = create_first_admin_key(catalog)
     catalog.close()
     if key is None:
         return
     if sys.stdout.isatty():
-        typer.echo(f"The first key of the admin API, an owner's, is shown only now ({FIRST}):\n{key}")
+        typer.echo(
+            f"The first key of the admin API, an owner's, is shown only now ({FIRST_KEY_NAME}):\n{key}"
+        )
         return
     path = state_dir / KEY_FILE
     make_private(state_dir)
     with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(f"{key}\n")
     typer.echo(
-        f"The first key of the admin API, an owner's ({FIRST}), is in {path}: keep it somewhere safe and remove the "
+        f"The first key of the admin API, an owner's ({FIRST_KEY_NAME}), is in {path}: keep it somewhere "
+        "safe and remove the "
         "file."
     )
 
@@ -114,7 +117,7 @@ audit_app = typer.Typer(
 )
 FOLLOW_S = 0.5
 USAGE_DAYS = 30
-TOLD_EVERY_S = 2.0
+PROGRESS_EVERY_S = 2.0
 
 
 class Shape(StrEnum):
@@ -158,19 +161,19 @@ def tail(
     as_json: AsJson = False,
 ) -> None:
     """Show the newest events, and new ones as they come."""
-    from lakeshare_server.catalog.audit import Search, events_after, newest_number, search
+    from lakeshare_server.catalog.audit import Search, events_after, newest_event_number, search
 
     catalog = _complete_catalog()
-    wanted = Search(
+    query = Search(
         recipient=recipient, principal=principal, action=action, object_name=object_name, refused=refused
     )
-    number = newest_number(catalog)
-    _show(search(catalog, wanted, lines) if lines else (), as_json=as_json)
+    number = newest_event_number(catalog)
+    _print_events(search(catalog, query, lines) if lines else (), as_json=as_json)
     while follow:
         time.sleep(FOLLOW_S)
-        newest = newest_number(catalog)
+        newest = newest_event_number(catalog)
         if newest > number:
-            _show(events_after(catalog, number, wanted), as_json=as_json)
+            _print_events(events_after(catalog, number, query), as_json=as_json)
             number = newest
 
 
@@ -194,7 +197,7 @@ def search_events(
     """
     from lakeshare_server.catalog.audit import Search, search
 
-    wanted = Search(
+    query = Search(
         recipient=recipient,
         principal=principal,
         action=action,
@@ -205,7 +208,7 @@ def search_events(
         since=_moment("since", since),
         until=_moment("until", until),
     )
-    _show(search(_complete_catalog(), wanted, limit), as_json=as_json)
+    _print_events(search(_complete_catalog(), query, limit), as_json=as_json)
 
 
 @audit_app.command("export")
@@ -222,8 +225,8 @@ def export_events(
     from lakeshare_server.catalog.audit import Search, events_after
     from lakeshare_server.catalog.audit.maintenance import export
 
-    wanted = Search(recipient=recipient, since=_moment("since", since), until=_moment("until", until))
-    count = export(events_after(_complete_catalog(), 0, wanted), file)
+    query = Search(recipient=recipient, since=_moment("since", since), until=_moment("until", until))
+    count = export(events_after(_complete_catalog(), 0, query), file)
     typer.echo(f"{count} events are in {file}")
 
 
@@ -238,19 +241,19 @@ def verify_chain(
 
     Keep the receipt that it prints where nobody who can write to the database can change it.
     """
-    from lakeshare_server.catalog.audit import receipt_of, verify
+    from lakeshare_server.catalog.audit import parse_receipt, verify
 
     told_at = time.monotonic()
 
     def progress(done: int, events: int) -> None:
         nonlocal told_at
-        if done < events and time.monotonic() - told_at > TOLD_EVERY_S:
+        if done < events and time.monotonic() - told_at > PROGRESS_EVERY_S:
             told_at = time.monotonic()
             typer.echo(f"{done} of {events} events", err=True)
 
-    found = verify(_complete_catalog(), None if receipt is None else receipt_of(receipt), progress)
-    for one in found.findings:
-        typer.echo(f"{one.kind}\t{one.said}")
+    found = verify(_complete_catalog(), None if receipt is None else parse_receipt(receipt), progress)
+    for finding in found.findings:
+        typer.echo(f"{finding.kind}\t{finding.said}")
     if found.unchained:
         typer.echo(f"{found.unchained} events are from before the chain, and cannot be verified")
     if not found.is_sound:
@@ -274,11 +277,11 @@ def prune_events(
     from lakeshare_server.errors import BadRequest
     from lakeshare_server.settings import StateSettings
 
-    kept = days or StateSettings().audit_retention_days
-    if kept is None:
+    retention_days = days or StateSettings().audit_retention_days
+    if retention_days is None:
         raise BadRequest("--days", None, "Give it, or set LAKESHARE_AUDIT_RETENTION_DAYS.")
-    pruned = prune(_complete_catalog(), datetime.now(UTC) - timedelta(days=kept), operator())
-    typer.echo(f"{pruned.events} events of more than {kept} days ago are removed")
+    pruned = prune(_complete_catalog(), datetime.now(UTC) - timedelta(days=retention_days), operator_name())
+    typer.echo(f"{pruned.events} events of more than {retention_days} days ago are removed")
 
 
 def usage(
@@ -295,8 +298,8 @@ def usage(
 
     Example: lakeshare usage --days 7 --by recipient --by table --as csv
     """
-    from lakeshare_server.catalog.audit import grouped
-    from lakeshare_server.catalog.audit import usage as usage_of
+    from lakeshare_server.catalog.audit import group_usage
+    from lakeshare_server.catalog.audit import read_usage as usage_of
     from lakeshare_server.catalog.audit.maintenance import COUNTS, DIMENSIONS
     from lakeshare_server.errors import BadRequest
 
@@ -306,10 +309,10 @@ def usage(
             raise BadRequest("--by", name, f"It is one of {', '.join(DIMENSIONS)}.")
     today = datetime.now(UTC).date()
     found = usage_of(_complete_catalog(), today - timedelta(days=days - 1), today, recipient, table)
-    typer.echo(_shaped(grouped(found, chosen), [*chosen, *COUNTS, "versions"], shape), nl=False)
+    typer.echo(_format_rows(group_usage(found, chosen), [*chosen, *COUNTS, "versions"], shape), nl=False)
 
 
-def _shaped(rows: "list[dict[str, Any]]", names: list[str], shape: Shape) -> str:
+def _format_rows(rows: "list[dict[str, Any]]", names: list[str], shape: Shape) -> str:
     if shape is Shape.JSON:
         return json.dumps(rows, default=date.isoformat, ensure_ascii=False) + "\n"
     text = io.StringIO()
@@ -323,24 +326,24 @@ def _shaped(rows: "list[dict[str, Any]]", names: list[str], shape: Shape) -> str
     return "\n".join(lines) + "\n"
 
 
-def _show(events: "Iterable[ChainedEvent]", *, as_json: bool) -> None:
-    from lakeshare_server.catalog.audit.maintenance import line_of
+def _print_events(events: "Iterable[ChainedEvent]", *, as_json: bool) -> None:
+    from lakeshare_server.catalog.audit.maintenance import event_line
 
     for chained in events:
         if as_json:
-            sys.stdout.write(line_of(chained).decode())
+            sys.stdout.write(event_line(chained).decode())
             continue
         event = chained.event
         outcome = "changed" if event.kind == "change" else f"{event.status} {event.error_code or ''}".rstrip()
-        said = [f"version {event.version}"] if event.version is not None else []
-        said += [f"{event.files} files"] if event.files is not None else []
-        said += [f"{event.size_bytes} bytes"] if event.size_bytes is not None else []
-        said += ["(ended)"] if event.kind == "end" else []
+        columns = [f"version {event.version}"] if event.version is not None else []
+        columns += [f"{event.files} files"] if event.files is not None else []
+        columns += [f"{event.size_bytes} bytes"] if event.size_bytes is not None else []
+        columns += ["(ended)"] if event.kind == "end" else []
         who = event.recipient or event.principal or "-"
         when = event.at.strftime("%Y-%m-%d %H:%M:%SZ")
         words = (
             str(chained.number), when, who, event.ip or "-", event.action, event.object_name or "-", outcome,
-            " ".join(said), event.request_id,
+            " ".join(columns), event.request_id,
         )  # fmt: skip
         typer.echo("\t".join(words))
     sys.stdout.flush()
@@ -370,9 +373,9 @@ def _moment(option: str, text: str | None) -> datetime | None:
 
 def _complete_catalog() -> "Catalog":
     """The catalog, with what ended processes have left in their journals."""
-    from lakeshare_server.catalog.audit import adopt
+    from lakeshare_server.catalog.audit import import_orphans
     from lakeshare_server.settings import StateSettings
 
     catalog = open_state_catalog()
-    adopt(catalog, StateSettings().audit_dir)
+    import_orphans(catalog, StateSettings().audit_dir)
     return catalog

@@ -35,7 +35,7 @@ def open_versions(catalog: "Catalog") -> "Versions":
 
 
 @contextmanager
-def editing_share(share: str, tables: Iterable[str] = (), *, writes_rule: bool) -> "Iterator[Edit]":
+def edit_share(share: str, tables: Iterable[str] = (), *, writes_rule: bool) -> "Iterator[Edit]":
     """One transaction of whoever sits there, on a share and tables of the lake that come to it.
 
     Raises:
@@ -43,24 +43,24 @@ def editing_share(share: str, tables: Iterable[str] = (), *, writes_rule: bool) 
     """
     from lakeshare_server.access.rules import require_decidable_rules
     from lakeshare_server.catalog.sharing import editing
-    from lakeshare_server.provider.following import find_versions_ahead
+    from lakeshare_server.provider.following import prefetch_versions
 
     catalog = open_state_catalog()
     versions = open_versions(catalog)
-    find_versions_ahead(catalog, versions, share, tables, writes_rule=writes_rule)
-    with editing(catalog, operator()) as edit:
+    prefetch_versions(catalog, versions, share, tables, writes_rule=writes_rule)
+    with editing(catalog, operator_name()) as edit:
         yield edit
         require_decidable_rules(edit, versions)
 
 
-def operator() -> str:
+def operator_name() -> str:
     """Who runs the command, as the audit log names them."""
     from lakeshare_server.sql.statements import operating_system_user
 
     return operating_system_user()
 
 
-def ask(question: str, otherwise: str = "give --yes.") -> None:
+def confirm(question: str, otherwise: str = "give --yes.") -> None:
     """Go on when whoever sits there says yes.
 
     Raises:
@@ -74,7 +74,7 @@ def ask(question: str, otherwise: str = "give --yes.") -> None:
     typer.confirm(question, abort=True, err=True)
 
 
-def moment(option: str, text: str | None) -> datetime | None:
+def parse_moment(option: str, text: str | None) -> datetime | None:
     """A time with its zone, as ISO 8601 writes it.
 
     Raises:
@@ -83,15 +83,15 @@ def moment(option: str, text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        given = datetime.fromisoformat(text)
+        parsed = datetime.fromisoformat(text)
     except ValueError:
-        given = None
-    if given is None or given.tzinfo is None:
+        parsed = None
+    if parsed is None or parsed.tzinfo is None:
         raise BadRequest(option, text, "Give a time with its zone, like 2027-01-01T00:00:00Z.")
-    return given
+    return parsed
 
 
-def properties(option: str, pairs: Sequence[str]) -> dict[str, str]:
+def parse_properties(option: str, pairs: Sequence[str]) -> dict[str, str]:
     """`key=value` texts by their keys.
 
     Raises:
@@ -106,7 +106,7 @@ def properties(option: str, pairs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def table_path(option: str, text: str) -> tuple[str, str]:
+def parse_table_path(option: str, text: str) -> tuple[str, str]:
     """The schema and the name in `schema.table`.
 
     Raises:
@@ -118,7 +118,7 @@ def table_path(option: str, text: str) -> tuple[str, str]:
     return schema, name
 
 
-def shared_path(option: str, text: str) -> tuple[str, str, str]:
+def parse_shared_path(option: str, text: str) -> tuple[str, str, str]:
     """The share, the schema and the name in `share.schema.table`.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from lakeshare_server.cli.impersonated_requests import Eyes
+    from lakeshare_server.cli.impersonated_requests import ImpersonatingClient
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ ClientId = Annotated[
     ),
 ]
 Lines = Annotated[bool, typer.Option("--lines", help="Print the answer's lines as they are, URLs included.")]
-EVERYTHING = "everything"
+ALL_CAPABILITIES = "everything"
 
 
 @as_app.callback()
@@ -42,7 +42,7 @@ def see_as(
 @as_app.command("shares")
 def shares(context: typer.Context) -> None:
     """List the shares it may read now."""
-    for share in _looked(context, lambda eyes: eyes.items("shares")):
+    for share in _run_as_recipient(context, lambda client: client.items("shares")):
         typer.echo(f"{share['name']}\t{share.get('comment', '')}".rstrip())
 
 
@@ -53,14 +53,14 @@ def tables(
 ) -> None:
     """List the tables it may read now."""
 
-    async def look(eyes: "Eyes") -> list[str]:
+    async def look(client: "ImpersonatingClient") -> list[str]:
         from urllib.parse import quote
 
-        names = [share] if share is not None else [one["name"] for one in await eyes.items("shares")]
-        found = [await eyes.items(f"shares/{quote(name, safe='')}/all-tables") for name in names]
-        return [f"{one['share']}.{one['schema']}.{one['name']}" for items in found for one in items]
+        names = [share] if share is not None else [one["name"] for one in await client.items("shares")]
+        found = [await client.items(f"shares/{quote(name, safe='')}/all-tables") for name in names]
+        return [f"{item['share']}.{item['schema']}.{item['name']}" for items in found for item in items]
 
-    for name in _looked(context, look):
+    for name in _run_as_recipient(context, look):
         typer.echo(name)
 
 
@@ -71,14 +71,14 @@ def versions(
     limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
 ) -> None:
     """List the versions it may read, when they were published, and what each changed."""
-    from lakeshare_server.cli.impersonated_requests import path_of
-    from lakeshare_server.protocol.requests import iso
+    from lakeshare_server.cli.impersonated_requests import table_url_path
+    from lakeshare_server.protocol.requests import format_iso
 
-    async def look(eyes: "Eyes") -> list[dict[str, Any]]:
+    async def look(client: "ImpersonatingClient") -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         before = None
         while len(found) < limit:
-            page = await eyes.in_portal(f"{path_of(table)}/versions", before=before)
+            page = await client.in_portal(f"{table_url_path(table)}/versions", before=before)
             found += page["versions"]
             before = page["before"]
             if before is None:
@@ -86,22 +86,26 @@ def versions(
         return found[:limit]
 
     typer.echo("VERSION\tPUBLISHED\tFILES ADDED\tFILES REMOVED\tROWS MORE\tREMARK")
-    for one in _looked(context, look):
-        told = one["changes"] or {}
-        counts = [told.get(name) for name in ("filesAdded", "filesRemoved", "rows")]
+    for one in _run_as_recipient(context, look):
+        changed = one["changes"] or {}
+        counts = [changed.get(name) for name in ("filesAdded", "filesRemoved", "rows")]
         cells = ["" if count is None else str(count) for count in counts]
-        line = [str(one["version"]), iso(one["publishedAt"]), *cells, told.get("refusal", "")]
+        line = [str(one["version"]), format_iso(one["publishedAt"]), *cells, changed.get("refusal", "")]
         typer.echo("\t".join(line).rstrip())
 
 
 @as_app.command("metadata")
 def metadata(
-    context: typer.Context, table: Table, version: Version = None, client: ClientId = EVERYTHING
+    context: typer.Context, table: Table, version: Version = None, client: ClientId = ALL_CAPABILITIES
 ) -> None:
     """Print the lines with protocol, schema and properties that it gets."""
-    from lakeshare_server.cli.impersonated_requests import path_of
+    from lakeshare_server.cli.impersonated_requests import table_url_path
 
-    answer = _looked(context, lambda eyes: eyes.get(f"{path_of(table)}/metadata", version=version), client)
+    answer = _run_as_recipient(
+        context,
+        lambda impersonating: impersonating.get(f"{table_url_path(table)}/metadata", version=version),
+        client,
+    )
     typer.echo(answer.text, nl=False)
 
 
@@ -114,21 +118,23 @@ def query(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="Rows the client wants: limitHint.")] = None,
     version: Version = None,
-    client: ClientId = EVERYTHING,
+    client: ClientId = ALL_CAPABILITIES,
     lines: Lines = False,
 ) -> None:
     """Ask for the files of a table; tell how many they are, or print the very lines.
 
     Example: lakeshare as bob query partners.sales.orders --where "day >= '2024-03-01'"
     """
-    from lakeshare_server.cli.impersonated_requests import figures, files_of, lines_of, path_of
+    from lakeshare_server.cli.impersonated_requests import list_files, parse_lines, sum_files, table_url_path
 
     body = {"predicateHints": where and [where], "limitHint": limit, "version": version}
-    answer = _looked(context, lambda eyes: eyes.post(f"{path_of(table)}/query", body), client)
+    answer = _run_as_recipient(
+        context, lambda impersonating: impersonating.post(f"{table_url_path(table)}/query", body), client
+    )
     if lines:
         typer.echo(answer.text, nl=False)
         return
-    found = figures(files_of(lines_of(answer)))
+    found = sum_files(list_files(parse_lines(answer)))
     number = answer.headers["Delta-Table-Version"]
     typer.echo(f"version {number}: {found.files} files, {found.size_bytes} bytes, {_rows(found.rows)}")
 
@@ -141,23 +147,27 @@ def changes(
     end: Annotated[
         int | None, typer.Option("--to", min=0, help="The last version; the latest by default.")
     ] = None,
-    client: ClientId = EVERYTHING,
+    client: ClientId = ALL_CAPABILITIES,
     lines: Lines = False,
 ) -> None:
     """Ask for the change data feed; tell its files by version, or print the very lines."""
-    from lakeshare_server.cli.impersonated_requests import figures, files_of, lines_of, path_of
+    from lakeshare_server.cli.impersonated_requests import list_files, parse_lines, sum_files, table_url_path
 
-    asked = {"startingVersion": start, "endingVersion": end}
-    answer = _looked(context, lambda eyes: eyes.get(f"{path_of(table)}/changes", **asked), client)
+    parameters = {"startingVersion": start, "endingVersion": end}
+    answer = _run_as_recipient(
+        context,
+        lambda impersonating: impersonating.get(f"{table_url_path(table)}/changes", **parameters),
+        client,
+    )
     if lines:
         typer.echo(answer.text, nl=False)
         return
-    found = list(files_of(lines_of(answer)))
+    found = list(list_files(parse_lines(answer)))
     typer.echo("VERSION\tKIND\tFILES\tBYTES\tROWS")
     for version, kind in dict.fromkeys((one.version, one.kind) for one in found):
-        told = figures(one for one in found if (one.version, one.kind) == (version, kind))
-        rows = "" if told.rows is None else told.rows
-        typer.echo(f"{version}\t{kind}\t{told.files}\t{told.size_bytes}\t{rows}")
+        totals = sum_files(one for one in found if (one.version, one.kind) == (version, kind))
+        rows = "" if totals.rows is None else totals.rows
+        typer.echo(f"{version}\t{kind}\t{totals.files}\t{totals.size_bytes}\t{rows}")
 
 
 @as_app.command("preview")
@@ -168,25 +178,29 @@ def preview(
     version: Version = None,
 ) -> None:
     """Print the first rows it reads, as its portal shows them."""
-    from lakeshare_server.cli.impersonated_requests import path_of
+    from lakeshare_server.cli.impersonated_requests import table_url_path
 
-    async def look(eyes: "Eyes") -> dict[str, Any]:
-        return await eyes.in_portal(f"{path_of(table)}/preview", limit=rows, version=version)
+    async def look(client: "ImpersonatingClient") -> dict[str, Any]:
+        return await client.in_portal(f"{table_url_path(table)}/preview", limit=rows, version=version)
 
-    found = _looked(context, look)
+    found = _run_as_recipient(context, look)
     typer.echo("\t".join(column["name"] for column in found["columns"]))
     for row in found["rows"]:
         typer.echo("\t".join("" if value is None else " ".join(value.split()) for value in row))
 
 
-def _looked(context: typer.Context, look: "Callable[[Eyes], Awaitable[T]]", client: str = EVERYTHING) -> T:
-    from lakeshare_server.catalog.recipients import BY_HAND
-    from lakeshare_server.cli.impersonated_requests import looking_as
+def _run_as_recipient(
+    context: typer.Context,
+    request: "Callable[[ImpersonatingClient], Awaitable[T]]",
+    client: str = ALL_CAPABILITIES,
+) -> T:
+    from lakeshare_server.catalog.recipients import LOCAL_OPERATOR
+    from lakeshare_server.cli.impersonated_requests import impersonate
     from lakeshare_server.settings import ServerSettings
 
     async def seen() -> T:
-        async with looking_as(ServerSettings(), context.obj, BY_HAND, client) as eyes:
-            return await look(eyes)
+        async with impersonate(ServerSettings(), context.obj, LOCAL_OPERATOR, client) as impersonating:
+            return await request(impersonating)
 
     return asyncio.run(seen())
 

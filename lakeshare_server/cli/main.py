@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lakeshare_conformance.command import conformance_app
-from lakeshare_server.cli.admin import admin_app, audit_app, tell_first_key, usage
+from lakeshare_server.cli.admin import admin_app, audit_app, print_first_key, usage
 from lakeshare_server.cli.console import open_state_catalog
 from lakeshare_server.cli.impersonation import as_app
 from lakeshare_server.cli.recipients import activate, group_app, recipient_app
@@ -69,13 +69,13 @@ def serve(
     from lakeshare_server.app import serve as serve_app
     from lakeshare_server.settings import ServerSettings
 
-    given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    settings = ServerSettings(**given)  # type: ignore[arg-type]  # checked by pydantic
+    options = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    settings = ServerSettings(**options)  # type: ignore[arg-type]  # checked by pydantic
 
     def tell(url: str) -> None:
         typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)")
         if first_key:
-            tell_first_key(settings.catalog_url, settings.state_dir)
+            print_first_key(settings.catalog_url, settings.state_dir)
 
     serve_app(settings, tell, workers)
 
@@ -123,22 +123,22 @@ def explain(
 
     Example: lakeshare explain bob.share#sales.lake.orders --where "day >= '2024-03-01' AND amount > 100"
     """
-    from lakeshare_server.access.table_access import Views
-    from lakeshare_server.provider.serveability import asked_table, explained
+    from lakeshare_server.access.table_access import TableViews
+    from lakeshare_server.provider.serveability import explain_query, parse_profile_table
     from lakeshare_server.settings import ServerSettings
     from lakeshare_server.storage import Stores
     from lakeshare_server.versions import Versions
 
-    asked = asked_table(table)
+    table_path = parse_profile_table(table)
     settings, catalog = ServerSettings(), open_state_catalog()
-    views = Views(catalog, Versions(catalog, settings, Stores(settings)))
+    views = TableViews(catalog, Versions(catalog, settings, Stores(settings)))
     fields = {
         "predicateHints": where and [where],
         "jsonPredicateHints": json_predicate,
         "limitHint": limit,
         "version": version,
     }
-    found = explained(catalog, views, asked, fields)
+    found = explain_query(catalog, views, table_path, fields)
     for line in found.lines():
         typer.echo(line)
     for line in found.file_lines() if files else ():

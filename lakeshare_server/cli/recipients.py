@@ -11,13 +11,19 @@ from urllib.parse import urlsplit
 
 import typer
 
-from lakeshare_server.cli.console import ask, moment, open_state_catalog, operator, properties
+from lakeshare_server.cli.console import (
+    confirm,
+    open_state_catalog,
+    operator_name,
+    parse_moment,
+    parse_properties,
+)
 from lakeshare_server.errors import BadRequest, Unavailable
 
 if TYPE_CHECKING:
     import httpx
 
-    from lakeshare_server.catalog.sharing import Given, LinkState, RecipientState
+    from lakeshare_server.catalog.sharing import IssuedSecret, LinkState, RecipientState
     from lakeshare_server.catalog.sharing.states import Authentication
 
 POLICY = "default"
@@ -44,7 +50,7 @@ def federate_recipient(
     from lakeshare_server.catalog.sharing import FederationPolicy, drop_policy, editing, put_policy
     from lakeshare_server.errors import BadRequest
 
-    with editing(open_state_catalog(), operator()) as edit:
+    with editing(open_state_catalog(), operator_name()) as edit:
         if drop:
             drop_policy(edit, name, policy)
             typer.echo(f"{name}: policy {policy} is gone")
@@ -53,11 +59,11 @@ def federate_recipient(
             raise BadRequest(
                 "--issuer, --subject, --audience", "not given", "Give all three, or --drop to take one away."
             )
-        told = put_policy(edit, name, FederationPolicy(
+        state = put_policy(edit, name, FederationPolicy(
             name=policy, issuer=issuer, subject_claim=claim, subject=subject, audiences=tuple(audience)
         ))  # fmt: skip
     typer.echo(
-        f"{name} gets in with tokens of {told.issuer} for {', '.join(told.audiences)}, {claim}={subject}"
+        f"{name} gets in with tokens of {state.issuer} for {', '.join(state.audiences)}, {claim}={subject}"
     )
 
 
@@ -75,7 +81,7 @@ def limit_recipient(
     ] = False,
 ) -> None:
     """Say how much a recipient may ask for, in the place of the server's settings; without an option, show it."""
-    from lakeshare_server.catalog.sharing import KEEP, editing, set_limits, states
+    from lakeshare_server.catalog.sharing import UNCHANGED, editing, set_limits, states
 
     catalog = open_state_catalog()
     given = {
@@ -84,8 +90,8 @@ def limit_recipient(
         "bytes_per_day": bytes_per_day,
     }
     if usual or any(given.values()):
-        untouched = None if usual else KEEP
-        with editing(catalog, operator()) as edit:
+        untouched = None if usual else UNCHANGED
+        with editing(catalog, operator_name()) as edit:
             set_limits(
                 edit,
                 name,
@@ -94,7 +100,7 @@ def limit_recipient(
                 bytes_per_day=bytes_per_day or untouched,
             )
     with catalog.reading() as session:
-        limits = states.recipient(session, name).limits
+        limits = states.get_recipient(session, name).limits
     for key in given:
         typer.echo(f"{key}\t{limits.get(key, 'as the settings say')}")
 
@@ -111,7 +117,7 @@ def list_groups() -> None:
     from lakeshare_server.catalog.sharing import states
 
     with open_state_catalog().reading() as session:
-        for group in states.groups(session):
+        for group in states.list_groups(session):
             typer.echo(f"{group.name}\t{', '.join(group.members) or '-'}\t{group.comment or ''}".rstrip())
 
 
@@ -129,7 +135,7 @@ def create(
     """
     from lakeshare_server.catalog.sharing import create_group, editing
 
-    with editing(open_state_catalog(), operator()) as edit:
+    with editing(open_state_catalog(), operator_name()) as edit:
         made = create_group(edit, name, comment=comment, members=member or [])
     typer.echo(f"{made.name}: {', '.join(made.members) or 'nobody yet'}")
 
@@ -139,7 +145,7 @@ def add(name: GroupName, members: Members) -> None:
     """Take recipients into a group: they may read what it is granted, at once."""
     from lakeshare_server.catalog.sharing import alter_group, editing
 
-    with editing(open_state_catalog(), operator()) as edit:
+    with editing(open_state_catalog(), operator_name()) as edit:
         typer.echo(f"{name}: {', '.join(alter_group(edit, name, add=members).members)}")
 
 
@@ -148,7 +154,7 @@ def remove(name: GroupName, members: Members) -> None:
     """Let recipients be in a group no more; what they were granted themselves stays."""
     from lakeshare_server.catalog.sharing import alter_group, editing
 
-    with editing(open_state_catalog(), operator()) as edit:
+    with editing(open_state_catalog(), operator_name()) as edit:
         typer.echo(f"{name}: {', '.join(alter_group(edit, name, remove=members).members) or 'nobody'}")
 
 
@@ -161,10 +167,10 @@ def drop(
 
     catalog = open_state_catalog()
     with catalog.reading() as session:
-        group = states.group(session, name)
+        group = states.get_group(session, name)
     if not yes:
-        ask(f"Drop {group.name} of {len(group.members)} recipients?")
-    with editing(catalog, operator()) as edit:
+        confirm(f"Drop {group.name} of {len(group.members)} recipients?")
+    with editing(catalog, operator_name()) as edit:
         drop_group(edit, name, revision=group.revision)
     typer.echo(f"{group.name} is gone")
 
@@ -193,11 +199,13 @@ def invite_recipient(
 
     Example: lakeshare recipient invite acme --link-days 7 --token-days 365
     """
-    from lakeshare_server.catalog.sharing import editing, invite
+    from lakeshare_server.catalog.sharing import create_link, editing
 
-    with editing(open_state_catalog(), operator()) as edit:
-        made = invite(edit, name, link_life=timedelta(days=link_days), token_expires_at=_ends(token_days))
-    _tell(*made, url)
+    with editing(open_state_catalog(), operator_name()) as edit:
+        made = create_link(
+            edit, name, link_life=timedelta(days=link_days), token_expires_at=_ends(token_days)
+        )
+    _print_link(*made, url)
 
 
 def add_with_link(
@@ -210,14 +218,14 @@ def add_with_link(
     authentication: "Authentication" = "TOKEN",
 ) -> None:
     """Add a recipient that gets its profile by a link: all of it, or nothing."""
-    from lakeshare_server.catalog.sharing import create_recipient, editing, grant, invite
+    from lakeshare_server.catalog.sharing import create_link, create_recipient, editing, grant
 
-    with editing(open_state_catalog(), operator()) as edit:
+    with editing(open_state_catalog(), operator_name()) as edit:
         create_recipient(edit, name, comment=comment, authentication=authentication)
         for share in {share.lower(): share for share in shares}.values():
             grant(edit, share, recipient=name)
-        made = invite(edit, name, link_life=timedelta(days=link_days), token_expires_at=ends)
-    _tell(*made, url)
+        made = create_link(edit, name, link_life=timedelta(days=link_days), token_expires_at=ends)
+    _print_link(*made, url)
 
 
 def activate(
@@ -238,17 +246,17 @@ def activate(
 
     _require_link(link)
     with httpx.Client(headers=JSON, timeout=ANSWER_S) as client:
-        offer = _told(client, "GET", link)
+        offer = _request_link(client, "GET", link)
         typer.echo(f"{offer['provider']} shares with {offer['recipient']}:")
         for share in offer["shares"]:
             typer.echo(f"  {share['name']}: {', '.join(share['tables']) or 'nothing yet'}")
         if offer["agreement"] is not None and not accept:
             typer.echo(f"\n{offer['agreement']}\n")
-            ask("Do you accept this agreement?", "read it, then give --accept.")
+            confirm("Do you accept this agreement?", "read it, then give --accept.")
         path = output or Path(_plain_name(offer["fileName"]))
         with _reserved(path) as file:
-            given = _told(client, "POST", link, {"acceptsAgreement": True})
-            _write_profile(file, given["profile"])
+            body = _request_link(client, "POST", link, {"acceptsAgreement": True})
+            _write_profile(file, body["profile"])
     typer.echo(f"profile: {path}")
 
 
@@ -258,7 +266,7 @@ def _require_link(link: str) -> None:
         raise BadRequest("LINK", link, "Give the whole link, from https:// on.")
 
 
-def _told(
+def _request_link(
     client: "httpx.Client", method: str, link: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """What the server says of a link.
@@ -310,9 +318,9 @@ def _reserved(path: Path) -> Iterator[BinaryIO]:
 
 
 def _write_profile(file: BinaryIO, profile: dict[str, object]) -> None:
-    from lakeshare_server.access.authentication import profile_text
+    from lakeshare_server.access.authentication import format_profile
 
-    text = profile_text(profile)
+    text = format_profile(profile)
     try:
         file.write(text.encode())
         file.flush()
@@ -327,7 +335,7 @@ def _plain_name(name: str) -> str:
     return Path(name).name or "recipient.share"
 
 
-def _tell(link: "LinkState", code: str, url: str | None) -> None:
+def _print_link(link: "LinkState", code: str, url: str | None) -> None:
     from lakeshare_server.settings import ServerSettings
 
     settings = ServerSettings()
@@ -344,7 +352,7 @@ def _ends(days: int | None) -> datetime | None:
     return None if days is None else datetime.now(UTC) + timedelta(days=days)
 
 
-class By(StrEnum):
+class AuthenticationMethod(StrEnum):
     """How a recipient gets in."""
 
     TOKEN = "token"  # noqa: S105  # a kind of token
@@ -352,10 +360,10 @@ class By(StrEnum):
     OIDC = "oidc"
 
 
-AUTHENTICATION: dict[By, "Authentication"] = {
-    By.TOKEN: "TOKEN",
-    By.OAUTH: "OAUTH_CLIENT_CREDENTIALS",
-    By.OIDC: "OIDC_FEDERATION",
+AUTHENTICATION: dict[AuthenticationMethod, "Authentication"] = {
+    AuthenticationMethod.TOKEN: "TOKEN",
+    AuthenticationMethod.OAUTH: "OAUTH_CLIENT_CREDENTIALS",
+    AuthenticationMethod.OIDC: "OIDC_FEDERATION",
 }
 
 recipient_app = typer.Typer(
@@ -383,8 +391,9 @@ def add_recipient(
     days: Days = None,
     comment: Annotated[str | None, typer.Option(help="Whatever helps to know who this is.")] = None,
     by: Annotated[
-        By, typer.Option("--by", help="How it gets in: a bearer token, OAuth client credentials, or OIDC.")
-    ] = By.TOKEN,
+        AuthenticationMethod,
+        typer.Option("--by", help="How it gets in: a bearer token, OAuth client credentials, or OIDC."),
+    ] = AuthenticationMethod.TOKEN,
     profile: ProfilePath = None,
     url: Url = None,
     invite: Annotated[
@@ -404,16 +413,20 @@ def add_recipient(
     if invite:
         add_with_link(name, share, comment, link_days, _ends(days), url, AUTHENTICATION[by])
         return
-    with sharing.editing(open_state_catalog(), operator()) as edit:
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
         sharing.create_recipient(edit, name, comment=comment, authentication=AUTHENTICATION[by])
         for one in {one.lower(): one for one in share}.values():
             sharing.grant(edit, one, recipient=name)
-        given = None if by == By.OIDC else sharing.issue_token(edit, name, expires_at=_ends(days))
-        grants = sharing.states.grants_to(edit.session, name)
-        recipient = sharing.states.recipient(edit.session, name)
-    if given is not None:
-        _write(profile or Path(f"{name}.share"), url, recipient, given)
-    typer.echo(f"{recipient.name} may read {', '.join(one.share for one in grants)}")
+        issued = (
+            None
+            if by == AuthenticationMethod.OIDC
+            else sharing.issue_token(edit, name, expires_at=_ends(days))
+        )
+        grants = sharing.states.list_grants_to(edit.session, name)
+        recipient = sharing.states.get_recipient(edit.session, name)
+    if issued is not None:
+        _write(profile or Path(f"{name}.share"), url, recipient, issued)
+    typer.echo(f"{recipient.name} may read {', '.join(grant.share for grant in grants)}")
 
 
 recipient_app.command("invite")(invite_recipient)
@@ -436,10 +449,10 @@ def rotate_recipient(name: str, days: Days = None, profile: ProfilePath = None, 
     """Give a recipient a new token, or client secret, and profile; the old one stops working at once."""
     from lakeshare_server.catalog import sharing
 
-    with sharing.editing(open_state_catalog(), operator()) as edit:
-        given = sharing.rotate_token(edit, name, expires_at=_ends(days))
-        recipient = sharing.states.recipient(edit.session, name)
-    _write(profile or Path(f"{recipient.name}.share"), url, recipient, given)
+    with sharing.editing(open_state_catalog(), operator_name()) as edit:
+        issued = sharing.rotate_token(edit, name, expires_at=_ends(days))
+        recipient = sharing.states.get_recipient(edit.session, name)
+    _write(profile or Path(f"{recipient.name}.share"), url, recipient, issued)
 
 
 @recipient_app.command("revoke")
@@ -456,7 +469,7 @@ def show_recipient(name: RecipientName) -> None:
     from lakeshare_server.catalog.sharing import states
 
     with open_state_catalog().reading() as session:
-        told, grants = states.recipient(session, name).as_json(), states.grants_to(session, name)
+        told, grants = states.get_recipient(session, name).as_json(), states.list_grants_to(session, name)
     several = {kind: told.pop(kind, []) for kind in ("tokens", "links", "policies")}
     for field, value in told.items():
         typer.echo(f"{field}\t{value}")
@@ -484,17 +497,17 @@ def set_recipient(
     ] = None,
 ) -> None:
     """Change what is given of a recipient; an empty text takes a comment or the end away."""
-    from lakeshare_server.catalog.sharing import KEEP, alter_recipient, editing
+    from lakeshare_server.catalog.sharing import UNCHANGED, alter_recipient, editing
 
-    with editing(open_state_catalog(), operator()) as edit:
+    with editing(open_state_catalog(), operator_name()) as edit:
         altered = alter_recipient(
             edit,
             name,
-            new_name=KEEP if rename is None else rename,
-            comment=KEEP if comment is None else comment or None,
-            owner=KEEP if owner is None else owner,
-            expires_at=KEEP if expires is None else moment("--expires", expires or None),
-            agreement=KEEP if agreement is None else _agreement(agreement),
+            new_name=UNCHANGED if rename is None else rename,
+            comment=UNCHANGED if comment is None else comment or None,
+            owner=UNCHANGED if owner is None else owner,
+            expires_at=UNCHANGED if expires is None else parse_moment("--expires", expires or None),
+            agreement=UNCHANGED if agreement is None else _agreement(agreement),
         )
     typer.echo(f"{altered.name} is at revision {altered.revision}")
 
@@ -516,11 +529,11 @@ def allow_addresses(
         raise BadRequest("--any", "given with --allow", "Give one of the two.")
     catalog = open_state_catalog()
     if allow or any_:
-        with editing(catalog, operator()) as edit:
+        with editing(catalog, operator_name()) as edit:
             alter_recipient(edit, name, ip_allow=allow or None)
     with catalog.reading() as session:
-        told = states.recipient(session, name)
-    typer.echo(f"{told.name} may come from {', '.join(told.ip_allow) or 'anywhere'}")
+        state = states.get_recipient(session, name)
+    typer.echo(f"{state.name} may come from {', '.join(state.ip_allow) or 'anywhere'}")
 
 
 @recipient_app.command("props")
@@ -539,14 +552,14 @@ def set_properties(
     """
     from lakeshare_server.catalog.sharing import alter_recipient, editing, states
 
-    wanted, catalog = properties("KEY=VALUE", pairs or []), open_state_catalog()
+    wanted, catalog = parse_properties("KEY=VALUE", pairs or []), open_state_catalog()
     if wanted or unset:
-        with editing(catalog, operator()) as edit:
-            held = states.recipient(edit.session, name).properties
-            kept = {key: value for key, value in held.items() if key not in (unset or [])}
+        with editing(catalog, operator_name()) as edit:
+            current = states.get_recipient(edit.session, name).properties
+            kept = {key: value for key, value in current.items() if key not in (unset or [])}
             alter_recipient(edit, name, properties={**kept, **wanted})
     with catalog.reading() as session:
-        for key, value in sorted(states.recipient(session, name).properties.items()):
+        for key, value in sorted(states.get_recipient(session, name).properties.items()):
             typer.echo(f"{key}\t{value}")
 
 
@@ -559,13 +572,13 @@ def drop_recipient(
 
     catalog = open_state_catalog()
     with catalog.reading() as session:
-        told = sharing.states.recipient(session, name)
-        grants = len(sharing.states.grants_to(session, name))
+        state = sharing.states.get_recipient(session, name)
+        grants = len(sharing.states.list_grants_to(session, name))
     if not yes:
-        ask(f"Drop {told.name}, which may read {grants} shares?")
-    with sharing.editing(catalog, operator()) as edit:
-        sharing.drop_recipient(edit, name, revision=told.revision)
-    typer.echo(f"{told.name} is gone")
+        confirm(f"Drop {state.name}, which may read {grants} shares?")
+    with sharing.editing(catalog, operator_name()) as edit:
+        sharing.drop_recipient(edit, name, revision=state.revision)
+    typer.echo(f"{state.name} is gone")
 
 
 def _agreement(path: Path) -> str | None:
@@ -581,12 +594,12 @@ def _day(moment: datetime | None) -> str:
     return "further notice" if moment is None else moment.strftime("%Y-%m-%d %H:%MZ")
 
 
-def _write(path: Path, url: str | None, recipient: "RecipientState", given: "Given") -> None:
-    from lakeshare_server.access.authentication import profile_of, write_profile_file
+def _write(path: Path, url: str | None, recipient: "RecipientState", issued: "IssuedSecret") -> None:
+    from lakeshare_server.access.authentication import make_profile, write_profile_file
     from lakeshare_server.settings import ServerSettings
 
     settings = ServerSettings()
     if url is not None:
         settings = settings.model_copy(update={"public_url": url})
-    write_profile_file(path, profile_of(recipient, given, settings))
+    write_profile_file(path, make_profile(recipient, issued, settings))
     typer.echo(f"profile: {path}")

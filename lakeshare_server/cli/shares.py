@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lakeshare_server.cli.console import (
-    ask,
-    editing_share,
-    moment,
+    confirm,
+    edit_share,
     open_state_catalog,
     open_versions,
-    operator,
-    properties,
-    shared_path,
-    table_path,
+    operator_name,
+    parse_moment,
+    parse_properties,
+    parse_shared_path,
+    parse_table_path,
 )
 from lakeshare_server.errors import BadRequest
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from lakeshare_server.access.rules import LakeVersions
     from lakeshare_server.catalog import Catalog
     from lakeshare_server.catalog.declared import Plan
-    from lakeshare_server.catalog.declared.files import Key, Wanted
+    from lakeshare_server.catalog.declared.files import DesiredObject, Key
     from lakeshare_server.catalog.sharing import Edit
     from lakeshare_server.settings import ServerSettings
-    from lakeshare_server.sql.session import Done, SqlSession
+    from lakeshare_server.sql.session import SqlSession, StatementResult
     from lakeshare_server.versions import Versions
 
 share_app = typer.Typer(help="Shares: what can be granted, and to whom it is.", no_args_is_help=True)
@@ -55,11 +55,11 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def list_shares() -> None:
     """List what is shared under which name, and which publication recipients read."""
     from lakeshare_server.catalog import Ledger
-    from lakeshare_server.catalog.listings import all_shared_tables
+    from lakeshare_server.catalog.listings import list_all_shared_tables
 
     catalog = open_state_catalog()
     ledger = Ledger(catalog)
-    for entry in all_shared_tables(catalog):
+    for entry in list_all_shared_tables(catalog):
         latest = ledger.latest(entry.lake_table)
         number = "not published yet" if latest is None else f"publication {latest.version}"
         typer.echo(f"{entry.path}\t{entry.lake_table}\t{number}")
@@ -71,13 +71,13 @@ def show_share(name: ShareName) -> None:
     from lakeshare_server.catalog.sharing import states
 
     with open_state_catalog().reading() as session:
-        share, objects = states.share(session, name), states.objects(session, name)
-        grants = states.grants_on(session, name)
+        share, objects = states.get_share(session, name), states.list_objects(session, name)
+        grants = states.list_grants_on(session, name)
     for field, value in share.as_json().items():
         typer.echo(f"{field}\t{value}")
     for one in objects:
-        said = {**one.as_json(), "history": one.history}
-        remarks = [f"{field}={said[field]}" for field in TOLD if said.get(field)]
+        fields = {**one.as_json(), "history": one.history}
+        remarks = [f"{field}={fields[field]}" for field in SHOWN_FIELDS if fields.get(field)]
         remarks += [] if one.history else ["no history"]
         typer.echo("\t".join([one.kind.lower(), one.path, one.table, ", ".join(remarks)]).rstrip())
     for grant in grants:
@@ -105,8 +105,8 @@ def create(
     """
     from lakeshare_server.catalog.sharing import create_share, editing
 
-    said = properties("--property", property_ or [])
-    with editing(open_state_catalog(), operator()) as edit:
+    said = parse_properties("--property", property_ or [])
+    with editing(open_state_catalog(), operator_name()) as edit:
         made = create_share(
             edit, name, comment=comment, display_name=display_name, owner=owner, properties=said
         )
@@ -127,17 +127,17 @@ def set_(
     ] = None,
 ) -> None:
     """Change what is given of a share; an empty text takes a comment or display name away."""
-    from lakeshare_server.catalog.sharing import KEEP, alter_share, editing
+    from lakeshare_server.catalog.sharing import UNCHANGED, alter_share, editing
 
-    with editing(open_state_catalog(), operator()) as edit:
+    with editing(open_state_catalog(), operator_name()) as edit:
         altered = alter_share(
             edit,
             name,
-            new_name=KEEP if rename is None else rename,
-            comment=KEEP if comment is None else comment or None,
-            display_name=KEEP if display_name is None else display_name or None,
-            owner=KEEP if owner is None else owner,
-            properties=KEEP if property_ is None else properties("--property", property_),
+            new_name=UNCHANGED if rename is None else rename,
+            comment=UNCHANGED if comment is None else comment or None,
+            display_name=UNCHANGED if display_name is None else display_name or None,
+            owner=UNCHANGED if owner is None else owner,
+            properties=UNCHANGED if property_ is None else parse_properties("--property", property_),
         )
     typer.echo(f"{altered.name} is at revision {altered.revision}")
 
@@ -149,12 +149,12 @@ def drop(name: ShareName, yes: Yes = False) -> None:
 
     catalog = open_state_catalog()
     with catalog.reading() as session:
-        share = states.share(session, name)
-        tables, grants = len(states.objects(session, name)), len(states.grants_on(session, name))
+        share = states.get_share(session, name)
+        tables, grants = len(states.list_objects(session, name)), len(states.list_grants_on(session, name))
     if not yes:
         question = f"Drop {share.name} with {tables} shared tables and {grants} grants?"
-        ask(question)
-    with editing(catalog, operator()) as edit:
+        confirm(question)
+    with editing(catalog, operator_name()) as edit:
         # Of the revision that was asked about: whoever adds to it meanwhile is not overruled.
         drop_share(edit, name, revision=share.revision)
     typer.echo(f"{share.name} is gone")
@@ -183,8 +183,8 @@ def add(
     """
     from lakeshare_server.catalog.sharing import SharedObject, add_table
 
-    schema, alias = table_path("--as" if as_ else "LAKE.TABLE", as_ or table)
-    wanted = SharedObject(
+    schema, alias = parse_table_path("--as" if as_ else "LAKE.TABLE", as_ or table)
+    shared = SharedObject(
         schema=schema,
         name=alias,
         table=table,
@@ -194,8 +194,8 @@ def add(
         rule=rule or None,
         kind="VIEW" if view else "TABLE",
     )
-    with editing_share(name, [table], writes_rule=bool(rule)) as edit:
-        path = add_table(edit, name, wanted).path
+    with edit_share(name, [table], writes_rule=bool(rule)) as edit:
+        path = add_table(edit, name, shared).path
     typer.echo(f"{path} is {table}")
 
 
@@ -216,21 +216,21 @@ def change(
     ] = None,
 ) -> None:
     """Change what is given of a shared table; an empty text takes a comment or rule away."""
-    from lakeshare_server.catalog.sharing import KEEP, alter_table
+    from lakeshare_server.catalog.sharing import UNCHANGED, alter_table
 
-    schema, alias = table_path("--as", as_) if as_ else (KEEP, KEEP)
-    names = shared_path("SHARE.SCHEMA.TABLE", path)
-    with editing_share(names[0], writes_rule=bool(rule)) as edit:
+    schema, alias = parse_table_path("--as", as_) if as_ else (UNCHANGED, UNCHANGED)
+    names = parse_shared_path("SHARE.SCHEMA.TABLE", path)
+    with edit_share(names[0], writes_rule=bool(rule)) as edit:
         altered = alter_table(
             edit,
             *names,
             new_schema=schema,
             new_name=alias,
-            comment=KEEP if comment is None else comment or None,
-            history=KEEP if history is None else history,
-            start_version=KEEP if start_version is None else start_version,
-            rule=KEEP if rule is None else rule or None,
-            publication=KEEP if publication is None else (None if publication < 0 else publication),
+            comment=UNCHANGED if comment is None else comment or None,
+            history=UNCHANGED if history is None else history,
+            start_version=UNCHANGED if start_version is None else start_version,
+            rule=UNCHANGED if rule is None else rule or None,
+            publication=UNCHANGED if publication is None else (None if publication < 0 else publication),
         )
     typer.echo(f"{altered.path} is {altered.table}")
 
@@ -240,8 +240,10 @@ def remove(path: TablePath) -> None:
     """Share a table no more; the share and the grants on it stay."""
     from lakeshare_server.catalog.sharing import editing, remove_table
 
-    with editing(open_state_catalog(), operator()) as edit:
-        typer.echo(f"{remove_table(edit, *shared_path('SHARE.SCHEMA.TABLE', path)).path} is shared no more")
+    with editing(open_state_catalog(), operator_name()) as edit:
+        typer.echo(
+            f"{remove_table(edit, *parse_shared_path('SHARE.SCHEMA.TABLE', path)).path} is shared no more"
+        )
 
 
 @share_app.command("grant")
@@ -265,14 +267,14 @@ def grant_share(
     """
     from lakeshare_server.catalog.sharing import grant
 
-    with editing_share(name, writes_rule=bool(rule)) as edit:
+    with edit_share(name, writes_rule=bool(rule)) as edit:
         made = grant(
             edit,
             name,
             recipient=recipient,
             group=group,
-            starts_at=moment("--from", from_),
-            ends_at=moment("--until", until),
+            starts_at=parse_moment("--from", from_),
+            ends_at=parse_moment("--until", until),
             rule=rule or None,
         )
     typer.echo(f"{made.recipient or made.group} may read {made.share}")
@@ -283,15 +285,15 @@ def revoke_share(name: ShareName, recipient: Recipient = None, group: Group = No
     """Let a recipient or the members of a group read a share no more, at once."""
     from lakeshare_server.catalog.sharing import editing, revoke
 
-    with editing(open_state_catalog(), operator()) as edit:
+    with editing(open_state_catalog(), operator_name()) as edit:
         ended = revoke(edit, name, recipient=recipient, group=group)
     typer.echo(f"{ended.recipient or ended.group} may read {ended.share} no more by this grant")
 
 
-TOLD = ("comment", "start_version", "rule", "publication", "directory_access", "declared", "applied")
+SHOWN_FIELDS = ("comment", "start_version", "rule", "publication", "directory_access", "declared", "applied")
 
 
-DIFFERENT = 2
+DIFFERS_EXIT_CODE = 2
 COLORS = {"+": typer.colors.GREEN, "~": typer.colors.YELLOW, "-": typer.colors.RED, "?": typer.colors.CYAN}
 
 Files = Annotated[
@@ -324,36 +326,36 @@ def apply(
 
     Example: lakeshare apply -f shares/ --prune --yes
     """
-    from lakeshare_server.catalog.declared import apply_files, done, planned, tried
-    from lakeshare_server.provider.following import FollowingAhead
+    from lakeshare_server.catalog.declared import apply_files, dry_run, format_applied, plan_changes
+    from lakeshare_server.provider.following import FollowPrefetch
     from lakeshare_server.settings import ServerSettings
 
-    wanted, catalog = _read(files), open_state_catalog()
+    desired, catalog = _read(files), open_state_catalog()
     versions = open_versions(catalog)
-    with FollowingAhead(ServerSettings(), versions) as ahead:
-        found = planned(catalog, wanted, prune=prune)
-        wanted = ahead.read(wanted, found.steps)
-        check = _check_of_rules(catalog, versions, ahead, wanted, found)
+    with FollowPrefetch(ServerSettings(), versions) as ahead:
+        found = plan_changes(catalog, desired, prune=prune)
+        desired = ahead.read(desired, found.steps)
+        check = _check_of_rules(catalog, versions, ahead, desired, found)
         if plan:
-            found = tried(catalog, wanted, operator(), prune=prune, check=check)
-            _tell(found, as_json=as_json)
-            raise typer.Exit(DIFFERENT if found.steps else 0)
+            found = dry_run(catalog, desired, operator_name(), prune=prune, check=check)
+            _print_plan(found, as_json=as_json)
+            raise typer.Exit(DIFFERS_EXIT_CODE if found.steps else 0)
         if yes or expect is not None:
-            found = apply_files(catalog, wanted, operator(), prune=prune, digest=expect, check=check)
-            _tell(found, as_json=as_json)
+            found = apply_files(catalog, desired, operator_name(), prune=prune, digest=expect, check=check)
+            _print_plan(found, as_json=as_json)
         else:
-            found = planned(catalog, wanted, prune=prune)
-            _tell(found, as_json=as_json)
+            found = plan_changes(catalog, desired, prune=prune)
+            _print_plan(found, as_json=as_json)
             if not found.steps:
                 return
-            ask("Do this?", f"give --yes, or --expect {found.digest} for this plan and no other.")
-            apply_files(catalog, wanted, operator(), prune=prune, digest=found.digest, check=check)
+            confirm("Do this?", f"give --yes, or --expect {found.digest} for this plan and no other.")
+            apply_files(catalog, desired, operator_name(), prune=prune, digest=found.digest, check=check)
     if found.steps and not as_json:
-        typer.echo(done(found))
-        _tell_without_token(found)
+        typer.echo(format_applied(found))
+        _print_missing_tokens(found)
 
 
-def _read(files: list[Path]) -> "dict[Key, Wanted]":
+def _read(files: list[Path]) -> "dict[Key, DesiredObject]":
     """What files want, with the tables of the locations that they follow."""
     from lakeshare_server.catalog.declared import read_files
     from lakeshare_server.provider.following import find_tables
@@ -366,23 +368,23 @@ def _check_of_rules(
     catalog: "Catalog",
     versions: "Versions",
     ahead: "LakeVersions",
-    wanted: "Mapping[Key, Wanted]",
+    desired: "Mapping[Key, DesiredObject]",
     plan: "Plan",
 ) -> "Callable[[Edit], None]":
     """A check that refuses rules that partitions do not decide; followed tables are looked at now, before the edit."""
     from lakeshare_server.access.rules import require_decidable_rules
-    from lakeshare_server.catalog.sharing.states import objects, shares_with_rules
-    from lakeshare_server.provider.following import find_all_ahead
+    from lakeshare_server.catalog.sharing.states import list_objects, list_shares_with_rules
+    from lakeshare_server.provider.following import prefetch_all_versions
 
     shares = {step.key[1] for step in plan.steps if step.kind in ("share", "table", "grant")}
     if shares:
         with catalog.reading() as session:
-            ruled = shares_with_rules(session) | {
-                key[1] for key, one in wanted.items() if one.fields.get("rule")
+            ruled = list_shares_with_rules(session) | {
+                key[1] for key, one in desired.items() if one.fields.get("rule")
             }
-            tables = {one.table for one in objects(session) if one.share.lower() in shares & ruled}
-        said = (one for key, one in wanted.items() if key[0] == "table" and key[1] in shares & ruled)
-        find_all_ahead(catalog, versions, tables | {str(one.fields.get("table")) for one in said})
+            tables = {one.table for one in list_objects(session) if one.share.lower() in shares & ruled}
+        grants = (one for key, one in desired.items() if key[0] == "table" and key[1] in shares & ruled)
+        prefetch_all_versions(catalog, versions, tables | {str(one.fields.get("table")) for one in grants})
     return lambda edit: require_decidable_rules(edit, ahead)
 
 
@@ -391,11 +393,11 @@ def diff(files: Files, as_json: AsJson = False) -> None:
 
     Example: lakeshare diff -f shares/
     """
-    from lakeshare_server.catalog.declared import planned
+    from lakeshare_server.catalog.declared import plan_changes
 
-    found = planned(open_state_catalog(), _read(files))
-    _tell(found, as_json=as_json)
-    raise typer.Exit(DIFFERENT if found.drifted else 0)
+    found = plan_changes(open_state_catalog(), _read(files))
+    _print_plan(found, as_json=as_json)
+    raise typer.Exit(DIFFERS_EXIT_CODE if found.drifted else 0)
 
 
 def export(
@@ -430,19 +432,19 @@ def export(
         typer.echo(f"written: {output}", err=True)
 
 
-def _tell(plan: "Plan", *, as_json: bool) -> None:
-    from lakeshare_server.catalog.declared import plan_json, plan_lines
+def _print_plan(plan: "Plan", *, as_json: bool) -> None:
+    from lakeshare_server.catalog.declared import format_plan, plan_json
 
     if as_json:
         typer.echo(json.dumps(plan_json(plan), indent=2, ensure_ascii=False))
         return
-    for line in plan_lines(plan):
+    for line in format_plan(plan):
         typer.secho(line, fg=COLORS.get(line.lstrip()[:1]) if line.startswith(" ") else None)
 
 
-def _tell_without_token(plan: "Plan") -> None:
+def _print_missing_tokens(plan: "Plan") -> None:
     for step in plan.steps:
-        fields = step.wanted.fields if step.wanted is not None else {}
+        fields = step.desired.fields if step.desired is not None else {}
         is_new = (step.kind, step.verb) == ("recipient", "create")
         if is_new and fields.get("authentication") != "OIDC_FEDERATION":
             typer.echo(f"{step.name} has no token yet: lakeshare recipient rotate {step.name}")
@@ -478,18 +480,18 @@ def sql(
     session = _session()
     if statements and single_transaction:
         # A `;` on a line of its own, lest a comment at the end of one swallows it.
-        _do(session, "\n;\n".join(statements), None, single_transaction, output)
+        _execute(session, "\n;\n".join(statements), None, single_transaction, output)
     elif statements:
         for statement in statements:
-            _do(session, statement, None, single_transaction, output)
+            _execute(session, statement, None, single_transaction, output)
     elif file is not None or not sys.stdin.isatty():
-        _do(session, *_script(file or STDIN), single_transaction, output)
+        _execute(session, *_script(file or STDIN), single_transaction, output)
     elif single_transaction:
         raise typer.BadParameter(
             "a prompt has no end to commit at; give a script", param_hint="--single-transaction"
         )
     else:
-        _converse(session, output)
+        _run_prompt(session, output)
 
 
 def _session() -> "SqlSession":
@@ -511,11 +513,11 @@ def _rows_read_by(
     """The first rows of a table that a recipient reads, by the routes that answer it."""
     import asyncio
 
-    from lakeshare_server.cli.impersonated_requests import looking_as, path_of
+    from lakeshare_server.cli.impersonated_requests import impersonate, table_url_path
 
     async def look() -> tuple[list[str], list[list[str]]]:
-        async with looking_as(settings, recipient, principal, PARQUET) as eyes:
-            found = await eyes.in_portal(f"{path_of('.'.join(path))}/preview", limit=count)
+        async with impersonate(settings, recipient, principal, PARQUET) as client:
+            found = await client.in_portal(f"{table_url_path('.'.join(path))}/preview", limit=count)
         columns = [column["name"] for column in found["columns"]]
         return columns, [["" if value is None else value for value in row] for row in found["rows"]]
 
@@ -533,29 +535,36 @@ def _script(file: Path) -> tuple[str, str]:
         raise BadRequest("--file", str(file), f"It cannot be read as UTF-8 text: {error}") from error
 
 
-def _do(session: "SqlSession", text: str, source: str | None, single_transaction: bool, output: str) -> None:
+def _execute(
+    session: "SqlSession", text: str, source: str | None, single_transaction: bool, output: str
+) -> None:
     from lakeshare_server.sql.statements import SqlError, StatementRefused
 
     try:
         for answer in session.run(text, source, single_transaction=single_transaction):
-            _say(answer, output)
+            _print_result(answer, output)
     except StatementRefused as error:
-        _complain(f"{error}\n{error.effect}")
+        _print_error(f"{error}\n{error.effect}")
         raise typer.Exit(REFUSED) from error
     except SqlError as error:
-        _complain(f"{error}\nNothing of it was done.")
+        _print_error(f"{error}\nNothing of it was done.")
         raise typer.Exit(NOT_SQL) from error
 
 
-def _converse(session: "SqlSession", output: str) -> None:
-    from lakeshare_server.sql.session import converse, prompt_with_history
+def _run_prompt(session: "SqlSession", output: str) -> None:
+    from lakeshare_server.sql.session import prompt_with_history, run_prompt
 
     history = session.provider.settings.state_dir / "sql_history"
     typer.echo("SQL for shares, as " + session.principal + ". `help` shows how, Ctrl-D leaves.")
-    converse(session, prompt_with_history(session, history), lambda answer: _say(answer, output), _complain)
+    run_prompt(
+        session,
+        prompt_with_history(session, history),
+        lambda answer: _print_result(answer, output),
+        _print_error,
+    )
 
 
-def _say(answer: "Done", output: str) -> None:
+def _print_result(answer: "StatementResult", output: str) -> None:
     from lakeshare_server.sql.session import PRINTED
 
     text = PRINTED[output](answer)  # type: ignore[index]  # checked when the command began
@@ -565,5 +574,5 @@ def _say(answer: "Done", output: str) -> None:
         typer.echo(answer.result.told, err=True)
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     typer.secho(text, err=True, fg=typer.colors.RED)

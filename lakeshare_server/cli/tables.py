@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_server.snippets import Door, EngineName
+from lakeshare_server.snippets import Api, EngineName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lakeshare_server.provider.following import FollowOutcome
     from lakeshare_server.provider.serveability import ServedTable
     from lakeshare_server.settings import ServerSettings
-    from lakeshare_server.snippets import Doors
+    from lakeshare_server.snippets import TableAccess
     from lakeshare_server.tables.index import IndexHeader
     from lakeshare_server.tables.serveability import Verdict
     from lakeshare_server.versions import TableVersions, Versions
@@ -82,17 +82,17 @@ def follow(
 
     Example: lakeshare table follow 'iceberg:prod/sales.*' --share partners
     """
-    from lakeshare_server.catalog.ledger import is_many
+    from lakeshare_server.catalog.ledger import is_location_pattern
     from lakeshare_server.errors import BadRequest
     from lakeshare_server.provider.following import Following, FollowRequest
 
     settings, catalog = _state()
     open_before = _open_folders(catalog)
-    given: list[tuple[str, str | None]] = [(location, name) for location in locations or ()]
-    given += [] if from_file is None else list(_lines_of(from_file))
-    if not given:
+    requested: list[tuple[str, str | None]] = [(location, name) for location in locations or ()]
+    requested += [] if from_file is None else list(_lines_of(from_file))
+    if not requested:
         raise BadRequest("LOCATION", "nothing", "Give one location or more, or a file with --from-file.")
-    is_single = len(given) == 1 and from_file is None and not is_many(given[0][0])
+    is_single = len(requested) == 1 and from_file is None and not is_location_pattern(requested[0][0])
     if name is not None and not is_single:
         hint = "It names a single table. Give --schema for many, or --from-file with a name on each line."
         raise BadRequest("--as", name, hint)
@@ -100,14 +100,14 @@ def follow(
     usual = FollowRequest(
         share=share, check_every_s=check_every, start_version=start_version, history=history
     )
-    requests = following.requests(given, usual, schema)
+    requests = following.requests(requested, usual, schema)
     if is_single and not as_json:
         typer.echo(f"reading {requests[0].location} …", err=True)
         _show_followed(following.follow(requests[0]))
     else:
         typer.echo(f"reading {len(requests)} tables …", err=True)
         _report(following.follow_all(requests), as_json=as_json)
-    _tell_closed(catalog, open_before)
+    _print_closed_folders(catalog, open_before)
     if is_single and not as_json:
         typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")
 
@@ -143,14 +143,14 @@ def _show_followed(outcome: "FollowOutcome") -> None:
 
 def _report(outcomes: "Iterator[FollowOutcome]", *, as_json: bool) -> None:
     """A line for each table, and how many there are of each kind; ends with 1 when one was refused."""
-    told, counts = [], Counter[str]()
+    results, counts = [], Counter[str]()
     for outcome in outcomes:
         counts[outcome.result] += 1
-        told.append(outcome.as_json())
+        results.append(outcome.as_json())
         if not as_json:
-            typer.echo("\t".join(told[-1][column] for column in ("result", "table", "location", "remark")))
+            typer.echo("\t".join(results[-1][column] for column in ("result", "table", "location", "remark")))
     if as_json:
-        typer.echo(json.dumps(told, ensure_ascii=False, indent=2))
+        typer.echo(json.dumps(results, ensure_ascii=False, indent=2))
     typer.echo(", ".join(f"{count} {result}" for result, count in sorted(counts.items())), err=True)
     if counts["refused"]:
         raise typer.Exit(1)
@@ -164,7 +164,7 @@ def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.
     _, catalog = _state()
     open_before = _open_folders(catalog)
     typer.echo(f"{FollowedTables(catalog).remove(name).table} is followed no more")
-    _tell_closed(catalog, open_before)
+    _print_closed_folders(catalog, open_before)
 
 
 @table_app.command("list")
@@ -182,15 +182,15 @@ def list_tables() -> None:
 @table_app.command("show")
 def show(path: Annotated[str, typer.Argument(help="What recipients call it: share.schema.table.")]) -> None:
     """Show what recipients get of a shared table: version, files, formats, and how else it can be read."""
-    from lakeshare_server.catalog.listings import shared_table_at
+    from lakeshare_server.catalog.listings import find_shared_table
     from lakeshare_server.provider.serveability import TableServeability, provider_view
 
     settings, catalog = _state()
-    entry = shared_table_at(catalog, path, "PATH")
+    entry = find_shared_table(catalog, path, "PATH")
     view = provider_view(entry, _all_versions(settings, catalog))
     served = TableServeability.of(catalog, settings).judge(view)
     for name, value in [
-        *_shown_state(catalog, entry, view, served),
+        *_format_state(catalog, entry, view, served),
         ("history", "shared" if entry.history else "not shared"),
         ("parquet format", _all_reasons(served.verdicts["python-parquet"])),
         ("delta format", _delta_format(served)),
@@ -212,7 +212,7 @@ def tell_serveability(
     settings, catalog = _state()
     verdicts = _verdicts(settings, catalog, name)
     if as_json:
-        typer.echo(json.dumps([one.as_json() for one in verdicts], ensure_ascii=False, indent=2))
+        typer.echo(json.dumps([verdict.as_json() for verdict in verdicts], ensure_ascii=False, indent=2))
         return
     for one in verdicts:
         typer.echo(f"{one.client}\t{one}")
@@ -243,17 +243,17 @@ def directory_access(
 
 def _verdicts(settings: "ServerSettings", catalog: "Catalog", name: str) -> "list[Verdict]":
     """The verdicts on a shared table; of a lake table that is shared several times, those of the first place."""
-    from lakeshare_server.catalog.listings import all_shared_tables
+    from lakeshare_server.catalog.listings import list_all_shared_tables
     from lakeshare_server.errors import BadRequest, NotFound
-    from lakeshare_server.provider.serveability import TableServeability, provider_view, unshared
+    from lakeshare_server.provider.serveability import TableServeability, make_unshared_entry, provider_view
     from lakeshare_server.tables.serveability import directory_verdict
 
-    shared = all_shared_tables(catalog)
+    shared = list_all_shared_tables(catalog)
     named = [entry for entry in shared if entry.path.lower() == name.lower()]
     lake_table = named[0].lake_table if named else name
     places = [entry for entry in shared if entry.lake_table == lake_table]
     versions, judging = _all_versions(settings, catalog), TableServeability.of(catalog, settings)
-    entry = next(iter([*named, *places]), unshared(lake_table))
+    entry = next(iter([*named, *places]), make_unshared_entry(lake_table))
     try:
         served = judging.judge(provider_view(entry, versions))
     except NotFound as error:
@@ -261,12 +261,14 @@ def _verdicts(settings: "ServerSettings", catalog: "Catalog", name: str) -> "lis
         raise BadRequest(
             "NAME", name, f"No version of it is published or followed. Shared are: {known}."
         ) from error
-    others = {one: served if one == entry else judging.judge(provider_view(one, versions)) for one in places}
+    others = {
+        place: served if place == entry else judging.judge(provider_view(place, versions)) for place in places
+    }
     folders = [directory_verdict(one.path, found.no_credentials) for one, found in others.items()]
     return [*served.verdicts.values(), *folders]
 
 
-def _shown_state(
+def _format_state(
     catalog: "Catalog", entry: "TableEntry", view: "TableView", served: "ServedTable"
 ) -> "Iterator[tuple[str, str]]":
     """What there is of the newest version: by its index, or by its writer's counts where it has none."""
@@ -290,7 +292,9 @@ def _delta_format(served: "ServedTable") -> str:
     refused = [verdict for verdict in served.verdicts.values() if verdict.id in ("python-delta", "spark")]
     needed = [] if served.header is None else needed_features(served.header.head)
     unannounced = {one.code for verdict in refused for one in verdict.refused_for}
-    if served.header is None or not unannounced <= {one.code for one in served.header.head.hindrances}:
+    if served.header is None or not unannounced <= {
+        hindrance.code for hindrance in served.header.head.hindrances
+    }:
         return _all_reasons(refused[0])
     if not needed:
         return "yes"
@@ -307,12 +311,12 @@ def _all_reasons(verdict: "Verdict") -> str:
 
 def _open_folders(catalog: "Catalog") -> dict[str, str]:
     """The shared tables with directory access, path by id."""
-    from lakeshare_server.catalog.listings import all_shared_tables
+    from lakeshare_server.catalog.listings import list_all_shared_tables
 
-    return {entry.id: entry.path for entry in all_shared_tables(catalog) if entry.directory_access}
+    return {entry.id: entry.path for entry in list_all_shared_tables(catalog) if entry.directory_access}
 
 
-def _tell_closed(catalog: "Catalog", open_before: dict[str, str]) -> None:
+def _print_closed_folders(catalog: "Catalog", open_before: dict[str, str]) -> None:
     still_open = _open_folders(catalog)
     for path in sorted(path for id_, path in open_before.items() if id_ not in still_open):
         again = f"lakeshare table directory-access {path} --allow"
@@ -360,7 +364,7 @@ def snippet(
         Path, typer.Option(help="The recipient's profile file, as the snippet is to find it.")
     ] = Path("recipient.share"),
     door: Annotated[
-        Door | None,
+        Api | None,
         typer.Option(
             help="The Iceberg REST catalog or Delta Sharing; what works from most places by default."
         ),
@@ -371,39 +375,39 @@ def snippet(
     Example: lakeshare snippet partners.sales.orders --engine polars --profile bob.share > orders.py
     """
     from lakeshare_server.catalog import open_catalog
-    from lakeshare_server.catalog.listings import shared_table_at
+    from lakeshare_server.catalog.listings import find_shared_table
     from lakeshare_server.settings import ServerSettings
-    from lakeshare_server.snippets import ENGINES, snippet_table
-    from lakeshare_server.snippets import snippet as text_of
+    from lakeshare_server.snippets import ENGINES, make_snippet_table
+    from lakeshare_server.snippets import render_snippet as text_of
 
     settings = ServerSettings()
     catalog = open_catalog(settings.catalog_url)
-    entry = shared_table_at(catalog, path, "SHARE.SCHEMA.TABLE")
-    doors = _doors(settings, catalog, entry)
-    table = snippet_table(
+    entry = find_shared_table(catalog, path, "SHARE.SCHEMA.TABLE")
+    access = _read_access(settings, catalog, entry)
+    table = make_snippet_table(
         entry,
-        doors,
+        access,
         profile=str(profile),
-        iceberg_url=_told(profile, "icebergEndpoint", settings.iceberg_url()),
-        sharing_url=_told(profile, "endpoint", settings.base_url()),
+        iceberg_url=_fill_snippet(profile, "icebergEndpoint", settings.iceberg_url()),
+        sharing_url=_fill_snippet(profile, "endpoint", settings.base_url()),
     )
-    typer.echo(text_of(ENGINES[engine], table, doors, door), nl=False)
+    typer.echo(text_of(ENGINES[engine], table, access, door), nl=False)
 
 
-def _doors(settings: "ServerSettings", catalog: "Catalog", entry: "TableEntry") -> "Doors":
+def _read_access(settings: "ServerSettings", catalog: "Catalog", entry: "TableEntry") -> "TableAccess":
     from lakeshare_server.provider.serveability import TableServeability, provider_view
-    from lakeshare_server.snippets import doors_of
+    from lakeshare_server.snippets import make_table_access
     from lakeshare_server.storage import Stores
     from lakeshare_server.versions import Versions
 
     view = provider_view(entry, Versions(catalog, settings, Stores(settings)))
-    return doors_of(TableServeability.of(catalog, settings).judge(view))
+    return make_table_access(TableServeability.of(catalog, settings).judge(view))
 
 
-def _told(profile: Path, name: str, own: str) -> str:
+def _fill_snippet(profile: Path, name: str, own: str) -> str:
     """Where the profile says a door is, or this server's own when there is no such file here."""
     try:
-        told = json.loads(profile.read_text()).get(name)
+        token = json.loads(profile.read_text()).get(name)
     except (OSError, ValueError, AttributeError):
-        told = None
-    return told if isinstance(told, str) else own
+        token = None
+    return token if isinstance(token, str) else own

@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.tables.iceberg.partitions import behind, json_value
+from lakeshare_server.tables.iceberg.partitions import json_value, text_after_prefix
 from lakeshare_server.tables.predicates import (
     EVERYTHING,
     MAX_DEPTH,
@@ -49,30 +49,30 @@ class FilterConstant:
     told: Any
 
 
-def constant(kind: str, said: Any) -> FilterConstant | None:
+def parse_constant(kind: str, value: Any) -> FilterConstant | None:
     """The constant for a column of a type in Iceberg's words; None when nothing can be done with it."""
     read = _READ.get(kind.partition("(")[0])
     try:
-        return None if read is None else read(kind, said)
+        return None if read is None else read(kind, value)
     except (ValueError, OverflowError, InvalidOperation):
         return None
 
 
-def _boolean(_kind: str, said: Any) -> FilterConstant | None:
-    return FilterConstant(said, said) if isinstance(said, bool) else None
+def _boolean(_kind: str, value: Any) -> FilterConstant | None:
+    return FilterConstant(value, value) if isinstance(value, bool) else None
 
 
-def _integer(_kind: str, said: Any) -> FilterConstant | None:
-    return FilterConstant(said, said) if isinstance(said, int) and not isinstance(said, bool) else None
+def _integer(_kind: str, value: Any) -> FilterConstant | None:
+    return FilterConstant(value, value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _float(_kind: str, said: Any) -> FilterConstant | None:
-    is_number = isinstance(said, int | float) and not isinstance(said, bool)
-    return FilterConstant(float(said), float(said)) if is_number else None
+def _float(_kind: str, value: Any) -> FilterConstant | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return FilterConstant(float(value), float(value)) if is_number else None
 
 
-def _string(_kind: str, said: Any) -> FilterConstant | None:
-    return FilterConstant(said, said) if isinstance(said, str) else None
+def _string(_kind: str, value: Any) -> FilterConstant | None:
+    return FilterConstant(value, value) if isinstance(value, str) else None
 
 
 def _decimal(kind: str, said: Any) -> FilterConstant | None:
@@ -184,7 +184,7 @@ OPPOSITE = {
     "not-in": "in", "is-null": "not-null", "not-null": "is-null",
 }  # fmt: skip
 # Engines chain what users write: of deeper parts, constants are handed back as they came.
-TOLD_DEPTH = 300
+MAX_RESIDUAL_DEPTH = 300
 TOO_DEEP = "It has too many levels; plan the scan in the client (scan-planning-mode)."
 
 
@@ -196,24 +196,24 @@ class Filter:
     residual: str
 
 
-def parse_filter(said: Any, names: ColumnNames, *, is_of_snapshot: bool) -> Filter:
+def parse_filter(expression: Any, names: ColumnNames, *, is_of_snapshot: bool) -> Filter:
     """The filter of a request; with `is_of_snapshot` it goes by names that the snapshot had.
 
     Raises:
         BadRequest: it is no expression at all, or has too many levels.
     """
-    if said is None:
+    if expression is None:
         return Filter(EVERYTHING, "true")
-    if not isinstance(said, bool | dict):
-        raise BadRequest("filter", said, "Give an expression: an object with a type, or true or false.")
+    if not isinstance(expression, bool | dict):
+        raise BadRequest("filter", expression, "Give an expression: an object with a type, or true or false.")
     reading = _Reading(names)
     try:
-        predicate = reading.predicate(said, MAX_DEPTH, is_negated=False)
-        told = json.dumps(reading.told(said, TOLD_DEPTH), separators=(",", ":"))
+        predicate = reading.predicate(expression, MAX_DEPTH, is_negated=False)
+        residual = json.dumps(reading.told(expression, MAX_RESIDUAL_DEPTH), separators=(",", ":"))
     except RecursionError as error:
         raise BadRequest("filter", "…", TOO_DEEP) from error
     # Java binds what it gets back to the table's own columns, by whose names this one is not to be read.
-    return Filter(predicate, told if reading.is_of_table or not is_of_snapshot else "true")
+    return Filter(predicate, residual if reading.is_of_table or not is_of_snapshot else "true")
 
 
 class _Reading:
@@ -278,9 +278,9 @@ class _Reading:
             return {}
         found: dict[str, Any] = {}
         if "value" in node:
-            found["value"] = _told(kind, node["value"])
+            found["value"] = _residual_literal(kind, node["value"])
         if isinstance(node.get("values"), list):
-            found["values"] = [_told(kind, value) for value in node["values"]]
+            found["values"] = [_residual_literal(kind, value) for value in node["values"]]
         return found
 
     def _type(self, term: Any) -> str | None:
@@ -317,15 +317,15 @@ def _transformed(term: Any) -> str | None:
     return _name(term.get("term")) if isinstance(term, dict) and term.get("type") == "transform" else None
 
 
-def _told(kind: str, value: Any) -> Any:
-    read = constant(kind, value)
+def _residual_literal(kind: str, value: Any) -> Any:
+    read = parse_constant(kind, value)
     return value if read is None else read.told
 
 
 def _literals(kind: str, node: Mapping[str, Any]) -> list[FilterConstant] | None:
     """The constants of a leaf; None when one of them is not understood."""
-    said = node.get("values") if "values" in node else [node["value"]] if "value" in node else []
-    read = [constant(kind, value) for value in said] if isinstance(said, list) else [None]
+    values = node.get("values") if "values" in node else [node["value"]] if "value" in node else []
+    read = [parse_constant(kind, value) for value in values] if isinstance(values, list) else [None]
     found = [one for one in read if one is not None]
     return found if len(found) == len(read) else None
 
@@ -347,19 +347,19 @@ def _comparison(column: NamedColumn, literals: list[FilterConstant] | None, kind
 def _in(column: NamedColumn, literals: list[FilterConstant] | None, kind: str) -> Predicate:
     if literals is None:
         return Unknown(kind)
-    return Or(tuple(_compare(column, "=", one) for one in literals)) if literals else FALSE
+    return Or(tuple(_compare(column, "=", literal) for literal in literals)) if literals else FALSE
 
 
 def _not_in(column: NamedColumn, literals: list[FilterConstant] | None, kind: str) -> Predicate:
     if literals is None:
         return Unknown(kind)
-    return _or_null(column, And(tuple(Not(_compare(column, "=", one)) for one in literals)))
+    return _or_null(column, And(tuple(Not(_compare(column, "=", literal)) for literal in literals)))
 
 
 def _starts_with(column: NamedColumn, literals: list[FilterConstant] | None, kind: str) -> Predicate:
     if literals is None or len(literals) != 1 or not isinstance(literals[0].value, str):
         return Unknown(kind)
-    prefix, end = literals[0].value, behind(literals[0].value)
+    prefix, end = literals[0].value, text_after_prefix(literals[0].value)
     least = _compare(column, ">=", literals[0])
     return (
         least if end is None or not prefix else And((least, _compare(column, "<", FilterConstant(end, end))))
@@ -406,8 +406,8 @@ class Statistics:
         texts: list[str] = files.column("data_file").to_pylist()
         if not self.field_ids:
             return texts
-        told = self._told(files)
-        return [text[:-1] + "," + statistics[1:] for text, statistics in zip(texts, told, strict=True)]
+        columns = self._told(files)
+        return [text[:-1] + "," + statistics[1:] for text, statistics in zip(texts, columns, strict=True)]
 
     def _told(self, files: pa.RecordBatch) -> list[str]:
         rows = files.column("rows").to_pylist()
@@ -425,7 +425,7 @@ class Statistics:
         for field_id in self.field_ids:
             if f"{kept}:{field_id}" in files.schema.names:
                 values = files.column(f"{kept}:{field_id}").to_pylist()
-                found[field_id] = [_hex(one) for one in values] if is_bound else values
+                found[field_id] = [_hex(value) for value in values] if is_bound else values
         return found
 
 

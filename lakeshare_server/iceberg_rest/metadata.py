@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakeshare_server.access.table_access import Folder, TableView
+from lakeshare_server.access.table_access import TableFolder, TableView
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.storage import Stores
-from lakeshare_server.storage.locations import elsewhere, local_path, roots_of
-from lakeshare_server.tables.iceberg.manifests import Manifest, delete_files, listed_manifests, live_files
+from lakeshare_server.storage.locations import find_outside_files, find_roots, local_path
+from lakeshare_server.tables.iceberg.manifests import Manifest, delete_files, live_files, parse_manifest_list
 from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, readers_schema_id
 from lakeshare_server.tables.serveability import is_read_by_iceberg_clients
 from lakeshare_server.versions import PinnedSnapshot
@@ -76,8 +76,8 @@ def published_metadata(
         current = _current_schema_id(own, snapshots[newest.snapshot_id])
     schemas = _schemas(own, {current, *(one["schema-id"] for one in kept if "schema-id" in one)})
     specs, default_spec = _specs(own, kept, specs_of)
-    told = _told(own, TABLE_FIELDS)
-    told.update(
+    fields = _select_fields(own, TABLE_FIELDS)
+    fields.update(
         {
             "last-updated-ms": newest.version.timestamp_ms,
             "schemas": schemas,
@@ -99,7 +99,7 @@ def published_metadata(
             "metadata-log": [],
         }
     )
-    return told | _of_format(own, told, kept)
+    return fields | _of_format(own, fields, kept)
 
 
 def _kept_snapshots(
@@ -155,12 +155,12 @@ def _current_schema_id(own: Fields, newest: Fields) -> int:
         is_newest=newest["snapshot-id"] == own.get("current-snapshot-id"),
         written_with=newest.get("schema-id"),
         today=int(own.get("current-schema-id", 0)),
-        known={one.get("schema-id", 0) for one in _all_schemas(own)},
+        known={schema.get("schema-id", 0) for schema in _all_schemas(own)},
     )
 
 
 def _schemas(own: Fields, ids: set[int]) -> list[Fields]:
-    return [one for one in _all_schemas(own) if one.get("schema-id", 0) in ids]
+    return [schema for schema in _all_schemas(own) if schema.get("schema-id", 0) in ids]
 
 
 def _specs(
@@ -188,33 +188,33 @@ def _sort_orders(own: Fields, schemas: list[Fields]) -> Fields:
 
 
 def _properties(properties: Mapping[str, Any], schemas: list[Fields]) -> dict[str, str]:
-    told = {name: str(properties[name]) for name in PROPERTIES if name in properties}
+    selected = {name: str(properties[name]) for name in PROPERTIES if name in properties}
     if NAME_MAPPING in properties:
         ids = field_ids(schemas)
-        told[NAME_MAPPING] = json.dumps(_mapped(json.loads(properties[NAME_MAPPING]), ids))
-    return told
+        selected[NAME_MAPPING] = json.dumps(_filter_name_mapping(json.loads(properties[NAME_MAPPING]), ids))
+    return selected
 
 
-def _mapped(mapping: list[Fields], ids: set[int]) -> list[Fields]:
+def _filter_name_mapping(mapping: list[Fields], ids: set[int]) -> list[Fields]:
     """The names of columns that readers get; other columns may be of a state that was never published."""
     return [
-        {**one, "fields": _mapped(one["fields"], ids)} if one.get("fields") else one
+        {**one, "fields": _filter_name_mapping(one["fields"], ids)} if one.get("fields") else one
         for one in mapping
         if one.get("field-id") in ids
     ]
 
 
-def without_counts(told: Fields) -> Fields:
+def without_counts(fields: Fields) -> Fields:
     """The metadata for whoever may not read all rows: how many there are, and what else summaries count, stays here."""
     snapshots = [
         {
             **{name: value for name, value in one.items() if name not in OF_ROWS},
             **({"summary": {"operation": one["summary"]["operation"]}} if "summary" in one else {}),
         }
-        for one in told["snapshots"]
+        for one in fields["snapshots"]
     ]
     # It is where the next row would be numbered from, which only writers have to know.
-    return {**told, "snapshots": snapshots, **({"next-row-id": 0} if "next-row-id" in told else {})}
+    return {**fields, "snapshots": snapshots, **({"next-row-id": 0} if "next-row-id" in fields else {})}
 
 
 def field_ids(schemas: Iterable[Fields]) -> set[int]:
@@ -242,14 +242,14 @@ def _snapshot(snapshot: Fields, kept: Mapping[int, Fields]) -> Fields:
         raise Unserveable(
             "The table's manifests are encrypted.", "Provider: share a copy that is not encrypted."
         )
-    told = _told(snapshot, SNAPSHOT_FIELDS)
+    fields = _select_fields(snapshot, SNAPSHOT_FIELDS)
     # Never the nearest published one instead: incremental readers would take what lies between for nothing.
     if snapshot.get("parent-snapshot-id") in kept:
-        told["parent-snapshot-id"] = snapshot["parent-snapshot-id"]
+        fields["parent-snapshot-id"] = snapshot["parent-snapshot-id"]
     summary = snapshot.get("summary")
     if summary is not None:
-        told["summary"] = _summary(summary)
-    return told
+        fields["summary"] = _summary(summary)
+    return fields
 
 
 def _summary(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -276,14 +276,14 @@ def _of_format(own: Fields, told: Fields, kept: list[Fields]) -> Fields:
     return fields
 
 
-def _told(fields: Mapping[str, Any], names: Iterable[str]) -> Fields:
+def _select_fields(fields: Mapping[str, Any], names: Iterable[str]) -> Fields:
     return {name: fields[name] for name in names if fields.get(name) is not None}
 
 
 _log = logging.getLogger(__name__)
 
 
-def manifests_of(snapshot: Mapping[str, Any], stores: Stores) -> Sequence[Manifest]:
+def list_manifests(snapshot: Mapping[str, Any], stores: Stores) -> Sequence[Manifest]:
     """The manifests of a snapshot, as its entry in the table's metadata says it.
 
     Raises:
@@ -297,10 +297,10 @@ def manifests_of(snapshot: Mapping[str, Any], stores: Stores) -> Sequence[Manife
             "A snapshot of the table has no manifest list.",
             "Provider: write to the table and publish it again.",
         )
-    return listed_manifests(stores.read(location))
+    return parse_manifest_list(stores.read(location))
 
 
-def readable_files(snapshot: Mapping[str, Any], stores: Stores) -> frozenset[str]:
+def list_readable_files(snapshot: Mapping[str, Any], stores: Stores) -> frozenset[str]:
     """Locations of the files of a snapshot beside its data: manifest list, manifests, and files of deletes.
 
     Raises:
@@ -308,7 +308,7 @@ def readable_files(snapshot: Mapping[str, Any], stores: Stores) -> frozenset[str
         StoreError, Unavailable: one cannot be read, or not now.
     """
     try:
-        manifests = manifests_of(snapshot, stores)
+        manifests = list_manifests(snapshot, stores)
         found = {snapshot["manifest-list"], *(manifest.path for manifest in manifests)}
         for manifest in manifests:
             if manifest.has_deletes:
@@ -330,7 +330,7 @@ class ListedFolder:
     elsewhere: int
 
 
-def folder_of(view: TableView, stores: Stores) -> Folder:
+def read_folder(view: TableView, stores: Stores) -> TableFolder:
     """The folder of a table's newest version; a version that only Iceberg clients can read has no index.
 
     Raises:
@@ -345,12 +345,12 @@ def folder_of(view: TableView, stores: Stores) -> Folder:
         if not is_read_by_iceberg_clients(error):
             raise
     [pin] = view.versions.snapshots(latest.number, latest.number)
-    location, paths = _listed(pin, stores)
-    others = elsewhere(location, pa.table({"path": pa.array(paths, pa.string())}))
-    return ListedFolder(location, tuple(sorted(roots_of(location, others))), len(others))
+    location, paths = _list_from_manifests(pin, stores)
+    others = find_outside_files(location, pa.table({"path": pa.array(paths, pa.string())}))
+    return ListedFolder(location, tuple(sorted(find_roots(location, others))), len(others))
 
 
-def data_files(view: TableView, pin: PinnedSnapshot, stores: Stores) -> frozenset[str]:
+def list_data_files(view: TableView, pin: PinnedSnapshot, stores: Stores) -> frozenset[str]:
     """Locations of the data files of a publication, by its index; without one, by its manifests.
 
     Raises:
@@ -363,7 +363,7 @@ def data_files(view: TableView, pin: PinnedSnapshot, stores: Stores) -> frozense
     except Unserveable as error:
         if not is_read_by_iceberg_clients(error):
             raise
-        found.update(_listed(pin, stores)[1])
+        found.update(_list_from_manifests(pin, stores)[1])
     else:
         for batch in index.batches():
             found.update(batch.column("path").to_pylist())
@@ -371,7 +371,7 @@ def data_files(view: TableView, pin: PinnedSnapshot, stores: Stores) -> frozense
     return frozenset(stores.place(path).location for path in found)
 
 
-def _listed(pin: PinnedSnapshot, stores: Stores) -> tuple[str, list[str]]:
+def _list_from_manifests(pin: PinnedSnapshot, stores: Stores) -> tuple[str, list[str]]:
     """The location of a table, and the data files that the manifests of a snapshot name."""
     try:
         table, snapshot = open_metadata(stores, pin.metadata_location, pin.snapshot_id)

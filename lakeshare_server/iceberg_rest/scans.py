@@ -25,12 +25,12 @@ import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
 from lakeshare_server.access.table_access import TableView
-from lakeshare_server.errors import BadRequest, Denied, NotFound, Unavailable, Unserveable, shown
+from lakeshare_server.errors import BadRequest, Denied, NotFound, Unavailable, Unserveable, shorten_value
 from lakeshare_server.iceberg_rest.filters import ColumnNames, Filter, Statistics, parse_filter
-from lakeshare_server.iceberg_rest.metadata import data_files, readable_files
+from lakeshare_server.iceberg_rest.metadata import list_data_files, list_readable_files
 from lakeshare_server.iceberg_rest.tables import LoadedTable
 from lakeshare_server.protocol.requests import MAX_PARTS
-from lakeshare_server.protocol.tokens import Asker, Seals
+from lakeshare_server.protocol.tokens import TokenHolder, TokenSealer
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.locations import local_path
@@ -49,9 +49,9 @@ from lakeshare_server.tables.iceberg.partitions import (
     partition_values,
 )
 from lakeshare_server.tables.index import CacheFolder
-from lakeshare_server.tables.predicates import ColumnName, affordable, with_columns
+from lakeshare_server.tables.predicates import ColumnName, limit_parts, rename_columns
 from lakeshare_server.tables.pruning import evaluate
-from lakeshare_server.tables.restrictions import OWN_PARTITION, only_within
+from lakeshare_server.tables.restrictions import SPEC_PARTITION, only_within
 from lakeshare_server.versions import PinnedSnapshot
 
 if TYPE_CHECKING:
@@ -121,39 +121,39 @@ class PlanTasks:
     """
 
     def __init__(self, key: bytes, life_s: int, max_body_bytes: int) -> None:
-        self._seals, self._life_s = Seals(key, "iceberg plan task v1"), life_s
+        self._seals, self._life_s = TokenSealer(key, "iceberg plan task v1"), life_s
         # A seal makes a third more of it.
         self._longest = max_body_bytes // 2
 
-    def token(self, asker: Asker, asked: ScanRequest, task: PlanTask) -> str:
+    def token(self, token_holder: TokenHolder, scan: ScanRequest, task: PlanTask) -> str:
         """The token of a page.
 
         Raises:
             BadRequest: the filter is too long to be carried about.
         """
-        question = base64.b85encode(zlib.compress(json.dumps(asdict(asked)).encode())).decode()
+        question = base64.b85encode(zlib.compress(json.dumps(asdict(scan)).encode())).decode()
         if len(question) > self._longest:
-            raise BadRequest("filter", asked.filter, TOO_LONG)
+            raise BadRequest("filter", scan.filter, TOO_LONG)
         until = int(time.time()) + self._life_s
-        who = {"recipient": asker.recipient_id, "table": asker.table_id, "until": until}
-        return self._seals.sealed({**who, "question": question, "task": asdict(task)})
+        who = {"recipient": token_holder.recipient_id, "table": token_holder.table_id, "until": until}
+        return self._seals.seal({**who, "question": question, "task": asdict(task)})
 
-    def opened(self, asker: Asker, token: str) -> tuple[ScanRequest, PlanTask]:
+    def open(self, token_holder: TokenHolder, token: str) -> tuple[ScanRequest, PlanTask]:
         """What a token asks for.
 
         Raises:
             NotFound: it is not one of ours, has expired, or is of another table or recipient.
         """
-        found = self._seals.opened(token, _PlanToken)
-        whose = (asker.recipient_id, asker.table_id)
+        found = self._seals.open(token, _PlanToken)
+        whose = (token_holder.recipient_id, token_holder.table_id)
         if found is None or (found.recipient, found.table) != whose or found.until < time.time():
-            raise NotFound("plan-task", shown(token))
+            raise NotFound("plan-task", shorten_value(token))
         try:
             text = zlib.decompress(base64.b85decode(found.question))
             return SCAN_REQUEST.validate_json(text, strict=True), found.task
         except (zlib.error, ValueError) as error:
             # Of another lakeshare version.
-            raise NotFound("plan-task", shown(token)) from error
+            raise NotFound("plan-task", shorten_value(token)) from error
 
 
 def tasks_json(tasks: Sequence[str], deletes: Sequence[Mapping[str, Any]], following: str | None) -> str:
@@ -194,7 +194,7 @@ def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
 LAYOUT = 3
 BATCH_ROWS = 16_000
 # An equality delete of an unpartitioned table applies to all older data files: only so many pairs are kept.
-MOST_REFERENCES = 5_000_000
+MAX_REFERENCES = 5_000_000
 DELETE_FILES, MAY_LACK_COLUMNS = b"delete files", b"may lack columns"
 # In JSON, partition values of other types are texts, which stand for something else.
 SAME_IN_JSON = frozenset({"boolean", "int", "long", "float", "double", "string"})
@@ -223,7 +223,7 @@ class ScanFiles:
 
 
 def write_scan_files(
-    stores: Stores, metadata_location: str, snapshot_id: int, told: "Schema", path: Path
+    stores: Stores, metadata_location: str, snapshot_id: int, client_schema: "Schema", path: Path
 ) -> None:
     """Write the files of a snapshot; `told` is the schema that clients bind partition specs to.
 
@@ -236,8 +236,8 @@ def write_scan_files(
     live = live_files(stores, snapshot, root)
     targets = targets_of(table, live.data) if live.deletes else Targets(())
     by_file, used = _deletes_of(targets, live.deletes, len(live.data), root)
-    columns = _by_id(told, schema_at(table, snapshot))
-    partitions = PartitionTexts(table, told, root)
+    columns = _by_id(client_schema, schema_at(table, snapshot))
+    partitions = PartitionTexts(table, client_schema, root)
     rows = pa.table(
         {
             "path": live.data.column("path"),
@@ -267,7 +267,7 @@ def _may_lack_columns(table: "TableMetadata", columns: "Schema", files: DataFile
     return False
 
 
-def _by_id(told: "Schema", own: "Schema") -> "Schema":
+def _by_id(client_schema: "Schema", own: "Schema") -> "Schema":
     """All primitive columns that rows have at most one value of, flat, each named by its id."""
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField, StructType
@@ -284,7 +284,7 @@ def _by_id(told: "Schema", own: "Schema") -> "Schema":
                 )
 
     # Clients read with the types that they are told, into which columns of older snapshots were promoted.
-    collect(told.fields)
+    collect(client_schema.fields)
     collect(own.fields)
     return Schema(*found.values())
 
@@ -311,7 +311,7 @@ def _own_partitions(columns: "Schema", files: DataFiles, table: "TableMetadata")
         values = partition_values(table, columns, own, partition_columns(table, columns, own))
         if values.type.num_fields:
             places = pc.subtract(pc.cumulative_sum(is_own.cast(pa.int64())), 1)
-            found[f"{OWN_PARTITION}{spec_id}"] = pc.take(values, pc.if_else(is_own, places, None))
+            found[f"{SPEC_PARTITION}{spec_id}"] = pc.take(values, pc.if_else(is_own, places, None))
     return found
 
 
@@ -369,9 +369,9 @@ def _deletes_of(
     for delete in deletes:
         numbers = _numbers(targets, delete)
         references += len(numbers)
-        if references > MOST_REFERENCES:
+        if references > MAX_REFERENCES:
             raise Unserveable(
-                f"{root} has more than {MOST_REFERENCES} pairs of data files and files of deletes.",
+                f"{root} has more than {MAX_REFERENCES} pairs of data files and files of deletes.",
                 "Plan scans in the client, or compact the table.",
             )
         if not numbers:
@@ -421,7 +421,7 @@ class IcebergScans:
         self,
         view: TableView,
         table: LoadedTable,
-        asked: ScanRequest,
+        scan: ScanRequest,
         task: PlanTask,
         most: int,
         *,
@@ -434,10 +434,10 @@ class IcebergScans:
             Unserveable: the table's files cannot be planned, or files of deletes also tell of others.
             Unavailable: its store does not answer.
         """
-        names = _names(table, asked, task.snapshot_id)
+        names = _names(table, scan, task.snapshot_id)
         if task.snapshot_id == NO_SNAPSHOT:
             return ScanPage()
-        wanted = parse_filter(asked.filter, names, is_of_snapshot=asked.is_of_snapshot)
+        scan_filter = parse_filter(scan.filter, names, is_of_snapshot=scan.is_of_snapshot)
         files = self._scan_files(table, _pin_of(table, task.snapshot_id))
         if is_for_pyiceberg and files.may_lack_columns:
             # PyIceberg 0.12 compares the texts in plans with numbers of days, and loses the rows of such a file.
@@ -446,11 +446,11 @@ class IcebergScans:
                 "Files of the table may lack partition columns, whose values PyIceberg does not read from plans.",
                 "Query it by Delta Sharing." if view.is_restricted else in_client,
             )
-        statistics = Statistics.of([names.column(name) for name in asked.stats_fields])
+        statistics = Statistics.of([names.column(name) for name in scan.stats_fields])
         _require_own_deletes(view, table, files)
-        page = _Page(files, wanted, statistics)
-        most = min(most, max(1, PAGE_BYTES // len(wanted.residual)))
-        for begin, batch, kept in _kept(view, table, files, wanted, task.start):
+        page = _Page(files, scan_filter, statistics)
+        most = min(most, max(1, PAGE_BYTES // len(scan_filter.residual)))
+        for begin, batch, kept in _select_files(view, table, files, scan_filter, task.start):
             if not page.add(begin, batch, kept, most):
                 break
         return page.made
@@ -464,9 +464,9 @@ class IcebergScans:
         files = self._scan_files(table, pin)
         _require_own_deletes(view, table, files)
         for batch in files.batches():
-            told = batch.filter(_told(view, table, batch))
-            yield from told.column("path").to_pylist()
-            for place in pc.unique(pc.list_flatten(told.column("deletes"))).to_pylist():
+            allowed = batch.filter(_render_tasks(view, table, batch))
+            yield from allowed.column("path").to_pylist()
+            for place in pc.unique(pc.list_flatten(allowed.column("deletes"))).to_pylist():
                 yield files.delete_files[place]["file-path"]
 
     def _scan_files(self, table: LoadedTable, pin: PinnedSnapshot) -> ScanFiles:
@@ -477,10 +477,10 @@ class IcebergScans:
             (*identity, hashlib.sha256(said).hexdigest()), lambda path: self._write(pin, _schema(said), path)
         )
 
-    def _write(self, pin: PinnedSnapshot, told: "Schema", path: Path) -> None:
+    def _write(self, pin: PinnedSnapshot, client_schema: "Schema", path: Path) -> None:
         # Nothing of what the reader says goes out: it names places of the server.
         try:
-            write_scan_files(self._stores, pin.metadata_location, pin.snapshot_id, told, path)
+            write_scan_files(self._stores, pin.metadata_location, pin.snapshot_id, client_schema, path)
         except Unserveable as error:
             _log.error("scans of %s cannot be planned: %s", pin.metadata_location, error)
             raise Unserveable(
@@ -492,49 +492,49 @@ class IcebergScans:
             raise Unavailable("the table's store does not answer", "Try again in a moment.") from error
 
 
-def asked_task(table: LoadedTable, asked: ScanRequest) -> PlanTask:
+def first_task(table: LoadedTable, scan: ScanRequest) -> PlanTask:
     """Where the first page of a scan begins.
 
     Raises:
         BadRequest: the snapshot is not one that the recipient may read.
     """
     newest = table.pins[-1].snapshot_id
-    snapshot_id = newest if asked.snapshot_id is None else asked.snapshot_id
+    snapshot_id = newest if scan.snapshot_id is None else scan.snapshot_id
     if snapshot_id == newest == NO_SNAPSHOT:
         return PlanTask(NO_SNAPSHOT, 0)
     return PlanTask(_pin_of(table, snapshot_id).snapshot_id, 0)
 
 
 def _pin_of(table: LoadedTable, snapshot_id: int) -> PinnedSnapshot:
-    told = {one["snapshot-id"] for one in table.snapshots}
-    found = [pin for pin in table.pins if pin.snapshot_id == snapshot_id and snapshot_id in told]
+    snapshot_ids = {snapshot["snapshot-id"] for snapshot in table.snapshots}
+    found = [pin for pin in table.pins if pin.snapshot_id == snapshot_id and snapshot_id in snapshot_ids]
     if not found:
         raise BadRequest("snapshot-id", snapshot_id, "The table has no such snapshot; load it again.")
     return found[-1]
 
 
-def _names(table: LoadedTable, asked: ScanRequest, snapshot_id: int) -> ColumnNames:
-    snapshot = next((one for one in table.snapshots if one["snapshot-id"] == snapshot_id), {})
+def _names(table: LoadedTable, scan: ScanRequest, snapshot_id: int) -> ColumnNames:
+    snapshot = next((snapshot for snapshot in table.snapshots if snapshot["snapshot-id"] == snapshot_id), {})
     # Readers of the newest snapshot get the table's own columns.
     is_newest = snapshot_id == table.pins[-1].snapshot_id
     then = table.schema(None if is_newest else snapshot.get("schema-id"))
-    return ColumnNames(table.schema(), then, is_case_sensitive=asked.is_case_sensitive)
+    return ColumnNames(table.schema(), then, is_case_sensitive=scan.is_case_sensitive)
 
 
-def _kept(
-    view: TableView, table: LoadedTable, files: ScanFiles, wanted: Filter, start: int
+def _select_files(
+    view: TableView, table: LoadedTable, files: ScanFiles, scan_filter: Filter, start: int
 ) -> Iterator[tuple[int, pa.RecordBatch, list[int]]]:
     """Batches with the places in them that are wanted; `start` is a place among all files."""
-    predicate, begin = affordable(wanted.predicate, MAX_PARTS), 0
+    predicate, begin = limit_parts(scan_filter.predicate, MAX_PARTS), 0
     for batch in files.batches():
         if begin + batch.num_rows > start:
-            kept = pc.and_(evaluate(predicate, batch).true, _told(view, table, batch))
+            kept = pc.and_(evaluate(predicate, batch).true, _render_tasks(view, table, batch))
             places: list[int] = pc.indices_nonzero(kept).to_pylist()
             yield begin, batch, [place for place in places if begin + place >= start]
         begin += batch.num_rows
 
 
-def _told(view: TableView, table: LoadedTable, batch: pa.RecordBatch) -> pa.BooleanArray:
+def _render_tasks(view: TableView, table: LoadedTable, batch: pa.RecordBatch) -> pa.BooleanArray:
     """The files that this recipient may know of."""
     if not view.is_restricted:
         return pa.repeat(pa.scalar(True), batch.num_rows)
@@ -545,7 +545,7 @@ def _told(view: TableView, table: LoadedTable, batch: pa.RecordBatch) -> pa.Bool
         column = names.column(name if isinstance(name, str) else ".".join(name))
         return None if column is None else str(column.field_id)
 
-    return only_within(with_columns(view.rule, by_id), batch)
+    return only_within(rename_columns(view.rule, by_id), batch)
 
 
 def _require_own_deletes(view: TableView, table: LoadedTable, files: ScanFiles) -> None:
@@ -559,7 +559,7 @@ def _require_own_deletes(view: TableView, table: LoadedTable, files: ScanFiles) 
     foreign: set[str] = set()
     has_any_keys = False
     for batch in files.batches():
-        told = _told(view, table, batch)
+        told = _render_tasks(view, table, batch)
         for paths, of_files in ((own, told), (foreign, pc.invert(told))):
             places = pc.unique(pc.list_flatten(batch.column("deletes").filter(of_files))).to_pylist()
             paths.update(files.delete_files[place]["file-path"] for place in places)
@@ -606,15 +606,15 @@ class _Page:
         return [self._deletes[place] for place in deletes]
 
 
-def _schema(said: bytes) -> "Schema":
+def _schema(content: bytes) -> "Schema":
     from pyiceberg.schema import Schema
 
     from lakeshare_server.tables.iceberg.metadata import with_foreign_types
 
-    return Schema.model_validate(with_foreign_types(orjson.loads(said)))
+    return Schema.model_validate(with_foreign_types(orjson.loads(content)))
 
 
-KEPT = 64  # snapshots, each with the locations of its files
+MAX_CACHED_SNAPSHOTS = 64  # snapshots, each with the locations of its files
 
 
 class SignableFiles:
@@ -653,11 +653,11 @@ class SignableFiles:
             # No manifests: they tell of all files.
             paths = self._scans.readable(view, table, pin)
             return frozenset(self._stores.place(path).location for path in paths)
-        return data_files(view, pin, self._stores) | readable_files(snapshot, self._stores)
+        return list_data_files(view, pin, self._stores) | list_readable_files(snapshot, self._stores)
 
     def _keep(self, key: Hashable, files: frozenset[str]) -> frozenset[str]:
         with self._turn:
             self._known[key] = files
-            while len(self._known) > KEPT:
+            while len(self._known) > MAX_CACHED_SNAPSHOTS:
                 self._known.popitem(last=False)
         return files

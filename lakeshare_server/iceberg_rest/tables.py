@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import orjson
 
-from lakeshare_server.access.table_access import Folder, TableView, folder_refusal
+from lakeshare_server.access.table_access import TableFolder, TableView, folder_refusal
 from lakeshare_server.catalog import Catalog, GenerationCache
 from lakeshare_server.errors import (
     BadRequest,
@@ -27,18 +27,25 @@ from lakeshare_server.errors import (
 )
 from lakeshare_server.iceberg_rest.metadata import (
     Fields,
-    folder_of,
-    manifests_of,
+    list_manifests,
     published_metadata,
+    read_folder,
     without_counts,
 )
-from lakeshare_server.iceberg_rest.trimming import trimmed
+from lakeshare_server.iceberg_rest.trimming import trim_metadata
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import Place, Signers, StoredObject, Stores, TemporaryCredentials, place_of
+from lakeshare_server.storage import (
+    ParsedLocation,
+    Signers,
+    StoredObject,
+    Stores,
+    TemporaryCredentials,
+    parse_location,
+)
 from lakeshare_server.storage.locations import GCS, LOCAL, S3
 from lakeshare_server.tables.iceberg.deletes import deletion_vectors, targets_of
 from lakeshare_server.tables.iceberg.manifests import live_files
-from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, metadata_text, open_metadata
+from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, open_metadata, read_metadata_text
 from lakeshare_server.tables.iceberg.partitions import always_has_text
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.versions import PinnedSnapshot, Version
@@ -46,14 +53,14 @@ from lakeshare_server.versions import PinnedSnapshot, Version
 VERSION = "delta-version"
 METADATA_FILE = re.compile(r"v?(\d+)[-.][^/]*metadata\.json(\.gz)?")
 # Of one table so many metadata files are looked at, the newest first; versions before that are not there.
-MOST_FILES = 32
-UNIFORM_KEPT = 4096
+MAX_METADATA_FILES = 32
+MAX_CACHED_UNIFORM = 4096
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Converted:
+class UniformVersion:
     """A Delta version in Iceberg's words."""
 
     version: int
@@ -67,8 +74,8 @@ class UniformTables:
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
         # What is in a file never changes; what is no conversion is None.
-        self._read: OrderedDict[StoredObject, Converted | None] = OrderedDict()
-        self._has_same_files: OrderedDict[tuple[str, Converted], bool] = OrderedDict()
+        self._read: OrderedDict[StoredObject, UniformVersion | None] = OrderedDict()
+        self._has_same_files: OrderedDict[tuple[str, UniformVersion], bool] = OrderedDict()
         self._keeping = Lock()
 
     def is_one(self, view: TableView) -> bool:
@@ -101,7 +108,7 @@ class UniformTables:
 
     def _snapshots(self, view: TableView) -> list[PinnedSnapshot]:
         newest, first = view.latest(), view.first_readable()
-        found: dict[int, Converted] = {}
+        found: dict[int, UniformVersion] = {}
         for one in self._converted(view.versions.location(), first):
             # A version that was converted again counts as it was the last time.
             found.setdefault(one.version, one)
@@ -122,7 +129,7 @@ class UniformTables:
             )
         return pins
 
-    def _converted(self, location: str, first: int) -> Iterator[Converted]:
+    def _converted(self, location: str, first: int) -> Iterator[UniformVersion]:
         """The conversions from a version on, the last one first."""
         for file in self._metadata_files(location):
             with self._keeping:
@@ -148,25 +155,25 @@ class UniformTables:
             if name is not None:
                 numbered.append((int(name[1]), file.modified_ms, file))
         newest_first = sorted(numbered, key=lambda one: one[:2], reverse=True)
-        return [file for _, _, file in newest_first[:MOST_FILES]]
+        return [file for _, _, file in newest_first[:MAX_METADATA_FILES]]
 
-    def _look(self, location: str) -> Converted | None:
+    def _look(self, location: str) -> UniformVersion | None:
         try:
-            metadata: Any = trimmed(metadata_text(self._stores, location), ())
+            metadata: Any = trim_metadata(read_metadata_text(self._stores, location), ())
             version = metadata["properties"][VERSION]
-            return Converted(int(version), location, int(metadata["current-snapshot-id"]))
+            return UniformVersion(int(version), location, int(metadata["current-snapshot-id"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             _log.info("%s is no Iceberg metadata of a Delta version: %r", location, error)
             return None
 
-    def _keep(self, file: StoredObject, converted: Converted | None) -> Converted | None:
+    def _keep(self, file: StoredObject, converted: UniformVersion | None) -> UniformVersion | None:
         with self._keeping:
             self._read[file] = converted
-            while len(self._read) > UNIFORM_KEPT:
+            while len(self._read) > MAX_CACHED_UNIFORM:
                 self._read.popitem(last=False)
         return converted
 
-    def _is_as_published(self, view: TableView, version: Version, converted: Converted) -> bool:
+    def _is_as_published(self, view: TableView, version: Version, converted: UniformVersion) -> bool:
         """Whether a conversion has the files of its version, and the same rows of them; looked at once."""
         # Of the whole table, whatever this recipient may read of it.
         index = view.versions.index(version)
@@ -175,21 +182,21 @@ class UniformTables:
             known = self._has_same_files.get(key)
         if known is not None:
             return known
-        told = self._told_files(converted)
-        if told is None:
+        converted_files = self._told_files(converted)
+        if converted_files is None:
             return False
-        found = told == self._own_files(index)
+        found = converted_files == self._own_files(index)
         if not found:
             _log.error(
                 "%s does not have the files of version %s", converted.metadata_location, version.number
             )
         with self._keeping:
             self._has_same_files[key] = found
-            while len(self._has_same_files) > UNIFORM_KEPT:
+            while len(self._has_same_files) > MAX_CACHED_UNIFORM:
                 self._has_same_files.popitem(last=False)
         return found
 
-    def _told_files(self, converted: Converted) -> dict[str, int] | None:
+    def _told_files(self, converted: UniformVersion) -> dict[str, int] | None:
         """How many rows of each file are deleted; None where the metadata cannot be used."""
         try:
             table, snapshot = open_metadata(self._stores, converted.metadata_location, converted.snapshot_id)
@@ -218,9 +225,9 @@ class UniformTables:
         return self._stores.place(path).location
 
 
-KEPT = 512  # tables, as one kind of recipient sees them
+MAX_CACHED_TABLES = 512  # tables, as one kind of recipient sees them
 # What a file that is not whole, or not Iceberg's at all, does to whoever takes it apart.
-UNUSABLE = (KeyError, TypeError, ValueError, AttributeError)
+UNUSABLE_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -244,7 +251,7 @@ class LoadedTable:
 
     def schema(self, schema_id: int | None = None) -> Fields:
         """One of its schemas, the table's own when the id is None or not told."""
-        by_id = {one.get("schema-id", 0): one for one in self.schemas}
+        by_id = {schema.get("schema-id", 0): schema for schema in self.schemas}
         return by_id.get(schema_id, by_id[self.current_schema_id])
 
 
@@ -253,8 +260,8 @@ class IcebergTables:
 
     def __init__(self, catalog: Catalog, stores: Stores) -> None:
         self._stores, self._uniform = stores, UniformTables(stores)
-        self._seen = GenerationCache[LoadedTable](catalog, KEPT)
-        self._folders = GenerationCache[Folder](catalog, KEPT)
+        self._seen = GenerationCache[LoadedTable](catalog, MAX_CACHED_TABLES)
+        self._folders = GenerationCache[TableFolder](catalog, MAX_CACHED_TABLES)
         self._made: OrderedDict[tuple[tuple[PinnedSnapshot, ...], bool], LoadedTable] = OrderedDict()
         self._keeping = Lock()
         # One for each table: a store that is slow holds up no table of another one.
@@ -275,14 +282,14 @@ class IcebergTables:
         """
         return self._seen.get(_key(view, view.latest().number), lambda: self._loaded(view), generation)
 
-    def folder(self, view: TableView, generation: int | None = None) -> Folder:
+    def folder(self, view: TableView, generation: int | None = None) -> TableFolder:
         """The table's folder and the stores of its files.
 
         Raises:
             NotFound, Unserveable, StoreError, Unavailable: as `load`.
         """
         key = _key(view, view.latest().number)
-        return self._folders.get(key, lambda: folder_of(view, self._stores), generation)
+        return self._folders.get(key, lambda: read_folder(view, self._stores), generation)
 
     def lists(self, view: TableView) -> bool:
         """Whether listings of this catalog have the table."""
@@ -305,7 +312,7 @@ class IcebergTables:
         if not found:
             entry = view.entry
             raise NotFound("[Share/Schema/Table]", f"{entry.share.name}/{entry.schema}/{entry.name}")
-        return found if not view.is_restricted else _decided(view, found)
+        return found if not view.is_restricted else _decided_pins(view, found)
 
     def _loaded(self, view: TableView) -> LoadedTable:
         pins = tuple(self._readable_snapshots(view))
@@ -318,47 +325,47 @@ class IcebergTables:
                 made = self._rewritten(*made_of)
                 with self._keeping:
                     self._made[made_of] = made
-                    while len(self._made) > KEPT:
+                    while len(self._made) > MAX_CACHED_TABLES:
                         self._made.popitem(last=False)
         return made
 
     def _rewritten(self, pins: Sequence[PinnedSnapshot], is_restricted: bool) -> LoadedTable:
         newest, wanted = pins[-1], {pin.snapshot_id for pin in pins}
         try:
-            told = published_metadata(pins, lambda location: self._read(location, wanted), self._specs)
-            told = without_counts(told) if is_restricted else told
-        except UNUSABLE as error:
+            published = published_metadata(pins, lambda location: self._read(location, wanted), self._specs)
+            published = without_counts(published) if is_restricted else published
+        except UNUSABLE_ERRORS as error:
             _log.error("the Iceberg metadata %s cannot be used: %r", newest.metadata_location, error)
             raise Unserveable(
                 "The table's Iceberg metadata cannot be read.",
                 "Provider: the server's log says which file it is.",
             ) from error
-        body = orjson.dumps(told)
-        location = told["location"].rstrip("/")
-        lists = {one["snapshot-id"]: one.get("manifest-list") for one in told["snapshots"]}
+        body = orjson.dumps(published)
+        location = published["location"].rstrip("/")
+        lists = {one["snapshot-id"]: one.get("manifest-list") for one in published["snapshots"]}
         return LoadedTable(
             version=newest.version.number,
             location=location,
             metadata_location=lists.get(newest.snapshot_id) or _other_location(location, newest),
             metadata=body,
             pins=pins,
-            snapshots=told["snapshots"],
-            schemas=told["schemas"],
-            current_schema_id=told["current-schema-id"],
-            is_plannable=_is_plannable(told),
+            snapshots=published["snapshots"],
+            schemas=published["schemas"],
+            current_schema_id=published["current-schema-id"],
+            is_plannable=_is_plannable(published),
         )
 
     def _read(self, location: str, wanted: set[int]) -> Fields | None:
         try:
-            text = metadata_text(self._stores, location)
+            text = read_metadata_text(self._stores, location)
         except StoreError as error:
             _log.warning("the Iceberg metadata %s cannot be read: %s", location, error)
             return None
-        found: Fields = trimmed(text, wanted)
+        found: Fields = trim_metadata(text, wanted)
         return found
 
     def _specs(self, snapshot: Fields) -> set[int]:
-        manifests = manifests_of(snapshot, self._stores)
+        manifests = list_manifests(snapshot, self._stores)
         return {manifest.spec_id for manifest in manifests if manifest.spec_id is not None}
 
 
@@ -368,7 +375,7 @@ def _other_location(location: str, newest: PinnedSnapshot) -> str:
     return f"{location}/metadata/{f'empty-{newest.version.number}' if is_empty else newest.snapshot_id}"
 
 
-def _decided(view: TableView, pins: Sequence[PinnedSnapshot]) -> list[PinnedSnapshot]:
+def _decided_pins(view: TableView, pins: Sequence[PinnedSnapshot]) -> list[PinnedSnapshot]:
     """The snapshots of which partitions tell what may be read: of the others no file is planned.
 
     Raises:
@@ -398,10 +405,10 @@ def _is_plannable(metadata: Fields) -> bool:
 
 def _kinds(fields: Iterable[Fields]) -> Iterator[tuple[int, object]]:
     """The types of columns by id, those inside of structs too: partitions can be of no others."""
-    for one in fields:
-        yield one["id"], one["type"]
-        if isinstance(one["type"], dict):
-            yield from _kinds(one["type"].get("fields", ()))
+    for field in fields:
+        yield field["id"], field["type"]
+        if isinstance(field["type"], dict):
+            yield from _kinds(field["type"].get("fields", ()))
 
 
 def _key(view: TableView, version: int) -> tuple[object, ...]:
@@ -410,7 +417,7 @@ def _key(view: TableView, version: int) -> tuple[object, ...]:
     return entry.lake_table, entry.history, entry.start_version, entry.publication, view.restriction, version
 
 
-FilesWay = Literal["credentials", "signed requests", "disk"]
+FileAccess = Literal["credentials", "signed requests", "disk"]
 SIGNING = {"s3.remote-signing-enabled": "true", "s3.signer": "S3V4RestSigner"}
 
 
@@ -422,7 +429,7 @@ class ClientStorage:
     credentials: Mapping[str, str] | None = dataclass_field(default=None, repr=False)
 
 
-NOTHING = ClientStorage()
+NO_STORAGE = ClientStorage()
 
 
 def needs_no_storage(view: TableView, table: LoadedTable) -> bool:
@@ -437,14 +444,16 @@ def planning_config(view: TableView, table: LoadedTable, settings: ServerSetting
     return {}
 
 
-def files_way(view: TableView, folder: Folder, signers: Signers, settings: ServerSettings) -> FilesWay:
+def choose_file_access(
+    view: TableView, folder: TableFolder, signers: Signers, settings: ServerSettings
+) -> FileAccess:
     """How Iceberg clients get at the files of a table.
 
     Raises:
         Unserveable: there is no way to read just what was published.
         Unavailable: what tells is not there now.
     """
-    place = place_of(folder.location, settings.azure_account)
+    place = parse_location(folder.location, settings.azure_account)
     if place.kind == LOCAL and not view.is_restricted:
         return "disk"
     refusal = folder_refusal(view, folder, signers)
@@ -460,7 +469,7 @@ def files_way(view: TableView, folder: Folder, signers: Signers, settings: Serve
 def client_storage(
     view: TableView,
     table: LoadedTable,
-    folder: Folder,
+    folder: TableFolder,
     signers: Signers,
     settings: ServerSettings,
     sign_at: str,
@@ -471,10 +480,10 @@ def client_storage(
         Unserveable: there is no way to read just what was published.
         Unavailable: credentials cannot be had now.
     """
-    way = files_way(view, folder, signers, settings)
+    way = choose_file_access(view, folder, signers, settings)
     if way == "disk":
-        return NOTHING
-    place = place_of(table.location, settings.azure_account)
+        return NO_STORAGE
+    place = parse_location(table.location, settings.azure_account)
     config = signers.s3_client_config(place) if place.kind == S3 else {}
     if way == "credentials":
         granted = signers.vend(place.location, settings.url_life_s)
@@ -490,7 +499,7 @@ def client_storage(
 
 
 def vended_storage(
-    view: TableView, table: LoadedTable, folder: Folder, signers: Signers, settings: ServerSettings
+    view: TableView, table: LoadedTable, folder: TableFolder, signers: Signers, settings: ServerSettings
 ) -> ClientStorage:
     """Fresh credentials alone.
 
@@ -498,14 +507,14 @@ def vended_storage(
         Unserveable: this table hands out none; says why.
         Unavailable: they cannot be had now.
     """
-    place = place_of(table.location, settings.azure_account)
+    place = parse_location(table.location, settings.azure_account)
     refusal = folder_refusal(view, folder, signers)
     if refusal is not None:
         raise Unserveable(f"{view.entry.path} hands out no credentials: {refusal}.", "Load the table again.")
     return ClientStorage({}, credential_config(signers.vend(place.location, settings.url_life_s), place))
 
 
-def credential_config(granted: TemporaryCredentials, place: Place) -> dict[str, str]:
+def credential_config(granted: TemporaryCredentials, place: ParsedLocation) -> dict[str, str]:
     """Temporary credentials in the names that Iceberg's clients have for them."""
     fields, ends = granted.fields, str(granted.expires_at_ms)
     if place.kind == S3:

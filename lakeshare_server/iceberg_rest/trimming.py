@@ -13,12 +13,12 @@ from typing import Any
 import orjson
 
 SMALL_BYTES = 1 << 19
-LONGEST_S = 300
+MAX_TRIM_S = 300
 # They grow with the table's history, and nothing of them is handed out.
 OF_HISTORY = ("snapshot-log", "metadata-log", "refs", "statistics", "partition-statistics")
 
 
-def trimmed(text: bytes, wanted: Collection[int]) -> Any:
+def trim_metadata(text: bytes, snapshot_ids: Collection[int]) -> Any:
     """A metadata file's content; of a large one the snapshots with the wanted ids only.
 
     Raises:
@@ -27,17 +27,17 @@ def trimmed(text: bytes, wanted: Collection[int]) -> Any:
     if len(text) <= SMALL_BYTES:
         return orjson.loads(text)
     command = [sys.executable, "-P", "-m", __name__]
-    ids = "\n".join(str(one) for one in wanted).encode()
+    ids = "\n".join(str(one) for one in snapshot_ids).encode()
     try:
         done = subprocess.run(
-            command, input=ids + b"\n\n" + text, capture_output=True, timeout=LONGEST_S, check=True
+            command, input=ids + b"\n\n" + text, capture_output=True, timeout=MAX_TRIM_S, check=True
         )
     except subprocess.SubprocessError as error:
         raise ValueError(f"{len(text)} bytes of metadata could not be taken apart: {error}") from error
     return orjson.loads(done.stdout)
 
 
-def trim(text: bytes, wanted: Collection[int]) -> bytes:
+def trim_text(text: bytes, snapshot_ids: Collection[int]) -> bytes:
     """The file without what nobody gets.
 
     Raises:
@@ -46,9 +46,14 @@ def trim(text: bytes, wanted: Collection[int]) -> bytes:
     metadata = orjson.loads(text)
     snapshots = metadata.get("snapshots") or ()
     kept = {name: value for name, value in metadata.items() if name not in OF_HISTORY}
-    return orjson.dumps({**kept, "snapshots": [one for one in snapshots if one.get("snapshot-id") in wanted]})
+    return orjson.dumps(
+        {
+            **kept,
+            "snapshots": [snapshot for snapshot in snapshots if snapshot.get("snapshot-id") in snapshot_ids],
+        }
+    )
 
 
 if __name__ == "__main__":
     ids, _, content = sys.stdin.buffer.read().partition(b"\n\n")
-    sys.stdout.buffer.write(trim(content, {int(one) for one in ids.split()}))
+    sys.stdout.buffer.write(trim_text(content, {int(one) for one in ids.split()}))

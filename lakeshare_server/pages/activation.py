@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from lakeshare_server.access.authentication import profile_of, profile_text
+from lakeshare_server.access.authentication import format_profile, make_profile
 from lakeshare_server.access.rate_limit import require_allowed
 from lakeshare_server.catalog import Catalog, Listings, Reader, TableEntry
 from lakeshare_server.catalog.sharing import (
@@ -21,20 +21,27 @@ from lakeshare_server.catalog.sharing import (
     LinkState,
     RecipientState,
     editing,
-    look_at_link,
-    redeem,
+    find_link,
+    redeem_link,
     states,
 )
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, LinkEnded, MalformedRequest, NotFound
-from lakeshare_server.pages.rendering import LOOK, moment, page, profile_name, view_code
-from lakeshare_server.protocol.requests import json_object, optional_truth
-from lakeshare_server.routes.context import Note, NoteDep, Parts, PartsDep, address_of, whole_body
+from lakeshare_server.pages.rendering import LOOK_ACTION, format_moment, profile_name, render_page, view_code
+from lakeshare_server.protocol.requests import optional_boolean, parse_json_object
+from lakeshare_server.routes.context import (
+    AppState,
+    AppStateDep,
+    AuditRecord,
+    AuditRecordDep,
+    client_address,
+    read_bounded_body,
+)
 from lakeshare_server.routes.errors import RESPONSES
 from lakeshare_server.routes.responses import error_response, json_response
 from lakeshare_server.settings import ACTIVATION_PATH
-from lakeshare_server.snippets import ToldSnippet
+from lakeshare_server.snippets import EngineSnippet
 
-MOST_SHARES, MOST_TABLES = 20, 50
+MAX_SHARES, MAX_TABLES = 20, 50
 
 
 @dataclass(frozen=True)
@@ -82,22 +89,26 @@ class Offer:
             "profileExpiresAt": None if ends is None else ends.isoformat(),
             "agreement": self.recipient.agreement if self.asks_agreement else None,
             "shares": [
-                {"name": one.name, "comment": one.comment, "tables": [table.path for table in one.tables]}
-                for one in self.shares
+                {
+                    "name": share.name,
+                    "comment": share.comment,
+                    "tables": [table.path for table in share.tables],
+                }
+                for share in self.shares
             ],
         }
 
 
-def offer_of(catalog: Catalog, link: LinkState, recipient: RecipientState) -> Offer:
+def make_offer(catalog: Catalog, link: LinkState, recipient: RecipientState) -> Offer:
     """What a link offers now: as the recipient's own listings tell it."""
     with catalog.reading() as session:
-        ends = _ends(states.grants_to(session, recipient.name))
+        ends = _ends(states.list_grants_to(session, recipient.name))
     listings = Listings(catalog, recipient.id)
     offered = []
-    for share in listings.shares(0, MOST_SHARES):
-        tables = listings.tables(share.name, None, 0, MOST_TABLES + 1)
+    for share in listings.shares(0, MAX_SHARES):
+        tables = listings.tables(share.name, None, 0, MAX_TABLES + 1)
         title = share.display_name or share.name
-        shown, has_more = tables[:MOST_TABLES], len(tables) > MOST_TABLES
+        shown, has_more = tables[:MAX_TABLES], len(tables) > MAX_TABLES
         offered.append(OfferedShare(share.name, title, share.comment, shown, has_more, ends.get(share.name)))
     return Offer(link, recipient, offered)
 
@@ -105,18 +116,18 @@ def offer_of(catalog: Catalog, link: LinkState, recipient: RecipientState) -> Of
 def _ends(grants: Sequence[Grant]) -> dict[str, datetime | None]:
     """The end of each share: that of its last grant, none if one of them has none."""
     ends: dict[str, datetime | None] = {}
-    for one in grants:
-        before = ends.get(one.share, one.ends_at)
-        ends[one.share] = None if before is None or one.ends_at is None else max(before, one.ends_at)
+    for grant in grants:
+        before = ends.get(grant.share, grant.ends_at)
+        ends[grant.share] = None if before is None or grant.ends_at is None else max(before, grant.ends_at)
     return ends
 
 
-MOST_BODY_BYTES = 4096
-LONGEST_BY = 255
+MAX_BODY_BYTES = 4096
+MAX_NAME_CHARS = 255
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 TITLES = {"used": "This link was used already", "expired": "This link has expired"}
 REPLACED = "This link does not work any more"
-ELSEWHERE, FAILED = "Not from here", "That did not work"
+ADDRESS_REFUSED, REQUEST_FAILED = "Not from here", "That did not work"
 LATER = "Open the link again in a moment. If that does not help, ask your provider."
 UNKNOWN = "There is no such link"
 
@@ -125,61 +136,76 @@ router = APIRouter()
 
 # One route for all methods and paths: what is asked wrongly is not to leave a link in the audit log either.
 @router.api_route(f"{ACTIVATION_PATH}/{{code:path}}", methods=METHODS, name="activation")
-async def activation(code: str, request: Request, parts: PartsDep, note: NoteDep) -> Response:
-    note.action = "redeem_link" if request.method == "POST" else LOOK
+async def activation(
+    code: str, request: Request, app_state: AppStateDep, audit_record: AuditRecordDep
+) -> Response:
+    audit_record.action = "redeem_link" if request.method == "POST" else LOOK_ACTION
     wants_json = "application/json" in request.headers.get("accept", "")
     try:
         if request.method == "POST":
-            body = await whole_body(request, MOST_BODY_BYTES, parts.settings.slow_client_s)
+            body = await read_bounded_body(request, MAX_BODY_BYTES, app_state.settings.slow_client_s)
             accepts = _accepts(body, request)
-            return await run_in_threadpool(_redeemed, code, request, parts, note, accepts, wants_json)
+            return await run_in_threadpool(
+                _redeem, code, request, app_state, audit_record, accepts, wants_json
+            )
         if request.method not in ("GET", "HEAD"):
             raise MalformedRequest(f"{request.method} is nothing to do with a link", "Open it in a browser.")
-        return await run_in_threadpool(_looked_at, code, request, parts, note, wants_json)
+        return await run_in_threadpool(_show_offer, code, request, app_state, audit_record, wants_json)
     except LakeshareError as error:
-        return _refused(error, parts, note, wants_json)
+        return _refused(error, app_state, audit_record, wants_json)
 
 
-def _looked_at(code: str, request: Request, parts: Parts, note: Note, wants_json: bool) -> Response:
-    link, recipient = look_at_link(parts.catalog, code)
-    note.recipient = recipient.name
-    require_allowed(recipient.name, recipient.ip_allow, address_of(request))
-    offer = offer_of(parts.catalog, link, recipient)
+def _show_offer(
+    code: str, request: Request, app_state: AppState, audit_record: AuditRecord, wants_json: bool
+) -> Response:
+    link, recipient = find_link(app_state.catalog, code)
+    audit_record.recipient = recipient.name
+    require_allowed(recipient.name, recipient.ip_allow, client_address(request))
+    offer = make_offer(app_state.catalog, link, recipient)
     if wants_json:
         return json_response(
-            {"provider": _provider(parts), "fileName": profile_name(offer.recipient.name), **offer.as_json()}
+            {
+                "provider": _provider(app_state),
+                "fileName": profile_name(offer.recipient.name),
+                **offer.as_json(),
+            }
         )
-    return _offer_page(parts, offer, None)
+    return _offer_page(app_state, offer, None)
 
 
-def _redeemed(
-    code: str, request: Request, parts: Parts, note: Note, accepts: bool, wants_json: bool
+def _redeem(
+    code: str,
+    request: Request,
+    app_state: AppState,
+    audit_record: AuditRecord,
+    accepts: bool,
+    wants_json: bool,
 ) -> Response:
-    link, recipient = look_at_link(parts.catalog, code)
-    note.recipient = recipient.name
-    address = address_of(request)
+    link, recipient = find_link(app_state.catalog, code)
+    audit_record.recipient = recipient.name
+    address = client_address(request)
     require_allowed(recipient.name, recipient.ip_allow, address)
     try:
-        with editing(parts.catalog, f"recipient:{recipient.name}"[:LONGEST_BY]) as edit:
-            recipient, given = redeem(edit, code, from_address=address, accepts_agreement=accepts)
+        with editing(app_state.catalog, f"recipient:{recipient.name}"[:MAX_NAME_CHARS]) as edit:
+            recipient, issued = redeem_link(edit, code, from_address=address, accepts_agreement=accepts)
             # Within the transaction: what cannot be given out has not used the link up.
-            profile = profile_of(recipient, given, parts.settings)
+            profile = make_profile(recipient, issued, app_state.settings)
     except BadRequest as error:
         if wants_json:
             raise
-        note.error_code = RESPONSES[BadRequest][1]
+        audit_record.error_code = RESPONSES[BadRequest][1]
         return _offer_page(
-            parts, offer_of(parts.catalog, link, recipient), error.hint, RESPONSES[BadRequest][0]
+            app_state, make_offer(app_state.catalog, link, recipient), error.hint, RESPONSES[BadRequest][0]
         )
     if wants_json:
         return json_response({"fileName": profile_name(recipient.name), "profile": profile})
-    offer = offer_of(parts.catalog, link, recipient)
-    path, snippets = _first_code(parts, offer)
-    return page(
+    offer = make_offer(app_state.catalog, link, recipient)
+    path, snippets = _first_code(app_state, offer)
+    return render_page(
         "activated.html",
-        parts.settings,
+        app_state.settings,
         file_name=profile_name(recipient.name),
-        profile=base64.b64encode(profile_text(profile).encode()).decode(),
+        profile=base64.b64encode(format_profile(profile).encode()).decode(),
         profile_ends_at=offer.profile_ends_at,
         shares=offer.shares,
         path=path,
@@ -187,10 +213,10 @@ def _redeemed(
     )
 
 
-def _offer_page(parts: Parts, offer: Offer, problem: str | None, status: int = 200) -> Response:
-    return page(
+def _offer_page(app_state: AppState, offer: Offer, problem: str | None, status: int = 200) -> Response:
+    return render_page(
         "activate.html",
-        parts.settings,
+        app_state.settings,
         status,
         recipient=offer.recipient,
         link=offer.link,
@@ -201,24 +227,26 @@ def _offer_page(parts: Parts, offer: Offer, problem: str | None, status: int = 2
     )
 
 
-def _first_code(parts: Parts, offer: Offer) -> tuple[str | None, list[ToldSnippet]]:
+def _first_code(app_state: AppState, offer: Offer) -> tuple[str | None, list[EngineSnippet]]:
     """Code for the first table that has something to read."""
     for share in offer.shares:
         for table in share.tables:
             try:
-                view = parts.views.table(offer.reader, table.share.name, table.schema, table.name)
-                return table.path, view_code(parts, view, offer.recipient)
+                view = app_state.views.table(offer.reader, table.share.name, table.schema, table.name)
+                return table.path, view_code(app_state, view, offer.recipient)
             except LakeshareError:
                 # Not published yet, or its store does not answer: the profile is given all the same.
                 continue
     return None, []
 
 
-def _refused(error: LakeshareError, parts: Parts, note: Note, wants_json: bool) -> Response:
-    status, note.error_code = RESPONSES.get(type(error), (500, "INTERNAL_ERROR"))
+def _refused(
+    error: LakeshareError, app_state: AppState, audit_record: AuditRecord, wants_json: bool
+) -> Response:
+    status, audit_record.error_code = RESPONSES.get(type(error), (500, "INTERNAL_ERROR"))
     if wants_json:
-        return error_response(status, note.error_code, error.for_recipient())
-    return page("no_link.html", parts.settings, status, **_reason(error))
+        return error_response(status, audit_record.error_code, error.for_recipient())
+    return render_page("no_link.html", app_state.settings, status, **_reason(error))
 
 
 def _reason(error: LakeshareError) -> dict[str, Any]:
@@ -230,7 +258,7 @@ def _reason(error: LakeshareError) -> dict[str, Any]:
             title = TITLES.get(why, REPLACED)
             return {
                 "title": title,
-                "reason": f"{verb} on {moment(at)}{where}.",
+                "reason": f"{verb} on {format_moment(at)}{where}.",
                 "remedy": again,
                 "used_from": used_from,
             }
@@ -239,18 +267,28 @@ def _reason(error: LakeshareError) -> dict[str, Any]:
             return {"title": UNKNOWN, "reason": reason, "remedy": again, "used_from": None}
         case Denied():
             remedy = "Open the link from an address that is allowed, or ask your provider to allow this one."
-            return {"title": ELSEWHERE, "reason": error.for_recipient(), "remedy": remedy, "used_from": None}
+            return {
+                "title": ADDRESS_REFUSED,
+                "reason": error.for_recipient(),
+                "remedy": remedy,
+                "used_from": None,
+            }
         case _:
             # It may be open still: what failed is something else.
-            return {"title": FAILED, "reason": error.for_recipient(), "remedy": LATER, "used_from": None}
+            return {
+                "title": REQUEST_FAILED,
+                "reason": error.for_recipient(),
+                "remedy": LATER,
+                "used_from": None,
+            }
 
 
 def _accepts(body: bytes, request: Request) -> bool:
     """Whether the agreement is accepted, by a form or by JSON."""
     if request.headers.get("content-type", "").startswith("application/json"):
-        return optional_truth(json_object(body), "acceptsAgreement")
+        return optional_boolean(parse_json_object(body), "acceptsAgreement")
     return parse_qs(body.decode("utf-8", "replace")).get("accept") == ["yes"]
 
 
-def _provider(parts: Parts) -> str:
-    return parts.settings.provider_name or parts.settings.host_name()
+def _provider(app_state: AppState) -> str:
+    return app_state.settings.provider_name or app_state.settings.host_name()

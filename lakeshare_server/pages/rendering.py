@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lakeshare_server.access.table_access import TableView
 from lakeshare_server.catalog.sharing import RecipientState, states
 from lakeshare_server.provider.serveability import TableServeability
-from lakeshare_server.routes.context import AskedTable, Parts
+from lakeshare_server.routes.context import AppState, TableRequest
 from lakeshare_server.settings import ACTIVATION_PATH, PORTAL_PATH, ServerSettings
-from lakeshare_server.snippets import ToldSnippet, doors_of, snippet_table, told_snippets
+from lakeshare_server.snippets import EngineSnippet, make_snippet_table, make_snippets, make_table_access
 
 STATIC_PATH = "/pages"
 
@@ -47,7 +47,7 @@ HEADERS = {
     "X-Robots-Tag": "noindex, nofollow",
 }
 NO_STORE = "no-store"
-LOOK = "look_at_link"
+LOOK_ACTION = "look_at_link"
 
 
 class PageHeaders:
@@ -63,7 +63,7 @@ class PageHeaders:
 
         if scope["path"].startswith(f"{ACTIVATION_PATH}/"):
             # The audit log names the path of what no route takes, and these paths are secrets.
-            scope["state"]["note"].action = LOOK
+            scope["state"]["audit_record"].action = LOOK_ACTION
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -87,7 +87,7 @@ STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-def page(template: str, settings: ServerSettings, status: int = 200, **told: Any) -> Response:
+def render_page(template: str, settings: ServerSettings, status: int = 200, **values: Any) -> Response:
     """A page in HTML; whatever is told is text, never markup."""
     text = (
         _templates()
@@ -97,7 +97,7 @@ def page(template: str, settings: ServerSettings, status: int = 200, **told: Any
             contact=settings.provider_contact,
             portal_path=settings.root_path() + PORTAL_PATH,
             static=lambda name: settings.root_path() + _static_path(name),
-            **told,
+            **values,
         )
     )
     # Names may hold half a surrogate pair, which has no UTF-8.
@@ -127,7 +127,7 @@ def _templates() -> Environment:
     made = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters.update(moment=moment, iso=_iso)
+    made.filters.update(moment=format_moment, iso=_format_iso)
     return made
 
 
@@ -136,44 +136,46 @@ def _static_path(name: str) -> str:
     return f"{STATIC_PATH}/{name}?v={_static_files()[name][2]}"
 
 
-def moment(at: datetime) -> str:
+def format_moment(at: datetime) -> str:
     """A time as a person reads it."""
     utc = at.astimezone(UTC)
     return f"{utc.day} {utc:%B %Y, %H:%M} UTC"
 
 
-def _iso(at: datetime) -> str:
+def _format_iso(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def table_code(by: AskedTable) -> list[dict[str, Any]]:
+def table_code(request: TableRequest) -> list[dict[str, Any]]:
     """The snippets of a table as JSON's types.
 
     Raises:
         NotFound: nothing was published yet.
         Unavailable: what tells of credentials is not there now.
     """
-    with by.parts.catalog.reading() as session:
-        recipient = states.recipient(session, by.reader.name)
-    return [asdict(one) for one in view_code(by.parts, by.view, recipient)]
+    with request.app_state.catalog.reading() as session:
+        recipient = states.get_recipient(session, request.reader.name)
+    return [asdict(one) for one in view_code(request.app_state, request.view, recipient)]
 
 
-def view_code(parts: Parts, view: TableView, recipient: RecipientState) -> list[ToldSnippet]:
+def view_code(app_state: AppState, view: TableView, recipient: RecipientState) -> list[EngineSnippet]:
     """The snippets of a table that a recipient may read.
 
     Raises:
         NotFound, Unavailable: as `table_code`.
     """
-    doors = doors_of(TableServeability(parts.iceberg_tables, parts.signers, parts.settings).judge(view))
-    table = snippet_table(
+    access = make_table_access(
+        TableServeability(app_state.iceberg_tables, app_state.signers, app_state.settings).judge(view)
+    )
+    table = make_snippet_table(
         view.entry,
-        doors,
+        access,
         profile=profile_name(recipient.name),
-        iceberg_url=parts.settings.iceberg_url(),
-        sharing_url=parts.settings.base_url(),
+        iceberg_url=app_state.settings.iceberg_url(),
+        sharing_url=app_state.settings.base_url(),
     )
     # Snippets for Iceberg's door read a bearer token from the profile; other profiles have none.
-    return told_snippets(table, doors, None if recipient.authentication == "TOKEN" else "delta-sharing")
+    return make_snippets(table, access, None if recipient.authentication == "TOKEN" else "delta-sharing")
 
 
 def profile_name(recipient: str) -> str:

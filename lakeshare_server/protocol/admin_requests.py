@@ -31,7 +31,7 @@ class Reply(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
 
 
-def parsed(model: type[AnyRequest], fields: Mapping[str, Any]) -> AnyRequest:
+def parse_body(model: type[AnyRequest], fields: Mapping[str, Any]) -> AnyRequest:
     """The body as the request means it.
 
     Raises:
@@ -77,10 +77,10 @@ def from_ms(milliseconds: int | None) -> datetime | None:
     return EPOCH + timedelta(milliseconds=milliseconds) if milliseconds else None
 
 
-MOST_UPDATES = 100  # "The maximum number update data objects allowed is a 100."
-MOST_ADDRESSES = 100
-MOST_CHANGES = 1000
-LONGEST_GRACE_S = 10 * 365 * 86_400
+MAX_UPDATES = 100  # "The maximum number update data objects allowed is a 100."
+MAX_ADDRESSES = 100
+MAX_CHANGES = 1000
+MAX_GRACE_S = 10 * 365 * 86_400
 
 Authentication = Literal["TOKEN", "OAUTH_CLIENT_CREDENTIALS", "OIDC_FEDERATION"]
 
@@ -150,7 +150,7 @@ class UpdateShare(RequestBody):
     owner: str | None = None
     display_name: str | None = None
     properties: dict[str, str] | None = None
-    updates: list[DataObjectUpdate] = Field(default_factory=list, max_length=MOST_UPDATES)
+    updates: list[DataObjectUpdate] = Field(default_factory=list, max_length=MAX_UPDATES)
 
 
 class PermissionsChange(RequestBody):
@@ -167,14 +167,14 @@ class PermissionsChange(RequestBody):
 class UpdatePermissions(RequestBody):
     """Changes of who may read a share, all of them or none."""
 
-    changes: list[PermissionsChange] = Field(default_factory=list, max_length=MOST_CHANGES)
+    changes: list[PermissionsChange] = Field(default_factory=list, max_length=MAX_CHANGES)
     omit_permissions_list: bool = False
 
 
 class IpAccessList(RequestBody):
     """Addresses that a recipient may come from; an empty list allows all."""
 
-    allowed_ip_addresses: list[str] = Field(default_factory=list, max_length=MOST_ADDRESSES)
+    allowed_ip_addresses: list[str] = Field(default_factory=list, max_length=MAX_ADDRESSES)
 
 
 class Properties(RequestBody):
@@ -211,7 +211,7 @@ class UpdateRecipient(RequestBody):
 class RotateToken(RequestBody):
     """Asks for a new activation link; the tokens that are out may only end sooner."""
 
-    existing_token_expire_in_seconds: int = Field(ge=0, le=LONGEST_GRACE_S)
+    existing_token_expire_in_seconds: int = Field(ge=0, le=MAX_GRACE_S)
 
 
 class OidcPolicy(RequestBody):
@@ -271,7 +271,7 @@ class TableLocation(RequestBody):
 class FollowTables(RequestBody):
     """Tables to follow and to share in one share."""
 
-    tables: list[TableLocation] = Field(min_length=1, max_length=MOST_CHANGES)
+    tables: list[TableLocation] = Field(min_length=1, max_length=MAX_CHANGES)
     share: str = Field("lake", description="Made when it is not there.")
     table_schema: str | None = Field(
         None,

@@ -308,7 +308,7 @@ FIELD = "partitions.values"
 OPS = {"EQUAL": "=", "LIKE": "LIKE"}
 
 
-def rule_of(partitions: Sequence[Partition]) -> str | None:
+def parse_partitions(partitions: Sequence[Partition]) -> str | None:
     """The rule that any of the partitions holds; None when there are none.
 
     Raises:
@@ -321,7 +321,7 @@ def rule_of(partitions: Sequence[Partition]) -> str | None:
     return " OR ".join(f"({group})" for group in groups) or None
 
 
-def partitions_of(rule: str | None) -> list[PartitionInfo] | None:
+def format_partitions(rule: str | None) -> list[PartitionInfo] | None:
     """The partitions that a rule stands for; None when it says something that partitions cannot."""
     if rule is None:
         return []
@@ -342,7 +342,7 @@ def _tests(rule: str, position: int) -> tuple[list[PartitionValueInfo], int]:
         test = TEST.match(rule, position)
         if test is None:
             return values, -1
-        values.append(_told(test))
+        values.append(_partition_value(test))
         if rule.startswith(")", test.end()):
             return values, test.end() + 1
         position = _skipped(rule, test.end(), " AND ")
@@ -353,7 +353,7 @@ def _skipped(rule: str, position: int, word: str) -> int:
     return position + len(word) if position >= 0 and rule.startswith(word, position) else -1
 
 
-def _told(test: re.Match[str]) -> PartitionValueInfo:
+def _partition_value(test: re.Match[str]) -> PartitionValueInfo:
     name = test["name"][1:-1].replace("``", "`")
     value, key = test["value"], test[5]
     return PartitionValueInfo(
@@ -397,7 +397,7 @@ SELECT = "SELECT"
 GROUP = "group:"
 
 
-def told_share(share: Share, objects: Iterable[SharedObject] | None = None) -> ShareInfo:
+def make_share_info(share: Share, objects: Iterable[SharedObject] | None = None) -> ShareInfo:
     """A share, with its tables if they were asked for."""
     return ShareInfo(
         name=share.name,
@@ -412,13 +412,13 @@ def told_share(share: Share, objects: Iterable[SharedObject] | None = None) -> S
         properties=dict(share.properties) or None,
         revision=share.revision,
         declared=share.declared,
-        objects=None if objects is None else [told_object(one) for one in objects],
+        objects=None if objects is None else [make_object_info(one) for one in objects],
     )
 
 
-def told_object(shared: SharedObject) -> SharedDataObject:
+def make_object_info(shared: SharedObject) -> SharedDataObject:
     """A shared table; its rule is told as partitions where they can say it."""
-    partitions = partitions_of(shared.rule)
+    partitions = format_partitions(shared.rule)
     return SharedDataObject(
         name=shared.table,
         data_object_type=shared.kind,
@@ -437,7 +437,7 @@ def told_object(shared: SharedObject) -> SharedDataObject:
     )
 
 
-def told_assignment(grant: Grant) -> PrivilegeAssignment:
+def make_privilege_assignment(grant: Grant) -> PrivilegeAssignment:
     """A grant, as an assignment of the one privilege there is."""
     return PrivilegeAssignment(
         principal=grant.recipient or f"{GROUP}{grant.group}",
@@ -448,18 +448,18 @@ def told_assignment(grant: Grant) -> PrivilegeAssignment:
     )
 
 
-def told_permissions(grants: Iterable[Grant]) -> list[ShareToPrivileges]:
+def make_share_permissions(grants: Iterable[Grant]) -> list[ShareToPrivileges]:
     """What a recipient may read, share by share."""
     by_share: dict[str, list[PrivilegeAssignment]] = {}
     for grant in grants:
-        by_share.setdefault(grant.share, []).append(told_assignment(grant))
+        by_share.setdefault(grant.share, []).append(make_privilege_assignment(grant))
     return [
         ShareToPrivileges(share_name=share, privilege_assignments=assignments)
         for share, assignments in by_share.items()
     ]
 
 
-def told_recipient(
+def make_recipient_info(
     recipient: RecipientState, activation_urls: Mapping[str, str] | None = None
 ) -> RecipientInfo:
     """A recipient; `activation_urls`, by the ids of links, are those that were made just now."""
@@ -522,7 +522,7 @@ def _first(*ends: datetime | None) -> int | None:
     return in_ms(min((end for end in ends if end is not None), default=None))
 
 
-def told_policy(policy: FederationPolicy) -> FederationPolicyInfo:
+def make_policy_info(policy: FederationPolicy) -> FederationPolicyInfo:
     """A federation policy; its times are texts, as the API of policies has them."""
     return FederationPolicyInfo(
         name=policy.name,
@@ -543,7 +543,7 @@ def _text(moment: datetime | None) -> str | None:
     return None if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def told_group(group: Group) -> GroupInfo:
+def make_group_info(group: Group) -> GroupInfo:
     """A group of recipients."""
     return GroupInfo(
         name=group.name,
@@ -558,7 +558,7 @@ def told_group(group: Group) -> GroupInfo:
     )
 
 
-def told_key(key: AdminKey, secret: str | None = None) -> AdminKeyInfo:
+def make_admin_key_info(key: AdminKey, secret: str | None = None) -> AdminKeyInfo:
     """An administrator's key; `secret` is the key itself, when it was made just now."""
     return AdminKeyInfo(
         name=key.name,
@@ -572,7 +572,7 @@ def told_key(key: AdminKey, secret: str | None = None) -> AdminKeyInfo:
     )
 
 
-def told_followed_table(followed: FollowedTable) -> FollowedTableInfo:
+def make_followed_table_info(followed: FollowedTable) -> FollowedTableInfo:
     """A followed table as the API tells it."""
     return FollowedTableInfo(
         table=followed.table,

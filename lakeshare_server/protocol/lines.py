@@ -19,7 +19,7 @@ from lakeshare_server.tables.delta.change_index import CDC
 from lakeshare_server.tables.delta.changes import VersionChanges
 from lakeshare_server.tables.index import FileIndex
 from lakeshare_server.tables.predicates import EVERYTHING, Predicate
-from lakeshare_server.tables.pruning import ZERO, evaluate, live_rows
+from lakeshare_server.tables.pruning import ZERO, count_live_rows, evaluate
 from lakeshare_server.tables.serveability import missing_features, needed_features
 from lakeshare_server.tables.snapshot import TableHead, TableProtocol, parquet_format_schema
 
@@ -47,10 +47,10 @@ def parse_capabilities(header: str | None) -> Capabilities:
     )
 
 
-def answered(response_format: str, wants: Capabilities, *, is_pending: bool = False) -> str:
+def format_capabilities(response_format: str, capabilities: Capabilities, *, is_pending: bool = False) -> str:
     """The header of an answer in a format; a pending one says that it is asynchronous."""
     parts = [f"responseformat={response_format}"]
-    if wants.wants_end_stream_action:
+    if capabilities.wants_end_stream_action:
         parts.append("includeendstreamaction=true")
     if is_pending:
         parts.append("asyncquery=true")
@@ -69,20 +69,20 @@ ResponseFormat = Literal["parquet", "delta"]
 FORMATS = ("parquet", "delta")
 
 
-def negotiated(wants: Capabilities, head: TableHead, table: str) -> ResponseFormat:
+def negotiate_format(capabilities: Capabilities, head: TableHead, table: str) -> ResponseFormat:
     """The format of an answer: parquet for what it can carry, unless the client takes delta only.
 
     Raises:
         BadRequest: the client takes neither of the two formats.
         Unserveable: the table cannot go out in a format the client takes; names the features it lacks.
     """
-    asked = wants.response_formats or frozenset({"parquet"})
+    asked = capabilities.response_formats or frozenset({"parquet"})
     if not asked.intersection(FORMATS):
         raise BadRequest("responseformat", ",".join(sorted(asked)), "It is parquet, delta or a list of both.")
     if "parquet" in asked and not head.hindrances:
         return "parquet"
     if "delta" in asked:
-        _require_features(wants, head, table)
+        _require_features(capabilities, head, table)
         return "delta"
     first = head.hindrances[0]
     # "Unsupported Delta Table Properties" is what clients' tests look for in the text.
@@ -94,7 +94,7 @@ def negotiated(wants: Capabilities, head: TableHead, table: str) -> ResponseForm
     )
 
 
-def announced_protocol(wants: Capabilities, head: TableHead) -> TableProtocol:
+def negotiate_protocol(capabilities: Capabilities, head: TableHead) -> TableProtocol:
     """The table's protocol without the reader features that this snapshot can do without and the client lacks."""
     protocol = head.protocol
     if protocol.reader_features is None:
@@ -103,7 +103,7 @@ def announced_protocol(wants: Capabilities, head: TableHead) -> TableProtocol:
     dropped = {
         feature
         for feature in protocol.reader_features
-        if feature not in needed and feature.lower() not in wants.reader_features
+        if feature not in needed and feature.lower() not in capabilities.reader_features
     }
     if not dropped:
         return protocol
@@ -116,16 +116,16 @@ def announced_protocol(wants: Capabilities, head: TableHead) -> TableProtocol:
     )
 
 
-def _require_features(wants: Capabilities, head: TableHead, table: str) -> None:
-    missing = missing_features(head, wants.reader_features)
+def _require_features(capabilities: Capabilities, head: TableHead, table: str) -> None:
+    missing = missing_features(head, capabilities.reader_features)
     if not missing:
         return
-    reasons = "; ".join(one.reason for one in head.hindrances if one.feature in missing)
+    reasons = "; ".join(hindrance.reason for hindrance in head.hindrances if hindrance.feature in missing)
     raise Unserveable(
         f"Unsupported Delta Table Properties: {table} {reasons}; the client did not announce the reader features "
         f"{', '.join(missing)}.",
         f"Ask with {_request(head)}.",
-        next((one.code for one in head.hindrances if one.feature in missing), None),
+        next((hindrance.code for hindrance in head.hindrances if hindrance.feature in missing), None),
     )
 
 
@@ -135,7 +135,7 @@ def _request(head: TableHead) -> str:
 
 
 @dataclass(frozen=True)
-class Access:
+class DirectoryAccess:
     """How else a recipient may read the files of a table (protocol §1.4); empty when URLs are the only way."""
 
     location: str | None = None
@@ -153,7 +153,7 @@ class Access:
         )
 
 
-URLS_ONLY = Access()
+URLS_ONLY = DirectoryAccess()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class HeadLines:
     size_bytes: int | None = None
     files: int | None = None
     shares_changes: bool = False
-    access: Access = URLS_ONLY
+    access: DirectoryAccess = URLS_ONLY
     # Told with the protocol line too, for those who asked for the protocol's history.
     protocol_version: int | None = None
 
@@ -177,26 +177,32 @@ class HeadLines:
     def protocol_line(self) -> bytes:
         """`protocol`."""
         if self.response_format == "parquet":
-            return line({"protocol": {"minReaderVersion": 1}})
+            return json_line({"protocol": {"minReaderVersion": 1}})
         delta = {
             "minReaderVersion": self.protocol.min_reader_version,
             "minWriterVersion": self.protocol.min_writer_version,
             "readerFeatures": self.protocol.reader_features,
             "writerFeatures": self.protocol.writer_features,
         }
-        return line({"protocol": _said({"deltaProtocol": _said(delta), "version": self.protocol_version})})
+        return json_line(
+            {
+                "protocol": _without_none(
+                    {"deltaProtocol": _without_none(delta), "version": self.protocol_version}
+                )
+            }
+        )
 
     def metadata_line(self, head: TableHead) -> bytes:
         """`metaData`; `size` and `numFiles` are always there, clients fail without (protocol §0.4)."""
-        around = _said({"version": self.version, "size": self.size_bytes, "numFiles": self.files})
+        around = _without_none({"version": self.version, "size": self.size_bytes, "numFiles": self.files})
         around.update(self.access.as_fields())
         if self.response_format == "parquet":
-            return line({"metaData": {**self._parquet_metadata(head), **around}})
-        return line({"metaData": {"deltaMetadata": _delta_metadata(head), **around}})
+            return json_line({"metaData": {**self._parquet_metadata(head), **around}})
+        return json_line({"metaData": {"deltaMetadata": _delta_metadata(head), **around}})
 
     def _parquet_metadata(self, head: TableHead) -> dict[str, Any]:
         shows_changes = self.shares_changes and head.has_change_data_feed
-        return _said(
+        return _without_none(
             {
                 "id": head.table_id,
                 "name": head.name,
@@ -209,18 +215,18 @@ class HeadLines:
         )
 
 
-def end_stream_action(fields: Mapping[str, object]) -> bytes:
+def end_stream_line(fields: Mapping[str, object]) -> bytes:
     """The closing line, for those who asked for it."""
-    return line({"endStreamAction": fields})
+    return json_line({"endStreamAction": fields})
 
 
-def line(wrapped: Mapping[str, object]) -> bytes:
+def json_line(wrapped: Mapping[str, object]) -> bytes:
     """One line of NDJSON."""
     return json.dumps(wrapped, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
 def _delta_metadata(head: TableHead) -> dict[str, Any]:
-    return _said(
+    return _without_none(
         {
             "id": head.table_id,
             "name": head.name,
@@ -234,7 +240,7 @@ def _delta_metadata(head: TableHead) -> dict[str, Any]:
     )
 
 
-def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -272,7 +278,7 @@ class SnapshotLines:
             f'{{"file":{{"expirationTimestamp":{self.expires_at_ms},{asked}"id":"',
             files.column(f"{self.ids}_id"),
             BEFORE_URL[self.response_format],
-            signed(files.column("path"), sign),
+            sign_paths(files.column("path"), sign),
             AFTER_URL,
             files.column("common"),
         ]
@@ -280,10 +286,10 @@ class SnapshotLines:
             parts += [files.column("delta_rest"), vector_ends(files, sign)]
         else:
             parts.append(END["parquet"])
-        return text_of(parts)
+        return join_rows(parts)
 
 
-def signed(paths: pa.StringArray, sign: Sign) -> pa.StringArray:
+def sign_paths(paths: pa.StringArray, sign: Sign) -> pa.StringArray:
     """The URLs of locations, as a column."""
     return texts(sign(paths))
 
@@ -298,7 +304,7 @@ def vector_ends(files: pa.RecordBatch, sign: Sign) -> str | pa.Array:
     vectors = files.filter(has_vector)
     ends = pc.binary_join_element_wise(
         VECTOR_URL,
-        signed(vectors.column("dv_path"), sign),
+        sign_paths(vectors.column("dv_path"), sign),
         vectors.column("dv_rest"),
         VECTOR_ID,
         vectors.column("dv_file_id"),
@@ -308,7 +314,7 @@ def vector_ends(files: pa.RecordBatch, sign: Sign) -> str | pa.Array:
     return pc.replace_with_mask(pa.repeat(plain, len(paths)), has_vector, ends)
 
 
-def text_of(parts: Sequence[str | pa.Array]) -> memoryview:
+def join_rows(parts: Sequence[str | pa.Array]) -> memoryview:
     """The rows of joined columns, one after the other."""
     rows = pc.binary_join_element_wise(*parts, "")
     _, offsets, characters = rows.buffers()
@@ -335,7 +341,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnapshotAnswer:
+class SnapshotResponse:
     """Which files are wanted: from the place `start` of the index, at most `most`, and enough for `rows_wanted`."""
 
     index: FileIndex
@@ -344,9 +350,9 @@ class SnapshotAnswer:
     start: int = 0
     most: int | None = None
 
-    def parts(self, lines: SnapshotLines, sign: Sign, progress: Progress) -> Iterator[bytes | memoryview]:
+    def render(self, lines: SnapshotLines, sign: Sign, progress: Progress) -> Iterator[bytes | memoryview]:
         """The file lines in pieces; an empty one for each batch of the index that made none."""
-        for batch in _gathered(self._wanted(lines.columns, progress)):
+        for batch in _gather(self._wanted(lines.columns, progress)):
             if batch is None:
                 yield b""
                 continue
@@ -354,7 +360,7 @@ class SnapshotAnswer:
                 piece = batch.slice(start, PIECE_ROWS)
                 progress.files += piece.num_rows
                 progress.size_bytes += pc.sum(piece.column("size"), min_count=0).as_py()
-                progress.rows = (progress.rows or 0) + pc.sum(live_rows(piece), min_count=0).as_py()
+                progress.rows = (progress.rows or 0) + pc.sum(count_live_rows(piece), min_count=0).as_py()
                 yield lines.of(piece, sign)
 
     def _wanted(self, columns: Sequence[str], progress: Progress) -> Iterator[pa.RecordBatch]:
@@ -385,24 +391,26 @@ class SnapshotAnswer:
                 yield begin + skipped, batch.slice(skipped)
             begin += batch.num_rows
 
-    def _kept(self, begin: int, batch: pa.RecordBatch, columns: Sequence[str]) -> "_Kept":
+    def _kept(self, begin: int, batch: pa.RecordBatch, columns: Sequence[str]) -> "_SelectedFiles":
         places = _numbers(begin, batch.num_rows) if self.most is not None else None
         if self.predicate == EVERYTHING:
-            return _Kept(batch, places, live_rows(batch) if self.rows_wanted is not None else None)
+            return _SelectedFiles(
+                batch, places, count_live_rows(batch) if self.rows_wanted is not None else None
+            )
         maybe = evaluate(self.predicate, batch)
         rows = None
         if self.rows_wanted is not None:
             # Only rows that surely pass the predicate fill the limit.
-            rows = pc.if_else(maybe.surely_all, live_rows(batch), ZERO).filter(maybe.true)
-        return _Kept(
-            batch.select([*columns, *_counted(batch)]).filter(maybe.true),
+            rows = pc.if_else(maybe.surely_all, count_live_rows(batch), ZERO).filter(maybe.true)
+        return _SelectedFiles(
+            batch.select([*columns, *_count_rows(batch)]).filter(maybe.true),
             None if places is None else places.filter(maybe.true),
             rows,
         )
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _SelectedFiles:
     """Files with their places in the index and the rows they surely add; both only when somebody asks."""
 
     batch: pa.RecordBatch
@@ -423,20 +431,20 @@ class _Kept:
     def rows(self) -> int:
         return 0 if self.surely is None else pc.sum(self.surely, min_count=0).as_py()
 
-    def first(self, files: int) -> "_Kept":
-        return _Kept(
+    def first(self, files: int) -> "_SelectedFiles":
+        return _SelectedFiles(
             self.batch.slice(0, files),
             None if self.places is None else self.places.slice(0, files),
             None if self.surely is None else self.surely.slice(0, files),
         )
 
-    def filling(self, rows: int) -> "_Kept":
+    def filling(self, rows: int) -> "_SelectedFiles":
         """The files up to the one that fills a limit."""
         before = pc.subtract(pc.cumulative_sum(self.surely), self.surely)
         return self.first(pc.sum(pc.less(before, rows), min_count=0).as_py())
 
 
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | None]:
+def _gather(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | None]:
     """The files with small batches put together: what a predicate leaves of each is not worth a piece of its own.
 
     None where more is to be put to it first, so that looking through a large index can be left off on the way.
@@ -448,20 +456,20 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | No
             continue
         small.append(batch)
         if sum(one.num_rows for one in small) >= PIECE_ROWS:
-            yield _together(small)
+            yield _combine(small)
             small = []
         else:
             yield None
     if small:
-        yield _together(small)
+        yield _combine(small)
 
 
-def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _combine(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     whole = pa.Table.from_batches(batches).combine_chunks()
     return next(iter(whole.to_batches()), batches[0])
 
 
-def _counted(batch: pa.RecordBatch) -> list[str]:
+def _count_rows(batch: pa.RecordBatch) -> list[str]:
     """The columns that say how much is signed for."""
     return [name for name in ("size", "rows", "dv_cardinality") if name in batch.schema.names]
 
@@ -493,12 +501,12 @@ class ChangeLines:
             texts(list(self._heads(kinds, versions, times_ms))),
             changes.column(f"{self.ids}_id"),
             texts([before[kind] for kind in kinds]),
-            signed(changes.column("path"), sign),
+            sign_paths(changes.column("path"), sign),
             AFTER_URL,
             changes.column("common"),
         ]
         parts += [changes.column("delta_rest"), vector_ends(changes, sign)] if is_delta else [END["parquet"]]
-        return text_of(parts)
+        return join_rows(parts)
 
     def _heads(self, kinds: list[int], versions: list[int], times_ms: Mapping[int, int]) -> Iterator[bytes]:
         """How each line begins: the same for all changes of a kind at a version."""
@@ -526,14 +534,14 @@ def require_recorded(changes: Sequence[VersionChanges]) -> None:
         BadRequest: names the range and the version, in the words that clients' tests look for (protocol §1.8).
     """
     _require_known(changes)
-    for one in changes:
-        if not one.head.has_change_data_feed:
+    for change in changes:
+        if not change.head.has_change_data_feed:
             first, last = changes[0].version, changes[-1].version
             raise BadRequest(
                 "startingVersion",
                 first,
                 f"Error getting change data for range [{first}, {last}] as change data was not recorded for version "
-                f"[{one.version}]. Ask for a range without it.",
+                f"[{change.version}]. Ask for a range without it.",
             )
 
 
@@ -553,7 +561,7 @@ def require_one_schema(unlike: str | None, first: int, latest: int) -> None:
 
 
 def _require_known(changes: Sequence[VersionChanges]) -> None:
-    unknown = [one for one in changes if one.feed_fault is not None]
+    unknown = [change for change in changes if change.feed_fault is not None]
     if not unknown:
         return
     newest, last = unknown[-1], changes[-1].version
@@ -575,7 +583,7 @@ def _require_known(changes: Sequence[VersionChanges]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChangeAnswer:
+class ChangeResponse:
     """Which changes are wanted: of the `feed` or of a window, from the place `start` of their files, at most `most`.
 
     `announced` says which protocol this client is told at a version.
@@ -597,16 +605,16 @@ class ChangeAnswer:
     @property
     def size_bytes(self) -> int:
         """How many bytes the files of all pages have together."""
-        return sum(one.feed_bytes if self.feed else one.window_bytes for one in self.changes)
+        return sum(change.feed_bytes if self.feed else change.window_bytes for change in self.changes)
 
-    def parts(
+    def render(
         self, lines: ChangeLines, heads: HeadLines, sign: Sign, progress: Progress
     ) -> Iterator[bytes | memoryview]:
         """The lines in pieces, in the order of the versions; `heads` are those of the answer's first lines."""
         files = self.files
         end = files if self.most is None else self.start + self.most
         progress.next_place = end if end < files else None
-        times_ms = {one.version: one.timestamp_ms for one in self.changes}
+        times_ms = {change.version: change.timestamp_ms for change in self.changes}
         for later, batch in self._wanted(heads, end, is_last=end >= files):
             if later:
                 yield later

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from lakeshare_server.errors import BadRequest, MalformedRequest, shown
+from lakeshare_server.errors import BadRequest, MalformedRequest, shorten_value
 from lakeshare_server.protocol.json_predicate import parse_json_predicate
-from lakeshare_server.tables.predicates import EVERYTHING, Predicate, affordable, all_of
+from lakeshare_server.tables.predicates import EVERYTHING, Predicate, all_of, limit_parts
 
 
-def json_object(body: bytes) -> dict[str, Any]:
+def parse_json_object(body: bytes) -> dict[str, Any]:
     """The object in a body; an empty body is an empty object.
 
     Raises:
@@ -39,7 +39,7 @@ MAX_LONG = (1 << 63) - 1
 MAX_INT = (1 << 31) - 1
 
 
-def whole_number(
+def parse_integer(
     field: str, value: Any, *, low: int = 0, high: int = MAX_LONG, said: str | None = None
 ) -> int:
     """A whole number, written as a number or as digits; `said` is how clients' tests know the field.
@@ -53,7 +53,7 @@ def whole_number(
     if isinstance(number, float) and number.is_integer():
         number = int(number)
     if isinstance(number, bool) or not isinstance(number, int):
-        hint = f"{field} is not a valid number. Not a numeric value: {shown(value)}."
+        hint = f"{field} is not a valid number. Not a numeric value: {shorten_value(value)}."
         raise BadRequest(field, value, hint)
     if number < low and low == 0:
         raise BadRequest(field, value, f"{said or field} cannot be negative.")
@@ -64,13 +64,13 @@ def whole_number(
     return number
 
 
-def optional_number(fields: Mapping[str, Any], name: str, **limits: Any) -> int | None:
+def optional_integer(fields: Mapping[str, Any], name: str, **limits: Any) -> int | None:
     """The whole number under a name, None when it is not given."""
     value = fields.get(name)
-    return None if value is None else whole_number(name, value, **limits)
+    return None if value is None else parse_integer(name, value, **limits)
 
 
-def truth(field: str, value: Any) -> bool:
+def parse_boolean(field: str, value: Any) -> bool:
     """True or false, as a boolean or as text in any case (Python's client sends `True`, protocol §0.11).
 
     Raises:
@@ -83,10 +83,10 @@ def truth(field: str, value: Any) -> bool:
     raise BadRequest(field, value, "Give true or false.")
 
 
-def optional_truth(fields: Mapping[str, Any], name: str) -> bool:
+def optional_boolean(fields: Mapping[str, Any], name: str) -> bool:
     """The truth under a name, False when it is not given."""
     value = fields.get(name)
-    return False if value is None else truth(name, value)
+    return False if value is None else parse_boolean(name, value)
 
 
 def optional_text(fields: Mapping[str, Any], name: str) -> str | None:
@@ -106,7 +106,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|z|[+-]\d\d:?\d\d)")
 
 
-def milliseconds(field: str, text: object) -> int:
+def parse_milliseconds(field: str, text: object) -> int:
     """The moment a text names, cut to milliseconds.
 
     Raises:
@@ -123,11 +123,11 @@ def milliseconds(field: str, text: object) -> int:
 
 def _no_time(field: str, text: object) -> BadRequest:
     # "Invalid startingTimestamp:" is what clients' tests look for, whichever field it was.
-    hint = f"Invalid startingTimestamp: {shown(text)}. Give a time in UTC, like 2022-01-01T00:00:00Z."
+    hint = f"Invalid startingTimestamp: {shorten_value(text)}. Give a time in UTC, like 2022-01-01T00:00:00Z."
     return BadRequest(field, text, hint)
 
 
-def iso(ms: int) -> str:
+def format_iso(ms: int) -> str:
     """Milliseconds since 1970 as the protocol writes times."""
     seconds, rest = divmod(ms, 1000)
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{rest:03d}Z"
@@ -204,7 +204,7 @@ class QueryRequest:
         return self.paging.is_asked or self.include_refresh_token or self.refresh_token is not None
 
 
-def query_of(fields: Mapping[str, Any]) -> QueryRequest:
+def parse_query(fields: Mapping[str, Any]) -> QueryRequest:
     """The request in a body's fields.
 
     Raises:
@@ -213,16 +213,18 @@ def query_of(fields: Mapping[str, Any]) -> QueryRequest:
     _require_one_point(fields)
     timestamp = fields.get("timestamp")
     request = QueryRequest(
-        version=optional_number(fields, "version", said="table version"),
-        timestamp=None if timestamp is None else TimePoint(milliseconds("timestamp", timestamp), timestamp),
-        starting_version=optional_number(fields, "startingVersion"),
-        ending_version=optional_number(fields, "endingVersion"),
+        version=optional_integer(fields, "version", said="table version"),
+        timestamp=None
+        if timestamp is None
+        else TimePoint(parse_milliseconds("timestamp", timestamp), timestamp),
+        starting_version=optional_integer(fields, "startingVersion"),
+        ending_version=optional_integer(fields, "endingVersion"),
         predicate=_predicate(fields),
-        limit=optional_number(fields, "limitHint", high=MAX_INT),
-        paging=paging_of(fields),
-        include_refresh_token=optional_truth(fields, "includeRefreshToken"),
+        limit=optional_integer(fields, "limitHint", high=MAX_INT),
+        paging=parse_paging(fields),
+        include_refresh_token=optional_boolean(fields, "includeRefreshToken"),
         refresh_token=optional_text(fields, "refreshToken"),
-        include_historical_protocol=optional_truth(fields, "includeHistoricalProtocol"),
+        include_historical_protocol=optional_boolean(fields, "includeHistoricalProtocol"),
         idempotency_key=optional_text(fields, "idempotencyKey") or optional_text(fields, "idempotency_key"),
         parameters={name: fields[name] for name in SAME_ON_EVERY_PAGE if fields.get(name) is not None},
     )
@@ -231,14 +233,14 @@ def query_of(fields: Mapping[str, Any]) -> QueryRequest:
     return request
 
 
-def paging_of(fields: Mapping[str, Any]) -> Paging:
+def parse_paging(fields: Mapping[str, Any]) -> Paging:
     """`maxFiles` and `pageToken`.
 
     Raises:
         BadRequest: a value cannot be used.
     """
     return Paging(
-        max_files=optional_number(fields, "maxFiles", low=1, high=MAX_INT),
+        max_files=optional_integer(fields, "maxFiles", low=1, high=MAX_INT),
         page_token=optional_text(fields, "pageToken") or None,
     )
 
@@ -292,7 +294,7 @@ def _predicate(fields: Mapping[str, Any]) -> Predicate:
             raise BadRequest("jsonPredicateHints", json_hints, "Give the predicate as JSON inside a string.")
         predicates.append(parse_json_predicate(json_hints))
     # A predicate may cost no more than reading the files it could leave out.
-    return affordable(all_of(predicates), MAX_PARTS)
+    return limit_parts(all_of(predicates), MAX_PARTS)
 
 
 def _texts(hints: Any) -> list[str]:
@@ -335,13 +337,13 @@ def parse_changes(query: Mapping[str, str]) -> ChangesRequest:
     """
     _require_bounds(query)
     return ChangesRequest(
-        starting_version=optional_number(query, "startingVersion"),
+        starting_version=optional_integer(query, "startingVersion"),
         starting_timestamp=_time(query, "startingTimestamp"),
-        ending_version=optional_number(query, "endingVersion"),
+        ending_version=optional_integer(query, "endingVersion"),
         ending_timestamp=_time(query, "endingTimestamp"),
-        include_historical_metadata=optional_truth(query, "includeHistoricalMetadata"),
-        include_historical_protocol=optional_truth(query, "includeHistoricalProtocol"),
-        paging=paging_of(query),
+        include_historical_metadata=optional_boolean(query, "includeHistoricalMetadata"),
+        include_historical_protocol=optional_boolean(query, "includeHistoricalProtocol"),
+        paging=parse_paging(query),
         # A page of the feed is no page of a query that spells its parameters the same way.
         parameters={
             "call": "changes",
@@ -369,7 +371,7 @@ def _require_bounds(query: Mapping[str, str]) -> None:
 
 def _time(query: Mapping[str, str], name: str) -> TimePoint | None:
     text = query.get(name)
-    return None if text is None else TimePoint(milliseconds(name, text), text)
+    return None if text is None else TimePoint(parse_milliseconds(name, text), text)
 
 
 SINGLE = re.compile(r"\s*bytes\s*=\s*(\d{0,64})\s*-\s*(\d{0,64})\s*", re.IGNORECASE | re.ASCII)
@@ -400,6 +402,6 @@ def parse_range(header: str | None, size: int) -> ByteRange | None:
     return ByteRange(start, last - start + 1, True) if start < size else None
 
 
-def matches(header: str, etag: str) -> bool:
+def matches_etag(header: str, etag: str) -> bool:
     """Whether a list of entity tags, or `*`, has this one; as weak tags are compared (RFC 9110 §8.8.3.2)."""
     return header.strip() == "*" or etag in TAGS.findall(header)

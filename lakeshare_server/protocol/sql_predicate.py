@@ -238,7 +238,7 @@ def _compare(node: exp.Expr, _depth: int) -> Predicate | None:
 
 
 def _not_equal(node: exp.Expr, _depth: int) -> Predicate | None:
-    return _negated(_comparison("=", node.this, node.expression))
+    return _negate(_comparison("=", node.this, node.expression))
 
 
 def _null_safe_equal(node: exp.Expr, _depth: int) -> Predicate | None:
@@ -259,7 +259,7 @@ def _null_safe(is_null: IsNull, equal: Compare) -> Predicate:
 
 
 def _null_safe_not_equal(node: exp.Expr, depth: int) -> Predicate | None:
-    return _negated(_null_safe_equal(node, depth))
+    return _negate(_null_safe_equal(node, depth))
 
 
 def _is(node: exp.Expr, _depth: int) -> Predicate | None:
@@ -307,7 +307,7 @@ def _like(node: exp.Expr, _depth: int) -> Predicate | None:
     if not WILDCARDS.isdisjoint(prefix) or last in "_\\":
         return None
     begins = _begins_with(node.this, prefix) if last == "%" else _text("=", node.this, pattern.name)
-    return _negated(begins) if node.args.get("negate") else begins
+    return _negate(begins) if node.args.get("negate") else begins
 
 
 def _starts_with(node: exp.Expr, _depth: int) -> Predicate | None:
@@ -344,7 +344,7 @@ _READERS: dict[type[exp.Expr], Callable[[exp.Expr, int], Predicate | None]] = {
 }
 
 
-def _negated(predicate: Predicate | None) -> Predicate | None:
+def _negate(predicate: Predicate | None) -> Predicate | None:
     return None if predicate is None else Not(predicate)
 
 
@@ -360,7 +360,7 @@ def _comparison(operator: Comparison, left: exp.Expr, right: exp.Expr) -> Compar
 
 
 def _begins_with(node: exp.Expr, prefix: str) -> Predicate | None:
-    low, after = _text(">=", node, prefix), following(prefix)
+    low, after = _text(">=", node, prefix), text_after_prefix(prefix)
     if low is None or after is None:
         return low
     return And((low, Compare(low.column, "<", after, low.kind)))
@@ -373,7 +373,7 @@ def _text(operator: Comparison, node: exp.Expr, text: str) -> Compare | None:
     return Compare(column[0], operator, text, "string")
 
 
-def following(prefix: str) -> str | None:
+def text_after_prefix(prefix: str) -> str | None:
     """The first text, in the order of bytes, that neither begins with the prefix nor comes before it."""
     kept = prefix.rstrip(chr(LAST_CHARACTER))
     if not kept:

@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from pydantic import TypeAdapter, ValidationError
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.protocol.requests import whole_number
+from lakeshare_server.protocol.requests import parse_integer
 
 Shape = TypeVar("Shape")
 
 
-class Seals:
+class TokenSealer:
     """Seals and opens the tokens of one purpose; those of another purpose do not open.
 
     The cipher is AES-SIV (RFC 5297): the same content gives the same token, and no nonce has to be unique.
@@ -34,16 +34,16 @@ class Seals:
     def __init__(self, key: bytes, purpose: str) -> None:
         self._cipher = AESSIV(hmac.digest(key, f"lakeshare {purpose}".encode(), hashlib.sha512))
 
-    def sealed(self, content: Mapping[str, Any]) -> str:
+    def seal(self, content: Mapping[str, Any]) -> str:
         """A URL-safe token."""
-        return self.sealed_bytes(json.dumps(content, separators=(",", ":"), sort_keys=True).encode())
+        return self.seal_bytes(json.dumps(content, separators=(",", ":"), sort_keys=True).encode())
 
-    def opened(self, token: str, shape: type[Shape]) -> Shape | None:
+    def open(self, token: str, shape: type[Shape]) -> Shape | None:
         """The content of a token, None when it is not one of ours or not of this shape.
 
         A token of another lakeshare version opens with the same key and may hold anything.
         """
-        content, any_shape = self.opened_bytes(token), cast(Any, shape)
+        content, any_shape = self.open_bytes(token), cast(Any, shape)
         if content is None:
             return None
         try:
@@ -52,11 +52,11 @@ class Seals:
             return None
         return found
 
-    def sealed_bytes(self, content: bytes) -> str:
+    def seal_bytes(self, content: bytes) -> str:
         """A URL-safe token of bytes, of which there is at least one."""
         return _text(self._cipher.encrypt(content, None))
 
-    def opened_bytes(self, token: str) -> bytes | None:
+    def open_bytes(self, token: str) -> bytes | None:
         """The bytes in a token, None when it is not one of ours."""
         try:
             sealed = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
@@ -81,7 +81,7 @@ HINTS = {"page": PAGE_HINT, "refresh": REFRESH_HINT}
 
 
 @dataclass(frozen=True)
-class Asker:
+class TokenHolder:
     """Whose token it is, for which shared table."""
 
     recipient_id: str
@@ -112,7 +112,7 @@ class Page:
 
 
 @dataclass(frozen=True)
-class _Stamped:
+class _StampedToken:
     """What both kinds of token hold: whose they are, and until when in seconds since 1970."""
 
     recipient: str
@@ -121,13 +121,13 @@ class _Stamped:
 
 
 @dataclass(frozen=True)
-class _PageToken(_Stamped):
+class _PageToken(_StampedToken):
     question: str
     page: Page
 
 
 @dataclass(frozen=True)
-class _RefreshToken(_Stamped):
+class _RefreshToken(_StampedToken):
     pin: Pin
 
 
@@ -138,39 +138,39 @@ class TableTokens:
     """Makes and reads the tokens; lives are in seconds."""
 
     def __init__(self, key: bytes, page_life_s: int, refresh_life_s: int) -> None:
-        self._pages, self._refreshes = Seals(key, "table page v1"), Seals(key, "table refresh v1")
+        self._pages, self._refreshes = TokenSealer(key, "table page v1"), TokenSealer(key, "table refresh v1")
         self._page_life_s, self._refresh_life_s = page_life_s, refresh_life_s
 
-    def page_token(self, asker: Asker, question: Mapping[str, Any], page: Page) -> str:
+    def page_token(self, token_holder: TokenHolder, question: Mapping[str, Any], page: Page) -> str:
         """The token of the page that begins there."""
-        return self._pages.sealed(
-            {**_stamp(asker, self._page_life_s), "question": _digest(question), "page": asdict(page)}
+        return self._pages.seal(
+            {**_stamp(token_holder, self._page_life_s), "question": _digest(question), "page": asdict(page)}
         )
 
-    def page(self, asker: Asker, question: Mapping[str, Any], token: str) -> Page:
+    def page(self, token_holder: TokenHolder, question: Mapping[str, Any], token: str) -> Page:
         """Where the page of a token begins.
 
         Raises:
             BadRequest: not one of ours, expired, or of another table, recipient or question.
         """
-        found = _opened(self._pages, _PageToken, "page", token, asker)
+        found = _open(self._pages, _PageToken, "page", token, token_holder)
         if found.question != _digest(question):
             raise BadRequest(
                 "pageToken", token, f"Query parameter mismatch detected for the next page query. {PAGE_HINT}"
             )
         return found.page
 
-    def refresh_token(self, asker: Asker, pin: Pin) -> str:
+    def refresh_token(self, token_holder: TokenHolder, pin: Pin) -> str:
         """A token that asks for the files of a version again."""
-        return self._refreshes.sealed({**_stamp(asker, self._refresh_life_s), "pin": asdict(pin)})
+        return self._refreshes.seal({**_stamp(token_holder, self._refresh_life_s), "pin": asdict(pin)})
 
-    def refreshed(self, asker: Asker, token: str) -> Pin:
+    def read_refresh_token(self, token_holder: TokenHolder, token: str) -> Pin:
         """What a refresh token pins.
 
         Raises:
             BadRequest: not one of ours, expired, or of another table or recipient.
         """
-        return _opened(self._refreshes, _RefreshToken, "refresh", token, asker).pin
+        return _open(self._refreshes, _RefreshToken, "refresh", token, token_holder).pin
 
 
 def require_same_table(kind: Literal["page", "refresh"], of: str, table_id: str) -> None:
@@ -183,8 +183,12 @@ def require_same_table(kind: Literal["page", "refresh"], of: str, table_id: str)
         raise _mismatch(kind, of)
 
 
-def _stamp(asker: Asker, life_s: int) -> dict[str, Any]:
-    return {"recipient": asker.recipient_id, "table": asker.table_id, "until": int(time.time()) + life_s}
+def _stamp(token_holder: TokenHolder, life_s: int) -> dict[str, Any]:
+    return {
+        "recipient": token_holder.recipient_id,
+        "table": token_holder.table_id,
+        "until": int(time.time()) + life_s,
+    }
 
 
 def _mismatch(kind: Literal["page", "refresh"], told: str) -> BadRequest:
@@ -192,14 +196,18 @@ def _mismatch(kind: Literal["page", "refresh"], told: str) -> BadRequest:
     return BadRequest(f"{kind}Token", told, f"{words} {HINTS[kind]}")
 
 
-def _opened(
-    seals: Seals, shape: type[Token], kind: Literal["page", "refresh"], token: str, asker: Asker
+def _open(
+    seals: TokenSealer,
+    shape: type[Token],
+    kind: Literal["page", "refresh"],
+    token: str,
+    token_holder: TokenHolder,
 ) -> Token:
-    found, field, hint = seals.opened(token, shape), f"{kind}Token", HINTS[kind]
+    found, field, hint = seals.open(token, shape), f"{kind}Token", HINTS[kind]
     article = "the " if kind == "page" else ""
-    if found is None or found.recipient != asker.recipient_id:
+    if found is None or found.recipient != token_holder.recipient_id:
         raise BadRequest(field, token, f"Error decoding {article}{kind} token. {hint}")
-    if found.table != asker.table_id:
+    if found.table != token_holder.table_id:
         raise _mismatch(kind, token)
     if found.until < time.time():
         raise BadRequest(field, token, f"The {kind} token has expired. {hint}")
@@ -244,7 +252,7 @@ class Pager:
     """Cuts listings into pages; a token is refused by any other listing, and from anybody but its holder."""
 
     def __init__(self, key: bytes, page_size: int) -> None:
-        self._seals, self.page_size = Seals(key, "listing page v2"), page_size
+        self._seals, self.page_size = TokenSealer(key, "listing page v2"), page_size
 
     def page(
         self, holder: str, listing: str, request: PageRequest, read: Callable[[int, int], Sequence[Entry]]
@@ -271,13 +279,13 @@ class Pager:
     def _size(self, max_results: str | None) -> int:
         if max_results is None:
             return self.page_size
-        return min(whole_number("maxResults", max_results, low=0, high=500), self.page_size)
+        return min(parse_integer("maxResults", max_results, low=0, high=500), self.page_size)
 
     def _token(self, holder: str, listing: str, after: int) -> str:
-        return self._seals.sealed({"holder": holder, "listing": listing, "after": after})
+        return self._seals.seal({"holder": holder, "listing": listing, "after": after})
 
     def _after(self, holder: str, listing: str, token: str) -> int:
-        found = self._seals.opened(token, _ListingPage)
+        found = self._seals.open(token, _ListingPage)
         if found is None or (found.holder, found.listing) != (holder, listing):
             raise BadRequest("pageToken", token, HINT)
         return found.after

@@ -14,35 +14,42 @@ from threading import Lock
 from typing import Any, Literal, TypedDict
 
 from lakeshare_server.catalog import Catalog, FollowedTables, SharedTable, TableEntry, open_catalog
-from lakeshare_server.catalog.declared.documents import problem_of, raise_all, remedy_of
-from lakeshare_server.catalog.declared.files import FoundTable, Key, TableLocation, Wanted
+from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy, raise_all
+from lakeshare_server.catalog.declared.files import DesiredObject, FoundTable, Key, TableLocation
 from lakeshare_server.catalog.declared.plan import Step
-from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_many, require_table_name
-from lakeshare_server.catalog.recipients import BY_HAND
+from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern, require_table_name
+from lakeshare_server.catalog.recipients import LOCAL_OPERATOR
 from lakeshare_server.catalog.shares import share_table
-from lakeshare_server.catalog.sharing.editing import KEEP, Edit
+from lakeshare_server.catalog.sharing.editing import UNCHANGED, Edit
 from lakeshare_server.catalog.sharing.recipients import grant, revoke
 from lakeshare_server.catalog.sharing.shares import add_table, alter_share, alter_table, remove_table
 from lakeshare_server.catalog.sharing.states import (
     Share,
     SharedObject,
-    grants_on,
-    group_row,
+    find_group_row,
+    find_recipient_row,
+    get_share,
     is_followed,
-    newest_publication,
-    objects,
-    recipient_row,
-    share,
+    list_grants_on,
+    list_objects,
+    newest_publication_number,
 )
 from lakeshare_server.errors import BadRequest, CatalogConflict, LakeshareError, NotFound
 from lakeshare_server.protocol.admin_requests import DataObject, PermissionsChange, UpdateShare, from_ms
-from lakeshare_server.protocol.admin_responses import rule_of
+from lakeshare_server.protocol.admin_responses import parse_partitions
 from lakeshare_server.provider.serveability import ServedTable, TableServeability, provider_view
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.versions import TableVersions, Versions, found_at, spelt, table_name_at, tables_at
+from lakeshare_server.versions import (
+    TableVersions,
+    Versions,
+    list_tables_at,
+    normalise_followed_location,
+    read_table_name,
+    read_unfollowed,
+)
 
-AT_A_TIME = 16
+MAX_PARALLEL_READS = 16
 # A table that was read for a file is not looked at again until the file is applied.
 READ_ONCE_S = 86_400.0
 
@@ -144,18 +151,18 @@ class Following:
         """
         found: dict[str, FollowRequest] = {}
         for location, name in given:
-            tables = tables_at(location, self._stores, self._settings)
-            if name is not None and is_many(location):
+            tables = list_tables_at(location, self._stores, self._settings)
+            if name is not None and is_location_pattern(location):
                 raise BadRequest("name", name, f"It names a single table, and {location} stands for many.")
             if not tables:
                 raise BadRequest("location", location, "There is no table in it.")
             for table in tables:
-                own = table_name_at(table)
+                own = read_table_name(table)
                 named = name or (own if schema is None else f"{schema}.{own.partition('.')[2]}")
                 found.setdefault(table, replace(usual, location=table, name=named))
         return list(found.values())
 
-    def follow(self, request: FollowRequest, by: str = BY_HAND) -> FollowOutcome:
+    def follow(self, request: FollowRequest, by: str = LOCAL_OPERATOR) -> FollowOutcome:
         """Follow a table and share it; again it changes how often it is checked and where it starts.
 
         Nothing is written for a table that no API can serve. One that was not followed before is followed no more
@@ -167,11 +174,11 @@ class Following:
             CatalogConflict: the name is taken, or a contract declares the shared table.
             Unavailable: the store or the catalog does not answer.
         """
-        place = spelt(request.location, self._settings)
+        place = normalise_followed_location(request.location, self._settings)
         known = self._followed.get(request.name)
         if known is None:
             require_table_name("name", request.name)
-        identity = found_at(place, self._stores, self._settings)
+        identity = read_unfollowed(place, self._stores, self._settings)
         self._followed.add(request.name, place, request.check_every_s, request.start_version, identity, by)
         try:
             self._versions.of(request.name).latest()
@@ -184,10 +191,12 @@ class Following:
         served = self._serveability.judge(provider_view(entry, self._versions))
         return FollowOutcome(request, place, entry, served)
 
-    def follow_all(self, requests: Sequence[FollowRequest], by: str = BY_HAND) -> Iterator[FollowOutcome]:
+    def follow_all(
+        self, requests: Sequence[FollowRequest], by: str = LOCAL_OPERATOR
+    ) -> Iterator[FollowOutcome]:
         """Follow tables, several at a time; the outcomes in the order of the requests, refusals among them."""
         names: dict[str, str] = {}
-        with ThreadPoolExecutor(AT_A_TIME) as pool:
+        with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
             waiting = []
             for request in requests:
                 taken = names.setdefault(request.name.lower(), request.location)
@@ -223,16 +232,16 @@ def find_tables(
 
     def find(location: str) -> list[TableLocation] | LakeshareError:
         try:
-            tables = tables_at(location, stores, settings)
+            tables = list_tables_at(location, stores, settings)
         except LakeshareError as error:
             return error
-        return [TableLocation(table, table_name_at(table).partition(".")[2]) for table in tables]
+        return [TableLocation(table, read_table_name(table).partition(".")[2]) for table in tables]
 
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
+    with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
         return list(pool.map(find, locations))
 
 
-class FollowingAhead:
+class FollowPrefetch:
     """Reads the tables that files are about to follow, before the transaction that writes them.
 
     They are followed in a catalog of their own that lasts as long as the command: read, numbered and judged by the code
@@ -245,20 +254,22 @@ class FollowingAhead:
         self._names: frozenset[str] = frozenset()
         self._open = ExitStack()
 
-    def __enter__(self) -> "FollowingAhead":
+    def __enter__(self) -> "FollowPrefetch":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def read(self, wanted: Mapping[Key, Wanted], steps: Iterable[Step]) -> dict[Key, Wanted]:
+    def read(self, wanted: Mapping[Key, DesiredObject], steps: Iterable[Step]) -> dict[Key, DesiredObject]:
         """What is wanted, with what was found of each table that the steps are to follow.
 
         Raises:
             DocumentError: a table cannot be followed; its `also` holds all further refusals.
         """
         new = [
-            step.wanted for step in steps if (step.kind, step.verb) == ("followed", "create") and step.wanted
+            step.desired
+            for step in steps
+            if (step.kind, step.verb) == ("followed", "create") and step.desired
         ]
         if not new:
             return dict(wanted)
@@ -276,10 +287,8 @@ class FollowingAhead:
         found, faults = dict(wanted), []
         for one, outcome in zip(new, following.follow_all(requests), strict=True):
             if outcome.refusal is not None and one.origin is not None:
-                problem = (
-                    f"{outcome.location} cannot be followed as {one.name}: {problem_of(outcome.refusal)}"
-                )
-                faults.append(one.origin.fault(problem, remedy_of(outcome.refusal)))
+                problem = f"{outcome.location} cannot be followed as {one.name}: {describe_problem(outcome.refusal)}"
+                faults.append(one.origin.fault(problem, describe_remedy(outcome.refusal)))
             followed = FollowedTables(catalog).get(one.name)
             if followed is not None:
                 found[one.key] = replace(one, found=FoundTable(followed.iceberg, outcome.clients))
@@ -293,7 +302,7 @@ class FollowingAhead:
         return self._versions.of(table)
 
 
-def find_versions_ahead(
+def prefetch_versions(
     catalog: Catalog, versions: Versions, share: str, tables: Iterable[str], *, writes_rule: bool
 ) -> None:
     """Find the versions of the tables that rules will be held against: those of the share, and those to come.
@@ -303,8 +312,8 @@ def find_versions_ahead(
     """
     with catalog.reading() as session:
         try:
-            is_needed = writes_rule or any(grant.rule for grant in grants_on(session, share))
-            concerned = {one.table for one in objects(session, share)} | set(tables)
+            is_needed = writes_rule or any(grant.rule for grant in list_grants_on(session, share))
+            concerned = {one.table for one in list_objects(session, share)} | set(tables)
         except NotFound:
             # The edit may make it; if not, whoever edits is told so by the operation.
             is_needed, concerned = writes_rule, set(tables)
@@ -312,7 +321,7 @@ def find_versions_ahead(
     _find(versions, followed)
 
 
-def find_all_ahead(catalog: Catalog, versions: Versions, tables: Set[str]) -> None:
+def prefetch_all_versions(catalog: Catalog, versions: Versions, tables: Set[str]) -> None:
     """Find the versions of those of the tables that are followed: any number of tables, in one query.
 
     Raises:
@@ -349,7 +358,7 @@ def update_share(edit: Edit, name: str, wanted: UpdateShare, revision: int | Non
     for number, update in enumerate(wanted.updates):
         _Update(edit, name, update.data_object, f"updates.{number}.data_object").do(update.action, revision)
         revision = None
-    return share(edit.session, name)
+    return get_share(edit.session, name)
 
 
 @dataclass(frozen=True)
@@ -387,24 +396,24 @@ class _Update:
 
     def _changes(self, found: SharedObject) -> dict[str, Any]:
         wanted = self.wanted
-        schema, name = self._alias() or (KEEP, KEEP)
+        schema, name = self._alias() or (UNCHANGED, UNCHANGED)
         history = self._history()
         begins = history is True and not found.history
         start = self._start_version(found.table, begins=begins)
         return {
             "new_schema": schema,
             "new_name": name,
-            "kind": wanted.data_object_type or KEEP,
-            "comment": (wanted.comment or None) if wanted.has("comment") else KEEP,
-            "history": KEEP if history is None else history,
-            "start_version": start if begins or wanted.has("start_version") else KEEP,
-            "rule": self._rule() if wanted.has("rule") or wanted.has("partitions") else KEEP,
-            "publication": wanted.publication if wanted.has("publication") else KEEP,
+            "kind": wanted.data_object_type or UNCHANGED,
+            "comment": (wanted.comment or None) if wanted.has("comment") else UNCHANGED,
+            "history": UNCHANGED if history is None else history,
+            "start_version": start if begins or wanted.has("start_version") else UNCHANGED,
+            "rule": self._rule() if wanted.has("rule") or wanted.has("partitions") else UNCHANGED,
+            "publication": wanted.publication if wanted.has("publication") else UNCHANGED,
         }
 
     def _found(self, *, may_rename: bool) -> SharedObject:
         """The one shared table that is meant: by its table of the lake, and by its alias where there are several."""
-        of_share = objects(self.edit.session, self.share)
+        of_share = list_objects(self.edit.session, self.share)
         same = [one for one in of_share if one.table.lower() == self.wanted.name.lower()]
         alias = self.wanted.shared_as
         named = [one for one in same if alias and f"{one.schema}.{one.name}".lower() == alias.lower()]
@@ -444,10 +453,10 @@ class _Update:
         if is_followed(self.edit.session, table):
             hint = "Say from which version of the followed table on recipients may read; 0 is all of them."
             raise BadRequest(f"{self.field}.start_version", None, hint)
-        return newest_publication(self.edit.session, table)
+        return newest_publication_number(self.edit.session, table)
 
     def _rule(self) -> str | None:
-        by_partitions = rule_of(self.wanted.partitions or [])
+        by_partitions = parse_partitions(self.wanted.partitions or [])
         if self.wanted.rule and by_partitions:
             raise BadRequest(f"{self.field}.rule", self.wanted.rule, "Give it or partitions, not both.")
         return self.wanted.rule or by_partitions
@@ -479,17 +488,17 @@ def change_permissions(
         reader = _reader(edit, change.principal)
         is_granted = _is_granted(edit, name, reader)
         # The first operation compares the revision; those behind it see the edits of those before.
-        if change.add and (_says_more(change) or not is_granted):
+        if change.add and (_has_extra_terms(change) or not is_granted):
             times = {"starts_at": from_ms(change.starts_at), "ends_at": from_ms(change.ends_at)}
             grant(edit, name, **reader, **times, rule=change.rule or None, revision=revision)
             revision = None
         if change.remove and is_granted:
             revoke(edit, name, **reader, revision=revision)
             revision = None
-    return share(edit.session, name).revision
+    return get_share(edit.session, name).revision
 
 
-def _says_more(change: PermissionsChange) -> bool:
+def _has_extra_terms(change: PermissionsChange) -> bool:
     """Whether it sets what the Databricks API does not know of; granting again without it leaves that as it is."""
     return change.has("starts_at") or change.has("ends_at") or change.has("rule")
 
@@ -497,12 +506,12 @@ def _says_more(change: PermissionsChange) -> bool:
 def _is_granted(edit: Edit, name: str, reader: Reader) -> bool:
     return any(
         (one.recipient, one.group) == (reader["recipient"], reader["group"])
-        for one in grants_on(edit.session, name)
+        for one in list_grants_on(edit.session, name)
     )
 
 
 def _reader(edit: Edit, principal: str) -> Reader:
     if principal.startswith(GROUP):
-        name = group_row(edit.session, principal.removeprefix(GROUP)).name
+        name = find_group_row(edit.session, principal.removeprefix(GROUP)).name
         return {"recipient": None, "group": name}
-    return {"recipient": recipient_row(edit.session, principal).name, "group": None}
+    return {"recipient": find_recipient_row(edit.session, principal).name, "group": None}

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from lakeshare_server.access.allowed_locations import require_own_stores
-from lakeshare_server.access.table_access import Folder, TableView, Views, directory_refusal
+from lakeshare_server.access.table_access import TableFolder, TableView, TableViews, directory_refusal
 from lakeshare_server.catalog import Catalog, Reader, Recipients, TableEntry
 from lakeshare_server.catalog.listings import ShareEntry
 from lakeshare_server.errors import BadRequest, LakeshareError, StoreError, Unauthenticated, Unserveable
-from lakeshare_server.iceberg_rest.tables import FilesWay, IcebergTables, files_way
-from lakeshare_server.protocol.requests import query_of
+from lakeshare_server.iceberg_rest.tables import FileAccess, IcebergTables, choose_file_access
+from lakeshare_server.protocol.requests import parse_query
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import LocalSigner, Place, Signers, Stores, place_of
+from lakeshare_server.storage import LocalSigner, ParsedLocation, Signers, Stores, parse_location
 from lakeshare_server.tables.index import FileIndex, IndexHeader
 from lakeshare_server.tables.predicates import Predicate, Unknown, conjuncts
 from lakeshare_server.tables.pruning import Explanation, explain, explained_files
@@ -28,9 +28,9 @@ from lakeshare_server.tables.serveability import (
     Refusal,
     Verdict,
     is_read_by_iceberg_clients,
-    nobody_is_served,
-    only_iceberg_is_served,
-    serveability,
+    judge_serveability,
+    refuse_all_clients,
+    refuse_sharing_clients,
 )
 from lakeshare_server.versions import Version, Versions, VersionsUntil
 
@@ -45,8 +45,8 @@ class ServedTable:
 
     version: Version
     verdicts: Mapping[str, Verdict]
-    place: Place
-    storage: FilesWay | None
+    place: ParsedLocation
+    storage: FileAccess | None
     no_credentials: str | None
     header: IndexHeader | None
 
@@ -88,24 +88,24 @@ class TableServeability:
             header = view.index(version).header
         except Unserveable as error:
             is_for_iceberg = is_read_by_iceberg_clients(error)
-            verdicts = only_iceberg_is_served(error) if is_for_iceberg else nobody_is_served(error)
+            verdicts = refuse_sharing_clients(error) if is_for_iceberg else refuse_all_clients(error)
         else:
             verdicts = self._within_stores(view, header)
         by_id = {verdict.id: verdict for verdict in verdicts}
-        folder: Folder | None = header
-        storage: FilesWay | None = None
+        folder: TableFolder | None = header
+        storage: FileAccess | None = None
         if by_id[ICEBERG_REST_ID].served_as is not None:
             try:
                 folder = self._iceberg.folder(view)
                 storage = self._way(view, folder)
             except (Unserveable, StoreError) as error:
-                by_id[ICEBERG_REST_ID] = _refused(by_id[ICEBERG_REST_ID], error)
+                by_id[ICEBERG_REST_ID] = _refuse(by_id[ICEBERG_REST_ID], error)
         location = view.versions.location() if folder is None else folder.location
         no_credentials = None if folder is None else directory_refusal(view.entry, folder, self._signers)
         return ServedTable(
             version=version,
             verdicts=by_id,
-            place=place_of(location, self._settings.azure_account),
+            place=parse_location(location, self._settings.azure_account),
             storage=storage,
             no_credentials=no_credentials,
             header=header,
@@ -113,24 +113,24 @@ class TableServeability:
 
     def _within_stores(self, view: TableView, header: IndexHeader) -> list[Verdict]:
         """The verdicts of the state; nobody gets URLs of files outside the allowed locations."""
-        verdicts = serveability(header.table_format, header.head)
+        verdicts = judge_serveability(header.table_format, header.head)
         try:
             require_own_stores(view.entry.path, header.location, header.roots, self._settings)
         except Unserveable as error:
             sharing = {client.id for client in CLIENTS}
-            return [_refused(one, error) if one.id in sharing else one for one in verdicts]
+            return [_refuse(verdict, error) if verdict.id in sharing else verdict for verdict in verdicts]
         return verdicts
 
-    def _way(self, view: TableView, folder: Folder) -> FilesWay:
+    def _way(self, view: TableView, folder: TableFolder) -> FileAccess:
         """How Iceberg clients get at the files, once the table is loaded for them.
 
         Raises:
             Unserveable, StoreError: they do not, or the table cannot be loaded.
         """
         self._iceberg.load(view)
-        way = files_way(view, folder, self._signers, self._settings)
+        way = choose_file_access(view, folder, self._signers, self._settings)
         if way == "signed requests":
-            own = place_of(folder.location, self._settings.azure_account).root
+            own = parse_location(folder.location, self._settings.azure_account).root
             others = sorted(
                 {root for root in folder.roots if root != own} - {str(self._settings.vectors_dir)}
             )
@@ -149,21 +149,21 @@ def provider_view(entry: TableEntry, versions: Versions) -> TableView:
     return TableView(entry, found if entry.publication is None else VersionsUntil(found, entry.publication))
 
 
-def unshared(lake_table: str) -> TableEntry:
+def make_unshared_entry(lake_table: str) -> TableEntry:
     """A table as it would be shared under its own name, by default."""
     schema, _, name = lake_table.rpartition(".")
     share = ShareEntry(0, "", "not shared", None)
     return TableEntry(0, "", name, schema, share, lake_table, None, history=True)
 
 
-def _refused(verdict: Verdict, why: LakeshareError) -> Verdict:
+def _refuse(verdict: Verdict, why: LakeshareError) -> Verdict:
     """The verdict with one more reason; requests are refused with those it had before."""
     refusal = Refusal(why.reason, why.fix, why.code) if isinstance(why, Unserveable) else Refusal(str(why))
     return replace(verdict, served_as=None, features=(), refused_for=(*verdict.refused_for, refusal))
 
 
 @dataclass(frozen=True)
-class AskedTable:
+class ProfileTable:
     """A table as clients write it: `PROFILE#share.schema.table`."""
 
     profile: Path
@@ -178,7 +178,7 @@ class AskedTable:
 
 
 @dataclass(frozen=True)
-class Explained:
+class QueryExplanation:
     """What is asked of which version by whom, and what comes of it."""
 
     table: str
@@ -214,7 +214,7 @@ class Explained:
             yield f"{'kept' if file.is_kept else 'dropped'}\t{rows}\t{file.path}\t{file.reason}"
 
 
-def asked_table(text: str) -> AskedTable:
+def parse_profile_table(text: str) -> ProfileTable:
     """The table of `PROFILE#share.schema.table`.
 
     Raises:
@@ -224,10 +224,12 @@ def asked_table(text: str) -> AskedTable:
     names = name.split(".")
     if not profile or len(names) != 3 or not all(names):
         raise BadRequest("TABLE", text, "Give PROFILE#share.schema.table, like bob.share#sales.lake.orders.")
-    return AskedTable(Path(profile).expanduser(), *names)
+    return ProfileTable(Path(profile).expanduser(), *names)
 
 
-def explained(catalog: Catalog, views: Views, asked: AskedTable, fields: Mapping[str, Any]) -> Explained:
+def explain_query(
+    catalog: Catalog, views: TableViews, asked: ProfileTable, fields: Mapping[str, Any]
+) -> QueryExplanation:
     """What a query with these fields would get from the table.
 
     Raises:
@@ -237,10 +239,10 @@ def explained(catalog: Catalog, views: Views, asked: AskedTable, fields: Mapping
     """
     reader = _reader(catalog, asked.profile)
     view = views.table(reader, asked.share, asked.schema, asked.table)
-    request = query_of(fields)
-    _require_some_sense(request.predicate, fields)
-    version = view.asked(request)
-    return Explained(
+    request = parse_query(fields)
+    _require_understood(request.predicate, fields)
+    version = view.requested_version(request)
+    return QueryExplanation(
         asked.name, reader.name, version.number, view.index(version), request.predicate, request.limit
     )
 
@@ -269,7 +271,7 @@ def _token(profile: Path) -> str:
     return token
 
 
-def _require_some_sense(predicate: Predicate, fields: Mapping[str, Any]) -> None:
+def _require_understood(predicate: Predicate, fields: Mapping[str, Any]) -> None:
     """A server takes what it does not understand for "everything"; whoever asks why wants to be told."""
     given = [name for name in ("predicateHints", "jsonPredicateHints") if fields.get(name)]
     if given and all(isinstance(part, Unknown) for part in conjuncts(predicate)):

@@ -17,17 +17,22 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lakeshare_server.access.allowed_locations import FileTickets
-from lakeshare_server.access.authentication import AccessTokens, Administrators, Asking, Readers
-from lakeshare_server.access.rate_limit import Bookkeeping, Limits
-from lakeshare_server.access.table_access import AsyncWorker, TableView, Views
+from lakeshare_server.access.authentication import (
+    AccessTokens,
+    AdminAuthenticator,
+    Authenticator,
+    PresentedCredential,
+)
+from lakeshare_server.access.rate_limit import RecipientLimits, UsageWriter
+from lakeshare_server.access.table_access import AsyncWorker, TableView, TableViews
 from lakeshare_server.catalog import Access, AsyncQueries, AuditLog, Catalog, Reader
 from lakeshare_server.catalog.sharing import states
-from lakeshare_server.errors import BadRequest, MalformedRequest, Unauthenticated, Unavailable, shown
+from lakeshare_server.errors import BadRequest, MalformedRequest, Unauthenticated, Unavailable, shorten_value
 from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
 from lakeshare_server.iceberg_rest.tables import IcebergTables
 from lakeshare_server.outbound import LATER, PAUSE_S, Services
 from lakeshare_server.protocol.lines import HEADER, Capabilities, ResponseFormat, parse_capabilities
-from lakeshare_server.protocol.tokens import Asker, Pager, PageRequest, TableTokens
+from lakeshare_server.protocol.tokens import Pager, PageRequest, TableTokens, TokenHolder
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers
 from lakeshare_server.versions import Versions
@@ -39,7 +44,7 @@ THREADS = 16
 # What may look at tables of several stores, or wait for the database to write, in one request.
 LISTINGS, READINESS = ("listings",), ("readiness",)
 # Tokens of OIDC issuers, and those from addresses that have tried too many wrong ones.
-ISSUERS, GUESSING = ("issuers",), ("guessing",)
+ISSUERS, SUSPECTS = ("issuers",), ("guessing",)
 
 Result = TypeVar("Result")
 
@@ -88,50 +93,50 @@ class Pools:
 
 
 def in_table_pool(route: Callable[..., Result]) -> Callable[..., Awaitable[Result]]:
-    """A synchronous route of a table, whose first parameter is `by`, run in the pool of the table's services."""
+    """A synchronous route of a table, whose first parameter is `request`, run in the pool of the table's services."""
 
     @wraps(route)
-    async def pooled(by: "AskedTable", **named: Any) -> Result:
-        return await by.run(partial(route, by, **named))
+    async def pooled(request: "TableRequest", **named: Any) -> Result:
+        return await request.run(partial(route, request, **named))
 
     return pooled
 
 
-SEEN_AS = "lakeshare.seen_as"
+IMPERSONATION = "lakeshare.seen_as"
 AGENT = "lakeshare as"
 
 
 @dataclass(frozen=True)
-class SeenAs:
-    """`by` administers, and looks at what the reader gets."""
+class Impersonation:
+    """`principal` administers, and looks at what the reader gets."""
 
     reader: Reader
-    by: str
+    principal: str
 
 
-def seen_as(catalog: Catalog, recipient: str, by: str) -> SeenAs:
-    """The eyes of a recipient, lent to `by`.
+def make_impersonation(catalog: Catalog, recipient: str, principal: str) -> Impersonation:
+    """The eyes of a recipient, lent to `principal`.
 
     Raises:
         NotFound: there is no such recipient.
         Unauthenticated: it was revoked, or has expired: it is let in nowhere, so there is nothing to see.
     """
     with catalog.reading() as session:
-        found = states.recipient(session, recipient)
+        found = states.get_recipient(session, recipient)
     if found.revoked_at is not None:
         raise Unauthenticated(
             f"{found.name} gets nothing: it was revoked on {found.revoked_at:%Y-%m-%d %H:%MZ}."
         )
     if found.expires_at is not None and found.expires_at <= datetime.now(UTC):
         raise Unauthenticated(f"{found.name} gets nothing: it expired on {found.expires_at:%Y-%m-%d %H:%MZ}.")
-    return SeenAs(Reader(found.id, found.name), by)
+    return Impersonation(Reader(found.id, found.name), principal)
 
 
-def eyes(app: ASGIApp, seen: SeenAs, root: str) -> httpx.AsyncClient:
+def impersonating_client(app: ASGIApp, impersonation: Impersonation, root: str) -> httpx.AsyncClient:
     """A client of the app below `root` that asks as the recipient; it sends no token, and needs none."""
 
     async def looked_at(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, SEEN_AS: seen, "client": None}, receive, send)
+        await app({**scope, IMPERSONATION: impersonation, "client": None}, receive, send)
 
     transport = httpx.ASGITransport(looked_at, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url=root, headers={"User-Agent": AGENT})
@@ -139,22 +144,22 @@ def eyes(app: ASGIApp, seen: SeenAs, root: str) -> httpx.AsyncClient:
 
 FILE_IDS_HEADER = "fileidhash"
 # The methods of what can be read: HEAD has the headers of GET, and no body.
-READING = ["GET", "HEAD"]
+READ_METHODS = ["GET", "HEAD"]
 
 
 @dataclass(frozen=True)
-class Parts:
+class AppState:
     """The parts of a running server."""
 
     settings: ServerSettings
     catalog: Catalog
-    readers: Readers
+    authenticator: Authenticator
     access_tokens: AccessTokens
-    limits: Limits
-    bookkeeping: Bookkeeping
-    administrators: Administrators
+    limits: RecipientLimits
+    usage_writer: UsageWriter
+    admin_authenticator: AdminAuthenticator
     versions: Versions
-    views: Views
+    views: TableViews
     pager: Pager
     tokens: TableTokens
     local_signer: LocalSigner
@@ -174,7 +179,7 @@ class Parts:
 
 
 @dataclass
-class Note:
+class AuditRecord:
     """What the audit log will say of a request; filled in by whoever learns it."""
 
     request_id: str
@@ -192,36 +197,38 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Wants:
+class ResponseOptions:
     """What the headers of a table's request say: what the client can take, and which file ids it insists on."""
 
     capabilities: Capabilities
     file_ids: ResponseFormat | None
 
-    def without_end(self) -> "Wants":
+    def without_end(self) -> "ResponseOptions":
         """The same where a closing line is not offered."""
         return replace(self, capabilities=replace(self.capabilities, wants_end_stream_action=False))
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecipientRequest:
     """A request of a known recipient, and with what it is answered."""
 
-    request: Request
-    parts: Parts
-    note: Note
+    http_request: Request
+    app_state: AppState
+    audit_record: AuditRecord
     reader: Reader
     generation: int
 
     @cached_property
-    def wants(self) -> Wants:
+    def response_options(self) -> ResponseOptions:
         """What its headers say.
 
         Raises:
             BadRequest: a header has a value that cannot be used.
         """
-        headers = self.request.headers
-        return Wants(parse_capabilities(headers.get(HEADER)), _file_ids(headers.get(FILE_IDS_HEADER)))
+        headers = self.http_request.headers
+        return ResponseOptions(
+            parse_capabilities(headers.get(HEADER)), _parse_file_ids(headers.get(FILE_IDS_HEADER))
+        )
 
     def require_signing(self) -> None:
         """Whether the recipient may get URLs of more files now.
@@ -229,26 +236,26 @@ class Asked:
         Raises:
             TooManyRequests: it has had as many as it may.
         """
-        if self.note.access is not None:
-            self.parts.limits.require_signing(self.note.access)
+        if self.audit_record.access is not None:
+            self.app_state.limits.require_signing(self.audit_record.access)
 
     @property
     def page(self) -> PageRequest:
         """Which page of a listing it asks for."""
-        query = self.request.query_params
+        query = self.http_request.query_params
         return PageRequest(query.get("maxResults"), query.get("pageToken"))
 
 
 @dataclass(frozen=True)
-class AskedTable(Asked):
+class TableRequest(RecipientRequest):
     """A request about one granted table."""
 
     view: TableView
 
     @property
-    def asker(self) -> Asker:
+    def token_holder(self) -> TokenHolder:
         """Whose tokens are made and taken."""
-        return Asker(self.reader.id, self.view.entry.id)
+        return TokenHolder(self.reader.id, self.view.entry.id)
 
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Run what may wait for the table's store or catalog.
@@ -256,28 +263,28 @@ class AskedTable(Asked):
         Raises:
             Unavailable: it did not end in time.
         """
-        return await self.parts.pools.run(self.view.services, work, *arguments)
+        return await self.app_state.pools.run(self.view.services, work, *arguments)
 
 
 # What only looks at the request is `async`, and each route has one dependency: polls spend their time in these.
-async def parts_of(request: Request) -> Parts:
+async def get_app_state(http_request: Request) -> AppState:
     """The parts of the server that got this request."""
-    parts: Parts = request.app.state.parts
-    return parts
+    app_state: AppState = http_request.app.state.app_state
+    return app_state
 
 
-async def note_of(request: Request) -> Note:
+async def get_audit_record(http_request: Request) -> AuditRecord:
     """The request's note for the audit log."""
-    note: Note = request.state.note
-    return note
+    audit_record: AuditRecord = http_request.state.audit_record
+    return audit_record
 
 
-def address_of(request: Request) -> str | None:
+def client_address(http_request: Request) -> str | None:
     """From where the request comes, as far as believed proxies tell."""
-    return request.client.host if request.client else None
+    return http_request.client.host if http_request.client else None
 
 
-async def asked(request: Request) -> Asked:
+async def get_recipient_request(http_request: Request) -> RecipientRequest:
     """The request with the recipient behind its token.
 
     Raises:
@@ -285,73 +292,88 @@ async def asked(request: Request) -> Asked:
         Denied: it may not ask from this address.
         TooManyRequests: it has asked as often as it may, or too many wrong tokens came from this address.
     """
-    parts, note = await parts_of(request), await note_of(request)
+    app_state, audit_record = await get_app_state(http_request), await get_audit_record(http_request)
     # The action and its object are noted first: a refusal is to say what it was that was refused.
-    note.action = request.scope["endpoint"].__name__
+    audit_record.action = http_request.scope["endpoint"].__name__
     names = [
-        request.path_params[name] for name in ("share", "schema", "table") if name in request.path_params
+        http_request.path_params[name]
+        for name in ("share", "schema", "table")
+        if name in http_request.path_params
     ]
-    note.object_name = ".".join(names) or None
-    if SEEN_AS in request.scope:
-        return await _looked_at(request.scope[SEEN_AS], request, parts, note)
-    asking = Asking(request.headers.get("authorization") or "", address_of(request))
-    catalog = parts.catalog
+    audit_record.object_name = ".".join(names) or None
+    if IMPERSONATION in http_request.scope:
+        return await _impersonated_request(
+            http_request.scope[IMPERSONATION], http_request, app_state, audit_record
+        )
+    credential = PresentedCredential(
+        http_request.headers.get("authorization") or "", client_address(http_request)
+    )
+    catalog = app_state.catalog
     at_once = catalog.reads_generation_at_once
     generation = catalog.generation() if at_once else await run_in_threadpool(catalog.generation)
     # What is known is answered on the event loop; only what has to be looked up goes through a thread.
-    access = parts.readers.peek(asking, generation)
+    access = app_state.authenticator.peek(credential, generation)
     if access is None:
-        access = await parts.pools.run(
-            _pool_of(asking, parts), parts.readers.authenticated, asking, generation
+        access = await app_state.pools.run(
+            _choose_pool(credential, app_state), app_state.authenticator.authenticate, credential, generation
         )
-    note.recipient, note.access = access.reader.name, access
-    parts.readers.let_in(access, asking.address)
-    if not parts.limits.let_in_at_once(access):
-        await run_in_threadpool(parts.limits.let_in, access)
-    return Asked(request, parts, note, access.reader, generation)
+    audit_record.recipient, audit_record.access = access.reader.name, access
+    app_state.authenticator.require_allowed_address(access, credential.address)
+    if not app_state.limits.try_count_request(access):
+        await run_in_threadpool(app_state.limits.count_request, access)
+    return RecipientRequest(http_request, app_state, audit_record, access.reader, generation)
 
 
-def _pool_of(asking: Asking, parts: Parts) -> Sequence[str]:
+def _choose_pool(credential: PresentedCredential, app_state: AppState) -> Sequence[str]:
     """Where a credential is looked up, so that neither a slow issuer nor guesses keep threads from the others."""
-    if asking.claims_issuer:
+    if credential.claims_issuer:
         return ISSUERS
-    return GUESSING if parts.readers.are_guesses_used_up(asking) else ()
+    return SUSPECTS if app_state.authenticator.is_blocked(credential) else ()
 
 
-async def _looked_at(seen: SeenAs, request: Request, parts: Parts, note: Note) -> Asked:
+async def _impersonated_request(
+    impersonation: Impersonation, http_request: Request, app_state: AppState, audit_record: AuditRecord
+) -> RecipientRequest:
     """The request of an administrator that sees as a recipient; the log has both."""
-    note.recipient, note.principal = seen.reader.name, seen.by
-    generation = await run_in_threadpool(parts.catalog.generation)
-    return Asked(request, parts, note, seen.reader, generation)
+    audit_record.recipient, audit_record.principal = impersonation.reader.name, impersonation.principal
+    generation = await run_in_threadpool(app_state.catalog.generation)
+    return RecipientRequest(http_request, app_state, audit_record, impersonation.reader, generation)
 
 
-async def asked_table(request: Request) -> AskedTable:
+async def get_table_request(http_request: Request) -> TableRequest:
     """The request with the recipient's view of the table it names.
 
     Raises:
         Unauthenticated: there is no recipient.
         NotFound: the table is unknown, or not granted.
     """
-    by = await asked(request)
-    names = request.path_params
-    look = by.reader, names["share"], names["schema"], names["table"], by.generation
-    view = by.parts.views.peek(*look)
+    request = await get_recipient_request(http_request)
+    names = http_request.path_params
+    key = request.reader, names["share"], names["schema"], names["table"], request.generation
+    view = request.app_state.views.peek(*key)
     if view is None:
-        view = await run_in_threadpool(by.parts.views.table, *look)
-    return AskedTable(by.request, by.parts, by.note, by.reader, by.generation, view)
+        view = await run_in_threadpool(request.app_state.views.table, *key)
+    return TableRequest(
+        request.http_request,
+        request.app_state,
+        request.audit_record,
+        request.reader,
+        request.generation,
+        view,
+    )
 
 
-async def body_of(request: Request, by: "TableDep") -> bytes:
+async def read_body(http_request: Request, request: "TableRequestDep") -> bytes:
     """The body of an authenticated request.
 
     Raises:
         MalformedRequest: it is too large.
     """
-    settings = by.parts.settings
-    return await whole_body(request, settings.max_body_bytes, settings.slow_client_s)
+    settings = request.app_state.settings
+    return await read_bounded_body(http_request, settings.max_body_bytes, settings.slow_client_s)
 
 
-async def whole_body(request: Request, limit: int, within_s: float) -> bytes:
+async def read_bounded_body(http_request: Request, limit: int, within_s: float) -> bytes:
     """The body of a request, if it has no more than `limit` bytes and is here in time.
 
     Raises:
@@ -360,7 +382,7 @@ async def whole_body(request: Request, limit: int, within_s: float) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(within_s):
-            async for piece in request.stream():
+            async for piece in http_request.stream():
                 body += piece
                 if len(body) > limit:
                     raise MalformedRequest(
@@ -373,20 +395,20 @@ async def whole_body(request: Request, limit: int, within_s: float) -> bytes:
     return bytes(body)
 
 
-def _file_ids(asked: str | None) -> ResponseFormat | None:
-    if asked is None:
+def _parse_file_ids(value: str | None) -> ResponseFormat | None:
+    if value is None:
         return None
-    match asked.lower():
+    match value.lower():
         case "parquet":
             return "parquet"
         case "delta":
             return "delta"
-    hint = f"Unsupported fileidhash: '{shown(asked)}'. It is parquet or delta."
-    raise BadRequest(FILE_IDS_HEADER, asked, hint)
+    hint = f"Unsupported fileidhash: '{shorten_value(value)}'. It is parquet or delta."
+    raise BadRequest(FILE_IDS_HEADER, value, hint)
 
 
-PartsDep = Annotated[Parts, Depends(parts_of)]
-NoteDep = Annotated[Note, Depends(note_of)]
-AskedDep = Annotated[Asked, Depends(asked)]
-TableDep = Annotated[AskedTable, Depends(asked_table)]
-BodyDep = Annotated[bytes, Depends(body_of)]
+AppStateDep = Annotated[AppState, Depends(get_app_state)]
+AuditRecordDep = Annotated[AuditRecord, Depends(get_audit_record)]
+RecipientRequestDep = Annotated[RecipientRequest, Depends(get_recipient_request)]
+TableRequestDep = Annotated[TableRequest, Depends(get_table_request)]
+BodyDep = Annotated[bytes, Depends(read_body)]

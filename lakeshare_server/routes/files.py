@@ -14,10 +14,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from lakeshare_server.access.allowed_locations import is_handed_out
+from lakeshare_server.access.allowed_locations import is_servable
 from lakeshare_server.errors import Denied, NotFound
-from lakeshare_server.protocol.requests import ByteRange, matches, parse_range
-from lakeshare_server.routes.context import NoteDep, PartsDep
+from lakeshare_server.protocol.requests import ByteRange, matches_etag, parse_range
+from lakeshare_server.routes.context import AppStateDep, AuditRecordDep
 from lakeshare_server.routes.responses import error_response
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage.remote import SIGNATURE, Claim
@@ -44,9 +44,15 @@ class FileResponse(StreamingResponse):
     """Bytes of an open file, closed at the end: clients often leave before they have read anything."""
 
     def __init__(
-        self, file: OpenFile, wanted: ByteRange, *, status_code: int, headers: dict[str, str], media_type: str
+        self,
+        file: OpenFile,
+        byte_range: ByteRange,
+        *,
+        status_code: int,
+        headers: dict[str, str],
+        media_type: str,
     ) -> None:
-        super().__init__(_pieces(file, wanted), status_code, headers, media_type)
+        super().__init__(_pieces(file, byte_range), status_code, headers, media_type)
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,42 +63,44 @@ class FileResponse(StreamingResponse):
 
 
 @router.api_route("/{ticket}/{name:path}", methods=["GET", "HEAD"], name="read_file")
-def read_file(ticket: str, name: str, request: Request, parts: PartsDep, note: NoteDep) -> Response:
-    note.action = "read_file"
+def read_file(
+    ticket: str, name: str, request: Request, app_state: AppStateDep, audit_record: AuditRecordDep
+) -> Response:
+    audit_record.action = "read_file"
     claim = _claim(ticket, name, request)
-    parts.local_signer.verify(claim, request.query_params.get(SIGNATURE, ""))
-    note.recipient, held = parts.file_tickets.require(ticket)
+    app_state.local_signer.verify(claim, request.query_params.get(SIGNATURE, ""))
+    audit_record.recipient, ticketed = app_state.file_tickets.require(ticket)
     # Names are put behind the folder as they are: one that is absolute by itself is not to replace it.
-    path = f"{held.folder.rstrip('/')}/{name}"
-    note.object_name = path
-    file = opened_file(path, held.folder, parts.settings)
+    path = f"{ticketed.folder.rstrip('/')}/{name}"
+    audit_record.object_name = path
+    file = open_file(path, ticketed.folder, app_state.settings)
     refusal = _condition_failed(request, file)
     if refusal is not None:
         file.stream.close()
         return refusal
-    asked = request.headers.get("range")
+    range_header = request.headers.get("range")
     if request.headers.get("if-range", file.etag) != file.etag:
-        asked = None
-    wanted = parse_range(asked, file.size)
-    if wanted is None:
+        range_header = None
+    byte_range = parse_range(range_header, file.size)
+    if byte_range is None:
         file.stream.close()
         return error_response(
             416,
             "INVALID_PARAMETER_VALUE",
-            f"Range: {asked!r} is outside the file's {file.size} bytes.",
+            f"Range: {range_header!r} is outside the file's {file.size} bytes.",
             {"Content-Range": f"bytes */{file.size}"},
         )
-    note.size_bytes = 0 if request.method == "HEAD" else wanted.length
-    return _response(file, wanted, head_only=request.method == "HEAD")
+    audit_record.size_bytes = 0 if request.method == "HEAD" else byte_range.length
+    return _response(file, byte_range, head_only=request.method == "HEAD")
 
 
 def _condition_failed(request: Request, file: OpenFile) -> Response | None:
     """The response where If-Match or If-None-Match is not fulfilled (RFC 9110 §13.2.2); None where they are."""
-    wanted, known = request.headers.get("if-match"), request.headers.get("if-none-match")
-    if wanted is not None and not matches(wanted, file.etag):
+    if_match, if_none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
+    if if_match is not None and not matches_etag(if_match, file.etag):
         message = f"If-Match: the file has the entity tag {file.etag}. Query the table again for fresh URLs."
         return error_response(412, "INVALID_PARAMETER_VALUE", message, {"ETag": file.etag})
-    if wanted is None and known is not None and matches(known, file.etag):
+    if if_match is None and if_none_match is not None and matches_etag(if_none_match, file.etag):
         return Response(status_code=304, headers={"ETag": file.etag, "Cache-Control": CACHE})
     return None
 
@@ -104,7 +112,7 @@ def _claim(ticket: str, name: str, request: Request) -> Claim:
     return Claim(ticket, name, int(expires))
 
 
-def opened_file(path: str, folder: str, settings: ServerSettings) -> OpenFile:
+def open_file(path: str, folder: str, settings: ServerSettings) -> OpenFile:
     """A local file of a table that has its files below `folder`, as recipients may have it.
 
     Raises:
@@ -112,15 +120,15 @@ def opened_file(path: str, folder: str, settings: ServerSettings) -> OpenFile:
     """
     missing = NotFound("File", Path(path).name)
     try:
-        stream = open(path, "rb", opener=_opened_at_once)  # noqa: SIM115  # the response closes it
+        stream = open(path, "rb", opener=_open_now)  # noqa: SIM115  # the response closes it
     except (OSError, ValueError) as error:
         raise missing from error
     try:
         status = os.fstat(stream.fileno())
         # What is judged is what was opened: the name may lead elsewhere by now.
-        place = _place_of(stream.fileno())
+        place = _path_of_descriptor(stream.fileno())
         is_file = stat.S_ISREG(status.st_mode) and status.st_nlink > 0
-        if is_file and is_handed_out(place, folder, settings):
+        if is_file and is_servable(place, folder, settings):
             return OpenFile(stream, status.st_size, f'"{status.st_size:x}-{status.st_mtime_ns:x}"')
     except OSError as error:
         stream.close()
@@ -137,39 +145,41 @@ def opened_file(path: str, folder: str, settings: ServerSettings) -> OpenFile:
     raise missing
 
 
-def _opened_at_once(path: str, flags: int) -> int:
+def _open_now(path: str, flags: int) -> int:
     # Without NONBLOCK opening a pipe would wait for a writer.
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def _place_of(descriptor: int) -> Path:
+def _path_of_descriptor(descriptor: int) -> Path:
     """Where an open file is, without links."""
     if sys.platform == "darwin":
         return Path(os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
     return Path(f"/proc/self/fd/{descriptor}").readlink()
 
 
-def _response(file: OpenFile, wanted: ByteRange, *, head_only: bool) -> Response:
+def _response(file: OpenFile, byte_range: ByteRange, *, head_only: bool) -> Response:
     headers = {
         "Accept-Ranges": "bytes",
-        "Content-Length": str(wanted.length),
+        "Content-Length": str(byte_range.length),
         "ETag": file.etag,
         "Cache-Control": CACHE,
     }
-    if wanted.is_partial:
-        headers["Content-Range"] = f"bytes {wanted.start}-{wanted.start + wanted.length - 1}/{file.size}"
+    if byte_range.is_partial:
+        headers["Content-Range"] = (
+            f"bytes {byte_range.start}-{byte_range.start + byte_range.length - 1}/{file.size}"
+        )
     return FileResponse(
         file,
-        ByteRange(0, 0, wanted.is_partial) if head_only else wanted,
-        status_code=206 if wanted.is_partial else 200,
+        ByteRange(0, 0, byte_range.is_partial) if head_only else byte_range,
+        status_code=206 if byte_range.is_partial else 200,
         headers=headers,
         media_type="application/octet-stream",
     )
 
 
-def _pieces(file: OpenFile, wanted: ByteRange) -> Iterator[bytes]:
-    file.stream.seek(wanted.start)
-    left = wanted.length
+def _pieces(file: OpenFile, byte_range: ByteRange) -> Iterator[bytes]:
+    file.stream.seek(byte_range.start)
+    left = byte_range.length
     while left > 0:
         piece = file.stream.read(min(PIECE_BYTES, left))
         if not piece:

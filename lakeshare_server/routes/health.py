@@ -29,7 +29,7 @@ from lakeshare_server.catalog import Allowances, Catalog
 from lakeshare_server.catalog.database import HEAD
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.outbound import SharedRefresh
-from lakeshare_server.routes.context import READINESS, Note, Parts, PartsDep
+from lakeshare_server.routes.context import READINESS, AppState, AppStateDep, AuditRecord
 from lakeshare_server.routes.responses import error_response, json_response
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage.remote import SIGNATURE
@@ -86,15 +86,15 @@ class Metrics:
         """A service has stopped to answer, or answers again."""
         self._outages.labels(service).set(int(is_unavailable))
 
-    def count(self, note: Note, status: int, elapsed_s: float) -> None:
+    def count(self, audit_record: AuditRecord, status: int, elapsed_s: float) -> None:
         """Count a request that has ended."""
-        who = (note.recipient or "",) if self._names else ()
-        self._requests.labels(note.action, str(status), note.error_code or "", *who).inc()
-        self._seconds.labels(note.action).observe(elapsed_s)
-        if note.files:
-            self._files.labels(note.action, *who).inc(note.files)
-        if note.size_bytes:
-            self._bytes.labels(note.action, *who).inc(note.size_bytes)
+        who = (audit_record.recipient or "",) if self._names else ()
+        self._requests.labels(audit_record.action, str(status), audit_record.error_code or "", *who).inc()
+        self._seconds.labels(audit_record.action).observe(elapsed_s)
+        if audit_record.files:
+            self._files.labels(audit_record.action, *who).inc(audit_record.files)
+        if audit_record.size_bytes:
+            self._bytes.labels(audit_record.action, *who).inc(audit_record.size_bytes)
 
     def text(self) -> bytes:
         """All counts in the format of Prometheus."""
@@ -106,18 +106,18 @@ class Metrics:
 
 
 @router.get("/metrics", name="metrics")
-def metrics(request: Request, parts: PartsDep) -> Response:
-    if not may_read_metrics(request, parts.settings):
+def metrics(request: Request, app_state: AppStateDep) -> Response:
+    if not may_read_metrics(request, app_state.settings):
         return error_response(404, "RESOURCE_DOES_NOT_EXIST", "There is nothing here for you.")
-    return Response(parts.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(app_state.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def may_read_metrics(request: Request, settings: ServerSettings) -> bool:
     """Whoever holds the token; without one, programs of this host that speak for nobody else."""
     if settings.metrics_token is not None:
         expected = f"Bearer {settings.metrics_token.get_secret_value()}"
-        given = request.headers.get("authorization", "")
-        return hmac.compare_digest(given.encode(), expected.encode())
+        header = request.headers.get("authorization", "")
+        return hmac.compare_digest(header.encode(), expected.encode())
     if request.client is None or any(name in request.headers for name in FORWARDED):
         return False
     try:
@@ -140,14 +140,14 @@ async def healthz() -> Response:
 
 
 @router.get("/readyz", name="readyz")
-async def readyz(request: Request, parts: PartsDep) -> Response:
-    problems = await parts.pools.run(READINESS, _problems, parts)
-    said: dict[str, Any] = {"status": "not ready" if problems else "ready", "reasons": problems}
-    services = _services(request, parts)
+async def readyz(request: Request, app_state: AppStateDep) -> Response:
+    problems = await app_state.pools.run(READINESS, _problems, app_state)
+    content: dict[str, Any] = {"status": "not ready" if problems else "ready", "reasons": problems}
+    services = _services(request, app_state)
     # Tables elsewhere are served all the same: this worker stays ready.
     if services:
-        said["services"] = services
-    return json_response(said, 503 if problems else 200)
+        content["services"] = services
+    return json_response(content, 503 if problems else 200)
 
 
 class WriteCheck:
@@ -195,25 +195,25 @@ class WriteCheck:
         return []
 
 
-def _problems(parts: Parts) -> list[str]:
+def _problems(app_state: AppState) -> list[str]:
     problems = []
     try:
-        revision = parts.catalog.revision()
+        revision = app_state.catalog.revision()
         if revision != HEAD:
             problems.append(f"the catalog is at revision {revision}, this server needs {HEAD}: restart it")
-        problems += parts.write_check.problems()
+        problems += app_state.write_check.problems()
     except Unavailable as error:
         problems.append(str(error))
-    folder = parts.settings.index_dir
+    folder = app_state.settings.index_dir
     if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
         problems.append(f"the file indexes in {folder} cannot be read: check the folder's mode")
     return problems
 
 
-def _services(request: Request, parts: Parts) -> list[dict[str, Any]]:
+def _services(request: Request, app_state: AppState) -> list[dict[str, Any]]:
     """The stores, catalogs and issuers that this worker gets no answers from; named to readers of metrics only."""
-    outages = [state for state in parts.services.states() if state.outage is not None]
-    if not may_read_metrics(request, parts.settings):
+    outages = [state for state in app_state.services.states() if state.outage is not None]
+    if not may_read_metrics(request, app_state.settings):
         return [{"unavailableForSeconds": round(state.outage_s)} for state in outages]
     return [
         {"name": state.name, "unavailableForSeconds": round(state.outage_s), "reason": state.outage}
@@ -225,7 +225,7 @@ WATCHED_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 REDACTED = "REDACTED"
 
 
-def telemetry() -> TelemetryConfig:
+def telemetry_settings() -> TelemetryConfig:
     """How the framework is to trace: by the environment, and without the paths that are only watched."""
     return {
         "auto_configure": True,
@@ -246,11 +246,11 @@ class Trace:
         if self._span is not None and SIGNATURE.encode() in scope.get("query_string", b""):
             self._span.set_attribute("url.query", REDACTED)
 
-    def say(self, recipient: str | None, **said: Any) -> None:
+    def say(self, recipient: str | None, **attributes: Any) -> None:
         """Add what is known by now; nothing once the reply is over."""
         if self._span is None:
             return
-        told = {**said, "recipient": recipient} if self._names else said
-        for name, value in told.items():
+        recorded = {**attributes, "recipient": recipient} if self._names else attributes
+        for name, value in recorded.items():
             if value is not None:
                 self._span.set_attribute(f"lakeshare.{name}", value)

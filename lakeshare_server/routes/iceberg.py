@@ -14,16 +14,16 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.routing import Route
 
 from lakeshare_server.catalog import Listings, TableEntry
-from lakeshare_server.errors import BadRequest, NotFound, shown
+from lakeshare_server.errors import BadRequest, NotFound, shorten_value
 from lakeshare_server.iceberg_rest.scans import (
     PlanTask,
     ScanRequest,
-    asked_task,
+    first_task,
     parse_scan_request,
     tasks_json,
 )
 from lakeshare_server.iceberg_rest.tables import (
-    NOTHING,
+    NO_STORAGE,
     ClientStorage,
     LoadedTable,
     client_storage,
@@ -31,100 +31,109 @@ from lakeshare_server.iceberg_rest.tables import (
     planning_config,
     vended_storage,
 )
-from lakeshare_server.protocol.requests import json_object, whole_number
+from lakeshare_server.protocol.requests import parse_integer, parse_json_object
 from lakeshare_server.protocol.tokens import Keyed, PageRequest
-from lakeshare_server.routes.context import LISTINGS, Asked, AskedTable, asked, asked_table, body_of
+from lakeshare_server.routes.context import (
+    LISTINGS,
+    RecipientRequest,
+    TableRequest,
+    get_recipient_request,
+    get_table_request,
+    read_body,
+)
 from lakeshare_server.routes.responses import iceberg_error, json_response
 from lakeshare_server.settings import ICEBERG_PATH
 
 JSON = "application/json; charset=utf-8"
 
 
-async def load_table(request: Request) -> Response:
-    by = await asked_table(request)
-    table = await loaded(by)
-    storage = NOTHING
-    if not needs_no_storage(by.view, table):
-        storage = await by.run(_storage, by, table)
-        _note_credentials(by, table, storage)
+async def load_table(http_request: Request) -> Response:
+    request = await get_table_request(http_request)
+    table = await load_table_response(request)
+    storage = NO_STORAGE
+    if not needs_no_storage(request.view, table):
+        storage = await request.run(_storage, request, table)
+        _note_credentials(request, table, storage)
     # The metadata is put in as it is kept: taking thousands of snapshots apart for each answer would cost more.
-    planning = planning_config(by.view, table, by.parts.settings)
-    told = _told(table, replace(storage, config={**planning, **storage.config}))
-    around = orjson.dumps({"metadata-location": table.metadata_location, **told})
+    planning = planning_config(request.view, table, request.app_state.settings)
+    fields = _storage_fields(table, replace(storage, config={**planning, **storage.config}))
+    around = orjson.dumps({"metadata-location": table.metadata_location, **fields})
     return Response(around[:-1] + b',"metadata":' + table.metadata + b"}", media_type=JSON)
 
 
-async def table_exists(request: Request) -> Response:
-    await loaded(await asked_table(request))
+async def table_exists(http_request: Request) -> Response:
+    await load_table_response(await get_table_request(http_request))
     return Response(status_code=204)
 
 
-async def load_credentials(request: Request) -> Response:
-    by = await asked_table(request)
-    table = await loaded(by)
-    storage = await by.run(_vended, by, table)
-    _note_credentials(by, table, storage)
-    return json_response({"storage-credentials": _told(table, storage)["storage-credentials"]})
+async def load_credentials(http_request: Request) -> Response:
+    request = await get_table_request(http_request)
+    table = await load_table_response(request)
+    storage = await request.run(_vend_storage, request, table)
+    _note_credentials(request, table, storage)
+    return json_response({"storage-credentials": _storage_fields(table, storage)["storage-credentials"]})
 
 
-async def sign_request(request: Request) -> Response:
-    by = await asked_table(request)
-    table = await loaded(by)
-    body = await body_of(request, by)
-    return await by.run(_signed, by, table, body)
+async def sign_request(http_request: Request) -> Response:
+    request = await get_table_request(http_request)
+    table = await load_table_response(request)
+    body = await read_body(http_request, request)
+    return await request.run(_sign_request, request, table, body)
 
 
-async def report_metrics(request: Request) -> Response:
-    by = await asked_table(request)
-    await loaded(by)
+async def report_metrics(http_request: Request) -> Response:
+    request = await get_table_request(http_request)
+    await load_table_response(request)
     # Nobody here reads what clients measure; the audit log has the request itself.
-    json_object(await body_of(request, by))
+    parse_json_object(await read_body(http_request, request))
     return Response(status_code=204)
 
 
-async def loaded(by: AskedTable) -> LoadedTable:
-    tables = by.parts.iceberg_tables
-    table = tables.peek(by.view, by.generation)
+async def load_table_response(request: TableRequest) -> LoadedTable:
+    tables = request.app_state.iceberg_tables
+    table = tables.peek(request.view, request.generation)
     if table is None:
-        table = await by.run(tables.load, by.view, by.generation)
-    by.note.version = table.version
+        table = await request.run(tables.load, request.view, request.generation)
+    request.audit_record.version = table.version
     return table
 
 
-def _storage(by: AskedTable, table: LoadedTable) -> ClientStorage:
-    entry = by.view.entry
+def _storage(request: TableRequest, table: LoadedTable) -> ClientStorage:
+    entry = request.view.entry
     names = [quote(name, safe="") for name in (entry.share.name, entry.schema, entry.name)]
     sign_at = "v1/shares/{}/namespaces/{}/tables/{}/sign".format(*names)
-    folder = by.parts.iceberg_tables.folder(by.view, by.generation)
-    return client_storage(by.view, table, folder, by.parts.signers, by.parts.settings, sign_at)
+    folder = request.app_state.iceberg_tables.folder(request.view, request.generation)
+    return client_storage(
+        request.view, table, folder, request.app_state.signers, request.app_state.settings, sign_at
+    )
 
 
-def _vended(by: AskedTable, table: LoadedTable) -> ClientStorage:
-    folder = by.parts.iceberg_tables.folder(by.view, by.generation)
-    return vended_storage(by.view, table, folder, by.parts.signers, by.parts.settings)
+def _vend_storage(request: TableRequest, table: LoadedTable) -> ClientStorage:
+    folder = request.app_state.iceberg_tables.folder(request.view, request.generation)
+    return vended_storage(request.view, table, folder, request.app_state.signers, request.app_state.settings)
 
 
-def _note_credentials(by: AskedTable, table: LoadedTable, storage: ClientStorage) -> None:
+def _note_credentials(request: TableRequest, table: LoadedTable, storage: ClientStorage) -> None:
     if storage.credentials is not None:
-        by.note.details = {"vended": "storage-credentials", "location": table.location}
+        request.audit_record.details = {"vended": "storage-credentials", "location": table.location}
 
 
-def _told(table: LoadedTable, storage: ClientStorage) -> dict[str, object]:
-    told: dict[str, object] = {"config": dict(storage.config)}
+def _storage_fields(table: LoadedTable, storage: ClientStorage) -> dict[str, object]:
+    fields: dict[str, object] = {"config": dict(storage.config)}
     if storage.credentials is not None:
-        told["storage-credentials"] = [{"prefix": table.location, "config": dict(storage.credentials)}]
-    return told
+        fields["storage-credentials"] = [{"prefix": table.location, "config": dict(storage.credentials)}]
+    return fields
 
 
-def _signed(by: AskedTable, table: LoadedTable, body: bytes) -> Response:
-    fields = json_object(body)
+def _sign_request(request: TableRequest, table: LoadedTable, body: bytes) -> Response:
+    fields = parse_json_object(body)
     method, uri = text_field(fields, "method"), text_field(fields, "uri")
-    by.require_signing()
-    signers = by.parts.signers
+    request.require_signing()
+    signers = request.app_state.signers
     location = signers.s3_read(table.location, method, uri)
-    by.note.details = {"location": location}
-    by.parts.signable_files.require(by.view, table, location)
-    by.note.files = 1
+    request.audit_record.details = {"location": location}
+    request.app_state.signable_files.require(request.view, table, location)
+    request.audit_record.files = 1
     signed = signers.signed_read(location, method, _headers(fields))
     # A client may keep it for as long as S3 takes it: files of a publication never change.
     return json_response({"uri": signed.uri, "headers": signed.headers}, headers={"Cache-Control": "private"})
@@ -147,49 +156,56 @@ def _headers(fields: dict[str, object]) -> dict[str, list[str]]:
     raise BadRequest("headers", headers, "Give an object of lists of texts.")
 
 
-async def plan_scan(request: Request) -> Response:
-    by = await asked_table(request)
-    table = await loaded(by)
-    fields = json_object(await body_of(request, by))
-    asked = parse_scan_request(fields)
-    tasks = await by.run(_tasks, by, table, asked, asked_task(table, asked), _is_pyiceberg(request))
+async def plan_scan(http_request: Request) -> Response:
+    request = await get_table_request(http_request)
+    table = await load_table_response(request)
+    fields = parse_json_object(await read_body(http_request, request))
+    scan = parse_scan_request(fields)
+    tasks = await request.run(
+        _tasks, request, table, scan, first_task(table, scan), _is_pyiceberg(http_request)
+    )
     return Response(f'{{"status":"completed",{tasks}}}', media_type=JSON)
 
 
-async def fetch_plan(request: Request) -> Response:
-    await loaded(await asked_table(request))
-    raise NotFound("plan-id", shown(request.path_params["plan_id"]))
+async def fetch_plan(http_request: Request) -> Response:
+    await load_table_response(await get_table_request(http_request))
+    raise NotFound("plan-id", shorten_value(http_request.path_params["plan_id"]))
 
 
-async def cancel_plan(request: Request) -> Response:
-    return await fetch_plan(request)
+async def cancel_plan(http_request: Request) -> Response:
+    return await fetch_plan(http_request)
 
 
-async def fetch_scan_tasks(request: Request) -> Response:
-    by = await asked_table(request)
-    table = await loaded(by)
-    fields = json_object(await body_of(request, by))
-    asked, task = by.parts.plan_tasks.opened(by.asker, text_field(fields, "plan-task"))
-    tasks = await by.run(_tasks, by, table, asked, task, _is_pyiceberg(request))
+async def fetch_scan_tasks(http_request: Request) -> Response:
+    request = await get_table_request(http_request)
+    table = await load_table_response(request)
+    fields = parse_json_object(await read_body(http_request, request))
+    scan, task = request.app_state.plan_tasks.open(request.token_holder, text_field(fields, "plan-task"))
+    tasks = await request.run(_tasks, request, table, scan, task, _is_pyiceberg(http_request))
     return Response(f"{{{tasks}}}", media_type=JSON)
 
 
-def _is_pyiceberg(request: Request) -> bool:
-    return request.headers.get("user-agent", "").startswith("PyIceberg/")
+def _is_pyiceberg(http_request: Request) -> bool:
+    return http_request.headers.get("user-agent", "").startswith("PyIceberg/")
 
 
 def _tasks(
-    by: AskedTable, table: LoadedTable, asked: ScanRequest, task: PlanTask, is_for_pyiceberg: bool
+    request: TableRequest, table: LoadedTable, scan: ScanRequest, task: PlanTask, is_for_pyiceberg: bool
 ) -> str:
-    by.require_signing()
-    page = by.parts.iceberg_scans.page(
-        by.view, table, asked, task, by.parts.settings.page_files, is_for_pyiceberg=is_for_pyiceberg
+    request.require_signing()
+    page = request.app_state.iceberg_scans.page(
+        request.view,
+        table,
+        scan,
+        task,
+        request.app_state.settings.page_files,
+        is_for_pyiceberg=is_for_pyiceberg,
     )
-    by.note.files = len(page.tasks)
+    request.audit_record.files = len(page.tasks)
     following = None
     if page.following is not None:
         next_task = PlanTask(task.snapshot_id, page.following)
-        following = by.parts.plan_tasks.token(by.asker, asked, next_task)
+        following = request.app_state.plan_tasks.token(request.token_holder, scan, next_task)
     return tasks_json(page.tasks, page.deletes, following)
 
 
@@ -232,13 +248,13 @@ def other_calls() -> Route:
     return Route(f"{ICEBERG_PATH}/v1/{{rest:path}}", not_offered, methods=list(EVERY_METHOD))
 
 
-async def iceberg_config(request: Request) -> Response:
-    by = await asked(request)
-    warehouse = request.query_params.get("warehouse")
+async def iceberg_config(http_request: Request) -> Response:
+    request = await get_recipient_request(http_request)
+    warehouse = http_request.query_params.get("warehouse")
     if not warehouse:
         raise BadRequest("warehouse", warehouse, "Give the name of a share, like `warehouse=<share>`.")
-    by.note.object_name = warehouse
-    share = await run_in_threadpool(_listings(by).share, warehouse)
+    request.audit_record.object_name = warehouse
+    share = await run_in_threadpool(_listings(request).share, warehouse)
     return json_response(
         {
             "defaults": {},
@@ -248,76 +264,88 @@ async def iceberg_config(request: Request) -> Response:
     )
 
 
-async def list_namespaces(request: Request) -> Response:
-    by = await asked(request)
-    return await run_in_threadpool(_namespaces, by, request.path_params["share"])
+async def list_namespaces(http_request: Request) -> Response:
+    request = await get_recipient_request(http_request)
+    return await run_in_threadpool(_namespaces, request, http_request.path_params["share"])
 
 
-async def load_namespace(request: Request) -> Response:
-    by = await asked(request)
-    names = request.path_params
-    schema = await run_in_threadpool(_listings(by).schema, names["share"], names["schema"])
+async def load_namespace(http_request: Request) -> Response:
+    request = await get_recipient_request(http_request)
+    names = http_request.path_params
+    schema = await run_in_threadpool(_listings(request).schema, names["share"], names["schema"])
     return json_response({"namespace": [schema.name], "properties": {}})
 
 
-async def namespace_exists(request: Request) -> Response:
-    await load_namespace(request)
+async def namespace_exists(http_request: Request) -> Response:
+    await load_namespace(http_request)
     return Response(status_code=204)
 
 
-async def list_iceberg_tables(request: Request) -> Response:
-    by = await asked(request)
-    names = request.path_params
-    return await by.parts.pools.run(LISTINGS, _tables, by, names["share"], names["schema"])
+async def list_iceberg_tables(http_request: Request) -> Response:
+    request = await get_recipient_request(http_request)
+    names = http_request.path_params
+    return await request.app_state.pools.run(LISTINGS, _tables, request, names["share"], names["schema"])
 
 
-async def not_offered(request: Request) -> Response:
-    by = await asked(request)
-    by.note.object_name, by.note.error_code = request.url.path, "UNSUPPORTED_OPERATION"
-    told = f"{request.method} {request.url.path} is not offered: this catalog is for reading shares, see its config."
-    return iceberg_error(406, "UnsupportedOperationException", told)
+async def not_offered(http_request: Request) -> Response:
+    request = await get_recipient_request(http_request)
+    request.audit_record.object_name, request.audit_record.error_code = (
+        http_request.url.path,
+        "UNSUPPORTED_OPERATION",
+    )
+    message = (
+        f"{http_request.method} {http_request.url.path} is not offered: this catalog is for reading "
+        "shares, see its config."
+    )
+    return iceberg_error(406, "UnsupportedOperationException", message)
 
 
-def _namespaces(by: Asked, share: str) -> Response:
-    listings, parent = _listings(by), by.request.query_params.get("parent")
+def _namespaces(request: RecipientRequest, share: str) -> Response:
+    listings, parent = _listings(request), request.http_request.query_params.get("parent")
     if parent:
         listings.schema(share, parent)
         return json_response({"namespaces": []})
     schemas, token = _listed(
-        by, f"namespaces/{share.lower()}", lambda after, limit: listings.schemas(share, after, limit)
+        request, f"namespaces/{share.lower()}", lambda after, limit: listings.schemas(share, after, limit)
     )
     return _page({"namespaces": [[schema.name] for schema in schemas]}, token)
 
 
-def _tables(by: Asked, share: str, schema: str) -> Response:
-    listings = _listings(by)
+def _tables(request: RecipientRequest, share: str, schema: str) -> Response:
+    listings = _listings(request)
     tables, token = _listed(
-        by,
+        request,
         f"iceberg/{share.lower()}/{schema.lower()}",
         lambda after, limit: listings.tables(share, schema, after, limit),
     )
-    said = [{"namespace": [table.schema], "name": table.name} for table in tables if _is_iceberg(by, table)]
-    return _page({"identifiers": said}, token)
+    identifiers = [
+        {"namespace": [table.schema], "name": table.name} for table in tables if _is_iceberg(request, table)
+    ]
+    return _page({"identifiers": identifiers}, token)
 
 
-def _is_iceberg(by: Asked, table: TableEntry) -> bool:
-    view = by.parts.views.table(by.reader, table.share.name, table.schema, table.name, by.generation)
-    return by.parts.iceberg_tables.lists(view)
+def _is_iceberg(request: RecipientRequest, table: TableEntry) -> bool:
+    view = request.app_state.views.table(
+        request.reader, table.share.name, table.schema, table.name, request.generation
+    )
+    return request.app_state.iceberg_tables.lists(view)
 
 
 def _listed(
-    by: Asked, listing: str, read: Callable[[int, int], Sequence[Entry]]
+    request: RecipientRequest, listing: str, read: Callable[[int, int], Sequence[Entry]]
 ) -> tuple[Sequence[Entry], str | None]:
     """One page, or all for a client that does not page: it would take the first page for all there is."""
-    query = by.request.query_params
+    query = request.http_request.query_params
     size, token = query.get("pageSize"), query.get("pageToken")
     if size is None and token is None:
-        return _all(read), None
-    most = PAGE if size is None else min(whole_number("pageSize", size, low=1), PAGE)
-    return by.parts.pager.page(by.reader.id, listing, PageRequest(str(most), token), read)
+        return _read_all(read), None
+    max_entries = PAGE if size is None else min(parse_integer("pageSize", size, low=1), PAGE)
+    return request.app_state.pager.page(
+        request.reader.id, listing, PageRequest(str(max_entries), token), read
+    )
 
 
-def _all(read: Callable[[int, int], Sequence[Entry]]) -> Sequence[Entry]:
+def _read_all(read: Callable[[int, int], Sequence[Entry]]) -> Sequence[Entry]:
     found: list[Entry] = []
     while True:
         page = read(found[-1].key if found else 0, PAGE)
@@ -326,12 +354,12 @@ def _all(read: Callable[[int, int], Sequence[Entry]]) -> Sequence[Entry]:
             return found
 
 
-def _page(said: dict[str, Any], token: str | None) -> Response:
-    return json_response({**said, "next-page-token": token} if token else said)
+def _page(content: dict[str, Any], token: str | None) -> Response:
+    return json_response({**content, "next-page-token": token} if token else content)
 
 
-def _listings(by: Asked) -> Listings:
-    return Listings(by.parts.catalog, by.reader.id)
+def _listings(request: RecipientRequest) -> Listings:
+    return Listings(request.app_state.catalog, request.reader.id)
 
 
 # Tables first, they are asked for most; HEAD before GET, since a route for GET takes HEAD, too.

@@ -19,7 +19,7 @@ from starlette.responses import Response as LinesResponseResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from lakeshare_server.access.rate_limit import Proxies, neighbourhood, parsed
+from lakeshare_server.access.rate_limit import TrustedProxies, address_network, parse_address
 from lakeshare_server.protocol.lines import HEADER
 
 NDJSON = "application/x-ndjson; charset=utf-8"
@@ -96,28 +96,28 @@ class _Sink(io.RawIOBase):
 
     def taken(self) -> bytes:
         """What was written since the last time."""
-        parts, self._parts = self._parts, []
-        return b"".join(parts)
+        app_state, self._parts = self._parts, []
+        return b"".join(app_state)
 
 
 ENCODERS: dict[str, type[Encoder]] = {"zstd": Zstd, "gzip": Gzip}
 
 
-def encoder_for(scope: Scope) -> Encoder | None:
+def choose_encoder(scope: Scope) -> Encoder | None:
     """The best compression that the client takes; None when it takes none, or is on this host.
 
     On a loopback connection bytes cost nothing, and compressing takes several times as long as making them.
     """
     client = scope.get("client")
-    address = parsed(client[0]) if client else None
-    if address is None or address.is_loopback or not scope["app"].state.parts.settings.compress_lines:
+    address = parse_address(client[0]) if client else None
+    if address is None or address.is_loopback or not scope["app"].state.app_state.settings.compress_lines:
         return None
     values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"accept-encoding"]
-    accepted = accepted_encodings(",".join(values))
+    accepted = parse_accept_encoding(",".join(values))
     return next((encoder() for name, encoder in ENCODERS.items() if accepted.get(name, 0) > 0), None)
 
 
-def accepted_encodings(header: str) -> dict[str, float]:
+def parse_accept_encoding(header: str) -> dict[str, float]:
     """The weights of the encodings in an Accept-Encoding header; one whose weight is no number counts as refused."""
     weights = {}
     for part in header.split(","):
@@ -127,7 +127,7 @@ def accepted_encodings(header: str) -> dict[str, float]:
     return weights
 
 
-def _packed(pieces: Iterator[Piece], encoder: Encoder) -> Iterator[Piece]:
+def _compress(pieces: Iterator[Piece], encoder: Encoder) -> Iterator[Piece]:
     for piece in pieces:
         # An empty piece only lets others have their turn.
         yield encoder.packed(piece) if piece else piece
@@ -162,13 +162,13 @@ class LinesResponse(LinesResponseResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
-        encoder = encoder_for(scope)
+        encoder = choose_encoder(scope)
         first, maker = self._first, self._maker
         if encoder is not None:
             self.headers["Content-Encoding"] = encoder.name
             # Compressing takes the processor for longer than making lines: others do not wait for it.
             first, maker = encoder.packed(first), COMPRESSING if maker is QUICK else maker
-            self._pieces = _packed(self._pieces, encoder)
+            self._pieces = _compress(self._pieces, encoder)
         watch = loop.create_task(self._watch(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -226,7 +226,7 @@ def error_response(
     return json_response({"errorCode": code, "message": message}, status, headers)
 
 
-def ndjson(
+def ndjson_response(
     first: bytes,
     pieces: Iterator[Piece] | None,
     version: int,
@@ -247,7 +247,7 @@ def iceberg_error(status: int, kind: str, message: str, headers: Mapping[str, st
     return json_response({"error": {"message": message, "type": kind, "code": status}}, status, headers)
 
 
-MOST_HEAD_BYTES = 65_536
+MAX_HEAD_BYTES = 65_536
 # What the application's lifespan gives each connection.
 LIMITS = "connection_limits"
 # In a request's scope: its cycle, which knows whether the body is whole.
@@ -262,7 +262,7 @@ LINGER_HEAD_BYTES = 65_536
 class ConnectionLimits:
     """How long clients may take for a head, and how many connections an address may have in this process."""
 
-    def __init__(self, slow_client_s: float, per_address: int, proxies: Proxies) -> None:
+    def __init__(self, slow_client_s: float, per_address: int, proxies: TrustedProxies) -> None:
         self.slow_client_s, self.per_address = slow_client_s, per_address
         self._proxies = proxies
         self._open: Counter[str] = Counter()
@@ -271,7 +271,7 @@ class ConnectionLimits:
         """Count a connection; False, and nothing counted, when its address has as many as it may."""
         if peer is None or self._proxies.names(peer):
             return True
-        origin = neighbourhood(peer)
+        origin = address_network(peer)
         if self._open[origin] >= self.per_address:
             return False
         self._open[origin] += 1
@@ -281,7 +281,7 @@ class ConnectionLimits:
         """Count a connection no more that was counted."""
         if peer is None or self._proxies.names(peer):
             return
-        origin = neighbourhood(peer)
+        origin = address_network(peer)
         self._open[origin] -= 1
         if self._open[origin] <= 0:
             del self._open[origin]
@@ -381,8 +381,8 @@ class BoundedConnection(asyncio.Protocol):
             self._stop_waiting()
             return
         self._head_bytes += len(data)
-        if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The headers are larger than {MOST_HEAD_BYTES} bytes.")
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The headers are larger than {MAX_HEAD_BYTES} bytes.")
         elif self._timer is None and not self.transport.is_closing():
             self._wait_for_head()
 
@@ -435,7 +435,7 @@ class GuardedProtocol(BoundedConnection, AutoHTTPProtocol):  # type: ignore[misc
     """The same over httptools' parser or h11's, whichever is installed."""
 
 
-class BodiesBound:
+class RequestBodyMiddleware:
     """Ends the connection of a request that is answered before its body has arrived: nobody waits for the rest."""
 
     def __init__(self, app: ASGIApp) -> None:

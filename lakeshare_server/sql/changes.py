@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog import Catalog, FollowedTables, Ledger
 from lakeshare_server.catalog.ledger import followed_tables
 from lakeshare_server.catalog.sharing import (
-    LINK_LIFE,
+    DEFAULT_LINK_LIFE,
     Edit,
     FederationPolicy,
     LinkState,
@@ -20,6 +20,7 @@ from lakeshare_server.catalog.sharing import (
     alter_share,
     alter_table,
     create_group,
+    create_link,
     create_recipient,
     create_share,
     drop_group,
@@ -27,7 +28,6 @@ from lakeshare_server.catalog.sharing import (
     drop_recipient,
     drop_share,
     grant,
-    invite,
     put_policy,
     remove_table,
     revoke,
@@ -39,8 +39,15 @@ from lakeshare_server.catalog.sharing import (
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.provider.following import Following, FollowRequest
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.sql import statements as said
-from lakeshare_server.sql.statements import Change, Look, Result, done, matches, rows_of
+from lakeshare_server.sql import statements as statement_types
+from lakeshare_server.sql.statements import (
+    ChangeStatement,
+    ReadStatement,
+    Result,
+    make_message,
+    make_rows,
+    matches_pattern,
+)
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 
@@ -94,106 +101,116 @@ class Provider:
             raise BadRequest("publication", number, f"{table} has {has}.")
 
 
-def do_create_share(edit: Edit, asked: said.CreateShare, _: Provider) -> Result:
+def execute_create_share(edit: Edit, statement: statement_types.CreateShare, _: Provider) -> Result:
     """CREATE SHARE."""
-    if asked.if_not_exists and is_there(edit, "share", asked.name):
-        return done(f"there is a share {asked.name} already: nothing is changed")
-    share = create_share(edit, asked.name, comment=asked.comment)
-    return done(f"share {share.name} is made")
+    if statement.if_not_exists and exists(edit, "share", statement.name):
+        return make_message(f"there is a share {statement.name} already: nothing is changed")
+    share = create_share(edit, statement.name, comment=statement.comment)
+    return make_message(f"share {share.name} is made")
 
 
-def do_alter_share(edit: Edit, asked: said.AlterShare, _: Provider) -> Result:
+def execute_alter_share(edit: Edit, statement: statement_types.AlterShare, _: Provider) -> Result:
     """ALTER SHARE, of the share itself."""
-    share = alter_share(edit, asked.name, **asked.fields)
-    return done(f"share {share.name} is changed")
+    share = alter_share(edit, statement.name, **statement.fields)
+    return make_message(f"share {share.name} is changed")
 
 
-def do_drop_share(edit: Edit, asked: said.DropShare, _: Provider) -> Result:
+def execute_drop_share(edit: Edit, statement: statement_types.DropShare, _: Provider) -> Result:
     """DROP SHARE: the grants on it go with it."""
-    if asked.if_exists and not is_there(edit, "share", asked.name):
-        return done(f"there is no share {asked.name}: nothing is changed")
-    return done(f"share {drop_share(edit, asked.name).name} is gone, and the grants on it")
+    if statement.if_exists and not exists(edit, "share", statement.name):
+        return make_message(f"there is no share {statement.name}: nothing is changed")
+    return make_message(f"share {drop_share(edit, statement.name).name} is gone, and the grants on it")
 
 
-def do_put_object(edit: Edit, asked: said.PutObject, provider: Provider) -> Result:
+def execute_put_object(edit: Edit, statement: statement_types.PutObject, provider: Provider) -> Result:
     """ALTER SHARE … ADD | ALTER TABLE | VIEW."""
-    kind = _kind(asked)
-    table = ".".join(asked.path)
-    if asked.verb == "ALTER":
-        found = _known(edit, asked)
-        shared = _altered(edit, asked, found, kind, provider)
-        return done(f"{shared.path} is changed")
-    schema, name = asked.alias
+    kind = _kind(statement)
+    table = ".".join(statement.path)
+    if statement.verb == "ALTER":
+        found = _require_known(edit, statement)
+        shared = _alter_object(edit, statement, found, kind, provider)
+        return make_message(f"{shared.path} is changed")
+    schema, name = statement.alias
     wanted = SharedObject(
         schema=schema,
         name=name,
         table=table,
         kind=kind,
-        comment=asked.comment,
-        history=asked.history,
-        start_version=_start(asked, table, provider),
-        rule=asked.rule,
+        comment=statement.comment,
+        history=statement.history,
+        start_version=_start(statement, table, provider),
+        rule=statement.rule,
     )
-    shared = add_table(edit, asked.share, wanted)
+    shared = add_table(edit, statement.share, wanted)
     awaited = "" if provider.latest_version(table) is not None else "; it is not published yet"
-    return done(f"{table} is shared as {shared.path}{awaited}")
+    return make_message(f"{table} is shared as {shared.path}{awaited}")
 
 
-def do_put_schema(edit: Edit, asked: said.PutSchema, provider: Provider) -> Result:
+def execute_put_schema(edit: Edit, statement: statement_types.PutSchema, provider: Provider) -> Result:
     """ALTER SHARE … ADD | ALTER SCHEMA: the tables that are published by now and not in the share."""
-    if asked.comment is not None:
+    if statement.comment is not None:
         hint = "A schema of a share has no comment; give one to the share, or to its tables."
-        raise BadRequest("COMMENT", asked.comment, hint)
-    schema = ".".join(asked.path)
+        raise BadRequest("COMMENT", statement.comment, hint)
+    schema = ".".join(statement.path)
     tables = provider.tables_of(schema)
-    there = {one.table for one in states.objects(edit.session, asked.share)}
+    there = {one.table for one in states.list_objects(edit.session, statement.share)}
     added = [table for table in tables if table not in there]
     for table in added:
         name = table[len(schema) + 1 :]
-        add_table(edit, asked.share, SharedObject(schema=asked.path[-1], name=name, table=table))
-    return done(f"{len(added)} of {len(tables)} published tables of {schema} are new in {asked.share}")
+        add_table(edit, statement.share, SharedObject(schema=statement.path[-1], name=name, table=table))
+    return make_message(
+        f"{len(added)} of {len(tables)} published tables of {schema} are new in {statement.share}"
+    )
 
 
-def do_remove_object(edit: Edit, asked: said.RemoveObject, _: Provider) -> Result:
+def execute_remove_object(edit: Edit, statement: statement_types.RemoveObject, _: Provider) -> Result:
     """ALTER SHARE … REMOVE TABLE | VIEW."""
-    found = find_object(edit, asked.share, asked.path)
-    return done(f"{remove_table(edit, asked.share, found.schema, found.name).path} is shared no more")
+    found = find_object(edit, statement.share, statement.path)
+    return make_message(
+        f"{remove_table(edit, statement.share, found.schema, found.name).path} is shared no more"
+    )
 
 
-def do_remove_schema(edit: Edit, asked: said.RemoveSchema, _: Provider) -> Result:
+def execute_remove_schema(edit: Edit, statement: statement_types.RemoveSchema, _: Provider) -> Result:
     """ALTER SHARE … REMOVE SCHEMA: everything in a schema of the share."""
-    schema = asked.path[-1].lower()
-    found = [one for one in states.objects(edit.session, asked.share) if one.schema.lower() == schema]
+    schema = statement.path[-1].lower()
+    found = [
+        one for one in states.list_objects(edit.session, statement.share) if one.schema.lower() == schema
+    ]
     if not found:
-        raise NotFound(f"In share {asked.share}, schema", asked.path[-1])
+        raise NotFound(f"In share {statement.share}, schema", statement.path[-1])
     for one in found:
-        remove_table(edit, asked.share, one.schema, one.name)
-    return done(f"{', '.join(one.path for one in found)}: shared no more")
+        remove_table(edit, statement.share, one.schema, one.name)
+    return make_message(f"{', '.join(one.path for one in found)}: shared no more")
 
 
-def do_pin_publication(edit: Edit, asked: said.PinPublication, provider: Provider) -> Result:
+def execute_pin_publication(
+    edit: Edit, statement: statement_types.PinPublication, provider: Provider
+) -> Result:
     """ALTER SHARE … SET | UNSET PUBLICATION."""
-    if asked.path is None:
-        found = states.objects(edit.session, asked.share)
+    if statement.path is None:
+        found = states.list_objects(edit.session, statement.share)
     else:
-        found = [find_object(edit, asked.share, asked.path)]
+        found = [find_object(edit, statement.share, statement.path)]
     if not found:
-        raise BadRequest("share", asked.share, "It is empty; add a table first.")
+        raise BadRequest("share", statement.share, "It is empty; add a table first.")
     for one in found:
-        if asked.publication is not None:
-            provider.require_published(one.table, asked.publication)
-        alter_table(edit, asked.share, one.schema, one.name, publication=asked.publication)
-    served = "the latest publication" if asked.publication is None else f"publication {asked.publication}"
-    return done(f"{', '.join(one.path for one in found)}: recipients read {served}")
+        if statement.publication is not None:
+            provider.require_published(one.table, statement.publication)
+        alter_table(edit, statement.share, one.schema, one.name, publication=statement.publication)
+    served = (
+        "the latest publication" if statement.publication is None else f"publication {statement.publication}"
+    )
+    return make_message(f"{', '.join(one.path for one in found)}: recipients read {served}")
 
 
-def do_publish(_: Edit, asked: said.Publish, __: Provider) -> Result:
+def execute_publish(_: Edit, statement: statement_types.Publish, __: Provider) -> Result:
     """PUBLISH TABLE … FROM BRANCH: refused with the command that does it."""
     hint = (
         "Only what passed its audit is published, and that is the pipelines' work: "
-        f"`lakeshare wap retry {asked.branch}` audits what is staged there again and publishes it if it is green."
+        f"`lakeshare wap retry {statement.branch}` audits what is staged there again and publishes it if it is green."
     )
-    raise BadRequest("PUBLISH TABLE", ".".join(asked.path), hint)
+    raise BadRequest("PUBLISH TABLE", ".".join(statement.path), hint)
 
 
 def find_object(edit: Edit, share: str, path: tuple[str, ...]) -> SharedObject:
@@ -203,14 +220,18 @@ def find_object(edit: Edit, share: str, path: tuple[str, ...]) -> SharedObject:
         NotFound: the share has none of that name.
         BadRequest: the table is in the share more than once.
     """
-    found = states.objects(edit.session, share)
+    found = states.list_objects(edit.session, share)
     named = [one for one in found if _is_alias(one, path)] or [one for one in found if _is_table(one, path)]
-    return _only(named, share, path)
+    return _require_single(named, share, path)
 
 
-def is_there(edit: Edit, kind: str, name: str) -> bool:
+def exists(edit: Edit, kind: str, name: str) -> bool:
     """Whether there is a share, recipient or group of this name."""
-    find = {"share": states.share_row, "recipient": states.recipient_row, "group": states.group_row}[kind]
+    find = {
+        "share": states.find_share_row,
+        "recipient": states.find_recipient_row,
+        "group": states.find_group_row,
+    }[kind]
     try:
         find(edit.session, name)
     except NotFound:
@@ -218,16 +239,18 @@ def is_there(edit: Edit, kind: str, name: str) -> bool:
     return True
 
 
-def _known(edit: Edit, asked: said.PutObject) -> SharedObject:
+def _require_known(edit: Edit, statement: statement_types.PutObject) -> SharedObject:
     """What ALTER speaks of: the table of that name, and of several the one with the alias that is given."""
-    found = states.objects(edit.session, asked.share)
-    named = [one for one in found if _is_table(one, asked.path)]
+    found = states.list_objects(edit.session, statement.share)
+    named = [one for one in found if _is_table(one, statement.path)]
     if len(named) > 1:
-        named = [one for one in named if _is_alias(one, asked.alias)] or named
-    return _only(named or [one for one in found if _is_alias(one, asked.path)], asked.share, asked.path)
+        named = [one for one in named if _is_alias(one, statement.alias)] or named
+    return _require_single(
+        named or [one for one in found if _is_alias(one, statement.path)], statement.share, statement.path
+    )
 
 
-def _only(named: list[SharedObject], share: str, path: tuple[str, ...]) -> SharedObject:
+def _require_single(named: list[SharedObject], share: str, path: tuple[str, ...]) -> SharedObject:
     written = ".".join(path)
     if not named:
         raise NotFound(f"In share {share}, table or view", written)
@@ -237,38 +260,42 @@ def _only(named: list[SharedObject], share: str, path: tuple[str, ...]) -> Share
     return named[0]
 
 
-def _altered(
-    edit: Edit, asked: said.PutObject, found: SharedObject, kind: said.SharedKind, provider: Provider
+def _alter_object(
+    edit: Edit,
+    statement: statement_types.PutObject,
+    found: SharedObject,
+    kind: statement_types.SharedKind,
+    provider: Provider,
 ) -> SharedObject:
-    schema, name = asked.alias
+    schema, name = statement.alias
     return alter_table(
         edit,
-        asked.share,
+        statement.share,
         found.schema,
         found.name,
         new_schema=schema,
         new_name=name,
         kind=kind,
-        comment=asked.comment,
-        history=asked.history,
-        start_version=_start(asked, found.table, provider),
-        rule=asked.rule,
+        comment=statement.comment,
+        history=statement.history,
+        start_version=_start(statement, found.table, provider),
+        rule=statement.rule,
     )
 
 
-def _kind(asked: said.PutObject) -> said.SharedKind:
-    if asked.columns:
+def _kind(statement: statement_types.PutObject) -> statement_types.SharedKind:
+    if statement.columns:
         hint = "Let a contract declare a view with these columns, and add that: files hold whole rows."
-        raise BadRequest("COLUMNS", ", ".join(asked.columns), hint)
-    if asked.kind == "MODEL":
-        raise BadRequest("MODEL", ".".join(asked.path), "Shares hold tables and views only.")
-    return asked.kind
+        raise BadRequest("COLUMNS", ", ".join(statement.columns), hint)
+    if statement.kind == "MODEL":
+        raise BadRequest("MODEL", ".".join(statement.path), "Shares hold tables and views only.")
+    return statement.kind
 
 
-def _start(asked: said.PutObject, table: str, provider: Provider) -> int | None:
-    if isinstance(asked.start_version, said.Now):
+def _start(statement: statement_types.PutObject, table: str, provider: Provider) -> int | None:
+    if isinstance(statement.start_version, statement_types.Now):
         return provider.latest_version(table) or 0
-    return asked.start_version
+    return statement.start_version
 
 
 def _is_alias(one: SharedObject, path: tuple[str, ...]) -> bool:
@@ -289,160 +316,180 @@ TOKEN_COLUMNS = {
 }
 
 
-def do_create_recipient(edit: Edit, asked: said.CreateRecipient, provider: Provider) -> Result:
+def execute_create_recipient(
+    edit: Edit, statement: statement_types.CreateRecipient, provider: Provider
+) -> Result:
     """CREATE RECIPIENT: with a link to its profile, or with a policy if it has an issuer of its own."""
-    if asked.metastore_id is not None:
+    if statement.metastore_id is not None:
         hint = (
             "It names a metastore of Databricks; recipients of lakeshare open a link. Leave it out, or use "
             "USING OIDC or USING CLIENT CREDENTIALS."
         )
-        raise BadRequest("USING ID", asked.metastore_id, hint)
-    if asked.if_not_exists and is_there(edit, "recipient", asked.name):
-        return done(f"there is a recipient {asked.name} already: nothing is changed")
+        raise BadRequest("USING ID", statement.metastore_id, hint)
+    if statement.if_not_exists and exists(edit, "recipient", statement.name):
+        return make_message(f"there is a recipient {statement.name} already: nothing is changed")
     made = create_recipient(
         edit,
-        asked.name,
-        comment=asked.comment,
-        properties=asked.properties,
-        authentication=asked.authentication,
-        ip_allow=asked.ip_allow,
-        expires_at=asked.until,
-        agreement=asked.agreement,
+        statement.name,
+        comment=statement.comment,
+        properties=statement.properties,
+        authentication=statement.authentication,
+        ip_allow=statement.ip_allow,
+        expires_at=statement.until,
+        agreement=statement.agreement,
     )
-    if asked.policy is not None:
-        _put(edit, made.name, asked.policy, provider)
-        return done(f"recipient {made.name} is made; it gets in with tokens of {asked.policy.issuer}")
-    return _linked(*invite(edit, made.name, token_expires_at=asked.until), provider)
+    if statement.policy is not None:
+        _put_policy(edit, made.name, statement.policy, provider)
+        return make_message(
+            f"recipient {made.name} is made; it gets in with tokens of {statement.policy.issuer}"
+        )
+    return _link_result(*create_link(edit, made.name, token_expires_at=statement.until), provider)
 
 
-def do_invite(edit: Edit, asked: said.Invite, provider: Provider) -> Result:
+def execute_invite(edit: Edit, statement: statement_types.Invite, provider: Provider) -> Result:
     """ALTER RECIPIENT … INVITE."""
-    until = states.recipient(edit.session, asked.name).expires_at
-    made = invite(edit, asked.name, link_life=asked.link_life or LINK_LIFE, token_expires_at=until)
-    return _linked(*made, provider)
+    until = states.get_recipient(edit.session, statement.name).expires_at
+    made = create_link(
+        edit, statement.name, link_life=statement.link_life or DEFAULT_LINK_LIFE, token_expires_at=until
+    )
+    return _link_result(*made, provider)
 
 
-def do_alter_recipient(edit: Edit, asked: said.AlterRecipient, _: Provider) -> Result:
+def execute_alter_recipient(edit: Edit, statement: statement_types.AlterRecipient, _: Provider) -> Result:
     """ALTER RECIPIENT, of the recipient itself."""
-    return done(f"recipient {alter_recipient(edit, asked.name, **asked.fields).name} is changed")
+    return make_message(
+        f"recipient {alter_recipient(edit, statement.name, **statement.fields).name} is changed"
+    )
 
 
-def do_set_properties(edit: Edit, asked: said.SetProperties, _: Provider) -> Result:
+def execute_set_properties(edit: Edit, statement: statement_types.SetProperties, _: Provider) -> Result:
     """ALTER RECIPIENT … SET PROPERTIES."""
-    properties = {**states.recipient(edit.session, asked.name).properties, **asked.properties}
-    return done(f"recipient {alter_recipient(edit, asked.name, properties=properties).name} is changed")
+    properties = {**states.get_recipient(edit.session, statement.name).properties, **statement.properties}
+    return make_message(
+        f"recipient {alter_recipient(edit, statement.name, properties=properties).name} is changed"
+    )
 
 
-def do_unset_properties(edit: Edit, asked: said.UnsetProperties, _: Provider) -> Result:
+def execute_unset_properties(edit: Edit, statement: statement_types.UnsetProperties, _: Provider) -> Result:
     """ALTER RECIPIENT … UNSET PROPERTIES."""
-    properties = dict(states.recipient(edit.session, asked.name).properties)
-    for key in asked.keys:
+    properties = dict(states.get_recipient(edit.session, statement.name).properties)
+    for key in statement.keys:
         if key not in properties:
-            raise BadRequest("properties", key, f"{asked.name} has: {', '.join(properties) or 'none'}.")
+            raise BadRequest("properties", key, f"{statement.name} has: {', '.join(properties) or 'none'}.")
         del properties[key]
-    return done(f"recipient {alter_recipient(edit, asked.name, properties=properties).name} is changed")
+    return make_message(
+        f"recipient {alter_recipient(edit, statement.name, properties=properties).name} is changed"
+    )
 
 
-def do_rotate_token(edit: Edit, asked: said.RotateToken, provider: Provider) -> Result:
+def execute_rotate_token(edit: Edit, statement: statement_types.RotateToken, provider: Provider) -> Result:
     """ALTER RECIPIENT … ROTATE TOKEN."""
-    given = rotate_token(edit, asked.name, keep_old_for=asked.keep_old_for, expires_at=asked.until)
-    row = (asked.name, given.state.id, given.secret, given.state.expires_at, provider.settings.base_url())
-    told = f"the token is shown here only; older ones end {_within(asked)}"
-    return rows_of(TOKEN_COLUMNS, [row], told)
+    given = rotate_token(
+        edit, statement.name, keep_old_for=statement.keep_old_for, expires_at=statement.until
+    )
+    row = (statement.name, given.state.id, given.secret, given.state.expires_at, provider.settings.base_url())
+    message = f"the token is shown here only; older ones end {_grace_period(statement)}"
+    return make_rows(TOKEN_COLUMNS, [row], message)
 
 
-def do_revoke_token(edit: Edit, asked: said.RevokeToken, _: Provider) -> Result:
+def execute_revoke_token(edit: Edit, statement: statement_types.RevokeToken, _: Provider) -> Result:
     """REVOKE TOKEN: one, or all."""
-    ids = [asked.token_id] if asked.token_id is not None else _valid_tokens(edit, asked.name)
+    ids = [statement.token_id] if statement.token_id is not None else _valid_tokens(edit, statement.name)
     for token_id in ids:
-        revoke_token(edit, asked.name, token_id)
-    return done(f"{len(ids)} tokens of {asked.name} are revoked")
+        revoke_token(edit, statement.name, token_id)
+    return make_message(f"{len(ids)} tokens of {statement.name} are revoked")
 
 
-def do_put_policy(edit: Edit, asked: said.PutPolicy, provider: Provider) -> Result:
+def execute_put_policy(edit: Edit, statement: statement_types.PutPolicy, provider: Provider) -> Result:
     """ALTER RECIPIENT … ADD OIDC."""
-    _put(edit, asked.name, asked.policy, provider)
-    return done(f"recipient {asked.name} gets in with tokens of {asked.policy.issuer}")
+    _put_policy(edit, statement.name, statement.policy, provider)
+    return make_message(f"recipient {statement.name} gets in with tokens of {statement.policy.issuer}")
 
 
-def do_drop_policy(edit: Edit, asked: said.DropPolicy, _: Provider) -> Result:
+def execute_drop_policy(edit: Edit, statement: statement_types.DropPolicy, _: Provider) -> Result:
     """ALTER RECIPIENT … DROP OIDC."""
-    return done(f"policy {drop_policy(edit, asked.name, asked.policy).name} of {asked.name} is gone")
+    return make_message(
+        f"policy {drop_policy(edit, statement.name, statement.policy).name} of {statement.name} is gone"
+    )
 
 
-def do_revoke_recipient(edit: Edit, asked: said.RevokeRecipient, _: Provider) -> Result:
+def execute_revoke_recipient(edit: Edit, statement: statement_types.RevokeRecipient, _: Provider) -> Result:
     """REVOKE RECIPIENT."""
-    return done(f"{revoke_recipient(edit, asked.name).name} may read nothing any more")
+    return make_message(f"{revoke_recipient(edit, statement.name).name} may read nothing any more")
 
 
-def do_drop_recipient(edit: Edit, asked: said.DropRecipient, _: Provider) -> Result:
+def execute_drop_recipient(edit: Edit, statement: statement_types.DropRecipient, _: Provider) -> Result:
     """DROP RECIPIENT."""
-    if asked.if_exists and not is_there(edit, "recipient", asked.name):
-        return done(f"there is no recipient {asked.name}: nothing is changed")
-    return done(f"recipient {drop_recipient(edit, asked.name).name} is gone, and its tokens and grants")
+    if statement.if_exists and not exists(edit, "recipient", statement.name):
+        return make_message(f"there is no recipient {statement.name}: nothing is changed")
+    return make_message(
+        f"recipient {drop_recipient(edit, statement.name).name} is gone, and its tokens and grants"
+    )
 
 
-def do_create_group(edit: Edit, asked: said.CreateGroup, _: Provider) -> Result:
+def execute_create_group(edit: Edit, statement: statement_types.CreateGroup, _: Provider) -> Result:
     """CREATE GROUP."""
-    if asked.if_not_exists and is_there(edit, "group", asked.name):
-        return done(f"there is a group {asked.name} already: nothing is changed")
-    return done(f"group {create_group(edit, asked.name, comment=asked.comment).name} is made")
+    if statement.if_not_exists and exists(edit, "group", statement.name):
+        return make_message(f"there is a group {statement.name} already: nothing is changed")
+    return make_message(f"group {create_group(edit, statement.name, comment=statement.comment).name} is made")
 
 
-def do_alter_group(edit: Edit, asked: said.AlterGroup, _: Provider) -> Result:
+def execute_alter_group(edit: Edit, statement: statement_types.AlterGroup, _: Provider) -> Result:
     """ALTER GROUP, of the group itself."""
-    return done(f"group {alter_group(edit, asked.name, **asked.fields).name} is changed")
+    return make_message(f"group {alter_group(edit, statement.name, **statement.fields).name} is changed")
 
 
-def do_change_members(edit: Edit, asked: said.ChangeMembers, _: Provider) -> Result:
+def execute_change_members(edit: Edit, statement: statement_types.ChangeMembers, _: Provider) -> Result:
     """ALTER GROUP … ADD | REMOVE RECIPIENT."""
-    if asked.verb == "ADD":
-        group = alter_group(edit, asked.name, add=asked.recipients)
+    if statement.verb == "ADD":
+        group = alter_group(edit, statement.name, add=statement.recipients)
     else:
-        group = alter_group(edit, asked.name, remove=asked.recipients)
-    return done(f"group {group.name} has {', '.join(group.members) or 'no members'}")
+        group = alter_group(edit, statement.name, remove=statement.recipients)
+    return make_message(f"group {group.name} has {', '.join(group.members) or 'no members'}")
 
 
-def do_drop_group(edit: Edit, asked: said.DropGroup, _: Provider) -> Result:
+def execute_drop_group(edit: Edit, statement: statement_types.DropGroup, _: Provider) -> Result:
     """DROP GROUP."""
-    if asked.if_exists and not is_there(edit, "group", asked.name):
-        return done(f"there is no group {asked.name}: nothing is changed")
-    return done(f"group {drop_group(edit, asked.name).name} is gone, and its grants")
+    if statement.if_exists and not exists(edit, "group", statement.name):
+        return make_message(f"there is no group {statement.name}: nothing is changed")
+    return make_message(f"group {drop_group(edit, statement.name).name} is gone, and its grants")
 
 
-def do_grant(edit: Edit, asked: said.Grant, _: Provider) -> Result:
+def execute_grant(edit: Edit, statement: statement_types.Grant, _: Provider) -> Result:
     """GRANT SELECT ON SHARE."""
     given = grant(
         edit,
-        asked.share,
-        recipient=_named(asked.to, "RECIPIENT"),
-        group=_named(asked.to, "GROUP"),
-        starts_at=asked.starts_at,
-        ends_at=asked.ends_at,
-        rule=asked.rule,
+        statement.share,
+        recipient=_name_if_kind(statement.to, "RECIPIENT"),
+        group=_name_if_kind(statement.to, "GROUP"),
+        starts_at=statement.starts_at,
+        ends_at=statement.ends_at,
+        rule=statement.rule,
     )
     until = "" if given.ends_at is None else f" until {given.ends_at:%Y-%m-%d %H:%M} UTC"
     where = "" if given.rule is None else f" where {given.rule}"
-    return done(f"{given.recipient or given.group} may read {given.share}{until}{where}")
+    return make_message(f"{given.recipient or given.group} may read {given.share}{until}{where}")
 
 
-def do_revoke(edit: Edit, asked: said.Revoke, _: Provider) -> Result:
+def execute_revoke(edit: Edit, statement: statement_types.Revoke, _: Provider) -> Result:
     """REVOKE SELECT ON SHARE."""
-    reader, group = _named(asked.grantee, "RECIPIENT"), _named(asked.grantee, "GROUP")
-    taken = revoke(edit, asked.share, recipient=reader, group=group)
-    return done(f"{taken.recipient or taken.group} may not read {taken.share} any more by a grant of its own")
+    reader, group = _name_if_kind(statement.grantee, "RECIPIENT"), _name_if_kind(statement.grantee, "GROUP")
+    taken = revoke(edit, statement.share, recipient=reader, group=group)
+    return make_message(
+        f"{taken.recipient or taken.group} may not read {taken.share} any more by a grant of its own"
+    )
 
 
-def _named(grantee: said.Grantee, kind: str) -> str | None:
+def _name_if_kind(grantee: statement_types.Grantee, kind: str) -> str | None:
     return grantee.name if grantee.kind == kind else None
 
 
-def _linked(link: LinkState, code: str, provider: Provider) -> Result:
+def _link_result(link: LinkState, code: str, provider: Provider) -> Result:
     row = (link.recipient, provider.settings.activation_url(code), link.expires_at)
-    return rows_of(LINK_COLUMNS, [row], "the link is shown here only, and opens once")
+    return make_rows(LINK_COLUMNS, [row], "the link is shown here only, and opens once")
 
 
-def _put(edit: Edit, recipient: str, policy: said.Policy, provider: Provider) -> None:
+def _put_policy(edit: Edit, recipient: str, policy: statement_types.Policy, provider: Provider) -> None:
     # Tokens are made for somebody: for this server, if nothing else is said.
     audiences = policy.audiences or (provider.settings.base_url(),)
     wanted = FederationPolicy(
@@ -456,11 +503,13 @@ def _put(edit: Edit, recipient: str, policy: said.Policy, provider: Provider) ->
 
 
 def _valid_tokens(edit: Edit, recipient: str) -> list[str]:
-    return [one.id for one in states.recipient(edit.session, recipient).tokens if one.is_valid(edit.at)]
+    return [
+        token.id for token in states.get_recipient(edit.session, recipient).tokens if token.is_valid(edit.at)
+    ]
 
 
-def _within(asked: said.RotateToken) -> str:
-    return f"within {asked.keep_old_for}" if asked.keep_old_for else "at once"
+def _grace_period(statement: statement_types.RotateToken) -> str:
+    return f"within {statement.keep_old_for}" if statement.keep_old_for else "at once"
 
 
 COLUMNS = {"result": str, "table": str, "location": str, "version": int, "clients": str}
@@ -475,7 +524,7 @@ FOLLOWED_COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Follow(Change):
+class Follow(ChangeStatement):
     """FOLLOW; with a star for the table it is all tables of a folder or a namespace."""
 
     location: str
@@ -486,20 +535,20 @@ class Follow(Change):
 
 
 @dataclass(frozen=True)
-class Unfollow(Change):
+class Unfollow(ChangeStatement):
     """UNFOLLOW."""
 
     path: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class ShowFollowedTables(Look):
+class ShowFollowedTables(ReadStatement):
     """SHOW FOLLOWED TABLES."""
 
     pattern: str | None = None
 
 
-def do_follow(asked: Follow, provider: Provider, principal: str) -> Result:
+def execute_follow(statement: Follow, provider: Provider, principal: str) -> Result:
     """FOLLOW.
 
     Raises:
@@ -507,8 +556,10 @@ def do_follow(asked: Follow, provider: Provider, principal: str) -> Result:
         BadRequest: some of many tables are refused; the others are followed.
     """
     following = Following.of(provider.catalog, provider.settings)
-    usual = FollowRequest(share=asked.share, history=asked.history, start_version=asked.start_version)
-    requests = following.requests([(asked.location, ".".join(asked.alias) or None)], usual)
+    usual = FollowRequest(
+        share=statement.share, history=statement.history, start_version=statement.start_version
+    )
+    requests = following.requests([(statement.location, ".".join(statement.alias) or None)], usual)
     if len(requests) == 1:
         found = [following.follow(requests[0], principal)]
     else:
@@ -518,32 +569,38 @@ def do_follow(asked: Follow, provider: Provider, principal: str) -> Result:
         first = refused[0]
         raise BadRequest(
             "FOLLOW",
-            asked.location,
+            statement.location,
             f"{len(refused)} of its {len(found)} tables are refused, the others are followed. "
             f"{first.location}: {first.remark}",
         )
     rows = []
     for one in found:
-        told = one.as_json()
+        message = one.as_json()
         rows.append(
-            (told["result"], told["table"], one.location, told["version"], ", ".join(told["clients"]))
+            (
+                message["result"],
+                message["table"],
+                one.location,
+                message["version"],
+                ", ".join(message["clients"]),
+            )
         )
-    return rows_of(COLUMNS, rows)
+    return make_rows(COLUMNS, rows)
 
 
-def do_unfollow(asked: Unfollow, provider: Provider, principal: str) -> Result:
+def execute_unfollow(statement: Unfollow, provider: Provider, principal: str) -> Result:
     """UNFOLLOW.
 
     Raises:
         NotFound: no table is followed under this name.
     """
-    found = FollowedTables(provider.catalog).remove(".".join(asked.path), principal)
-    return done(f"{found.table} is not followed any more")
+    found = FollowedTables(provider.catalog).remove(".".join(statement.path), principal)
+    return make_message(f"{found.table} is not followed any more")
 
 
-def show_followed_tables(session: Session, asked: ShowFollowedTables) -> Result:
+def execute_show_followed_tables(session: Session, statement: ShowFollowedTables) -> Result:
     """SHOW FOLLOWED TABLES."""
-    found = [one for one in followed_tables(session) if matches(asked.pattern, one.table)]
+    found = [table for table in followed_tables(session) if matches_pattern(statement.pattern, table.table)]
     rows = (
         (
             one.table,
@@ -554,4 +611,4 @@ def show_followed_tables(session: Session, asked: ShowFollowedTables) -> Result:
         )
         for one in found
     )
-    return rows_of(FOLLOWED_COLUMNS, rows)
+    return make_rows(FOLLOWED_COLUMNS, rows)

@@ -27,27 +27,27 @@ from lakeshare_server.access.rules import require_decidable_rules
 from lakeshare_server.catalog import Catalog, Ledger
 from lakeshare_server.catalog.sharing import Edit, editing, states
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, NotFound
-from lakeshare_server.provider.following import find_versions_ahead
+from lakeshare_server.provider.following import prefetch_versions
 from lakeshare_server.settings import make_private
 from lakeshare_server.sql import changes, show
-from lakeshare_server.sql import statements as said
+from lakeshare_server.sql import statements as statement_types
 from lakeshare_server.sql.changes import Provider
-from lakeshare_server.sql.grammar import Placed, called, is_unfinished, parse, parser
-from lakeshare_server.sql.show import SCHEMA, VIEWS, RowsReadBy, SeenAs, written
+from lakeshare_server.sql.grammar import PlacedStatement, get_parser, is_unfinished, parse, terminal_name
+from lakeshare_server.sql.show import SCHEMA, VIEWS, RecipientSession, RowsReadBy, format_value
 from lakeshare_server.sql.statements import (
     Cell,
-    Place,
     Result,
+    SourcePosition,
     SqlError,
     StatementRefused,
-    done,
-    printable,
+    escape_unprintable,
+    make_message,
     quoted_name,
 )
 
 
 @dataclass(frozen=True)
-class Done:
+class StatementResult:
     """A statement that was done, as it was written, and what it answered."""
 
     text: str
@@ -59,11 +59,11 @@ class SqlSession:
 
     def __init__(self, provider: Provider, principal: str, rows_read_by: RowsReadBy | None = None) -> None:
         self.provider, self.principal, self._rows_read_by = provider, principal, rows_read_by
-        self.seen_as: SeenAs | None = None
+        self.impersonated: RecipientSession | None = None
 
     def run(
         self, text: str, source: str | None = None, *, single_transaction: bool = False
-    ) -> Iterator[Done]:
+    ) -> Iterator[StatementResult]:
         """Do the statements of a script, in order: each in its own transaction, or all in one.
 
         Nothing is done before the whole script is read. `source` is the name of its file.
@@ -80,13 +80,15 @@ class SqlSession:
             try:
                 result = self._alone(placed.statement)
             except LakeshareError as error:
-                raise _refused(error, text, source, script, number, number) from error
-            yield Done(text[placed.start : placed.end], result)
+                raise _refuse(error, text, source, script, number, number) from error
+            yield StatementResult(text[placed.start : placed.end], result)
 
-    def _together(self, script: tuple[Placed, ...], text: str, source: str | None) -> list[Done]:
+    def _together(
+        self, script: tuple[PlacedStatement, ...], text: str, source: str | None
+    ) -> list[StatementResult]:
         if not script:
             return []
-        answers: list[Done] = []
+        answers: list[StatementResult] = []
         changed: list[int] = []  # how many changes there were in front of each statement
         number = 0
         try:
@@ -95,14 +97,14 @@ class SqlSession:
                 for number, placed in enumerate(script):  # noqa: B007  # which one was refused
                     changed.append(len(edit.changes))
                     result = self._within(edit, placed.statement)
-                    answers.append(Done(text[placed.start : placed.end], result))
+                    answers.append(StatementResult(text[placed.start : placed.end], result))
                 try:
                     require_decidable_rules(edit, self.provider.versions)
                 except BadRequest:
                     number = self._undecided(edit, changed)
                     raise
         except LakeshareError as error:
-            raise _refused(error, text, source, script, number, 0) from error
+            raise _refuse(error, text, source, script, number, 0) from error
         return answers
 
     def _undecided(self, edit: Edit, changed: list[int]) -> int:
@@ -120,86 +122,91 @@ class SqlSession:
             return False
         return True
 
-    def _alone(self, asked: said.Statement) -> Result:
+    def _alone(self, statement: statement_types.Statement) -> Result:
         catalog = self.provider.catalog
-        if isinstance(asked, said.SetRecipient):
-            return self._turn_to(asked.name)
-        if isinstance(asked, said.Look):
-            if self.seen_as is not None:
-                return self.seen_as.look(asked)
+        if isinstance(statement, statement_types.SetRecipient):
+            return self._turn_to(statement.name)
+        if isinstance(statement, statement_types.ReadStatement):
+            if self.impersonated is not None:
+                return self.impersonated.look(statement)
             with catalog.reading() as session:
-                return self._shown(session, asked)
+                return self._shown(session, statement)
         self._require_provider()
-        if isinstance(asked, changes.Follow):
-            return changes.do_follow(asked, self.provider, self.principal)
-        if isinstance(asked, changes.Unfollow):
-            return changes.do_unfollow(asked, self.provider, self.principal)
-        self._look_ahead([asked])
+        if isinstance(statement, changes.Follow):
+            return changes.execute_follow(statement, self.provider, self.principal)
+        if isinstance(statement, changes.Unfollow):
+            return changes.execute_unfollow(statement, self.provider, self.principal)
+        self._look_ahead([statement])
         with editing(catalog, self.principal) as edit:
-            result = _CHANGES[type(asked)](edit, asked, self.provider)
+            result = _CHANGES[type(statement)](edit, statement, self.provider)
             require_decidable_rules(edit, self.provider.versions)
             return result
 
-    def _within(self, edit: Edit, asked: said.Statement) -> Result:
-        if isinstance(asked, said.SetRecipient):
+    def _within(self, edit: Edit, statement: statement_types.Statement) -> Result:
+        if isinstance(statement, statement_types.SetRecipient):
             hint = "Recipients see what is committed: look as one outside of the transaction."
-            raise BadRequest("SET RECIPIENT", asked.name or "", hint)
+            raise BadRequest("SET RECIPIENT", statement.name or "", hint)
         self._require_provider()
-        if isinstance(asked, changes.Follow | changes.Unfollow):
-            name = "FOLLOW" if isinstance(asked, changes.Follow) else "UNFOLLOW"
+        if isinstance(statement, changes.Follow | changes.Unfollow):
+            name = "FOLLOW" if isinstance(statement, changes.Follow) else "UNFOLLOW"
             raise BadRequest(name, name, "It reads stores: run it outside of the transaction.")
-        if isinstance(asked, said.Look):
-            return self._shown(edit.session, asked)
-        return _CHANGES[type(asked)](edit, asked, self.provider)
+        if isinstance(statement, statement_types.ReadStatement):
+            return self._shown(edit.session, statement)
+        return _CHANGES[type(statement)](edit, statement, self.provider)
 
-    def _shown(self, session: Session, asked: said.Look) -> Result:
-        if isinstance(asked, said.ShowUsage):
-            return show.show_usage(session, asked, self.provider.catalog)
-        return _LOOKS[type(asked)](session, asked)
+    def _shown(self, session: Session, statement: statement_types.ReadStatement) -> Result:
+        if isinstance(statement, statement_types.ShowUsage):
+            return show.show_usage(session, statement, self.provider.catalog)
+        return _READS[type(statement)](session, statement)
 
     def _turn_to(self, name: str | None) -> Result:
         if name is None:
-            self.seen_as = None
-            return done("this is what the provider sees again")
+            self.impersonated = None
+            return make_message("this is what the provider sees again")
         with self.provider.catalog.reading() as session:
-            found = states.recipient(session, name)
-        self.seen_as = SeenAs(self.provider, found.name, found.id, self._rows_read_by)
-        return done(f"this is what {found.name} sees; its state is {found.state}")
+            found = states.get_recipient(session, name)
+        self.impersonated = RecipientSession(self.provider, found.name, found.id, self._rows_read_by)
+        return make_message(f"this is what {found.name} sees; its state is {found.state}")
 
-    def _look_ahead(self, script: Sequence[said.Statement]) -> None:
+    def _look_ahead(self, script: Sequence[statement_types.Statement]) -> None:
         """Know the followed tables that rules of these statements are held against before a transaction is open."""
         provider, concerned = self.provider, defaultdict[str, list[str]](list)
         writes_rule = False
-        for asked in script:
-            if isinstance(asked, said.PutObject):
-                concerned[asked.share].append(".".join(asked.path))
-                writes_rule |= asked.rule is not None
-            elif isinstance(asked, said.PutSchema):
+        for statement in script:
+            if isinstance(statement, statement_types.PutObject):
+                concerned[statement.share].append(".".join(statement.path))
+                writes_rule |= statement.rule is not None
+            elif isinstance(statement, statement_types.PutSchema):
                 with suppress(BadRequest):  # told by the statement itself
-                    concerned[asked.share] += provider.tables_of(".".join(asked.path))
-            elif isinstance(asked, said.Grant):
-                concerned[asked.share] += ()
-                writes_rule |= asked.rule is not None
-            elif isinstance(asked, said.AlterShare) and len(script) > 1:
+                    concerned[statement.share] += provider.tables_of(".".join(statement.path))
+            elif isinstance(statement, statement_types.Grant):
+                concerned[statement.share] += ()
+                writes_rule |= statement.rule is not None
+            elif isinstance(statement, statement_types.AlterShare) and len(script) > 1:
                 # What follows may speak of it by another name: all is looked at.
-                concerned[asked.name] += ()
+                concerned[statement.name] += ()
                 writes_rule = True
         for share, tables in concerned.items():
-            find_versions_ahead(provider.catalog, provider.versions, share, tables, writes_rule=writes_rule)
+            prefetch_versions(provider.catalog, provider.versions, share, tables, writes_rule=writes_rule)
 
     def _require_provider(self) -> None:
-        if self.seen_as is not None:
-            raise Denied(f"{self.seen_as.recipient} changes nothing. RESET RECIPIENT first.")
+        if self.impersonated is not None:
+            raise Denied(f"{self.impersonated.recipient} changes nothing. RESET RECIPIENT first.")
 
 
-def _refused(
-    error: LakeshareError, text: str, source: str | None, script: tuple[Placed, ...], number: int, took: int
+def _refuse(
+    error: LakeshareError,
+    text: str,
+    source: str | None,
+    script: tuple[PlacedStatement, ...],
+    number: int,
+    took: int,
 ) -> StatementRefused:
     placed = script[number]
-    return StatementRefused(error, _meant(error, placed, text), text, source, took, len(script))
+    return StatementRefused(error, _find_position(error, placed, text), text, source, took, len(script))
 
 
-def _meant(error: LakeshareError, placed: Placed, text: str) -> Place:
+def _find_position(error: LakeshareError, placed: PlacedStatement, text: str) -> SourcePosition:
     """Where the statement says what was refused; its first word, if that cannot be told."""
     written = text[placed.start : placed.end]
     value = (
@@ -209,51 +216,51 @@ def _meant(error: LakeshareError, placed: Placed, text: str) -> Place:
     found = re.search(sought, written, re.IGNORECASE) or re.match(r"\w+", written)
     at, length = placed.start + (found.start() if found else 0), len(found.group()) if found else 1
     line_start = text.rfind("\n", 0, at) + 1
-    return Place(text.count("\n", 0, at) + 1, at - line_start + 1, length)
+    return SourcePosition(text.count("\n", 0, at) + 1, at - line_start + 1, length)
 
 
 # By the type of the statement, which each function takes.
-_LOOKS: Mapping[type, Callable[[Session, Any], Result]] = {
-    said.ShowShares: show.show_shares,
-    said.ShowSharesInProvider: show.show_shares_in_provider,
-    said.ShowAllInShare: show.show_all_in_share,
-    said.ShowRecipients: show.show_recipients,
-    said.ShowGroups: show.show_groups,
-    changes.ShowFollowedTables: changes.show_followed_tables,
-    said.ShowGrantsOnShare: show.show_grants_on_share,
-    said.ShowGrantsTo: show.show_grants_to,
-    said.DescribeShare: show.describe_share,
-    said.DescribeRecipient: show.describe_recipient,
-    said.DescribeGroup: show.describe_group,
-    said.SelectAll: show.select_all,
+_READS: Mapping[type, Callable[[Session, Any], Result]] = {
+    statement_types.ShowShares: show.show_shares,
+    statement_types.ShowSharesInProvider: show.show_shares_in_provider,
+    statement_types.ShowAllInShare: show.show_all_in_share,
+    statement_types.ShowRecipients: show.show_recipients,
+    statement_types.ShowGroups: show.show_groups,
+    changes.ShowFollowedTables: changes.execute_show_followed_tables,
+    statement_types.ShowGrantsOnShare: show.show_grants_on_share,
+    statement_types.ShowGrantsTo: show.show_grants_to,
+    statement_types.DescribeShare: show.describe_share,
+    statement_types.DescribeRecipient: show.describe_recipient,
+    statement_types.DescribeGroup: show.describe_group,
+    statement_types.SelectAll: show.select_all,
 }
 _CHANGES: Mapping[type, Callable[[Edit, Any, Provider], Result]] = {
-    said.CreateShare: changes.do_create_share,
-    said.AlterShare: changes.do_alter_share,
-    said.DropShare: changes.do_drop_share,
-    said.PutObject: changes.do_put_object,
-    said.PutSchema: changes.do_put_schema,
-    said.RemoveObject: changes.do_remove_object,
-    said.RemoveSchema: changes.do_remove_schema,
-    said.PinPublication: changes.do_pin_publication,
-    said.Publish: changes.do_publish,
-    said.CreateRecipient: changes.do_create_recipient,
-    said.AlterRecipient: changes.do_alter_recipient,
-    said.SetProperties: changes.do_set_properties,
-    said.UnsetProperties: changes.do_unset_properties,
-    said.RotateToken: changes.do_rotate_token,
-    said.RevokeToken: changes.do_revoke_token,
-    said.Invite: changes.do_invite,
-    said.PutPolicy: changes.do_put_policy,
-    said.DropPolicy: changes.do_drop_policy,
-    said.RevokeRecipient: changes.do_revoke_recipient,
-    said.DropRecipient: changes.do_drop_recipient,
-    said.CreateGroup: changes.do_create_group,
-    said.AlterGroup: changes.do_alter_group,
-    said.ChangeMembers: changes.do_change_members,
-    said.DropGroup: changes.do_drop_group,
-    said.Grant: changes.do_grant,
-    said.Revoke: changes.do_revoke,
+    statement_types.CreateShare: changes.execute_create_share,
+    statement_types.AlterShare: changes.execute_alter_share,
+    statement_types.DropShare: changes.execute_drop_share,
+    statement_types.PutObject: changes.execute_put_object,
+    statement_types.PutSchema: changes.execute_put_schema,
+    statement_types.RemoveObject: changes.execute_remove_object,
+    statement_types.RemoveSchema: changes.execute_remove_schema,
+    statement_types.PinPublication: changes.execute_pin_publication,
+    statement_types.Publish: changes.execute_publish,
+    statement_types.CreateRecipient: changes.execute_create_recipient,
+    statement_types.AlterRecipient: changes.execute_alter_recipient,
+    statement_types.SetProperties: changes.execute_set_properties,
+    statement_types.UnsetProperties: changes.execute_unset_properties,
+    statement_types.RotateToken: changes.execute_rotate_token,
+    statement_types.RevokeToken: changes.execute_revoke_token,
+    statement_types.Invite: changes.execute_invite,
+    statement_types.PutPolicy: changes.execute_put_policy,
+    statement_types.DropPolicy: changes.execute_drop_policy,
+    statement_types.RevokeRecipient: changes.execute_revoke_recipient,
+    statement_types.DropRecipient: changes.execute_drop_recipient,
+    statement_types.CreateGroup: changes.execute_create_group,
+    statement_types.AlterGroup: changes.execute_alter_group,
+    statement_types.ChangeMembers: changes.execute_change_members,
+    statement_types.DropGroup: changes.execute_drop_group,
+    statement_types.Grant: changes.execute_grant,
+    statement_types.Revoke: changes.execute_revoke,
 }
 
 
@@ -263,7 +270,7 @@ WORD = re.compile(r"[\w.`]*\Z")
 Names = Mapping[str, Callable[[], Iterable[str]]]
 
 
-def names_of(catalog: Catalog) -> Names:
+def read_names(catalog: Catalog) -> Names:
     """The names in a catalog, looked up when they are asked for."""
 
     def named(read: Callable[..., Iterable[object]]) -> Callable[[], list[str]]:
@@ -277,25 +284,25 @@ def names_of(catalog: Catalog) -> Names:
         return [".".join(map(quoted_name, table.split("."))) for table in Ledger(catalog).tables()]
 
     return {
-        "SHARE": named(states.shares),
-        "RECIPIENT": named(states.recipients),
-        "GROUP": named(states.groups),
+        "SHARE": named(states.list_shares),
+        "RECIPIENT": named(states.list_recipients),
+        "GROUP": named(states.list_groups),
         **dict.fromkeys(("TABLE", "VIEW", "ADD", "ALTER"), tables),
         "FROM": lambda: [f"{SCHEMA}.{view}" for view in VIEWS],
     }
 
 
-def following(text: str, names: Names) -> tuple[str, list[str]]:
+def complete_word(text: str, names: Names) -> tuple[str, list[str]]:
     """The word that is being written at the end of a text, and what it can become."""
     match = WORD.search(text)
     word = match.group() if match else ""
-    follower = parser().parse_interactive(text[: len(text) - len(word)])
+    follower = get_parser().parse_interactive(text[: len(text) - len(word)])
     try:
         tokens = list(follower.exhaust_lexer())
     except UnexpectedInput:
         return word, []
     accepted = follower.accepts()  # type: ignore[no-untyped-call]  # lark says nothing
-    keywords = sorted(filter(str.isupper, filter(None, map(called, accepted))))
+    keywords = sorted(filter(str.isupper, filter(None, map(terminal_name, accepted))))
     before = tokens[-1].type if tokens else ""
     known = names[before]() if before in names and "NAME" in accepted else ()
     return word, [one for one in (*known, *keywords) if one.lower().startswith(word.lower()) and one != word]
@@ -309,13 +316,13 @@ class SqlCompleter(Completer):
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         """What the word before the cursor can become."""
-        word, candidates = following(document.text_before_cursor, self.names)
+        word, candidates = complete_word(document.text_before_cursor, self.names)
         for candidate in candidates:
             yield Completion(candidate, start_position=-len(word))
 
 
 LEAVING = frozenset({"exit", "quit", r"\q", "exit;", "quit;"})
-ASKING = frozenset({"help", "?", r"\h", "help;"})
+CONTINUATION = frozenset({"help", "?", r"\h", "help;"})
 HELP = """Statements end with `;`. Tab completes, Ctrl-C clears the line, Ctrl-D or `exit` leaves.
   CREATE SHARE s;  ALTER SHARE s ADD TABLE schema.table [AS a.b] [PARTITION (…)] [WITHOUT HISTORY];  DROP SHARE s;
   CREATE RECIPIENT r [COMMENT '…'] [PROPERTIES (k = 'v')] [IP ALLOW ('…')];  ALTER RECIPIENT r ROTATE TOKEN;
@@ -336,7 +343,7 @@ def prompt_with_history(
     history.touch(mode=0o600)
     return PromptSession(
         history=FileHistory(str(history)),
-        completer=SqlCompleter(names_of(session.provider.catalog)),
+        completer=SqlCompleter(read_names(session.provider.catalog)),
         complete_while_typing=False,
         multiline=True,
         key_bindings=_bindings(),
@@ -346,8 +353,11 @@ def prompt_with_history(
     )
 
 
-def converse(
-    session: SqlSession, typed: PromptSession[str], say_answer: Callable[[Done], None], say_error: Say
+def run_prompt(
+    session: SqlSession,
+    typed: PromptSession[str],
+    say_answer: Callable[[StatementResult], None],
+    say_error: Say,
 ) -> None:
     """Do what is typed until the end; a mistake is told and nothing ends by it."""
     while True:
@@ -359,7 +369,7 @@ def converse(
             return
         if text.lower() in LEAVING:
             return
-        if text.lower() in ASKING:
+        if text.lower() in CONTINUATION:
             say_error(HELP)
             continue
         try:
@@ -369,16 +379,18 @@ def converse(
             say_error(str(error))
 
 
-def is_whole(text: str) -> bool:
+def is_complete(text: str) -> bool:
     """Whether Enter ends what is typed: at a `;` that is not within quotes, or at a word for the prompt itself."""
     written = text.strip()
-    if not written or written.lower() in LEAVING | ASKING:
+    if not written or written.lower() in LEAVING | CONTINUATION:
         return True
     return written.endswith(";") and not is_unfinished(text)
 
 
 def _prompt(session: SqlSession) -> str:
-    return "lakeshare> " if session.seen_as is None else f"lakeshare as {session.seen_as.recipient}> "
+    return (
+        "lakeshare> " if session.impersonated is None else f"lakeshare as {session.impersonated.recipient}> "
+    )
 
 
 def _bindings() -> KeyBindings:
@@ -389,7 +401,7 @@ def _bindings() -> KeyBindings:
         buffer = event.current_buffer
         if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
             buffer.complete_state = None
-        elif is_whole(buffer.text):
+        elif is_complete(buffer.text):
             buffer.validate_and_handle()
         else:
             buffer.insert_text("\n")
@@ -398,16 +410,16 @@ def _bindings() -> KeyBindings:
 
 
 OutputFormat = Literal["table", "csv", "json"]
-NOTHING = "NULL"
+NULL_TEXT = "NULL"
 
 
-def as_table(answer: Done) -> str:
+def format_table(answer: StatementResult) -> str:
     """Columns in line, and what was done or how many rows there are."""
     result = answer.result
-    told = printable(result.told)
+    message = escape_unprintable(result.told)
     if not result.columns:
-        return told
-    cells = [list(result.columns), *([_shown(cell) for cell in row] for row in result.rows)]
+        return message
+    cells = [list(result.columns), *([_format_cell(cell) for cell in row] for row in result.rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(result.columns))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -415,10 +427,10 @@ def as_table(answer: Done) -> str:
     ]
     rule = "  ".join("-" * width for width in widths)
     count = f"({len(result.rows)} row{'' if len(result.rows) == 1 else 's'})"
-    return "\n".join([lines[0], rule, *lines[1:], f"{count} {told}".rstrip()])
+    return "\n".join([lines[0], rule, *lines[1:], f"{count} {message}".rstrip()])
 
 
-def as_csv(answer: Done) -> str:
+def format_csv(answer: StatementResult) -> str:
     """A header and the rows; nothing for statements without rows."""
     result = answer.result
     if not result.columns:
@@ -430,23 +442,29 @@ def as_csv(answer: Done) -> str:
     return text.getvalue().removesuffix("\n")
 
 
-def as_json(answer: Done) -> str:
+def format_json(answer: StatementResult) -> str:
     """One object in one line: the statement, what was done, the rows as objects."""
-    rows = [dict(zip(answer.result.columns, map(_plain, row), strict=True)) for row in answer.result.rows]
-    told = {"statement": answer.text, "told": answer.result.told, "rows": rows}
-    return json.dumps(told, ensure_ascii=False)
+    rows = [
+        dict(zip(answer.result.columns, map(_plain_value, row), strict=True)) for row in answer.result.rows
+    ]
+    fields = {"statement": answer.text, "told": answer.result.told, "rows": rows}
+    return json.dumps(fields, ensure_ascii=False)
 
 
-PRINTED: Mapping[OutputFormat, Callable[[Done], str]] = {"table": as_table, "csv": as_csv, "json": as_json}
+PRINTED: Mapping[OutputFormat, Callable[[StatementResult], str]] = {
+    "table": format_table,
+    "csv": format_csv,
+    "json": format_json,
+}
 
 
-def _plain(cell: Cell) -> str | int | bool | None:
-    return written(cell) if isinstance(cell, datetime) else cell
+def _plain_value(cell: Cell) -> str | int | bool | None:
+    return format_value(cell) if isinstance(cell, datetime) else cell
 
 
 def _text(cell: Cell) -> str | int | None:
-    return str(cell).lower() if isinstance(cell, bool) else _plain(cell)
+    return str(cell).lower() if isinstance(cell, bool) else _plain_value(cell)
 
 
-def _shown(cell: Cell) -> str:
-    return NOTHING if cell is None else printable(str(_text(cell)))
+def _format_cell(cell: Cell) -> str:
+    return NULL_TEXT if cell is None else escape_unprintable(str(_text(cell)))

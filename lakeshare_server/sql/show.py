@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog import Catalog, Listings, ShareEntry, TableEntry
-from lakeshare_server.catalog.audit import usage
+from lakeshare_server.catalog.audit import read_usage
 from lakeshare_server.catalog.models import MAX_LONG
 from lakeshare_server.catalog.sharing import (
     Grant,
@@ -20,15 +20,21 @@ from lakeshare_server.catalog.sharing import (
     states,
 )
 from lakeshare_server.errors import BadRequest, Denied, NotFound
-from lakeshare_server.sql import statements as said
+from lakeshare_server.sql import statements as statement_types
 from lakeshare_server.sql.changes import Provider
-from lakeshare_server.sql.statements import Cell, Columns, Result, matches, rows_of
+from lakeshare_server.sql.statements import Cell, Columns, Result, make_rows, matches_pattern
 
-Made = TypeVar("Made", Share, RecipientState, Group)
+CreatedRow = TypeVar("CreatedRow", Share, RecipientState, Group)
 
-MADE = {"name": str, "created_at": datetime, "created_by": str, "comment": str}
-SHARE_COLUMNS = MADE
-SHARE_DETAILS = {**MADE, "display_name": str, "owner": str, "updated_at": datetime, "updated_by": str}
+CREATED_COLUMNS = {"name": str, "created_at": datetime, "created_by": str, "comment": str}
+SHARE_COLUMNS = CREATED_COLUMNS
+SHARE_DETAILS = {
+    **CREATED_COLUMNS,
+    "display_name": str,
+    "owner": str,
+    "updated_at": datetime,
+    "updated_by": str,
+}
 OBJECT_COLUMNS = {
     "name": str,
     "type": str,
@@ -41,8 +47,8 @@ OBJECT_COLUMNS = {
     "start_version": int,
     "publication": int,
 }
-RECIPIENT_COLUMNS = {**MADE, "authentication_type": str, "state": str}
-GROUP_COLUMNS = {**MADE, "members": str}
+RECIPIENT_COLUMNS = {**CREATED_COLUMNS, "authentication_type": str, "state": str}
+GROUP_COLUMNS = {**CREATED_COLUMNS, "members": str}
 GRANTS_ON_COLUMNS = {
     "recipient": str,
     "actionType": str,
@@ -74,59 +80,65 @@ USAGE_COLUMNS = {
 INFO_COLUMNS = {"info_name": str, "info_value": str}
 
 
-def show_shares(session: Session, asked: said.ShowShares) -> Result:
+def show_shares(session: Session, statement: statement_types.ShowShares) -> Result:
     """SHOW SHARES."""
-    found = [share for share in states.shares(session) if matches(asked.pattern, share.name)]
-    return rows_of(SHARE_COLUMNS, (_made(share) for share in _by_name(found)))
+    found = [share for share in states.list_shares(session) if matches_pattern(statement.pattern, share.name)]
+    return make_rows(SHARE_COLUMNS, (_created_row(share) for share in _by_name(found)))
 
 
-def show_shares_in_provider(_: Session, asked: said.ShowSharesInProvider) -> Result:
+def show_shares_in_provider(_: Session, statement: statement_types.ShowSharesInProvider) -> Result:
     """SHOW SHARES IN PROVIDER: a recipient's question; refused with the answer to it."""
     hint = (
         "This is the provider itself: SHOW SHARES shows its own. Recipients list theirs with their profile."
     )
-    raise BadRequest("PROVIDER", asked.provider, hint)
+    raise BadRequest("PROVIDER", statement.provider, hint)
 
 
-def show_all_in_share(session: Session, asked: said.ShowAllInShare) -> Result:
+def show_all_in_share(session: Session, statement: statement_types.ShowAllInShare) -> Result:
     """SHOW ALL IN SHARE."""
-    return rows_of(OBJECT_COLUMNS, (_object(one) for one in states.objects(session, asked.share)))
+    return make_rows(OBJECT_COLUMNS, (_object(one) for one in states.list_objects(session, statement.share)))
 
 
-def show_recipients(session: Session, asked: said.ShowRecipients) -> Result:
+def show_recipients(session: Session, statement: statement_types.ShowRecipients) -> Result:
     """SHOW RECIPIENTS."""
-    found = [one for one in states.recipients(session) if matches(asked.pattern, one.name)]
-    rows = ((*_made(one), one.authentication, one.state) for one in _by_name(found))
-    return rows_of(RECIPIENT_COLUMNS, rows)
+    found = [
+        recipient
+        for recipient in states.list_recipients(session)
+        if matches_pattern(statement.pattern, recipient.name)
+    ]
+    rows = ((*_created_row(one), one.authentication, one.state) for one in _by_name(found))
+    return make_rows(RECIPIENT_COLUMNS, rows)
 
 
-def show_groups(session: Session, asked: said.ShowGroups) -> Result:
+def show_groups(session: Session, statement: statement_types.ShowGroups) -> Result:
     """SHOW GROUPS."""
-    found = [one for one in states.groups(session) if matches(asked.pattern, one.name)]
-    return rows_of(GROUP_COLUMNS, ((*_made(one), ", ".join(one.members)) for one in _by_name(found)))
+    found = [group for group in states.list_groups(session) if matches_pattern(statement.pattern, group.name)]
+    return make_rows(GROUP_COLUMNS, ((*_created_row(one), ", ".join(one.members)) for one in _by_name(found)))
 
 
-def show_grants_on_share(session: Session, asked: said.ShowGrantsOnShare) -> Result:
+def show_grants_on_share(session: Session, statement: statement_types.ShowGrantsOnShare) -> Result:
     """SHOW GRANTS ON SHARE."""
-    return rows_of(GRANTS_ON_COLUMNS, (_grant_on(one) for one in states.grants_on(session, asked.share)))
+    return make_rows(
+        GRANTS_ON_COLUMNS, (_grant_on(one) for one in states.list_grants_on(session, statement.share))
+    )
 
 
-def show_grants_to(session: Session, asked: said.ShowGrantsTo) -> Result:
+def show_grants_to(session: Session, statement: statement_types.ShowGrantsTo) -> Result:
     """SHOW GRANTS TO RECIPIENT | GROUP; those of a recipient's groups are its own."""
-    name = asked.grantee.name
-    if asked.grantee.kind == "RECIPIENT":
-        found = states.grants_to(session, name)
+    name = statement.grantee.name
+    if statement.grantee.kind == "RECIPIENT":
+        found = states.list_grants_to(session, name)
     else:
-        group = states.group(session, name)
-        found = [one for one in states.grants(session) if one.group == group.name]
-    return rows_of(GRANTS_TO_COLUMNS, (_grant_to(one) for one in found))
+        group = states.get_group(session, name)
+        found = [grant for grant in states.list_grants(session) if grant.group == group.name]
+    return make_rows(GRANTS_TO_COLUMNS, (_grant_to(one) for one in found))
 
 
-def show_usage(session: Session, asked: said.ShowUsage, catalog: Catalog) -> Result:
+def show_usage(session: Session, statement: statement_types.ShowUsage, catalog: Catalog) -> Result:
     """SHOW USAGE FOR RECIPIENT: by day (UTC), table and version, from the day it was made on if no other is named."""
-    one = states.recipient(session, asked.recipient)
-    since = asked.since or one.created_at
-    found = usage(catalog, since.date(), datetime.now(UTC).date(), one.name)
+    one = states.get_recipient(session, statement.recipient)
+    since = statement.since or one.created_at
+    found = read_usage(catalog, since.date(), datetime.now(UTC).date(), one.name)
     rows = (
         (
             each.day.isoformat(),
@@ -140,25 +152,25 @@ def show_usage(session: Session, asked: said.ShowUsage, catalog: Catalog) -> Res
         )
         for each in sorted(found, key=lambda each: (each.day, each.table or "", each.version or 0))
     )
-    return rows_of(USAGE_COLUMNS, rows)
+    return make_rows(USAGE_COLUMNS, rows)
 
 
-def describe_share(session: Session, asked: said.DescribeShare) -> Result:
+def describe_share(session: Session, statement: statement_types.DescribeShare) -> Result:
     """DESCRIBE SHARE."""
-    share = states.share(session, asked.name)
-    row = (*_made(share), share.display_name, share.owner, share.updated_at, share.updated_by)
-    return rows_of(SHARE_DETAILS, [row])
+    share = states.get_share(session, statement.name)
+    row = (*_created_row(share), share.display_name, share.owner, share.updated_at, share.updated_by)
+    return make_rows(SHARE_DETAILS, [row])
 
 
-def describe_group(session: Session, asked: said.DescribeGroup) -> Result:
+def describe_group(session: Session, statement: statement_types.DescribeGroup) -> Result:
     """DESCRIBE GROUP."""
-    group = states.group(session, asked.name)
-    return rows_of(GROUP_COLUMNS, [(*_made(group), ", ".join(group.members))])
+    group = states.get_group(session, statement.name)
+    return make_rows(GROUP_COLUMNS, [(*_created_row(group), ", ".join(group.members))])
 
 
-def describe_recipient(session: Session, asked: said.DescribeRecipient) -> Result:
+def describe_recipient(session: Session, statement: statement_types.DescribeRecipient) -> Result:
     """DESCRIBE RECIPIENT: a name and a value in each row."""
-    one = states.recipient(session, asked.name)
+    one = states.get_recipient(session, statement.name)
     now = datetime.now(UTC)
     valid = [token for token in one.tokens if token.is_valid(now)]
     active = next((token for token in reversed(valid) if token.superseded_at is None), None)
@@ -184,7 +196,7 @@ def describe_recipient(session: Session, asked: said.DescribeRecipient) -> Resul
         ("groups", ", ".join(one.groups) or None),
         *((f"oidc {policy.name}", f"{policy.issuer} {policy.subject}") for policy in one.policies),
     ]
-    return rows_of(INFO_COLUMNS, ((name, written(value)) for name, value in facts))
+    return make_rows(INFO_COLUMNS, ((name, format_value(value)) for name, value in facts))
 
 
 def link_state(recipient: RecipientState, now: datetime) -> str | None:
@@ -193,24 +205,24 @@ def link_state(recipient: RecipientState, now: datetime) -> str | None:
         return None
     link = recipient.links[-1]
     if link.used_at is not None:
-        return f"used {written(link.used_at)} from {link.used_from or 'an unknown address'}"
+        return f"used {format_value(link.used_at)} from {link.used_from or 'an unknown address'}"
     if link.is_open(now):
-        return f"open until {written(link.expires_at)}"
-    return f"ended {written(link.revoked_at or link.expires_at)}"
+        return f"open until {format_value(link.expires_at)}"
+    return f"ended {format_value(link.revoked_at or link.expires_at)}"
 
 
-def written(value: object) -> str | None:
+def format_value(value: object) -> str | None:
     """A value as text: times in UTC."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return None if value is None else str(value)
 
 
-def _made(one: Share | RecipientState | Group) -> tuple[Cell, ...]:
+def _created_row(one: Share | RecipientState | Group) -> tuple[Cell, ...]:
     return one.name, one.created_at, one.created_by, one.comment
 
 
-def _by_name(found: list[Made]) -> list[Made]:
+def _by_name(found: list[CreatedRow]) -> list[CreatedRow]:
     return sorted(found, key=lambda one: one.name.lower())
 
 
@@ -294,44 +306,52 @@ TABLES = {
 ADDRESSES = {"recipient_name": str, "allowed_ip_range": str}
 
 
-def select_all(session: Session, asked: said.SelectAll) -> Result:
+def select_all(session: Session, statement: statement_types.SelectAll) -> Result:
     """SELECT * FROM information_schema.….
 
     Raises:
         NotFound: there is no such view.
     """
-    *parents, name = (part.lower() for part in asked.path)
+    *parents, name = (part.lower() for part in statement.path)
     if parents[-1:] != [SCHEMA] or name not in VIEWS:
         known = ", ".join(sorted(VIEWS))
         raise NotFound(
-            "View", f"{'.'.join(asked.path)} ({SCHEMA} has {known}; rows of tables: `lakeshare as`)"
+            "View", f"{'.'.join(statement.path)} ({SCHEMA} has {known}; rows of tables: `lakeshare as`)"
         )
     found = VIEWS[name](session)
-    return Result(found.columns, found.rows[: asked.limit])
+    return Result(found.columns, found.rows[: statement.limit])
 
 
 def shares(session: Session) -> Result:
     """Every share."""
-    return rows_of(
+    return make_rows(
         SHARES,
         (
-            (one.name, one.owner, one.comment, one.created_at, one.created_by, one.updated_at, one.updated_by)
-            for one in states.shares(session)
+            (
+                share.name,
+                share.owner,
+                share.comment,
+                share.created_at,
+                share.created_by,
+                share.updated_at,
+                share.updated_by,
+            )
+            for share in states.list_shares(session)
         ),
     )
 
 
 def recipients(session: Session) -> Result:
     """Every recipient."""
-    return rows_of(
+    return make_rows(
         RECIPIENTS,
         (
             (
-                *(one.name, one.id, one.owner, one.authentication, one.comment),
-                *(one.created_at, one.created_by, one.updated_at, one.updated_by),
-                one.state,
+                *(recipient.name, recipient.id, recipient.owner, recipient.authentication, recipient.comment),
+                *(recipient.created_at, recipient.created_by, recipient.updated_at, recipient.updated_by),
+                recipient.state,
             )
-            for one in states.recipients(session)
+            for recipient in states.list_recipients(session)
         ),
     )
 
@@ -339,42 +359,42 @@ def recipients(session: Session) -> Result:
 def recipient_tokens(session: Session) -> Result:
     """Every token; where a recipient has none yet, its link."""
     rows: list[tuple[Cell, ...]] = []
-    for one in states.recipients(session):
-        link = link_state(one, datetime.now(UTC))
-        if not one.tokens and one.links:
-            last = one.links[-1]
-            rows.append((one.name, None, link, None, last.created_at, last.created_by, *(None,) * 4))
+    for recipient in states.list_recipients(session):
+        link = link_state(recipient, datetime.now(UTC))
+        if not recipient.tokens and recipient.links:
+            last = recipient.links[-1]
+            rows.append((recipient.name, None, link, None, last.created_at, last.created_by, *(None,) * 4))
         rows += [
             (
-                *(one.name, token.id, link, token.expires_at, token.created_at, token.created_by),
+                *(recipient.name, token.id, link, token.expires_at, token.created_at, token.created_by),
                 *(token.superseded_at, None, token.revoked_at, token.last_used_at),
             )
-            for token in one.tokens
+            for token in recipient.tokens
         ]
-    return rows_of(TOKENS, rows)
+    return make_rows(TOKENS, rows)
 
 
 def share_recipient_privileges(session: Session) -> Result:
     """Who may read which share; what comes through a group says so."""
-    members = {group.name: group.members for group in states.groups(session)}
+    members = {group.name: group.members for group in states.list_groups(session)}
     rows: list[tuple[Cell, ...]] = []
-    for one in states.grants(session):
-        readers = (one.recipient,) if one.recipient is not None else members[one.group or ""]
-        inherited = None if one.group is None else f"GROUP {one.group}"
-        times = (one.starts_at, one.ends_at, one.rule)
-        rows += [(one.created_by, reader, one.share, "SELECT", inherited, *times) for reader in readers]
-    return rows_of(PRIVILEGES, rows)
+    for grant in states.list_grants(session):
+        readers = (grant.recipient,) if grant.recipient is not None else members[grant.group or ""]
+        inherited = None if grant.group is None else f"GROUP {grant.group}"
+        times = (grant.starts_at, grant.ends_at, grant.rule)
+        rows += [(grant.created_by, reader, grant.share, "SELECT", inherited, *times) for reader in readers]
+    return make_rows(PRIVILEGES, rows)
 
 
 def table_share_usage(session: Session) -> Result:
     """Which tables are in which share."""
-    return rows_of(TABLES, map(_usage, states.objects(session)))
+    return make_rows(TABLES, map(_usage, states.list_objects(session)))
 
 
 def recipient_allowed_ip_ranges(session: Session) -> Result:
     """From where recipients may come, one network in a row; who has none may come from anywhere."""
-    found = states.recipients(session)
-    return rows_of(ADDRESSES, ((one.name, address) for one in found for address in one.ip_allow))
+    found = states.list_recipients(session)
+    return make_rows(ADDRESSES, ((one.name, address) for one in found for address in one.ip_allow))
 
 
 VIEWS: Mapping[str, Callable[[Session], Result]] = {
@@ -405,11 +425,11 @@ def _usage(one: SharedObject) -> tuple[Cell, ...]:
 
 
 RowsReadBy = Callable[[str, tuple[str, ...], int], tuple[list[str], list[list[str]]]]
-FEW, MOST = 100, 1000
+DEFAULT_ROWS, MAX_ROWS = 100, 1000
 
 
 @dataclass(frozen=True)
-class SeenAs:
+class RecipientSession:
     """The eyes of one recipient."""
 
     provider: Provider
@@ -417,18 +437,18 @@ class SeenAs:
     recipient_id: str
     rows: RowsReadBy | None = None
 
-    def look(self, asked: said.Look) -> Result:
+    def look(self, statement: statement_types.ReadStatement) -> Result:
         """What the recipient is shown.
 
         Raises:
             NotFound: it does not exist for this recipient.
             Denied: recipients are never shown such a thing.
         """
-        if type(asked) not in _LOOKS:
+        if type(statement) not in _READS:
             raise Denied(
                 f"{self.recipient} is not shown this. RESET RECIPIENT shows what the provider sees again."
             )
-        return _LOOKS[type(asked)](self, asked)
+        return _READS[type(statement)](self, statement)
 
     def shares(self) -> list[ShareEntry]:
         """The shares it may read now."""
@@ -443,70 +463,75 @@ class SeenAs:
         return Listings(self.provider.catalog, self.recipient_id)
 
 
-def _show_shares(eyes: SeenAs, asked: said.ShowShares) -> Result:
-    found = [share for share in eyes.shares() if matches(asked.pattern, share.name)]
-    return rows_of(SHARE_COLUMNS, (_told(SHARE_COLUMNS, name=one.name, comment=one.comment) for one in found))
-
-
-def _show_all(eyes: SeenAs, asked: said.ShowAllInShare) -> Result:
-    return rows_of(OBJECT_COLUMNS, map(_seen_object, eyes.tables(asked.share)))
-
-
-def _describe_share(eyes: SeenAs, asked: said.DescribeShare) -> Result:
-    named = [share for share in eyes.shares() if share.name.lower() == asked.name.lower()]
-    if not named:
-        raise NotFound("Share", asked.name)
-    one = named[0]
-    row = _told(SHARE_DETAILS, name=one.name, comment=one.comment, display_name=one.display_name)
-    return rows_of(SHARE_DETAILS, [row])
-
-
-def _show_grants(eyes: SeenAs, asked: said.ShowGrantsTo) -> Result:
-    if asked.grantee != said.Grantee("RECIPIENT", asked.grantee.name) or not _is_self(
-        eyes, asked.grantee.name
-    ):
-        raise NotFound(asked.grantee.kind.title(), asked.grantee.name)
-    rows = (_told(GRANTS_TO_COLUMNS, share=one.name, privilege="SELECT") for one in eyes.shares())
-    return rows_of(GRANTS_TO_COLUMNS, rows)
-
-
-def _select(eyes: SeenAs, asked: said.SelectAll) -> Result:
-    *parents, name = (part.lower() for part in asked.path)
-    if parents[-1:] != [SCHEMA]:
-        return _rows(eyes, asked)
-    if name not in _VIEWS:
-        raise NotFound("View", ".".join(asked.path))
-    found = _VIEWS[name](eyes)
-    return Result(found.columns, found.rows[: asked.limit])
-
-
-def _rows(eyes: SeenAs, asked: said.SelectAll) -> Result:
-    if eyes.rows is None:
-        path = ".".join(asked.path)
-        hint = f"`lakeshare as {eyes.recipient} preview {path}` shows rows as this recipient reads them."
-        raise BadRequest("FROM", path, hint)
-    count = FEW if asked.limit is None else asked.limit
-    if not 0 < count <= MOST:
-        raise BadRequest("LIMIT", count, f"From 1 to {MOST} rows are shown here; clients read all.")
-    columns, rows = eyes.rows(eyes.recipient, asked.path, count)
-    told = f"the first {count}" if len(rows) == count else ""
-    return rows_of(dict.fromkeys(columns, str), map(tuple, rows), told)
-
-
-def _shares_view(eyes: SeenAs) -> Result:
-    columns = SHARES
-    return rows_of(
-        columns, (_told(columns, share_name=one.name, comment=one.comment) for one in eyes.shares())
+def _show_shares(session: RecipientSession, statement: statement_types.ShowShares) -> Result:
+    found = [share for share in session.shares() if matches_pattern(statement.pattern, share.name)]
+    return make_rows(
+        SHARE_COLUMNS, (_fill_columns(SHARE_COLUMNS, name=one.name, comment=one.comment) for one in found)
     )
 
 
-def _tables_view(eyes: SeenAs) -> Result:
+def _show_all(session: RecipientSession, statement: statement_types.ShowAllInShare) -> Result:
+    return make_rows(OBJECT_COLUMNS, map(_recipient_object, session.tables(statement.share)))
+
+
+def _describe_share(session: RecipientSession, statement: statement_types.DescribeShare) -> Result:
+    named = [share for share in session.shares() if share.name.lower() == statement.name.lower()]
+    if not named:
+        raise NotFound("Share", statement.name)
+    one = named[0]
+    row = _fill_columns(SHARE_DETAILS, name=one.name, comment=one.comment, display_name=one.display_name)
+    return make_rows(SHARE_DETAILS, [row])
+
+
+def _show_grants(session: RecipientSession, statement: statement_types.ShowGrantsTo) -> Result:
+    if statement.grantee != statement_types.Grantee("RECIPIENT", statement.grantee.name) or not _is_recipient(
+        session, statement.grantee.name
+    ):
+        raise NotFound(statement.grantee.kind.title(), statement.grantee.name)
+    rows = (
+        _fill_columns(GRANTS_TO_COLUMNS, share=share.name, privilege="SELECT") for share in session.shares()
+    )
+    return make_rows(GRANTS_TO_COLUMNS, rows)
+
+
+def _select(session: RecipientSession, statement: statement_types.SelectAll) -> Result:
+    *parents, name = (part.lower() for part in statement.path)
+    if parents[-1:] != [SCHEMA]:
+        return _rows(session, statement)
+    if name not in _VIEWS:
+        raise NotFound("View", ".".join(statement.path))
+    found = _VIEWS[name](session)
+    return Result(found.columns, found.rows[: statement.limit])
+
+
+def _rows(session: RecipientSession, statement: statement_types.SelectAll) -> Result:
+    if session.rows is None:
+        path = ".".join(statement.path)
+        hint = f"`lakeshare as {session.recipient} preview {path}` shows rows as this recipient reads them."
+        raise BadRequest("FROM", path, hint)
+    count = DEFAULT_ROWS if statement.limit is None else statement.limit
+    if not 0 < count <= MAX_ROWS:
+        raise BadRequest("LIMIT", count, f"From 1 to {MAX_ROWS} rows are shown here; clients read all.")
+    columns, rows = session.rows(session.recipient, statement.path, count)
+    message = f"the first {count}" if len(rows) == count else ""
+    return make_rows(dict.fromkeys(columns, str), map(tuple, rows), message)
+
+
+def _shares_view(session: RecipientSession) -> Result:
+    columns = SHARES
+    return make_rows(
+        columns,
+        (_fill_columns(columns, share_name=share.name, comment=share.comment) for share in session.shares()),
+    )
+
+
+def _tables_view(session: RecipientSession) -> Result:
     columns = TABLES
-    found = [table for share in eyes.shares() for table in eyes.tables(share.name)]
-    return rows_of(
+    found = [table for share in session.shares() for table in session.tables(share.name)]
+    return make_rows(
         columns,
         (
-            _told(
+            _fill_columns(
                 columns,
                 share_name=one.share.name,
                 shared_as_schema=one.schema,
@@ -520,8 +545,8 @@ def _tables_view(eyes: SeenAs) -> Result:
     )
 
 
-def _seen_object(one: TableEntry) -> tuple[Cell, ...]:
-    return _told(
+def _recipient_object(one: TableEntry) -> tuple[Cell, ...]:
+    return _fill_columns(
         OBJECT_COLUMNS,
         name=f"{one.schema}.{one.name}",
         type="TABLE",  # the protocol has no other
@@ -531,20 +556,23 @@ def _seen_object(one: TableEntry) -> tuple[Cell, ...]:
     )
 
 
-def _told(columns: Columns, **known: Cell) -> tuple[Cell, ...]:
+def _fill_columns(columns: Columns, **known: Cell) -> tuple[Cell, ...]:
     return tuple(known.get(column) for column in columns)
 
 
-def _is_self(eyes: SeenAs, name: str) -> bool:
-    return eyes.recipient.lower() == name.lower()
+def _is_recipient(session: RecipientSession, name: str) -> bool:
+    return session.recipient.lower() == name.lower()
 
 
 # By the type of the statement, which each function takes.
-_LOOKS: Mapping[type, Callable[[SeenAs, Any], Result]] = {
-    said.ShowShares: _show_shares,
-    said.ShowAllInShare: _show_all,
-    said.DescribeShare: _describe_share,
-    said.ShowGrantsTo: _show_grants,
-    said.SelectAll: _select,
+_READS: Mapping[type, Callable[[RecipientSession, Any], Result]] = {
+    statement_types.ShowShares: _show_shares,
+    statement_types.ShowAllInShare: _show_all,
+    statement_types.DescribeShare: _describe_share,
+    statement_types.ShowGrantsTo: _show_grants,
+    statement_types.SelectAll: _select,
 }
-_VIEWS: Mapping[str, Callable[[SeenAs], Result]] = {"shares": _shares_view, "table_share_usage": _tables_view}
+_VIEWS: Mapping[str, Callable[[RecipientSession], Result]] = {
+    "shares": _shares_view,
+    "table_share_usage": _tables_view,
+}

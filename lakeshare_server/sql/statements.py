@@ -26,12 +26,12 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Change(Statement):
+class ChangeStatement(Statement):
     """One that changes the catalog."""
 
 
 @dataclass(frozen=True)
-class Look(Statement):
+class ReadStatement(Statement):
     """One that only reads."""
 
 
@@ -39,7 +39,7 @@ class Look(Statement):
 
 
 @dataclass(frozen=True)
-class CreateShare(Change):
+class CreateShare(ChangeStatement):
     """CREATE SHARE."""
 
     name: str
@@ -48,7 +48,7 @@ class CreateShare(Change):
 
 
 @dataclass(frozen=True)
-class AlterShare(Change):
+class AlterShare(ChangeStatement):
     """ALTER SHARE … RENAME TO | OWNER TO | COMMENT | SET DISPLAY NAME."""
 
     name: str
@@ -56,7 +56,7 @@ class AlterShare(Change):
 
 
 @dataclass(frozen=True)
-class DropShare(Change):
+class DropShare(ChangeStatement):
     """DROP SHARE."""
 
     name: str
@@ -64,7 +64,7 @@ class DropShare(Change):
 
 
 @dataclass(frozen=True)
-class PutObject(Change):
+class PutObject(ChangeStatement):
     """ALTER SHARE … ADD | ALTER TABLE | VIEW: all about the object, so that ALTER states it again."""
 
     share: str
@@ -80,7 +80,7 @@ class PutObject(Change):
 
 
 @dataclass(frozen=True)
-class PutSchema(Change):
+class PutSchema(ChangeStatement):
     """ALTER SHARE … ADD | ALTER SCHEMA: every published table of a schema of the lake."""
 
     share: str
@@ -90,7 +90,7 @@ class PutSchema(Change):
 
 
 @dataclass(frozen=True)
-class RemoveObject(Change):
+class RemoveObject(ChangeStatement):
     """ALTER SHARE … REMOVE TABLE | VIEW: by the name recipients see, or by the table's own."""
 
     share: str
@@ -98,7 +98,7 @@ class RemoveObject(Change):
 
 
 @dataclass(frozen=True)
-class RemoveSchema(Change):
+class RemoveSchema(ChangeStatement):
     """ALTER SHARE … REMOVE SCHEMA."""
 
     share: str
@@ -106,7 +106,7 @@ class RemoveSchema(Change):
 
 
 @dataclass(frozen=True)
-class PinPublication(Change):
+class PinPublication(ChangeStatement):
     """ALTER SHARE … SET | UNSET PUBLICATION: of one object, or of all in the share; None serves the latest."""
 
     share: str
@@ -129,7 +129,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class CreateRecipient(Change):
+class CreateRecipient(ChangeStatement):
     """CREATE RECIPIENT."""
 
     name: str
@@ -145,7 +145,7 @@ class CreateRecipient(Change):
 
 
 @dataclass(frozen=True)
-class AlterRecipient(Change):
+class AlterRecipient(ChangeStatement):
     """ALTER RECIPIENT … RENAME | OWNER | COMMENT | SET/UNSET IP ALLOW | AGREEMENT | UNTIL."""
 
     name: str
@@ -153,7 +153,7 @@ class AlterRecipient(Change):
 
 
 @dataclass(frozen=True)
-class SetProperties(Change):
+class SetProperties(ChangeStatement):
     """ALTER RECIPIENT … SET PROPERTIES: those not named stay."""
 
     name: str
@@ -161,7 +161,7 @@ class SetProperties(Change):
 
 
 @dataclass(frozen=True)
-class UnsetProperties(Change):
+class UnsetProperties(ChangeStatement):
     """ALTER RECIPIENT … UNSET PROPERTIES."""
 
     name: str
@@ -169,7 +169,7 @@ class UnsetProperties(Change):
 
 
 @dataclass(frozen=True)
-class RotateToken(Change):
+class RotateToken(ChangeStatement):
     """ALTER RECIPIENT … ROTATE TOKEN."""
 
     name: str
@@ -178,7 +178,7 @@ class RotateToken(Change):
 
 
 @dataclass(frozen=True)
-class RevokeToken(Change):
+class RevokeToken(ChangeStatement):
     """REVOKE TOKEN: one by its id, or all of the recipient."""
 
     name: str
@@ -186,7 +186,7 @@ class RevokeToken(Change):
 
 
 @dataclass(frozen=True)
-class Invite(Change):
+class Invite(ChangeStatement):
     """ALTER RECIPIENT … INVITE: a new activation link."""
 
     name: str
@@ -194,7 +194,7 @@ class Invite(Change):
 
 
 @dataclass(frozen=True)
-class PutPolicy(Change):
+class PutPolicy(ChangeStatement):
     """ALTER RECIPIENT … ADD OIDC."""
 
     name: str
@@ -202,7 +202,7 @@ class PutPolicy(Change):
 
 
 @dataclass(frozen=True)
-class DropPolicy(Change):
+class DropPolicy(ChangeStatement):
     """ALTER RECIPIENT … DROP OIDC."""
 
     name: str
@@ -210,14 +210,14 @@ class DropPolicy(Change):
 
 
 @dataclass(frozen=True)
-class RevokeRecipient(Change):
+class RevokeRecipient(ChangeStatement):
     """REVOKE RECIPIENT: all access ends, name and history stay."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class DropRecipient(Change):
+class DropRecipient(ChangeStatement):
     """DROP RECIPIENT."""
 
     name: str
@@ -225,7 +225,7 @@ class DropRecipient(Change):
 
 
 @dataclass(frozen=True)
-class CreateGroup(Change):
+class CreateGroup(ChangeStatement):
     """CREATE GROUP."""
 
     name: str
@@ -234,7 +234,7 @@ class CreateGroup(Change):
 
 
 @dataclass(frozen=True)
-class AlterGroup(Change):
+class AlterGroup(ChangeStatement):
     """ALTER GROUP … RENAME TO | COMMENT."""
 
     name: str
@@ -242,7 +242,7 @@ class AlterGroup(Change):
 
 
 @dataclass(frozen=True)
-class ChangeMembers(Change):
+class ChangeMembers(ChangeStatement):
     """ALTER GROUP … ADD | REMOVE RECIPIENT."""
 
     name: str
@@ -251,7 +251,7 @@ class ChangeMembers(Change):
 
 
 @dataclass(frozen=True)
-class DropGroup(Change):
+class DropGroup(ChangeStatement):
     """DROP GROUP."""
 
     name: str
@@ -270,7 +270,7 @@ class Grantee:
 
 
 @dataclass(frozen=True)
-class Grant(Change):
+class Grant(ChangeStatement):
     """GRANT SELECT ON SHARE: again states the whole grant again."""
 
     share: str
@@ -281,7 +281,7 @@ class Grant(Change):
 
 
 @dataclass(frozen=True)
-class Revoke(Change):
+class Revoke(ChangeStatement):
     """REVOKE SELECT ON SHARE."""
 
     share: str
@@ -289,7 +289,7 @@ class Revoke(Change):
 
 
 @dataclass(frozen=True)
-class Publish(Change):
+class Publish(ChangeStatement):
     """PUBLISH TABLE … FROM BRANCH: understood, and left to the pipelines."""
 
     path: tuple[str, ...]
@@ -300,56 +300,56 @@ class Publish(Change):
 
 
 @dataclass(frozen=True)
-class ShowShares(Look):
+class ShowShares(ReadStatement):
     """SHOW SHARES."""
 
     pattern: str | None = None
 
 
 @dataclass(frozen=True)
-class ShowSharesInProvider(Look):
+class ShowSharesInProvider(ReadStatement):
     """SHOW SHARES IN PROVIDER."""
 
     provider: str
 
 
 @dataclass(frozen=True)
-class ShowAllInShare(Look):
+class ShowAllInShare(ReadStatement):
     """SHOW ALL IN SHARE."""
 
     share: str
 
 
 @dataclass(frozen=True)
-class ShowRecipients(Look):
+class ShowRecipients(ReadStatement):
     """SHOW RECIPIENTS."""
 
     pattern: str | None = None
 
 
 @dataclass(frozen=True)
-class ShowGroups(Look):
+class ShowGroups(ReadStatement):
     """SHOW GROUPS."""
 
     pattern: str | None = None
 
 
 @dataclass(frozen=True)
-class ShowGrantsOnShare(Look):
+class ShowGrantsOnShare(ReadStatement):
     """SHOW GRANTS ON SHARE."""
 
     share: str
 
 
 @dataclass(frozen=True)
-class ShowGrantsTo(Look):
+class ShowGrantsTo(ReadStatement):
     """SHOW GRANTS TO RECIPIENT | GROUP."""
 
     grantee: Grantee
 
 
 @dataclass(frozen=True)
-class ShowUsage(Look):
+class ShowUsage(ReadStatement):
     """SHOW USAGE FOR RECIPIENT."""
 
     recipient: str
@@ -357,28 +357,28 @@ class ShowUsage(Look):
 
 
 @dataclass(frozen=True)
-class DescribeShare(Look):
+class DescribeShare(ReadStatement):
     """DESCRIBE SHARE."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class DescribeRecipient(Look):
+class DescribeRecipient(ReadStatement):
     """DESCRIBE RECIPIENT."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class DescribeGroup(Look):
+class DescribeGroup(ReadStatement):
     """DESCRIBE GROUP."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class SelectAll(Look):
+class SelectAll(ReadStatement):
     """SELECT * FROM information_schema.…."""
 
     path: tuple[str, ...]
@@ -408,12 +408,12 @@ QUOTED = frozenset((
 BETWEEN_SPANS = re.compile(r"[\s,]*")
 
 
-def plain_name(written: str) -> str:
+def format_name(written: str) -> str:
     """A name without its back-quotes."""
     return written[1:-1].replace("``", "`") if written.startswith("`") else written
 
 
-def plain_text(written: str) -> str:
+def unquote_text(written: str) -> str:
     """A text without its quotes; a quote inside is doubled, a backslash is a backslash."""
     quote = written[0]
     return written[1:-1].replace(quote * 2, quote)
@@ -469,13 +469,13 @@ SIGNS = frozenset("+-")
 WORD = re.compile(r"[^\W\d]\w*")
 
 
-def any_of(groups: Iterable[Sequence[str]]) -> str:
+def alternation(groups: Iterable[Sequence[str]]) -> str:
     """PARTITION groups as one predicate: a group holds where all of its tests do, the clause where any group does."""
     texts = [" AND ".join(tests) for tests in groups]
     return texts[0] if len(texts) == 1 else " OR ".join(f"({text})" for text in texts)
 
 
-def spelt(tokens: Iterable[str]) -> str:
+def join_tokens(tokens: Iterable[str]) -> str:
     """The tokens of a predicate with one space where one is needed, keywords in capitals."""
     written: list[str] = []
     for token in tokens:
@@ -508,30 +508,30 @@ class Result:
     told: str = ""
 
 
-def rows_of(columns: Columns, rows: Iterable[tuple[Cell, ...]], told: str = "") -> Result:
+def make_rows(columns: Columns, rows: Iterable[tuple[Cell, ...]], message: str = "") -> Result:
     """A result with rows."""
-    return Result(columns, tuple(rows), told)
+    return Result(columns, tuple(rows), message)
 
 
-def done(told: str) -> Result:
+def make_message(message: str) -> Result:
     """A result without rows."""
-    return Result(told=told)
+    return Result(told=message)
 
 
-def matches(pattern: str | None, name: str) -> bool:
+def matches_pattern(pattern: str | None, name: str) -> bool:
     """Whether a name is like a pattern: `*` stands for anything, `|` between alternatives; case makes no difference."""
     if pattern is None:
         return True
     alternatives = pattern.strip().split("|")
-    parts = (".*".join(map(re.escape, one.strip().split("*"))) for one in alternatives)
+    parts = (".*".join(map(re.escape, alternative.strip().split("*"))) for alternative in alternatives)
     return any(re.fullmatch(part, name, re.IGNORECASE | re.DOTALL) for part in parts)
 
 
-LONGEST_LINE = 110
+MAX_LINE_CHARS = 110
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePosition:
     """Where something stands in a text, counted from 1, and how many characters it takes."""
 
     line: int
@@ -542,10 +542,10 @@ class Place:
 class SqlError(LakeshareError):
     """The text cannot be read as SQL; tells the place by line, column and a caret."""
 
-    def __init__(self, what: str, place: Place, text: str, source: str | None = None) -> None:
+    def __init__(self, what: str, place: SourcePosition, text: str, source: str | None = None) -> None:
         at = f"{place.line}:{place.column}"
         where = f"{source}:{at}" if source else f"line {place.line}, column {place.column}"
-        super().__init__(f"{where}: {printable(what)}\n{pointed_at(text, place)}")
+        super().__init__(f"{where}: {escape_unprintable(what)}\n{mark_position(text, place)}")
         self.what, self.place, self.source = what, place, source
 
 
@@ -553,7 +553,13 @@ class StatementRefused(SqlError):
     """A statement that was understood and cannot be done: why, and which of its script took effect."""
 
     def __init__(
-        self, cause: LakeshareError, place: Place, text: str, source: str | None, took: int, total: int
+        self,
+        cause: LakeshareError,
+        place: SourcePosition,
+        text: str,
+        source: str | None,
+        took: int,
+        total: int,
     ) -> None:
         # The catalog speaks to recipients of what is not there, who are to ask somebody else.
         what = f"{cause.kind} {cause.name} does not exist." if isinstance(cause, NotFound) else str(cause)
@@ -569,19 +575,19 @@ class StatementRefused(SqlError):
         return f"{first} of {self.total} took effect; this one and what follows did not."
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """A text on one line that does nothing to a terminal, whatever a name or a comment has in it."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
-def pointed_at(text: str, place: Place) -> str:
+def mark_position(text: str, place: SourcePosition) -> str:
     """The line of the text with a caret below what is meant; of long lines the part around it."""
     lines = text.split("\n")
     line = lines[place.line - 1].rstrip("\r") if place.line <= len(lines) else ""
     before = place.column - 1
-    start = max(0, before - LONGEST_LINE // 2) if len(line) > LONGEST_LINE else 0
+    start = max(0, before - MAX_LINE_CHARS // 2) if len(line) > MAX_LINE_CHARS else 0
     # Each character stays one: an escape would move the caret away.
-    shown = "".join(one if one.isprintable() else " " for one in line[start : start + LONGEST_LINE])
+    shown = "".join(one if one.isprintable() else " " for one in line[start : start + MAX_LINE_CHARS])
     room = max(1, len(shown) - (before - start))
     return f"  {shown}\n  {' ' * (before - start)}{'^' * min(max(1, place.length), room)}"
 

@@ -1,19 +1,19 @@
 """Where tables' files are: one small interface for reading local disks and object stores."""
 
-from lakeshare_server.storage.locations import Place, normalised, place_of
+from lakeshare_server.storage.locations import ParsedLocation, normalise_location, parse_location
 from lakeshare_server.storage.remote import LASTING, LocalSigner, StoredObject, TemporaryCredentials, load_key
 from lakeshare_server.storage.stores import Signers, SigningSession, Stores
 
 __all__ = [
     "LASTING",
     "LocalSigner",
-    "Place",
+    "ParsedLocation",
     "Signers",
     "SigningSession",
     "StoredObject",
     "Stores",
     "TemporaryCredentials",
     "load_key",
-    "normalised",
-    "place_of",
+    "normalise_location",
+    "parse_location",
 ]

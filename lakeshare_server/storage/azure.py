@@ -16,23 +16,23 @@ from obstore.store import AzureStore
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.storage.locations import Place, azure_host
+from lakeshare_server.storage.locations import ParsedLocation, azure_host
 from lakeshare_server.storage.remote import (
-    LONGEST_S,
+    MAX_URL_LIFE_S,
     RemoteStore,
     TemporaryCredentials,
     client_options,
-    life_left,
-    not_installed,
-    prepared_hmac,
-    quoted,
+    missing_extra_error,
+    prepare_hmac,
+    quote_keys,
+    remaining_life,
     retries,
 )
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, AzureCredential
 
-PATIENCE: dict[str, Any] = {
+TIMEOUTS: dict[str, Any] = {
     "connection_timeout": 5,
     "read_timeout": 15,
     "retry_total": 1,
@@ -50,7 +50,7 @@ class AzureAccess:
     def __init__(self, settings: StoreSettings, services: Services) -> None:
         self._settings, self.services = settings, services
 
-    def open(self, place: Place) -> RemoteStore:
+    def open(self, place: ParsedLocation) -> RemoteStore:
         """A container, ready for reading.
 
         Raises:
@@ -78,7 +78,7 @@ class AzureAccess:
         # An account with folders lists by folders, "t/x" before "t-1".
         return RemoteStore(place.root, store, self.services.of(place.root), in_key_order=False)
 
-    def endpoint(self, place: Place, public: bool = False) -> str:
+    def endpoint(self, place: ParsedLocation, public: bool = False) -> str:
         """The URL in front of `/container/key`, as the server or, if `public`, as recipients reach it."""
         account, domain = azure_host(place)
         settings = self._settings
@@ -105,8 +105,8 @@ class AzureAccess:
         try:
             from azure.identity import DefaultAzureCredential
         except ImportError:
-            raise not_installed("azure-identity", "azure") from None
-        return DefaultAzureCredential(**PATIENCE)
+            raise missing_extra_error("azure-identity", "azure") from None
+        return DefaultAzureCredential(**TIMEOUTS)
 
     def token(self) -> tuple[str, datetime]:
         """An access token that is valid now, and when it ends.
@@ -121,7 +121,7 @@ class AzureAccess:
         try:
             found = self.services.of(IDENTITY).call(lambda: identity.get_token(SCOPE), no_answer)
         except (AzureError, ValueError) as error:
-            raise no_credentials(error) from None
+            raise credentials_error(error) from None
         return found.token, datetime.fromtimestamp(found.expires_on, UTC)
 
     def account_sas(self, account: str) -> str | None:
@@ -139,7 +139,7 @@ class AzureAccess:
         return {"token": token, "expires_at": ends}
 
 
-def no_credentials(error: Exception) -> Unavailable:
+def credentials_error(error: Exception) -> Unavailable:
     """What is said when Azure's library fails; its own words tell of every identity it tried."""
     return Unavailable(
         f"no credentials for Azure could be had ({type(error).__name__})",
@@ -150,7 +150,7 @@ def no_credentials(error: Exception) -> Unavailable:
 
 VERSION = "2026-10-06"
 DELEGATION_S = 86_400
-CLOCKS_DIFFER = timedelta(minutes=5)
+CLOCK_SKEW = timedelta(minutes=5)
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -176,9 +176,9 @@ class AzureSigner:
     def sign(self, keys: list[bytes]) -> list[bytes]:
         """A URL for each blob, in order."""
         before, after = self._to_sign
-        inner, outer = (state.copy for state in prepared_hmac(self._key, before))
+        inner, outer = (state.copy for state in prepare_hmac(self._key, before))
         urls = []
-        for key, name in zip(keys, quoted(keys, safe=b"/"), strict=True):
+        for key, name in zip(keys, quote_keys(keys, safe=b"/"), strict=True):
             within, around = inner(), outer()
             within.update(key + after)
             around.update(within.digest())
@@ -196,7 +196,7 @@ class AzureUrls:
         self._lending: dict[str, Lock] = {}
         self._delegated: dict[str, DelegationKey] = {}
 
-    def signer(self, place: Place, life_s: int, now_s: int) -> AzureSigner:
+    def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> AzureSigner:
         """A signer of URLs that live `life_s` from `now_s` on, or as long as the delegation key.
 
         Raises:
@@ -209,11 +209,11 @@ class AzureUrls:
         if key is None:
             lent = self.delegation_key(place, life_s, now_s)
             key = lent.value
-        life_s = life_left(now_s, life_s, lent.ends_ms if lent else None)
+        life_s = remaining_life(now_s, life_s, lent.ends_ms if lent else None)
         endpoint = self._access.endpoint(place, public=True)
         return azure_signer(endpoint, place, key, lent, now_s, life_s)
 
-    def delegation_key(self, place: Place, life_s: int, now_s: int) -> DelegationKey:
+    def delegation_key(self, place: ParsedLocation, life_s: int, now_s: int) -> DelegationKey:
         """A key of the place's account that lasts `life_s` or as long as Azure lends one; kept while it does.
 
         Raises:
@@ -228,13 +228,13 @@ class AzureUrls:
             )
         with self._lending.setdefault(account, Lock()):
             known = self._delegated.get(account)
-            wanted_s = min(life_s, LONGEST_S - DELEGATION_S // 24)
+            wanted_s = min(life_s, MAX_URL_LIFE_S - DELEGATION_S // 24)
             if known is None or known.ends_ms // 1000 - now_s < wanted_s:
-                known = self._lend(place, now_s, min(LONGEST_S, max(DELEGATION_S, 2 * life_s)))
+                known = self._lend(place, now_s, min(MAX_URL_LIFE_S, max(DELEGATION_S, 2 * life_s)))
                 self._delegated[account] = known
             return known
 
-    def _lend(self, place: Place, now_s: int, life_s: int) -> DelegationKey:
+    def _lend(self, place: ParsedLocation, now_s: int, life_s: int) -> DelegationKey:
         now = datetime.fromtimestamp(now_s, UTC)
         ends = now + timedelta(seconds=life_s)
         identity = self._access.identity
@@ -248,15 +248,15 @@ class AzureUrls:
             )
             from azure.storage.blob import BlobServiceClient
         except ImportError:
-            raise not_installed("azure-storage-blob", "azure") from None
+            raise missing_extra_error("azure-storage-blob", "azure") from None
         try:
-            with BlobServiceClient(self._access.endpoint(place), identity, **PATIENCE) as service:
+            with BlobServiceClient(self._access.endpoint(place), identity, **TIMEOUTS) as service:
                 lent = self._access.services.of(place.root).call(
-                    lambda: service.get_user_delegation_key(now - CLOCKS_DIFFER, ends),
+                    lambda: service.get_user_delegation_key(now - CLOCK_SKEW, ends),
                     (ServiceRequestError, ServiceResponseError),
                 )
         except ClientAuthenticationError as error:
-            raise no_credentials(error) from None
+            raise credentials_error(error) from None
         except HttpResponseError as error:
             raise Unavailable(
                 f"Azure lends no key to sign URLs with (status {error.status_code})",
@@ -264,11 +264,11 @@ class AzureUrls:
             ) from None
         except AzureError as error:
             raise Unavailable(f"Azure does not answer ({type(error).__name__})", "Try again later.") from None
-        return delegation_key(lent)
+        return to_delegation_key(lent)
 
 
 # A UserDelegationKey of azure.storage.blob; the library is an extra.
-def delegation_key(lent: Any) -> DelegationKey:
+def to_delegation_key(lent: Any) -> DelegationKey:
     """A key as Azure's own library holds it."""
     ends = datetime.strptime(lent.signed_expiry, TIME).replace(tzinfo=UTC)
     whose = (lent.signed_oid, lent.signed_tid)
@@ -277,7 +277,7 @@ def delegation_key(lent: Any) -> DelegationKey:
 
 
 def azure_signer(
-    endpoint: str, place: Place, key: str, lent: DelegationKey | None, now_s: int, life_s: int
+    endpoint: str, place: ParsedLocation, key: str, lent: DelegationKey | None, now_s: int, life_s: int
 ) -> AzureSigner:
     """A signer with the account's key or, if `lent` tells of it, a delegation key."""
     account, _ = azure_host(place)
@@ -304,7 +304,7 @@ def azure_signer(
 KIND = "azureUserDelegationSas"
 READ_AND_LIST = "rl"
 # An account that does not tell what it is, for want of a permission, say, is asked again after so long.
-NOT_TOLD_S = 300
+CLIENT_MARGIN_S = 300
 
 
 class AzureVendor:
@@ -316,7 +316,7 @@ class AzureVendor:
         # What an account told, and until when that is believed.
         self._has_folders: dict[str, tuple[bool, float]] = {}
 
-    def refusal(self, place: Place) -> str | None:
+    def refusal(self, place: ParsedLocation) -> str | None:
         account, _ = azure_host(place)
         if self._access.account_key(account) is None and self._access.account_sas(account):
             return "the server reads with a shared access signature, which issues no other"
@@ -324,38 +324,38 @@ class AzureVendor:
             return f"storage account {account} has no hierarchical namespace, so nothing can be limited to a folder"
         return None
 
-    def vend(self, place: Place, life_s: int, now_s: int) -> TemporaryCredentials:
+    def vend(self, place: ParsedLocation, life_s: int, now_s: int) -> TemporaryCredentials:
         account, _ = azure_host(place)
         key = self._access.account_key(account)
         lent = None if key else self._urls.delegation_key(place, life_s, now_s)
-        life_s = life_left(now_s, life_s, lent.ends_ms if lent else None)
+        life_s = remaining_life(now_s, life_s, lent.ends_ms if lent else None)
         ends = datetime.fromtimestamp(now_s + life_s, UTC)
-        token = directory_signature(place, key or (lent and _as_azure_holds_it(lent)), ends)
+        token = sign_directory(place, key or (lent and _as_azure_holds_it(lent)), ends)
         return TemporaryCredentials(place.location, KIND, {"sasToken": token}, (now_s + life_s) * 1000)
 
-    def _keeps_folders(self, place: Place) -> bool:
+    def _keeps_folders(self, place: ParsedLocation) -> bool:
         """Asked once of each account; one that does not tell is taken to keep them, and asked again some time later."""
         account, _ = azure_host(place)
         keeps, until = self._has_folders.get(account, (True, -inf))
         if until <= monotonic():
             told = self._told(place)
-            keeps, until = told is not False, inf if told is not None else monotonic() + NOT_TOLD_S
+            keeps, until = told is not False, inf if told is not None else monotonic() + CLIENT_MARGIN_S
             self._has_folders[account] = keeps, until
         return keeps
 
-    def _told(self, place: Place) -> bool | None:
+    def _told(self, place: ParsedLocation) -> bool | None:
         """Whether the account says that it keeps folders; None when it does not say."""
         try:
             from azure.core.credentials import AzureNamedKeyCredential
             from azure.core.exceptions import AzureError, ServiceRequestError, ServiceResponseError
             from azure.storage.blob import BlobServiceClient
         except ImportError:
-            raise not_installed("azure-storage-blob", "azure") from None
+            raise missing_extra_error("azure-storage-blob", "azure") from None
         account, _ = azure_host(place)
         key = self._access.account_key(account)
         credential = AzureNamedKeyCredential(account, key) if key else self._access.identity
         try:
-            with BlobServiceClient(self._access.endpoint(place), credential, **PATIENCE) as service:
+            with BlobServiceClient(self._access.endpoint(place), credential, **TIMEOUTS) as service:
                 told = self._access.services.of(place.root).call(
                     lambda: service.get_account_information().get("is_hns_enabled"),
                     (ServiceRequestError, ServiceResponseError),
@@ -366,12 +366,12 @@ class AzureVendor:
 
 
 # An account key as text, or a UserDelegationKey of azure.storage.blob.
-def directory_signature(place: Place, key: Any, ends: datetime) -> str:
+def sign_directory(place: ParsedLocation, key: Any, ends: datetime) -> str:
     """What Azure's own library makes for the directory, or for the container when the place names no more."""
     try:
         from azure.storage.filedatalake import generate_directory_sas, generate_file_system_sas
     except ImportError:
-        raise not_installed("azure-storage-file-datalake", "azure") from None
+        raise missing_extra_error("azure-storage-file-datalake", "azure") from None
     account, _ = azure_host(place)
     if not place.key.strip("/"):
         return str(generate_file_system_sas(account, place.bucket, key, READ_AND_LIST, ends))
@@ -383,7 +383,7 @@ def _as_azure_holds_it(lent: DelegationKey) -> Any:
     try:
         from azure.storage.filedatalake import UserDelegationKey
     except ImportError:
-        raise not_installed("azure-storage-file-datalake", "azure") from None
+        raise missing_extra_error("azure-storage-file-datalake", "azure") from None
     key: Any = UserDelegationKey.__new__(UserDelegationKey)
     names = ("signed_oid", "signed_tid", "signed_start", "signed_expiry", "signed_service", "signed_version")
     for name, value in zip(names, lent.fields, strict=True):

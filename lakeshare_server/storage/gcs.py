@@ -17,17 +17,17 @@ from obstore.store import GCSStore
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.storage.locations import Place
+from lakeshare_server.storage.locations import ParsedLocation
 from lakeshare_server.storage.remote import (
     CONNECT_S,
-    LONGEST_S,
+    MAX_URL_LIFE_S,
     RemoteStore,
     TemporaryCredentials,
     client_options,
     host_header,
-    life_left,
-    not_installed,
-    quoted,
+    missing_extra_error,
+    quote_keys,
+    remaining_life,
     retries,
 )
 
@@ -40,7 +40,7 @@ SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 # Google's token services and IAM, as they are named where services are.
 TOKENS = "token services of Google"
 # To connect, and between two pieces of an answer; Google's own library would wait for two minutes.
-PATIENCE_S = (CONNECT_S, 15)
+TIMEOUT_S = (CONNECT_S, 15)
 
 
 class GcsAccess:
@@ -50,7 +50,7 @@ class GcsAccess:
         self._settings, self.services = settings, services
         self._lock = Lock()
 
-    def open(self, place: Place) -> RemoteStore:
+    def open(self, place: ParsedLocation) -> RemoteStore:
         """A bucket, ready for reading.
 
         Raises:
@@ -85,11 +85,11 @@ class GcsAccess:
             import google.auth
             from google.auth.exceptions import GoogleAuthError
         except ImportError:
-            raise not_installed("google-auth", "gcs") from None
+            raise missing_extra_error("google-auth", "gcs") from None
         try:
             found, _ = google.auth.default(scopes=SCOPES)
         except GoogleAuthError as error:
-            raise no_credentials(error) from None
+            raise credentials_error(error) from None
         return found
 
     def token(self) -> tuple[str, datetime | None]:
@@ -104,7 +104,7 @@ class GcsAccess:
         try:
             return self.refreshed(credentials, only_if_needed=True)
         except GoogleAuthError as error:
-            raise no_credentials(error) from None
+            raise credentials_error(error) from None
 
     # A google.auth.credentials.Credentials.
     def refreshed(self, credentials: Any, only_if_needed: bool = False) -> tuple[str, datetime | None]:
@@ -127,14 +127,14 @@ class GcsAccess:
             from google.auth.exceptions import TransportError
             from google.auth.transport.requests import Request
         except ImportError:
-            raise not_installed("requests", "gcs") from None
+            raise missing_extra_error("requests", "gcs") from None
 
         service = self.services.of(TOKENS)
 
         class PatientRequest(Request):
             def __call__(self, url: str, *request: Any, **options: Any) -> Any:
                 untyped: Any = super().__call__
-                patient = {"timeout": PATIENCE_S, **options}
+                patient = {"timeout": TIMEOUT_S, **options}
                 return service.call(lambda: untyped(url, *request, **patient), (TransportError,))
 
         return PatientRequest()
@@ -144,7 +144,7 @@ class GcsAccess:
         return {"token": token, "expires_at": ends}
 
 
-def no_credentials(error: Exception) -> Unavailable:
+def credentials_error(error: Exception) -> Unavailable:
     """What is said when Google's library fails; its own words may hold what a token service answered."""
     return Unavailable(
         f"no credentials for Google Cloud Storage could be had ({type(error).__name__})",
@@ -154,7 +154,7 @@ def no_credentials(error: Exception) -> Unavailable:
 
 ALGORITHM = "GOOG4-RSA-SHA256"
 # IAM rotates the keys it signs with.
-LONGEST_BY_IAM_S = 43_200
+MAX_IAM_LIFE_S = 43_200
 IAM_REQUESTS = 16
 
 
@@ -184,7 +184,7 @@ class GcsSigner:
         Raises:
             Unavailable: IAM does not sign now.
         """
-        names = quoted(keys, safe=b"/")
+        names = quote_keys(keys, safe=b"/")
         before, after = self._canonical
         hashes = [sha256(before + name + after).hexdigest().encode() for name in names]
         signatures = self._sign_all([self._to_sign + one for one in hashes])
@@ -208,7 +208,7 @@ class GcsUrls:
             Unavailable: there are no credentials.
         """
         identity = self.identity
-        life_s = life_left(now_s, life_s, None, identity.longest_s)
+        life_s = remaining_life(now_s, life_s, None, identity.longest_s)
         moment = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ")
         scope = f"{moment[:8]}/auto/storage/goog4_request"
         signed = {
@@ -248,10 +248,10 @@ class GcsUrls:
         untyped_iam: Any = iam
         if isinstance(credentials, service_account.Credentials):
             return Identity(
-                credentials.signer_email, credentials.sign_bytes, LONGEST_S, at_once=os.cpu_count() or 1
+                credentials.signer_email, credentials.sign_bytes, MAX_URL_LIFE_S, at_once=os.cpu_count() or 1
             )
         if isinstance(credentials, Signing):  # impersonation: it asks IAM by itself
-            return Identity(credentials.signer_email, credentials.sign_bytes, LONGEST_BY_IAM_S, IAM_REQUESTS)
+            return Identity(credentials.signer_email, credentials.sign_bytes, MAX_IAM_LIFE_S, IAM_REQUESTS)
         self._access.token()  # an instance learns its account's name from its first token
         email = getattr(credentials, "service_account_email", None)
         if not email:
@@ -260,7 +260,7 @@ class GcsUrls:
                 "Run the server as a service account, or set LAKESHARE_GCS_HMAC_ID and LAKESHARE_GCS_HMAC_SECRET.",
             )
         signer = untyped_iam.Signer(self._access.transport(), credentials, email)
-        return Identity(email, signer.sign, LONGEST_BY_IAM_S, IAM_REQUESTS)
+        return Identity(email, signer.sign, MAX_IAM_LIFE_S, IAM_REQUESTS)
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -289,10 +289,10 @@ class GcsVendor:
     def __init__(self, access: GcsAccess) -> None:
         self._access = access
 
-    def refusal(self, place: Place) -> str | None:
+    def refusal(self, place: ParsedLocation) -> str | None:
         return None
 
-    def vend(self, place: Place, life_s: int, now_s: int) -> TemporaryCredentials:
+    def vend(self, place: ParsedLocation, life_s: int, now_s: int) -> TemporaryCredentials:
         """Whatever `life_s`, they live for an hour."""
         source = self._access.credentials
         from google.auth import downscoped as untyped
@@ -303,7 +303,9 @@ class GcsVendor:
         rule = downscoped.AccessBoundaryRule(
             available_resource=f"//storage.googleapis.com/projects/_/buckets/{place.bucket}",
             available_permissions=["inRole:roles/storage.objectViewer"],
-            availability_condition=downscoped.AvailabilityCondition(condition(place)) if place.key else None,
+            availability_condition=downscoped.AvailabilityCondition(access_condition(place))
+            if place.key
+            else None,
         )
         narrowed = downscoped.Credentials(source, downscoped.CredentialAccessBoundary([rule]))
         try:
@@ -319,7 +321,7 @@ class GcsVendor:
         return TemporaryCredentials(place.location, KIND, {"oauthToken": token}, ends_ms)
 
 
-def condition(place: Place) -> str:
+def access_condition(place: ParsedLocation) -> str:
     """Only objects below the folder, and only listings of what is below it."""
     key = place.key.strip("/")
     # JSON's way of quoting a text is one of those of the expression language.

@@ -34,7 +34,7 @@ _SPELLINGS = (
 
 
 @dataclass(frozen=True)
-class Place:
+class ParsedLocation:
     """A location taken apart: the kind of store, its root (`""` for the local disk) and the key below it."""
 
     kind: str
@@ -52,37 +52,37 @@ class Place:
         return self.root.partition("://")[2].partition("@")[0]
 
 
-def place_of(location: str, azure_account: str | None = None) -> Place:
+def parse_location(location: str, azure_account: str | None = None) -> ParsedLocation:
     """Take a location in any known spelling apart; `azure_account` completes one that names a container only.
 
     Raises:
         BadRequest: it is relative, of an unknown scheme or without a bucket.
     """
     if location.startswith("/"):
-        return Place(LOCAL, "", location)
+        return ParsedLocation(LOCAL, "", location)
     spelt = _SCHEME.match(location)
     if spelt is None:
-        raise BadRequest("location", _shown(location), _SPELLINGS)
+        raise BadRequest("location", _redact(location), _SPELLINGS)
     scheme, rest = spelt[1].lower(), location[spelt.end() :]
     if scheme == "file":
-        return Place(LOCAL, "", "/" + rest.removeprefix("//localhost/").lstrip("/"))
+        return ParsedLocation(LOCAL, "", "/" + rest.removeprefix("//localhost/").lstrip("/"))
     kind = _SCHEMES.get(scheme)
     if kind is None or not rest.startswith("//"):
-        raise BadRequest("location", _shown(location), _SPELLINGS)
+        raise BadRequest("location", _redact(location), _SPELLINGS)
     root, _, key = rest[2:].partition("/")
-    return Place(kind, f"{_SPELT[kind]}://{_root(kind, root, location, azure_account)}", key)
+    return ParsedLocation(kind, f"{_SPELT[kind]}://{_root(kind, root, location, azure_account)}", key)
 
 
-def normalised(location: str, azure_account: str | None = None) -> str:
+def normalise_location(location: str, azure_account: str | None = None) -> str:
     """The location in our own spelling: the same object has the same text.
 
     Raises:
         BadRequest: it is relative, of an unknown scheme or without a bucket.
     """
-    return place_of(location, azure_account).location
+    return parse_location(location, azure_account).location
 
 
-def azure_host(place: Place) -> tuple[str, str]:
+def azure_host(place: ParsedLocation) -> tuple[str, str]:
     """The account of an Azure place and the domain of its cloud, `core.windows.net` for most."""
     account, _, domain = place.root.partition("@")[2].partition(".dfs.")
     return account, domain
@@ -91,18 +91,18 @@ def azure_host(place: Place) -> tuple[str, str]:
 def _root(kind: str, root: str, location: str, azure_account: str | None) -> str:
     if kind != AZURE:
         if not _ROOT.fullmatch(root):
-            raise BadRequest("location", _shown(location), "It names no bucket. " + _SPELLINGS)
+            raise BadRequest("location", _redact(location), "It names no bucket. " + _SPELLINGS)
         return root
     if "@" not in root and azure_account:
         root = f"{root}@{azure_account}.dfs.core.windows.net"
     spelt = _AZURE_ROOT.fullmatch(root)
     if spelt is None:
         hint = "Spell it abfss://container@account.dfs.core.windows.net/key, or set LAKESHARE_AZURE_ACCOUNT."
-        raise BadRequest("location", _shown(location), hint)
+        raise BadRequest("location", _redact(location), hint)
     return f"{spelt[1]}@{spelt[2].lower()}.dfs.{spelt[3].lower()}"
 
 
-def _shown(location: str) -> str:
+def _redact(location: str) -> str:
     """The location without what may be a password or a signature in it."""
     # Keys of AWS hold slashes, and whoever copies a signed URL may change its scheme.
     return re.sub(r"(?s)//[^@]*:.*@", "//…@", re.sub(r"(?s)\?.*", "?…", location))
@@ -126,7 +126,7 @@ def from_uri(location: str) -> str:
     return unquote(local_path(location)) if location.startswith("file:") else location
 
 
-def root_of(location: str) -> str:
+def find_root(location: str) -> str:
     """The store a location is in: `scheme://bucket`, or nothing for the local disk."""
     if location.startswith("/"):
         return ""
@@ -134,7 +134,7 @@ def root_of(location: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def elsewhere(location: str, files: pa.Table) -> list[str]:
+def find_outside_files(location: str, files: pa.Table) -> list[str]:
     """The files and deletion vectors outside of the table's own location; nearly always there are none."""
     found: list[str] = []
     for name in ("path", "dv_path"):
@@ -147,11 +147,11 @@ def elsewhere(location: str, files: pa.Table) -> list[str]:
     return found
 
 
-def roots_of(location: str, others: Iterable[str]) -> set[str]:
+def find_roots(location: str, others: Iterable[str]) -> set[str]:
     """The stores that a table and its files elsewhere are in; of those on the server's own disk, the folders."""
     return {
-        root_of(location),
-        *(_folder_of(path) if path.startswith("/") else root_of(path) for path in others),
+        find_root(location),
+        *(_folder_of(path) if path.startswith("/") else find_root(path) for path in others),
     }
 
 

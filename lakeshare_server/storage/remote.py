@@ -42,7 +42,7 @@ from lakeshare_server.errors import (
 )
 from lakeshare_server.outbound import Service
 from lakeshare_server.settings import ServerSettings, make_private
-from lakeshare_server.storage.locations import Place
+from lakeshare_server.storage.locations import ParsedLocation
 
 if TYPE_CHECKING:
     from obstore import BytesStream, ObjectMeta
@@ -67,24 +67,24 @@ class Store(Protocol):
     Everything here raises StoreMissing, StoreDenied (lasting) or Unavailable (passing), and nothing else.
     """
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: ParsedLocation) -> bytes:
         """The whole object."""
         ...
 
     # A pyarrow.NativeFile; pyarrow comes without types.
-    def open(self, place: Place) -> Any:
+    def open(self, place: ParsedLocation) -> Any:
         """The object as a file that seeks."""
         ...
 
-    def list(self, prefix: Place, after: Place | None) -> Iterator[StoredObject]:
+    def list(self, prefix: ParsedLocation, after: ParsedLocation | None) -> Iterator[StoredObject]:
         """Every object below `prefix`, however deep, in the order of their keys."""
         ...
 
-    def folders(self, prefix: Place) -> Sequence[str]:
+    def folders(self, prefix: ParsedLocation) -> Sequence[str]:
         """The names of the folders right below `prefix`, in order; none of what is in them is listed."""
         ...
 
-    def head(self, place: Place) -> StoredObject | None:
+    def head(self, place: ParsedLocation) -> StoredObject | None:
         """The object's description, None when there is none."""
         ...
 
@@ -101,7 +101,7 @@ LATER = "Try again later."
 
 
 @contextmanager
-def faults_of(place: Place) -> Iterator[None]:
+def translate_errors(place: ParsedLocation) -> Iterator[None]:
     """Every failure of the store inside becomes one of ours, about `place`.
 
     Raises:
@@ -111,10 +111,10 @@ def faults_of(place: Place) -> Iterator[None]:
     try:
         yield
     except (BaseError, FileNotFoundError) as error:
-        raise _ours(place, error) from None
+        raise _translate(place, error) from None
 
 
-def _ours(place: Place, error: BaseError | FileNotFoundError) -> LakeshareError:
+def _translate(place: ParsedLocation, error: BaseError | FileNotFoundError) -> LakeshareError:
     text = str(error)
     status, code = STATUS.search(text), CODE.search(text)
     said = " ".join(found[1] for found in (status, code) if found) or type(error).__name__
@@ -137,7 +137,7 @@ def _is_missing(error: BaseError | FileNotFoundError, status: re.Match[str] | No
     return isinstance(error, FileNotFoundError) or (status is not None and status[1] == "404")
 
 
-def _by_status(place: Place, status: int) -> LakeshareError:
+def _by_status(place: ParsedLocation, status: int) -> LakeshareError:
     if status == 404:
         return StoreMissing(place.location)
     # A wrong region, a wrong host or a key the store does not know.
@@ -146,7 +146,7 @@ def _by_status(place: Place, status: int) -> LakeshareError:
     return _unavailable(place)
 
 
-def _unavailable(place: Place) -> LakeshareError:
+def _unavailable(place: ParsedLocation) -> LakeshareError:
     return Unavailable(f"{place.root} does not answer as it should", LATER)
 
 
@@ -172,7 +172,7 @@ class RangeFile(io.RawIOBase):
     """Reads `place`, which has `size_bytes`, and fails as passing when its content is no longer `etag`."""
 
     def __init__(
-        self, store: "ObjectStore", place: Place, size_bytes: int, etag: str | None, service: Service
+        self, store: "ObjectStore", place: ParsedLocation, size_bytes: int, etag: str | None, service: Service
     ) -> None:
         self._store = store
         self._service = service
@@ -212,7 +212,7 @@ class RangeFile(io.RawIOBase):
 
     def _range(self, start: int, length: int) -> bytes:
         def read() -> bytes:
-            with faults_of(self._place):
+            with translate_errors(self._place):
                 answer = obstore.get(
                     self._store,
                     self._place.key,
@@ -224,7 +224,7 @@ class RangeFile(io.RawIOBase):
 
 
 CONNECT_S = 5
-SILENCE_S = 30  # between two pieces of an answer
+READ_TIMEOUT_S = 30  # between two pieces of an answer
 ANSWER_S = 600  # a whole answer, however slowly it trickles
 RETRIES_S = 15
 RETRIES = 7
@@ -241,7 +241,7 @@ def client_options(endpoint: str | None) -> "ClientConfig":
     return {
         "allow_http": bool(endpoint and endpoint.startswith("http:")),
         "connect_timeout": timedelta(seconds=CONNECT_S),
-        "read_timeout": timedelta(seconds=SILENCE_S),
+        "read_timeout": timedelta(seconds=READ_TIMEOUT_S),
         "timeout": timedelta(seconds=ANSWER_S),
     }
 
@@ -268,11 +268,11 @@ class RemoteStore:
         self._service = service
         self._in_key_order = in_key_order
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: ParsedLocation) -> bytes:
         _require_exact(place)
 
         def begin() -> "bytes | BytesStream":
-            with faults_of(place):
+            with translate_errors(place):
                 found = obstore.get(self._store, place.key)
                 is_small = found.meta["size"] <= PIECE_BYTES
                 return found.bytes().to_bytes() if is_small else found.stream(min_chunk_size=PIECE_BYTES)
@@ -283,14 +283,14 @@ class RemoteStore:
         # Each piece has the deadline of a call: a large object may take as long as it needs.
         return b"".join(iter(partial(self._next, place, pieces), b""))
 
-    def open(self, place: Place) -> Any:
+    def open(self, place: ParsedLocation) -> Any:
         _require_exact(place)
         found = self._head(place)
         file = RangeFile(self._store, place, found["size"], found["e_tag"], self._service)
         return pa.PythonFile(file, mode="r")
 
-    def list(self, prefix: Place, after: Place | None) -> Iterator[StoredObject]:
-        folder = Place(prefix.kind, prefix.root, prefix.key.rstrip("/"))
+    def list(self, prefix: ParsedLocation, after: ParsedLocation | None) -> Iterator[StoredObject]:
+        folder = ParsedLocation(prefix.kind, prefix.root, prefix.key.rstrip("/"))
         if folder.key:
             _require_exact(folder)
         listed = self._listed(folder, after)
@@ -298,18 +298,18 @@ class RemoteStore:
             listed = iter(sorted(listed, key=lambda found: found.location.encode()))
         return _without_folder_marks(listed, folder.location + "/")
 
-    def folders(self, prefix: Place) -> Sequence[str]:
-        folder = Place(prefix.kind, prefix.root, prefix.key.rstrip("/"))
+    def folders(self, prefix: ParsedLocation) -> Sequence[str]:
+        folder = ParsedLocation(prefix.kind, prefix.root, prefix.key.rstrip("/"))
         if folder.key:
             _require_exact(folder)
 
         def list_folders() -> Sequence[str]:
-            with faults_of(folder):
+            with translate_errors(folder):
                 return obstore.list_with_delimiter(self._store, folder.key or None)["common_prefixes"]
 
         return sorted(path.rstrip("/").rpartition("/")[2] for path in self._service.call(list_folders))
 
-    def head(self, place: Place) -> StoredObject | None:
+    def head(self, place: ParsedLocation) -> StoredObject | None:
         if not place.key:
             return None
         _require_exact(place)
@@ -318,26 +318,26 @@ class RemoteStore:
         except StoreMissing:
             return None
 
-    def _next(self, place: Place, pieces: "BytesStream") -> bytes:
+    def _next(self, place: ParsedLocation, pieces: "BytesStream") -> bytes:
         def next_piece() -> bytes:
-            with faults_of(place):
+            with translate_errors(place):
                 return bytes(next(pieces, b""))
 
         return self._service.call(next_piece)
 
-    def _head(self, place: Place) -> "ObjectMeta":
+    def _head(self, place: ParsedLocation) -> "ObjectMeta":
         def head() -> "ObjectMeta":
-            with faults_of(place):
+            with translate_errors(place):
                 return obstore.head(self._store, place.key)
 
         return self._service.call(head)
 
-    def _listed(self, folder: Place, after: Place | None) -> Iterator[StoredObject]:
+    def _listed(self, folder: ParsedLocation, after: ParsedLocation | None) -> Iterator[StoredObject]:
         offset = after.key if after else None
         pages = iter(obstore.list(self._store, folder.key or None, offset=offset, chunk_size=LIST_PAGE))
 
         def next_page() -> "Sequence[ObjectMeta] | None":
-            with faults_of(folder):
+            with translate_errors(folder):
                 return next(pages, None)
 
         while (page := self._service.call(next_page)) is not None:
@@ -362,7 +362,7 @@ def _without_folder_marks(listed: Iterator[StoredObject], below: str) -> Iterato
         yield held
 
 
-def _require_exact(place: Place) -> None:
+def _require_exact(place: ParsedLocation) -> None:
     if NOT_AS_IT_IS.search(place.key):
         raise Unserveable(
             f"{place.location} cannot be read: its key has an empty segment, one of dots or a control character.",
@@ -370,7 +370,7 @@ def _require_exact(place: Place) -> None:
         )
 
 
-def not_installed(library: str, extra: str) -> Unavailable:
+def missing_extra_error(library: str, extra: str) -> Unavailable:
     """The error that names the extra to install."""
     return Unavailable(f"{library} is not installed", f"Install lakeshare[{extra}] where the server runs.")
 
@@ -387,7 +387,7 @@ def load_key(settings: ServerSettings) -> bytes:
         Unavailable: the key's file cannot be made or read, or others may read it.
     """
     if settings.signing_key is not None:
-        return _given(settings.signing_key.get_secret_value().encode())
+        return _require_long_key(settings.signing_key.get_secret_value().encode())
     path = settings.state_dir / KEY_FILE
     try:
         if not path.exists():
@@ -406,7 +406,7 @@ def load_key(settings: ServerSettings) -> bytes:
     return key
 
 
-def _given(key: bytes) -> bytes:
+def _require_long_key(key: bytes) -> bytes:
     # Whoever guesses the key reads every file that the server can.
     if len(key) < KEY_BYTES:
         raise BadRequest(
@@ -434,7 +434,7 @@ def _make(path: Path) -> None:
         Path(scratch).unlink()
 
 
-LONGEST_S = 604_800
+MAX_URL_LIFE_S = 604_800
 
 
 def now_s() -> int:
@@ -442,7 +442,7 @@ def now_s() -> int:
     return int(time.time())
 
 
-def life_left(moment_s: int, life_s: int, ends_ms: int | None, longest_s: int = LONGEST_S) -> int:
+def remaining_life(moment_s: int, life_s: int, ends_ms: int | None, longest_s: int = MAX_URL_LIFE_S) -> int:
     """The life in force at `moment_s` for what is signed with credentials that end at `ends_ms`.
 
     Raises:
@@ -470,7 +470,7 @@ class TemporaryCredentials:
 class Vendor(Protocol):
     """Issues temporary credentials of one kind of store."""
 
-    def refusal(self, place: Place) -> str | None:
+    def refusal(self, place: ParsedLocation) -> str | None:
         """Why none can be issued for this folder, as far as can be told without asking for some.
 
         Raises:
@@ -478,7 +478,7 @@ class Vendor(Protocol):
         """
         ...
 
-    def vend(self, place: Place, life_s: int, now_s: int) -> TemporaryCredentials:
+    def vend(self, place: ParsedLocation, life_s: int, now_s: int) -> TemporaryCredentials:
         """Credentials that read below the folder.
 
         Raises:
@@ -498,7 +498,7 @@ class PreparedHmac(NamedTuple):
     outer: "hashlib._Hash"
 
 
-def prepared_hmac(key: bytes, beginning: bytes) -> PreparedHmac:
+def prepare_hmac(key: bytes, beginning: bytes) -> PreparedHmac:
     """For texts that begin with `beginning`."""
     block = (hashlib.sha256(key).digest() if len(key) > 64 else key).ljust(64, b"\0")
     inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block) + beginning)
@@ -507,14 +507,14 @@ def prepared_hmac(key: bytes, beginning: bytes) -> PreparedHmac:
 
 UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
 # Above so many different bytes, key by key is faster.
-FEW = 24
+MIN_BATCH = 24
 
 
-def quoted(keys: list[bytes], safe: bytes) -> list[bytes]:
+def quote_keys(keys: list[bytes], safe: bytes) -> list[bytes]:
     """Each key with every byte percent-encoded that is neither unreserved nor in `safe`, as `quote` does it."""
     together = b"\n".join(keys)
     encoded: AbstractSet[int] = set(together.translate(None, UNRESERVED + safe + b"\n"))
-    if not keys or together.count(b"\n") >= len(keys) or len(encoded) > FEW:
+    if not keys or together.count(b"\n") >= len(keys) or len(encoded) > MIN_BATCH:
         return [quote_from_bytes(key, safe).encode() for key in keys]
     # "%" first, or it would be encoded again.
     for byte in sorted(encoded, key=lambda byte: byte != ord("%")):
@@ -548,11 +548,9 @@ class LocalSigner:
         """One URL for each name, in order; names as they are in UTF-8, tickets fit for a URL."""
         ends = f"?expires={expires_at_ms}&{SIGNATURE}=".encode()
         root = f"{self.base_url}/{ticket}/".encode()
-        inner, outer = (
-            state.copy for state in prepared_hmac(self._key, self._claimed(ticket, expires_at_ms))
-        )
+        inner, outer = (state.copy for state in prepare_hmac(self._key, self._claimed(ticket, expires_at_ms)))
         urls = []
-        for name, url_path in zip(names, quoted(names, SAFE), strict=True):
+        for name, url_path in zip(names, quote_keys(names, SAFE), strict=True):
             within, around = inner(), outer()
             within.update(name)
             around.update(within.digest())

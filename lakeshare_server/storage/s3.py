@@ -18,20 +18,20 @@ from urllib.parse import quote, unquote, urlsplit
 import httpx
 from obstore.store import S3Store
 
-from lakeshare_server.errors import Denied, LakeshareError, Unavailable, Unserveable, shown
+from lakeshare_server.errors import Denied, LakeshareError, Unavailable, Unserveable, shorten_value
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.storage.locations import Place
+from lakeshare_server.storage.locations import ParsedLocation
 from lakeshare_server.storage.remote import (
     CONNECT_S,
     RemoteStore,
     TemporaryCredentials,
     client_options,
     host_header,
-    life_left,
-    not_installed,
-    prepared_hmac,
-    quoted,
+    missing_extra_error,
+    prepare_hmac,
+    quote_keys,
+    remaining_life,
     retries,
 )
 
@@ -88,7 +88,7 @@ class S3Access:
         self._held: Any = None
         self._endpoints: dict[str, str] = {}
 
-    def open(self, place: Place) -> RemoteStore:
+    def open(self, place: ParsedLocation) -> RemoteStore:
         """A bucket, ready for reading.
 
         Raises:
@@ -135,7 +135,7 @@ class S3Access:
         """
         held = self._held
         if held is not None and not _may_refresh(held):
-            now, ends = _taken(held)
+            now, ends = _freeze(held)
         else:
             # Loading the library is no part of what the service may take.
             session = self._session
@@ -152,7 +152,7 @@ class S3Access:
     def _refreshed(self, session: Any) -> tuple[Any, datetime | None]:
         credentials = self._found(session)
         try:
-            found = _taken(credentials)
+            found = _freeze(credentials)
         except Exception as error:  # each provider of the chain has errors of its own, none for other ears
             raise _no_keys(type(error).__name__) from None
         self._held = credentials
@@ -181,7 +181,7 @@ class S3Access:
             endpoint = self._endpoint(usual)
             known = usual
             if AWS.fullmatch(endpoint):
-                known = self.services.of(endpoint).call(lambda: told_region(endpoint, bucket))
+                known = self.services.of(endpoint).call(lambda: read_bucket_region(endpoint, bucket))
             if known is None:  # a bucket that is not there yet, say: the next answer may tell
                 return str(usual)
             self._regions[bucket] = known
@@ -203,7 +203,7 @@ class S3Access:
         try:
             import boto3
         except ImportError:
-            raise not_installed("boto3", "s3") from None
+            raise missing_extra_error("boto3", "s3") from None
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
         from botocore.session import get_session
@@ -231,7 +231,7 @@ class S3Access:
 
 
 # Credentials of botocore come without types.
-def _taken(credentials: Any) -> tuple[Any, datetime | None]:
+def _freeze(credentials: Any) -> tuple[Any, datetime | None]:
     """Keys of one moment and when they end; another thread may refresh them at any time."""
     before = _end_of(credentials)
     while True:
@@ -259,7 +259,7 @@ def _end_of(credentials: Any) -> datetime | None:
     return ends
 
 
-def told_region(endpoint: str, bucket: str) -> str | None:
+def read_bucket_region(endpoint: str, bucket: str) -> str | None:
     """The region that an endpoint of AWS names in its answer about a bucket, whatever the answer is.
 
     Raises:
@@ -307,9 +307,9 @@ class S3Signer:
         """A URL for each key, in order."""
         url, query = self._url, self._query + b"&X-Amz-Signature="
         before, after = self._canonical
-        inner, outer = (state.copy for state in prepared_hmac(self._key, self._to_sign))
+        inner, outer = (state.copy for state in prepare_hmac(self._key, self._to_sign))
         urls = []
-        for key in quoted(keys, safe=b"/"):
+        for key in quote_keys(keys, safe=b"/"):
             within, around = inner(), outer()
             within.update(sha256(before + key + after).hexdigest().encode())
             around.update(within.digest())
@@ -325,7 +325,7 @@ def s3_signer(
     Raises:
         Unavailable: the keys have ended.
     """
-    life_s = life_left(now_s, life_s, keys.expires_at_ms)
+    life_s = remaining_life(now_s, life_s, keys.expires_at_ms)
     moment = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ")
     scope = f"{moment[:8]}/{bucket.region}/s3/aws4_request"
     asked = {"x-amz-request-payer": "requester"} if request_payer else {}
@@ -338,9 +338,9 @@ def s3_signer(
     }
     if keys.token:
         signed["X-Amz-Security-Token"] = keys.token
-    query = _encoded(asked | signed)
+    query = _encode_query(asked | signed)
     path = urlsplit(bucket.url).path
-    in_order = _encoded(dict(sorted((asked | signed).items())))
+    in_order = _encode_query(dict(sorted((asked | signed).items())))
     after = f"\n{in_order}\nhost:{host_header(bucket.url)}\n\nhost\nUNSIGNED-PAYLOAD"
     return S3Signer(
         expires_at_ms=(now_s + life_s) * 1000,
@@ -359,7 +359,7 @@ def _derived_key(secret_key: str, day: str, region: str) -> bytes:
     return key
 
 
-def _encoded(query: dict[str, str]) -> str:
+def _encode_query(query: dict[str, str]) -> str:
     return "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
 
 
@@ -388,7 +388,9 @@ def read_key(bucket: Bucket, method: str, uri: str) -> str:
     """
     address, _, query = uri.partition("?")
     if method not in METHODS or query not in CALLS:
-        raise Denied(f"Only plain reads of a table's files are signed, this is none: {shown(method)}.")
+        raise Denied(
+            f"Only plain reads of a table's files are signed, this is none: {shorten_value(method)}."
+        )
     before = f"{bucket.url}/"
     if not address.startswith(before):
         raise Denied(
@@ -429,7 +431,7 @@ STS = "STS"
 SESSION = "lakeshare"
 # STS hands out nothing shorter, and roles that were not changed nothing longer.
 SHORTEST_S, LONGEST_S = 900, 3600
-LONGEST_POLICY = 2048
+MAX_POLICY_CHARS = 2048
 PATTERNS = "*?$"
 THROTTLED = {
     "Throttling",
@@ -447,7 +449,7 @@ class S3Vendor:
         self._access = access
         self._settings = settings
 
-    def refusal(self, place: Place) -> str | None:
+    def refusal(self, place: ParsedLocation) -> str | None:
         if self._settings.s3_role_arn is None and self._access.keys().token:
             return (
                 "the server's own S3 keys are temporary, and such keys get no federation token; "
@@ -455,11 +457,11 @@ class S3Vendor:
             )
         if not self._on_aws(place) and any(one in place.key for one in PATTERNS):
             return f"the store's policies take one of {PATTERNS} in the folder's name for a pattern"
-        if len(self._policy(place)) > LONGEST_POLICY:
+        if len(self._policy(place)) > MAX_POLICY_CHARS:
             return "the folder's name is too long for a session policy"
         return None
 
-    def vend(self, place: Place, life_s: int, now_s: int) -> TemporaryCredentials:
+    def vend(self, place: ParsedLocation, life_s: int, now_s: int) -> TemporaryCredentials:
         from botocore.exceptions import BotoCoreError, ClientError
 
         life_s = max(SHORTEST_S, min(life_s, LONGEST_S))
@@ -484,7 +486,7 @@ class S3Vendor:
         )
 
     # A client of boto3 comes without types.
-    def _asked(self, sts: Any, place: Place, life_s: int) -> Any:
+    def _asked(self, sts: Any, place: ParsedLocation, life_s: int) -> Any:
         policy, role = self._policy(place), self._settings.s3_role_arn
         if role is None:
             return sts.get_federation_token(Name=SESSION, Policy=policy, DurationSeconds=life_s)[
@@ -494,11 +496,11 @@ class S3Vendor:
             "Credentials"
         ]
 
-    def _policy(self, place: Place) -> str:
+    def _policy(self, place: ParsedLocation) -> str:
         region = self._access.bucket(place.bucket).region
         return session_policy(place.bucket, place.key, region, on_aws=self._on_aws(place))
 
-    def _on_aws(self, place: Place) -> bool:
+    def _on_aws(self, place: ParsedLocation) -> bool:
         return AWS.fullmatch(self._access.bucket(place.bucket).endpoint) is not None
 
 

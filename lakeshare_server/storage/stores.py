@@ -21,7 +21,15 @@ from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage.azure import AzureAccess, AzureUrls, AzureVendor
 from lakeshare_server.storage.gcs import GcsAccess, GcsUrls, GcsVendor
-from lakeshare_server.storage.locations import AZURE, GCS, LOCAL, S3, Place, byte_strings, place_of
+from lakeshare_server.storage.locations import (
+    AZURE,
+    GCS,
+    LOCAL,
+    S3,
+    ParsedLocation,
+    byte_strings,
+    parse_location,
+)
 from lakeshare_server.storage.remote import (
     LocalFolders,
     LocalSigner,
@@ -51,28 +59,28 @@ NOT_ALLOWED = {errno.EACCES, errno.EPERM}
 class LocalStore:
     """Files of this host."""
 
-    def read(self, place: Place) -> bytes:
-        with _faults_of(place.key):
+    def read(self, place: ParsedLocation) -> bytes:
+        with _translate_errors(place.key):
             return Path(place.key).read_bytes()
 
-    def open(self, place: Place) -> Any:
-        with _faults_of(place.key):
+    def open(self, place: ParsedLocation) -> Any:
+        with _translate_errors(place.key):
             if Path(place.key).is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             return pa.OSFile(os.fsencode(place.key))
 
-    def list(self, prefix: Place, after: Place | None) -> Iterator[StoredObject]:
+    def list(self, prefix: ParsedLocation, after: ParsedLocation | None) -> Iterator[StoredObject]:
         root = os.fsencode(prefix.key.rstrip("/"))
-        with _faults_of(prefix.key):
+        with _translate_errors(prefix.key):
             yield from _listed(root, os.fsencode(after.key) if after else b"", ())
 
-    def folders(self, prefix: Place) -> Sequence[str]:
-        with _faults_of(prefix.key), os.scandir(prefix.key.rstrip("/") or "/") as entries:
+    def folders(self, prefix: ParsedLocation) -> Sequence[str]:
+        with _translate_errors(prefix.key), os.scandir(prefix.key.rstrip("/") or "/") as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
 
-    def head(self, place: Place) -> StoredObject | None:
+    def head(self, place: ParsedLocation) -> StoredObject | None:
         try:
-            with _faults_of(place.key):
+            with _translate_errors(place.key):
                 found = Path(place.key).stat()
         except StoreMissing:
             return None
@@ -120,7 +128,7 @@ def _described(path: str, found: os.stat_result) -> StoredObject:
 
 
 @contextmanager
-def _faults_of(path: str) -> Iterator[None]:
+def _translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:  # a null byte, or text that no file system holds
@@ -179,16 +187,16 @@ class Stores:
         place = self.place(location)
         return self._store(place).head(place)
 
-    def place(self, location: str) -> Place:
+    def place(self, location: str) -> ParsedLocation:
         """The location taken apart; its `location` is our spelling of it."""
-        return place_of(location, self._azure_account)
+        return parse_location(location, self._azure_account)
 
     def services_of(self, location: str) -> tuple[str, ...]:
         """The store of a location by its name as a service; none of a location on the local disk."""
         place = self.place(location)
         return () if place.kind == LOCAL else (place.root,)
 
-    def _store(self, place: Place) -> Store:
+    def _store(self, place: ParsedLocation) -> Store:
         opened = self._opened.get(place.root)
         if opened is None:
             with self._opening.setdefault(place.root, Lock()):
@@ -196,7 +204,7 @@ class Stores:
                 self._opened[place.root] = opened
         return opened
 
-    def _open(self, place: Place) -> Store:
+    def _open(self, place: ParsedLocation) -> Store:
         if place.kind == LOCAL:
             return self._opened[""]
         if place.kind == S3:
@@ -334,7 +342,7 @@ class Signers:
         place = self._stores.place(location)
         return self._vendors[place.kind].vend(place, life_s, now_s())
 
-    def s3_client_config(self, place: Place) -> dict[str, str]:
+    def s3_client_config(self, place: ParsedLocation) -> dict[str, str]:
         """Where an Iceberg client finds the bucket of a place in S3, in the names it knows.
 
         Raises:
@@ -369,7 +377,7 @@ class Signers:
         bucket = self._stores.s3.bucket(place.bucket, public=True)
         return signed_request(bucket, self._stores.s3.keys(), method, place.key, headers)
 
-    def _signer(self, place: Place, life_s: int, moment_s: int) -> RootSigner:
+    def _signer(self, place: ParsedLocation, life_s: int, moment_s: int) -> RootSigner:
         if place.kind == S3:
             bucket = self._stores.s3.bucket(place.bucket, public=True)
             payer = self._settings.s3_request_payer
@@ -378,7 +386,7 @@ class Signers:
             return self._google_signer(place, life_s, moment_s)
         return self._azure.signer(place, life_s, moment_s)
 
-    def _google_signer(self, place: Place, life_s: int, moment_s: int) -> RootSigner:
+    def _google_signer(self, place: ParsedLocation, life_s: int, moment_s: int) -> RootSigner:
         secret, key_id = self._settings.gcs_hmac_secret, self._settings.gcs_hmac_id
         if not (secret and key_id):
             return self._gcs.signer(place.bucket, life_s, moment_s)

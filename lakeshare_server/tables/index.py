@@ -26,9 +26,9 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.settings import make_private
-from lakeshare_server.storage.locations import elsewhere, roots_of
-from lakeshare_server.tables.delta.files import Leaf, leaves_of, mapping_mode
-from lakeshare_server.tables.lines import LINE_COLUMNS, column_of, rendered
+from lakeshare_server.storage.locations import find_outside_files, find_roots
+from lakeshare_server.tables.delta.files import Leaf, list_leaves, mapping_mode
+from lakeshare_server.tables.lines import LINE_COLUMNS, column_of, render_lines
 from lakeshare_server.tables.snapshot import TableHead, TableSnapshot, parquet_format_schema
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 LAYOUT = 4
 HEADER_KEY = b"lakeshare"
 # Indexes up to this size stay in memory between requests.
-KEPT_BYTES = 64 << 20
+MAX_CACHED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class FileIndex:
 
     def give_back(self, batch: pa.RecordBatch) -> None:
         """Say that a batch was read for now: of a large index no more is to stay in memory than what is being read."""
-        if len(self._mapped) <= KEPT_BYTES:
+        if len(self._mapped) <= MAX_CACHED_BYTES:
             return
         # Empty ones lie anywhere, outside of the file, too.
         buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
@@ -157,7 +157,7 @@ def sync_folder(folder: Path) -> None:
 
 OPEN_FILES = 256
 # A file in use is marked as used at most so often.
-MARKED_EVERY_S = 60.0
+TOUCH_EVERY_S = 60.0
 # Whoever builds the file of a table in a slow store is to hold up no other table.
 LOCKS = 1024
 SUFFIX = ".arrow"
@@ -166,7 +166,7 @@ Opened = TypeVar("Opened")
 
 
 @dataclass
-class _Kept(Generic[Opened]):
+class _CachedFile(Generic[Opened]):
     """An open file, and when it was last marked as used."""
 
     opened: Opened
@@ -182,7 +182,7 @@ class CacheFolder(Generic[Opened]):
 
     def __init__(self, folder: Path, kind: str, max_bytes: int, open_file: Callable[[Path], Opened]) -> None:
         self.folder, self.kind, self.max_bytes, self._open_file = folder, kind, max_bytes, open_file
-        self._open: OrderedDict[str, _Kept[Opened]] = OrderedDict()
+        self._open: OrderedDict[str, _CachedFile[Opened]] = OrderedDict()
         self._opening = Lock()
         self._building = [Lock() for _ in range(LOCKS)]
 
@@ -217,7 +217,7 @@ class CacheFolder(Generic[Opened]):
             if kept is not None:
                 self._open.move_to_end(key)
         if kept is not None:
-            _mark(kept, path)
+            _touch(kept, path)
             return kept.opened
         try:
             opened = self._open_file(path)
@@ -229,7 +229,7 @@ class CacheFolder(Generic[Opened]):
 
     def _keep(self, key: str, opened: Opened) -> Opened:
         with self._opening:
-            self._open[key] = _Kept(opened)
+            self._open[key] = _CachedFile(opened)
             while len(self._open) > OPEN_FILES:
                 self._open.popitem(last=False)
         return opened
@@ -289,10 +289,10 @@ class CacheFolder(Generic[Opened]):
             yield
 
 
-def _mark(kept: _Kept[Opened], path: Path) -> None:
+def _touch(kept: _CachedFile[Opened], path: Path) -> None:
     """Tell whoever makes room that the file is in use."""
     now = time.monotonic()
-    if now - kept.marked_at >= MARKED_EVERY_S:
+    if now - kept.marked_at >= TOUCH_EVERY_S:
         kept.marked_at = now
         # It may be gone, and stays open all the same.
         with suppress(OSError):
@@ -311,7 +311,7 @@ class PhysicalNames:
 
     def __init__(self, head: TableHead) -> None:
         is_mapped = mapping_mode(head.configuration) != "none"
-        self._leaves = leaves_of(head.schema_string) if is_mapped else ()
+        self._leaves = list_leaves(head.schema_string) if is_mapped else ()
         physical = {leaf.name: leaf.physical for leaf in self._leaves}
         self.partition_columns = tuple(physical.get(column, column) for column in head.partition_columns)
 
@@ -388,14 +388,14 @@ def write_index_file(snapshot: TableSnapshot, path: Path) -> None:
 
 
 def _header_of(snapshot: TableSnapshot, files: pa.Table) -> IndexHeader:
-    others = elsewhere(snapshot.location, files)
+    others = find_outside_files(snapshot.location, files)
     return IndexHeader(
         layout=LAYOUT,
         table_format=snapshot.format,
         location=snapshot.location,
         head=snapshot.head,
         parquet_schema_string=parquet_format_schema(snapshot.schema_string),
-        roots=tuple(sorted(roots_of(snapshot.location, others))),
+        roots=tuple(sorted(find_roots(snapshot.location, others))),
         elsewhere=len(others),
         rows=pc.sum(_live_rows(files), min_count=0).as_py(),
         files=files.num_rows,
@@ -422,7 +422,7 @@ def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
     fields += [pa.field(name, pa.string()) for name in LINE_COLUMNS]
     schema = pa.schema(fields, {HEADER_KEY: json.dumps(asdict(header), sort_keys=True).encode()})
     with pa.ipc.new_file(file, schema) as writer:
-        for chunk, lines in _rendered(files, PhysicalNames(snapshot.head)):
+        for chunk, lines in _render(files, PhysicalNames(snapshot.head)):
             arrays = [column_of(chunk, name) for name in columns]
             writer.write_table(
                 pa.Table.from_arrays([*arrays, *lines], schema=schema), max_chunksize=BATCH_ROWS
@@ -430,13 +430,13 @@ def _write(file: pa.NativeFile, snapshot: TableSnapshot) -> IndexHeader:
     return header
 
 
-def _rendered(files: pa.Table, names: PhysicalNames) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
+def _render(files: pa.Table, names: PhysicalNames) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
     """Chunks of files with their lines, in the order of paths: some are rendered while earlier ones are written."""
     order = pc.sort_indices(files.column("path"))
 
     def render(start: int) -> tuple[pa.Table, list[pa.Array]]:
         chunk = files.take(order.slice(start, CHUNK_ROWS))
-        return chunk, rendered(names.of(chunk), names.partition_columns)
+        return chunk, render_lines(names.of(chunk), names.partition_columns)
 
     with ThreadPoolExecutor(RENDERERS) as pool:
         ahead: deque[Future[tuple[pa.Table, list[pa.Array]]]] = deque()
@@ -486,7 +486,7 @@ class IndexCache:
         return self._files.get(key, lambda path: write_index_file(build(), path))
 
 
-class Described(TypedDict):
+class IndexDescription(TypedDict):
     """Fields of a publication, under the ledger's names."""
 
     location: str
@@ -497,9 +497,9 @@ class Described(TypedDict):
     size_bytes: int
 
 
-def described(state: TableSnapshot | IndexHeader, index: StoredIndex | IndexHeader) -> Described:
+def describe_index(state: TableSnapshot | IndexHeader, index: StoredIndex | IndexHeader) -> IndexDescription:
     """A table's state and what its file index adds up to; the header of an index tells both."""
-    return Described(
+    return IndexDescription(
         location=state.location,
         table_id=state.head.table_id,
         schema_string=state.head.schema_string,

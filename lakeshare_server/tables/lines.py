@@ -65,12 +65,12 @@ class JsonText:
         parts: list[Part] = []
         for name, value in members:
             named = [f",{self.quote}{self.escaped(name)}{self.quote}:", *value]
-            parts += [pc.fill_null(joined(named), "")] if _has_nulls(value) else named
+            parts += [pc.fill_null(join_parts(named), "")] if _has_nulls(value) else named
         if not parts:
             return ["{}"]
         if isinstance(parts[0], str):
             return ["{" + parts[0].removeprefix(","), *parts[1:], "}"]
-        return ["{", pc.ascii_ltrim(joined(parts, null=""), ","), "}"]
+        return ["{", pc.ascii_ltrim(join_parts(parts, null=""), ","), "}"]
 
     def escaped(self, value: str) -> str:
         """A string's characters as they stand between the quotes."""
@@ -83,7 +83,7 @@ PLAIN = JsonText('"', 1)
 NESTED = JsonText('\\"', 2)
 
 
-def joined(parts: Sequence[Part], null: str | None = None) -> pa.Array:
+def join_parts(parts: Sequence[Part], null: str | None = None) -> pa.Array:
     """The parts as one column; a row with a null part is null, or has `null` in its place."""
     if null is None:
         return pc.binary_join_element_wise(*parts, "")
@@ -149,7 +149,7 @@ def column_of(table: pa.Table, name: str) -> pa.Array:
 LINE_COLUMNS = ("parquet_id", "delta_id", "common", "delta_rest", "dv_path", "dv_file_id", "dv_rest")
 
 
-def rendered(files: pa.Table, partition_columns: tuple[str, ...]) -> list[pa.Array]:
+def render_lines(files: pa.Table, partition_columns: tuple[str, ...]) -> list[pa.Array]:
     """The columns of `LINE_COLUMNS`, for one chunk of a snapshot's files."""
     names = column_of(files, "name")
     return [
@@ -176,7 +176,7 @@ def _common(files: pa.Table, partition_columns: tuple[str, ...]) -> pa.Array:
         pc.cast(column_of(files, "size"), pa.string()),
         *(_logged_stats(column_of(files, "stats")) if "stats" in files.column_names else _stats(files)),
     ]
-    return joined(parts, null="")
+    return join_parts(parts, null="")
 
 
 def _partition_values(files: pa.Table, columns: tuple[str, ...]) -> list[Part]:
@@ -195,21 +195,21 @@ def _partition_values(files: pa.Table, columns: tuple[str, ...]) -> list[Part]:
 
 def _nullable_string(texts: pa.Array) -> list[Part]:
     value = PLAIN.string(texts)
-    return [pc.fill_null(joined(value), "null")] if texts.null_count else value
+    return [pc.fill_null(join_parts(value), "null")] if texts.null_count else value
 
 
 def _logged_stats(texts: pa.Array) -> list[Part]:
     """The log's own text inside a JSON string; nothing for a file without one."""
     if texts.null_count == len(texts):
         return []
-    return [pc.fill_null(joined([',"stats":"', _quoted(texts), '"']), "")]
+    return [pc.fill_null(join_parts([',"stats":"', _quote(texts), '"']), "")]
 
 
-def _quoted(texts: pa.StringArray) -> pa.Array:
+def _quote(texts: pa.StringArray) -> pa.Array:
     """JSON as the content of a JSON string: with every quote escaped, and whatever else has to be."""
     if not is_plain(texts):
         return pa.array(
-            [None if one is None else PLAIN.escaped(one) for one in texts.to_pylist()], pa.string()
+            [None if text is None else PLAIN.escaped(text) for text in texts.to_pylist()], pa.string()
         )
     return pc.replace_substring(texts, '"', '\\"')
 
@@ -231,7 +231,7 @@ def _stats(files: pa.Table) -> list[Part]:
     if not rows.null_count:
         return parts
     # Bounds without a row count are of no use to a reader, and Delta's own readers want the count.
-    return [pc.if_else(pc.is_valid(rows), joined(parts, null=""), None)]
+    return [pc.if_else(pc.is_valid(rows), join_parts(parts, null=""), None)]
 
 
 def _struct(values: pa.StructArray, text: JsonText, *, is_upper: bool = False) -> list[Part]:
@@ -273,7 +273,7 @@ def _delta_rest(files: pa.Table) -> pa.Array:
             "}",
         ],
     )
-    return joined(parts, null="")
+    return join_parts(parts, null="")
 
 
 def _vectors(files: pa.Table) -> list[pa.Array]:
@@ -286,14 +286,14 @@ def _vectors(files: pa.Table) -> list[pa.Array]:
     ids = pa.array(
         [one and hashlib.sha256(one.encode()).hexdigest() for one in column_of(files, "dv_id").to_pylist()]
     )
-    rest = joined(['"', *_vector_size(files), "}"])
+    rest = join_parts(['"', *_vector_size(files), "}"])
     return [paths, pc.if_else(in_files, ids, None), pc.if_else(in_files, rest, None)]
 
 
 def _vector_size(files: pa.Table) -> list[Part]:
     offset = pc.cast(column_of(files, "dv_offset"), pa.string())
     return [
-        pc.fill_null(joined([',"offset":', offset]), ""),
+        pc.fill_null(join_parts([',"offset":', offset]), ""),
         ',"sizeInBytes":',
         pc.cast(column_of(files, "dv_size"), pa.string()),
         ',"cardinality":',
@@ -306,7 +306,7 @@ def _optional(files: pa.Table, name: str, said: Callable[[pa.Array], list[Part]]
     if name not in files.column_names:
         return []
     values = column_of(files, name)
-    return [] if values.null_count == len(values) else [pc.fill_null(joined(said(values)), "")]
+    return [] if values.null_count == len(values) else [pc.fill_null(join_parts(said(values)), "")]
 
 
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -315,13 +315,13 @@ DIGIT = {character: value for value, character in enumerate(ALPHABET)}
 PAIRS = [first + second for first in ALPHABET for second in ALPHABET]
 
 
-def z85_text(content: bytes) -> str:
+def encode_z85(content: bytes) -> str:
     """The bytes in Z85, filled up with zeros to a multiple of four: their number has to be told beside them."""
     padded = content + bytes(-len(content) % 4)
     return "".join(_five_digits(number) for (number,) in struct.iter_unpack(">I", padded))
 
 
-def z85_bytes(text: str) -> bytes:
+def decode_z85(text: str) -> bytes:
     """The bytes of a Z85 text.
 
     Raises:

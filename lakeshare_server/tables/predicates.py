@@ -91,15 +91,15 @@ Predicate = Unknown | Constant | Compare | IsNull | Not | And | Or
 EVERYTHING = Constant(True)
 
 
-def with_columns(predicate: Predicate, column_of: Callable[[ColumnName], ColumnName | None]) -> Predicate:
+def rename_columns(predicate: Predicate, column_of: Callable[[ColumnName], ColumnName | None]) -> Predicate:
     """The predicate with other names for its columns; a part whose column has none is not understood."""
     match predicate:
         case Not(operand):
-            return Not(with_columns(operand, column_of))
+            return Not(rename_columns(operand, column_of))
         case And(operands):
-            return And(tuple(with_columns(operand, column_of) for operand in operands))
+            return And(tuple(rename_columns(operand, column_of) for operand in operands))
         case Or(operands):
-            return Or(tuple(with_columns(operand, column_of) for operand in operands))
+            return Or(tuple(rename_columns(operand, column_of) for operand in operands))
         case Compare(column) | IsNull(column):
             name = column_of(column)
             return Unknown(str(column)) if name is None else replace(predicate, column=name)
@@ -107,13 +107,13 @@ def with_columns(predicate: Predicate, column_of: Callable[[ColumnName], ColumnN
             return predicate
 
 
-def parts_of(predicate: Predicate) -> int:
+def count_parts(predicate: Predicate) -> int:
     """How many parts the predicate has: what evaluating it costs."""
     match predicate:
         case Not(operand):
-            return 1 + parts_of(operand)
+            return 1 + count_parts(operand)
         case And(operands) | Or(operands):
-            return 1 + sum(parts_of(operand) for operand in operands)
+            return 1 + sum(count_parts(operand) for operand in operands)
         case _:
             return 1
 
@@ -132,13 +132,13 @@ def conjuncts(predicate: Predicate) -> Iterator[Predicate]:
         yield predicate
 
 
-def affordable(predicate: Predicate, max_parts: int) -> Predicate:
+def limit_parts(predicate: Predicate, max_parts: int) -> Predicate:
     """The predicate, or as many of its conjuncts as `max_parts` allow: looking at files must not cost what it saves."""
-    if parts_of(predicate) <= max_parts:
+    if count_parts(predicate) <= max_parts:
         return predicate
     kept: list[Predicate] = []
     for part in conjuncts(predicate):
-        max_parts -= parts_of(part)
+        max_parts -= count_parts(part)
         if max_parts < 0:
             kept.append(Unknown("more than is looked at"))
             break
@@ -149,18 +149,18 @@ def affordable(predicate: Predicate, max_parts: int) -> Predicate:
 MAX_CHARS = 200
 
 
-def text_of(predicate: Predicate) -> str:
+def format_predicate(predicate: Predicate) -> str:
     """The predicate in one line, cut when it is long."""
     text = _text(predicate)
     return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 2]} …"
 
 
-def name_of(column: ColumnName) -> str:
+def format_column(column: ColumnName) -> str:
     """A column's name as it was written."""
     return column if isinstance(column, str) else ".".join(column)
 
 
-def value_text(value: Value) -> str:
+def format_value(value: Value) -> str:
     """A constant as SQL writes it."""
     if isinstance(value, bool):
         return str(value).upper()
@@ -180,11 +180,11 @@ def _text(predicate: Predicate) -> str:
         case Constant(value):
             return str(value).upper()
         case Compare(column, operator, value, _):
-            return f"{name_of(column)} {operator} {value_text(value)}"
+            return f"{format_column(column)} {operator} {format_value(value)}"
         case IsNull(column, _):
-            return f"{name_of(column)} IS NULL"
+            return f"{format_column(column)} IS NULL"
         case Not(IsNull(column, _)):
-            return f"{name_of(column)} IS NOT NULL"
+            return f"{format_column(column)} IS NOT NULL"
         case Not(operand):
             return f"NOT ({_text(operand)})"
         case And(operands):
@@ -360,7 +360,7 @@ def constant_range(part: Compare, column: Column, bounds: pa.DataType, *, exact:
     return None
 
 
-def own_kind(kind: pa.DataType) -> str | None:
+def json_kind(kind: pa.DataType) -> str | None:
     """The name that JSON predicates have for a type."""
     return next((name for is_kind, name in _OWN if is_kind(kind)), None)
 
@@ -411,7 +411,7 @@ def _float(part: Compare, target: _Target) -> Range | None:
         rounded = float32(str(number))
         low, high = min(low, rounded), max(high, rounded)
     if target.column.was_float:
-        low, high = _widened(low, -1), _widened(high, 1)
+        low, high = _widen(low, -1), _widen(high, 1)
     return Range(pa.scalar(low, pa.float64()), pa.scalar(high, pa.float64()), hides_nan=not target.exact)
 
 
@@ -500,7 +500,7 @@ def _double(number: int | float | Decimal) -> float:
         return math.copysign(math.inf, number)
 
 
-def _widened(number: float, by: int) -> float:
+def _widen(number: float, by: int) -> float:
     return number + by * (abs(number) * FLOAT_ERROR + SMALLEST_FLOAT)
 
 

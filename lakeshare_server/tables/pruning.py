@@ -34,10 +34,10 @@ from lakeshare_server.tables.predicates import (
     columns_of,
     conjuncts,
     constant_range,
-    name_of,
-    own_kind,
-    text_of,
-    value_text,
+    format_column,
+    format_predicate,
+    format_value,
+    json_kind,
 )
 from lakeshare_server.tables.predicates import all_of as all_of_in_explanation
 
@@ -134,7 +134,7 @@ class OneOf:
     parts: tuple[Compare, ...]
 
 
-def gathered(operands: Sequence[Predicate]) -> tuple[Predicate | OneOf, ...]:
+def group_equalities(operands: Sequence[Predicate]) -> tuple[Predicate | OneOf, ...]:
     """The operands of an Or, those together that ask whether one column is equal to one of many constants."""
     if len(operands) < MANY:
         return tuple(operands)
@@ -207,7 +207,7 @@ ZERO = pa.scalar(0, pa.int64())
 
 
 @dataclass(frozen=True)
-class Known:
+class ColumnBounds:
     """Of one column: the bounds of its values, and how many of them are null; None where nobody noted it.
 
     With `is_exact` both bounds are the values themselves.
@@ -241,14 +241,14 @@ class Known:
         return None if known is None else known.type
 
 
-class KnownValues:
+class BatchBounds:
     """The columns of one batch; each is looked up once."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Columns) -> None:
         self._batch, self._columns = batch, columns
-        self._known: dict[Path, Known] = {}
+        self._known: dict[Path, ColumnBounds] = {}
 
-    def of(self, name: ColumnName) -> Known | None:
+    def of(self, name: ColumnName) -> ColumnBounds | None:
         """What is known of the column that a predicate names; None when it is not certain which that is."""
         column = self._columns.resolve(name)
         if column is None:
@@ -257,14 +257,14 @@ class KnownValues:
             self._known[column.path] = self._looked_up(column)
         return self._known[column.path]
 
-    def _looked_up(self, column: Column) -> Known:
+    def _looked_up(self, column: Column) -> ColumnBounds:
         values = self._values("partition", column.path)
         if values is not None:
             return _partition(column, values)
         counts = self._values("null_count", column.path)
         if counts is not None and not pa.types.is_integer(counts.type):
             counts = None
-        return Known(column, *self._bounds(column), False, counts, self._batch.column("rows"))
+        return ColumnBounds(column, *self._bounds(column), False, counts, self._batch.column("rows"))
 
     def _bounds(self, column: Column) -> tuple[Bounds, Bounds]:
         low, high = self._values("min", column.path), self._values("max", column.path)
@@ -289,7 +289,7 @@ class KnownValues:
         return None if pa.types.is_struct(kind) else pc.struct_field(self._batch.column(place), places)
 
 
-def _partition(column: Column, values: pa.Array) -> Known:
+def _partition(column: Column, values: pa.Array) -> ColumnBounds:
     """What is known of a partition column.
 
     An empty text is a value to delta-spark and null to the Python client, so such a file may hold either.
@@ -297,9 +297,11 @@ def _partition(column: Column, values: pa.Array) -> Known:
     is_text = pa.types.is_string(values.type) or pa.types.is_binary(values.type)
     is_empty = pc.fill_null(pc.equal(pc.binary_length(values), 0), False) if is_text else None
     if is_empty is None or not pc.any(is_empty).as_py():
-        return Known(column, values, values, is_exact=True)
+        return ColumnBounds(column, values, values, is_exact=True)
     nulls = pc.if_else(is_empty, pa.scalar(None, pa.int64()), pc.cast(pc.is_null(values), pa.int64()))
-    return Known(column, values, values, False, nulls, pa.repeat(pa.scalar(1, pa.int64()), len(values)))
+    return ColumnBounds(
+        column, values, values, False, nulls, pa.repeat(pa.scalar(1, pa.int64()), len(values))
+    )
 
 
 def _as_floats(values: Bounds) -> Bounds:
@@ -313,12 +315,12 @@ Flags: TypeAlias = pa.BooleanArray
 Part: TypeAlias = Predicate | OneOf
 
 
-class Maybe:
+class PredicateOutcome:
     """What a predicate may come to, for each file of a batch; each answer is worked out when it is asked for."""
 
     def __init__(self, predicate: Predicate, batch: pa.RecordBatch, columns: Columns) -> None:
         self._predicate, self._count = predicate, batch.num_rows
-        self._files = Answers(KnownValues(batch, columns))
+        self._files = PruningResult(BatchBounds(batch, columns))
 
     @cached_property
     def true(self) -> Flags:
@@ -346,12 +348,12 @@ class Maybe:
         return pc.invert(pc.fill_null(ruled_out, FALSE))
 
 
-def evaluate(predicate: Predicate, batch: pa.RecordBatch) -> Maybe:
+def evaluate(predicate: Predicate, batch: pa.RecordBatch) -> PredicateOutcome:
     """What the predicate may come to in the files of an index batch."""
-    return Maybe(predicate, batch, batch_columns(batch))
+    return PredicateOutcome(predicate, batch, batch_columns(batch))
 
 
-def live_rows(batch: pa.RecordBatch) -> pa.Array:
+def count_live_rows(batch: pa.RecordBatch) -> pa.Array:
     """Rows that readers see in each file, 0 where that is not known."""
     rows = batch.column("rows")
     if "dv_cardinality" in batch.schema.names:
@@ -378,10 +380,10 @@ class _Leaf:
     never_null: Callable[[], Ruled] = _nowhere
 
 
-class Answers:
+class PruningResult:
     """What is ruled out in each file of a batch, for a predicate and for each of its parts."""
 
-    def __init__(self, values: KnownValues) -> None:
+    def __init__(self, values: BatchBounds) -> None:
         self._values = values
         # By identity: 1 and True are equal, but not the same constant.
         self._leaves: dict[int, _Leaf] = {}
@@ -431,7 +433,7 @@ class Answers:
 
     def _options_of(self, part: Or) -> tuple[Part, ...]:
         if id(part) not in self._options:
-            self._options[id(part)] = gathered(part.operands)
+            self._options[id(part)] = group_equalities(part.operands)
         return self._options[id(part)]
 
     def _leaf(self, part: Part) -> _Leaf:
@@ -458,7 +460,7 @@ class Answers:
             return _Leaf(never_null=lambda: True)
         # Casts that the client folded away, of which it tells the innermost, can make nulls of values, but no values
         # of nulls.
-        is_own = part.kind is None or part.kind == own_kind(known.column.type)
+        is_own = part.kind is None or part.kind == json_kind(known.column.type)
         return _Leaf(lambda: known.no_nulls if is_own else False, lambda: known.all_null, lambda: True)
 
     def _compare(self, part: Compare) -> _Leaf:
@@ -485,7 +487,11 @@ class Answers:
             return _Leaf(lambda: known.all_null, lambda: known.all_null)
         outside = outside_all(known.low, known.high, constants)
         is_inside: Ruled = False
-        if known.is_exact and not isinstance(outside, bool) and all(one.is_point for one in constants):
+        if (
+            known.is_exact
+            and not isinstance(outside, bool)
+            and all(constant.is_point for constant in constants)
+        ):
             is_inside = pc.invert(outside)
         return _Leaf(
             lambda: either(known.all_null, outside),
@@ -494,7 +500,7 @@ class Answers:
         )
 
 
-def _constants(parts: Sequence[Compare], known: Known) -> list[Range | None]:
+def _constants(parts: Sequence[Compare], known: ColumnBounds) -> list[Range | None]:
     kept_as = known.bounds_type
     if kept_as is None:
         return [None] * len(parts)
@@ -508,18 +514,18 @@ def _schema_string(header: bytes) -> str | None:
     return schema_string if isinstance(schema_string, str) else None
 
 
-TOLD = 3
+MAX_REASONS = 3
 # For a comparison that is never true: the bound that shows it, and how it lies to the constant.
 NEVER_TRUE = {"<": ("min", ">="), "<=": ("min", ">"), ">": ("max", "<="), ">=": ("max", "<")}
 NEVER_FALSE = {"<": ("max", "<"), "<=": ("max", "<="), ">": ("min", ">"), ">=": ("min", ">=")}
 
 
-class Reasons:
+class PruningReasons:
     """What is known of one file, as reasons."""
 
     def __init__(self, file: pa.RecordBatch) -> None:
-        self._values = KnownValues(file, batch_columns(file))
-        self._answers = Answers(self._values)
+        self._values = BatchBounds(file, batch_columns(file))
+        self._answers = PruningResult(self._values)
 
     def why_never_true(self, part: Predicate) -> str:
         """Why the part, which rules the file out, is true for none of its rows."""
@@ -527,10 +533,10 @@ class Reasons:
             case Not(operand):
                 return self._why_never_false(operand)
             case And(operands):
-                decides = [one for one in operands if _is_true(self._answers.never_true(one))]
+                decides = [operand for operand in operands if _is_true(self._answers.never_true(operand))]
                 return self.why_never_true(decides[0])
             case Or(operands):
-                return _together([self.why_never_true(operand) for operand in operands])
+                return _join_reasons([self.why_never_true(operand) for operand in operands])
             case _:
                 return self._leaf(part, never_true=True)
 
@@ -539,9 +545,9 @@ class Reasons:
             case Not(operand):
                 return self.why_never_true(operand)
             case And(operands):
-                return _together([self._why_never_false(operand) for operand in operands])
+                return _join_reasons([self._why_never_false(operand) for operand in operands])
             case Or(operands):
-                decides = [one for one in operands if _is_true(self._answers.never_false(one))]
+                decides = [operand for operand in operands if _is_true(self._answers.never_false(operand))]
                 return self._why_never_false(decides[0])
             case _:
                 return self._leaf(part, never_true=False)
@@ -549,7 +555,7 @@ class Reasons:
     def _leaf(self, part: Predicate, *, never_true: bool) -> str:
         if not isinstance(part, Compare | IsNull):
             return "nothing is asked for"
-        name, known = name_of(part.column), self._values.of(part.column)
+        name, known = format_column(part.column), self._values.of(part.column)
         if known is None:
             raise AssertionError(f"nothing is known of {name}, so it ruled out nothing")
         if known.is_exact:
@@ -561,24 +567,24 @@ class Reasons:
         return _compared(part, known, never_true=never_true)
 
 
-def remark(part: Predicate, values: KnownValues) -> str | None:
+def explain_unused(part: Predicate, values: BatchBounds) -> str | None:
     """Why the part leaves out no file of a table; None when it might, and only found none to leave out."""
     match part:
         case Unknown():
             return "not understood, so it leaves everything in"
         case Not(operand):
-            return remark(operand, values)
+            return explain_unused(operand, values)
         case And(operands) | Or(operands):
-            said = [found for found in (remark(operand, values) for operand in operands) if found]
-            return "; ".join(dict.fromkeys(said)) or None
+            remarks = [found for found in (explain_unused(operand, values) for operand in operands) if found]
+            return "; ".join(dict.fromkeys(remarks)) or None
         case Compare() | IsNull():
             return _remark_of_leaf(part, values)
         case Constant():
             return None
 
 
-def _remark_of_leaf(part: Compare | IsNull, values: KnownValues) -> str | None:
-    name, known = name_of(part.column), values.of(part.column)
+def _remark_of_leaf(part: Compare | IsNull, values: BatchBounds) -> str | None:
+    name, known = format_column(part.column), values.of(part.column)
     if known is None:
         return f"{name} is no column of the table, or may be one of several"
     if isinstance(part, IsNull):
@@ -588,14 +594,14 @@ def _remark_of_leaf(part: Compare | IsNull, values: KnownValues) -> str | None:
     constant = constant_range(part, known.column, known.bounds_type, exact=known.is_exact)
     if constant is None:
         wanted = f"as {part.kind} " if part.kind else ""
-        return f"{name} is of type {known.column.type}: that is not compared {wanted}with {value_text(part.value)}"
+        return f"{name} is of type {known.column.type}: that is not compared {wanted}with {format_value(part.value)}"
     if constant.hides_nan and part.operator in (">", ">="):
         return f"{name} may hold NaN, which Spark takes for greater than all numbers and statistics leave out"
     return None
 
 
-def _compared(part: Compare, known: Known, *, never_true: bool) -> str:
-    name, value = name_of(part.column), value_text(part.value)
+def _compared(part: Compare, known: ColumnBounds, *, never_true: bool) -> str:
+    name, value = format_column(part.column), format_value(part.value)
     low, high = f"min({name})={_first(known.low)}", f"max({name})={_first(known.high)}"
     if part.operator == "=":
         if not never_true:
@@ -605,9 +611,9 @@ def _compared(part: Compare, known: Known, *, never_true: bool) -> str:
     return f"{low if bound == 'min' else high} {sign} {value}"
 
 
-def _together(reasons: list[str]) -> str:
-    told = list(dict.fromkeys(reasons))
-    return "; ".join(told[:TOLD]) + ("; …" if len(told) > TOLD else "")
+def _join_reasons(reasons: list[str]) -> str:
+    distinct = list(dict.fromkeys(reasons))
+    return "; ".join(distinct[:MAX_REASONS]) + ("; …" if len(distinct) > MAX_REASONS else "")
 
 
 def _first(bounds: Bounds) -> str:
@@ -621,8 +627,8 @@ def _is_true(ruled_out: Ruled) -> bool:
     return ruled_out if isinstance(ruled_out, bool) else bool(ruled_out[0].as_py())
 
 
-KEPT = "may hold rows that match"
-KEPT_WHOLE = "every row matches"
+KEPT_REASON = "may hold rows that match"
+KEPT_WHOLE_REASON = "every row matches"
 LIMIT_FILLED = "the files before it hold enough rows for the limit"
 
 
@@ -670,20 +676,20 @@ def explain(index: FileIndex, predicate: Predicate, limit: int | None = None) ->
     parts = list(conjuncts(predicate))
     drops = [0] * len(parts)
     files = kept = beyond = rows = uncounted = 0
-    for batch, is_kept, is_within in _judged(index, all_of_in_explanation(parts), limit):
+    for batch, is_kept, is_within in _explain_batches(index, all_of_in_explanation(parts), limit):
         files += batch.num_rows
         kept += is_within.true_count
         beyond += is_kept.true_count - is_within.true_count
         left = batch.filter(is_within)
-        rows += pc.sum(live_rows(left), min_count=0).as_py()
+        rows += pc.sum(count_live_rows(left), min_count=0).as_py()
         uncounted += left.column("rows").null_count
         for place, part in enumerate(parts):
             drops[place] += batch.num_rows - evaluate(part, batch).true.true_count
     first = next(index.batches(), None)
-    said = [None if first is None else remark(part, _explanation_values(first)) for part in parts]
+    remarks = [None if first is None else explain_unused(part, _explanation_values(first)) for part in parts]
     explained = [
-        PartExplained(text_of(part), count, None if count else why)
-        for part, count, why in zip(parts, drops, said, strict=True)
+        PartExplained(format_predicate(part), count, None if count else why)
+        for part, count, why in zip(parts, drops, remarks, strict=True)
     ]
     return Explanation(files, kept, beyond, rows, uncounted, tuple(explained))
 
@@ -694,22 +700,22 @@ def explained_files(
     """Each file of the index in its order, and the first part that decided about it."""
     parts = list(conjuncts(predicate))
     prefix = index.header.location.rstrip("/") + "/"
-    for batch, is_kept, is_within in _judged(index, all_of_in_explanation(parts), limit):
+    for batch, is_kept, is_within in _explain_batches(index, all_of_in_explanation(parts), limit):
         sure = evaluate(all_of_in_explanation(parts), batch).surely_all
         deciding = _deciding(parts, batch)
-        rows = pc.if_else(pc.is_valid(batch.column("rows")), live_rows(batch), None)
+        rows = pc.if_else(pc.is_valid(batch.column("rows")), count_live_rows(batch), None)
         for place in range(batch.num_rows):
             if is_within[place].as_py():
-                reason = KEPT_WHOLE if sure[place].as_py() else KEPT
+                reason = KEPT_WHOLE_REASON if sure[place].as_py() else KEPT_REASON
             elif is_kept[place].as_py():
                 reason = LIMIT_FILLED
             else:
-                reason = Reasons(batch.slice(place, 1)).why_never_true(parts[deciding[place]])
+                reason = PruningReasons(batch.slice(place, 1)).why_never_true(parts[deciding[place]])
             path = batch.column("path")[place].as_py().removeprefix(prefix)
             yield FileExplained(path, is_within[place].as_py(), reason, rows[place].as_py())
 
 
-def _judged(
+def _explain_batches(
     index: FileIndex, predicate: Predicate, limit: int | None
 ) -> Iterator[tuple[pa.RecordBatch, pa.BooleanArray, pa.BooleanArray]]:
     """Batches with the files that the predicate keeps, and those of them that the limit lets through."""
@@ -719,7 +725,7 @@ def _judged(
         if limit is None:
             yield batch, maybe.true, maybe.true
             continue
-        sure = pc.if_else(pc.and_(maybe.true, maybe.surely_all), live_rows(batch), 0)
+        sure = pc.if_else(pc.and_(maybe.true, maybe.surely_all), count_live_rows(batch), 0)
         before = pc.subtract(pc.cumulative_sum(sure, start=filled), sure)
         yield batch, maybe.true, pc.and_(maybe.true, pc.less(before, limit))
         filled += pc.sum(sure, min_count=0).as_py()
@@ -734,5 +740,5 @@ def _deciding(parts: list[Predicate], batch: pa.RecordBatch) -> list[int]:
     return deciding
 
 
-def _explanation_values(batch: pa.RecordBatch) -> KnownValues:
-    return KnownValues(batch, batch_columns(batch))
+def _explanation_values(batch: pa.RecordBatch) -> BatchBounds:
+    return BatchBounds(batch, batch_columns(batch))

@@ -32,12 +32,12 @@ from lakeshare_server.tables.predicates import (
     Unknown,
     Value,
     columns_of,
-    own_kind,
+    json_kind,
 )
-from lakeshare_server.tables.pruning import batch_columns, live_rows
+from lakeshare_server.tables.pruning import batch_columns, count_live_rows
 from lakeshare_server.tables.snapshot import TableHead, parse_schema
 
-OWN_PARTITION = "partition of spec "
+SPEC_PARTITION = "partition of spec "
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 DECIMAL = re.compile(r"[+-]?[0-9]{1,38}(\.[0-9]{1,38})?")
 LONGS = range(-(1 << 63), 1 << 63)
@@ -69,8 +69,8 @@ def only_within(rule: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray:
     """
     found = pa.repeat(pa.scalar(False), batch.num_rows)
     for spec_id in pc.unique(batch.column("spec_id")).to_pylist():
-        if f"{OWN_PARTITION}{spec_id}" in batch.schema.names:
-            partition = batch.column(f"{OWN_PARTITION}{spec_id}")
+        if f"{SPEC_PARTITION}{spec_id}" in batch.schema.names:
+            partition = batch.column(f"{SPEC_PARTITION}{spec_id}")
             own = pa.record_batch({"partition": partition})
             is_own = pc.equal(batch.column("spec_id"), spec_id)
             found = pc.if_else(is_own, is_within(rule, partition, batch_columns(own)), found)
@@ -82,19 +82,19 @@ def is_within(rule: Predicate, partition: pa.StructArray, columns: Columns) -> p
     return pc.fill_null(_Truths(partition, columns).of(rule), False)
 
 
-def undecided(rule: Predicate, partition: pa.DataType, columns: Columns) -> Undecided | None:
+def find_undecided(rule: Predicate, partition: pa.DataType, columns: Columns) -> Undecided | None:
     """The first part of the rule that a partition of these columns does not decide; None when it decides all."""
     return next(_undecided(rule, partition, columns), None)
 
 
-def columns_in(rule: Predicate) -> Iterator[ColumnName]:
+def list_columns(rule: Predicate) -> Iterator[ColumnName]:
     """The columns that a rule names."""
     match rule:
         case Not(operand):
-            yield from columns_in(operand)
+            yield from list_columns(operand)
         case And(operands) | Or(operands):
             for operand in operands:
-                yield from columns_in(operand)
+                yield from list_columns(operand)
         case Compare(name) | IsNull(name):
             yield name
 
@@ -104,7 +104,7 @@ def column_text(name: ColumnName) -> str:
     return name if isinstance(name, str) else ".".join(name)
 
 
-def constant_of(value: Value, column: Column) -> Any:
+def convert_constant(value: Value, column: Column) -> Any:
     """The constant as a value of the column's own type, a text read as one; None when it is none."""
     kind = column.type
     if pa.types.is_string(kind):
@@ -133,9 +133,9 @@ def _undecided_column(part: Compare | IsNull, column: Column | None, partition: 
         return "the table has no such column"
     if len(column.path) != 1 or partition.get_field_index(column.path[0]) < 0:
         return "not every file has one value of it that its partition states"
-    if part.kind not in (None, own_kind(column.type)):
+    if part.kind not in (None, json_kind(column.type)):
         return f"its type, {column.type}, is not {part.kind}"
-    if isinstance(part, Compare) and constant_of(part.value, column) is None:
+    if isinstance(part, Compare) and convert_constant(part.value, column) is None:
         return f"{part.value!r} is no value of its type, {column.type}, or such values are not compared"
     return None
 
@@ -175,7 +175,7 @@ class _Truths:
         values = pc.struct_field(self._partition, [column.path[0]])
         if isinstance(part, IsNull):
             return pc.is_null(values)
-        return _compared(values, part, constant_of(part.value, column))
+        return _compared(values, part, convert_constant(part.value, column))
 
     def _all(self, value: bool | None) -> Truth:
         return pa.repeat(pa.scalar(value, pa.bool_()), len(self._partition))
@@ -238,12 +238,12 @@ _PYTHON = {
 }
 
 
-KEPT = 64
+MAX_CACHED_PARTS = 64
 ID = "delta.columnMapping.id"
 NO_PARTITION = pa.struct([])
 
 
-class PartOfIndex(FileIndex):
+class RestrictedIndex(FileIndex):
     """Some files of an open index, cut out as they are read."""
 
     def __init__(self, whole: FileIndex, rule: Predicate) -> None:
@@ -255,7 +255,7 @@ class PartOfIndex(FileIndex):
         for mask, batch in zip(self._masks, whole.batches(), strict=True):
             files += _sum(mask)
             size_bytes += _sum(batch.column("size").filter(mask))
-            rows += _sum(live_rows(batch).filter(mask))
+            rows += _sum(count_live_rows(batch).filter(mask))
         head = without_counts(whole.header.head)
         self.header = replace(whole.header, head=head, rows=rows, files=files, size_bytes=size_bytes)
 
@@ -270,25 +270,25 @@ class PartOfIndex(FileIndex):
         """Nothing is mapped for a batch that was cut out."""
 
 
-def part_of(index: FileIndex, rule: Predicate) -> PartOfIndex:
+def restrict_index(index: FileIndex, rule: Predicate) -> RestrictedIndex:
     """The files of an index of which the rule is true for every row."""
     # 1 and True are equal, but not the same constant: what they are tells them apart.
     return _part_of(index, rule, repr(rule))
 
 
-def undecided_in(index: FileIndex, rule: Predicate) -> Undecided | None:
+def find_undecided_in_index(index: FileIndex, rule: Predicate) -> Undecided | None:
     """The first part of the rule that the partitions of an index do not decide; None when they decide all."""
     if not index.header.files:
         return None
     place = index.schema.get_field_index("partition")
     partition = NO_PARTITION if place < 0 else index.schema.field(place).type
-    return undecided(rule, partition, columns_of(index.header.head.schema_string, index.schema))
+    return find_undecided(rule, partition, columns_of(index.header.head.schema_string, index.schema))
 
 
-def renamed_since(rule: Predicate, head: TableHead, latest: TableHead) -> Undecided | None:
+def find_renamed_column(rule: Predicate, head: TableHead, latest: TableHead) -> Undecided | None:
     """The first column of a rule that was another one than at the latest version, by the ids of mapped columns."""
     then, today = _ids(head.schema_string), _ids(latest.schema_string)
-    for name in columns_in(rule):
+    for name in list_columns(rule):
         key = column_text(name).lower()
         if key in then and key in today and then[key] != today[key]:
             return Undecided(column_text(name), "it was the name of another column then")
@@ -298,21 +298,23 @@ def renamed_since(rule: Predicate, head: TableHead, latest: TableHead) -> Undeci
 def without_counts(head: TableHead) -> TableHead:
     """The head without numbers of files that not everybody may know of."""
     told = (
-        replace(one, reason="has deletion vectors") if one.feature == "deletionVectors" else one
-        for one in head.hindrances
+        replace(hindrance, reason="has deletion vectors")
+        if hindrance.feature == "deletionVectors"
+        else hindrance
+        for hindrance in head.hindrances
     )
     return replace(head, hindrances=tuple(dict.fromkeys(told)))
 
 
-@lru_cache(KEPT)
+@lru_cache(MAX_CACHED_PARTS)
 def _ids(schema_string: str) -> dict[str, int]:
     fields = parse_schema(schema_string)
     return {field.name.lower(): field.metadata[ID] for field in fields if ID in field.metadata}
 
 
-@lru_cache(KEPT)
-def _part_of(index: FileIndex, rule: Predicate, _as_text: str) -> PartOfIndex:
-    return PartOfIndex(index, rule)
+@lru_cache(MAX_CACHED_PARTS)
+def _part_of(index: FileIndex, rule: Predicate, _as_text: str) -> RestrictedIndex:
+    return RestrictedIndex(index, rule)
 
 
 def _partition(batch: pa.RecordBatch) -> pa.StructArray:

@@ -226,9 +226,9 @@ class Verdict:
     def as_json(self) -> dict[str, Any]:
         """The verdict as JSON's types; `code`, `reason` and `fix` are of the reason that requests are told."""
         nothing = dict.fromkeys(("code", "reason", "fix"))
-        told = asdict(self.refused_for[0]) if self.refused_for else nothing
+        refusal = asdict(self.refused_for[0]) if self.refused_for else nothing
         lists = {"features": list(self.features), "refused_for": [asdict(one) for one in self.refused_for]}
-        return {"id": self.id, "client": self.client, "served_as": self.served_as, **told, **lists}
+        return {"id": self.id, "client": self.client, "served_as": self.served_as, **refusal, **lists}
 
     def __str__(self) -> str:
         if self.served_as is not None:
@@ -241,7 +241,9 @@ class Verdict:
 
 def needed_features(head: TableHead) -> list[str]:
     """The reader features that a client of the delta format cannot do without."""
-    return list(dict.fromkeys(one.feature for one in head.hindrances if one.feature is not None))
+    return list(
+        dict.fromkeys(hindrance.feature for hindrance in head.hindrances if hindrance.feature is not None)
+    )
 
 
 def missing_features(head: TableHead, announced: Set[str]) -> list[str]:
@@ -255,12 +257,12 @@ def clients_of(table_format: str) -> tuple[str, ...]:
     return (*clients, ICEBERG_REST_ID) if table_format == "iceberg" else clients
 
 
-def serveability(table_format: str, head: TableHead) -> list[Verdict]:
+def judge_serveability(table_format: str, head: TableHead) -> list[Verdict]:
     """The verdicts for all clients that come through the server's doors."""
     return [*(_verdict(client, head) for client in CLIENTS), _iceberg_rest(table_format, head)]
 
 
-def nobody_is_served(why: Unserveable) -> list[Verdict]:
+def refuse_all_clients(why: Unserveable) -> list[Verdict]:
     """The same verdicts for a state that cannot be published at all, from the refusal to read it."""
     clients = [*((client.id, client.name) for client in CLIENTS), (ICEBERG_REST_ID, ICEBERG_REST)]
     refusal = Refusal(why.reason, why.fix, why.code)
@@ -272,7 +274,7 @@ def is_read_by_iceberg_clients(why: Unserveable) -> bool:
     return why.code in READ_BY_ICEBERG_CLIENTS
 
 
-def only_iceberg_is_served(why: Unserveable) -> list[Verdict]:
+def refuse_sharing_clients(why: Unserveable) -> list[Verdict]:
     """The same verdicts for a state that only Iceberg clients can read, from the Delta Sharing API's refusal."""
     refusal = Refusal(why.reason, why.fix, why.code)
     refused = [Verdict(client.id, client.name, None, refused_for=(refusal,)) for client in CLIENTS]
@@ -288,7 +290,7 @@ def directory_verdict(path: str, refusal: str | None) -> Verdict:
 
 
 def _verdict(client: Client, head: TableHead) -> Verdict:
-    found = _in_the_way(client, head)
+    found = _find_obstacles(client, head)
     if found:
         refusals = tuple(Refusal(f"it {one.reason}", one.fix, one.code) for one in found)
         return Verdict(client.id, client.name, None, refused_for=refusals)
@@ -296,12 +298,12 @@ def _verdict(client: Client, head: TableHead) -> Verdict:
     return Verdict(client.id, client.name, client.response_format, needed)
 
 
-def _in_the_way(client: Client, head: TableHead) -> tuple[Hindrance, ...]:
+def _find_obstacles(client: Client, head: TableHead) -> tuple[Hindrance, ...]:
     """What keeps a client from a table, the first first."""
     if client.response_format == "parquet":
         return head.hindrances
     missing = missing_features(head, client.features)
-    return tuple(one for one in head.hindrances if one.feature in missing)
+    return tuple(hindrance for hindrance in head.hindrances if hindrance.feature in missing)
 
 
 def _iceberg_rest(table_format: str, head: TableHead) -> Verdict:

@@ -82,7 +82,7 @@ class TableHead:
         """A head that `as_json` wrote."""
         read = {key: _tuple(value) for key, value in fields.items()}
         read["protocol"] = TableProtocol(**{key: _tuple(value) for key, value in fields["protocol"].items()})
-        read["hindrances"] = tuple(Hindrance(**one) for one in fields["hindrances"])
+        read["hindrances"] = tuple(Hindrance(**field) for field in fields["hindrances"])
         return cls(**read)
 
 

@@ -22,7 +22,7 @@ from lakeshare_server.tables.delta.log import (
     require_published,
 )
 from lakeshare_server.tables.delta.snapshot import snapshot_of
-from lakeshare_server.tables.index import FileIndex, IndexCache, IndexHeader, described
+from lakeshare_server.tables.index import FileIndex, IndexCache, IndexHeader, describe_index
 from lakeshare_server.tables.snapshot import TableHead, TableSnapshot
 from lakeshare_server.versions.version import PinnedSnapshot, Version
 
@@ -192,7 +192,7 @@ class FollowedLog:
         return known
 
 
-LOOKS = 2
+MAX_READ_ATTEMPTS = 2
 
 
 class FollowedVersions:
@@ -277,13 +277,15 @@ class FollowedVersions:
         changes = read_changes(
             ChangeLog(log.stores, log.root, listing=log.listing), self._segments, first, last
         )
-        return [one if one.tells_time else one.at(log.timestamp_ms(one.version)) for one in changes]
+        return [
+            change if change.tells_time else change.at(log.timestamp_ms(change.version)) for change in changes
+        ]
 
-    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
         """The same: Delta's log has one answer for both."""
         return self.changes(first, last)
 
-    def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
+    def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
         """None: Delta's log tells renamed columns by id for good."""
         return None
 
@@ -299,7 +301,7 @@ class FollowedVersions:
         entered = self._ledger.latest(self._followed.table)
         # A look may have been under way: the second one begins after the number was entered. A table that was made
         # anew has lower numbers than the ledger for good.
-        for _ in range(LOOKS):
+        for _ in range(MAX_READ_ATTEMPTS):
             if entered is None or self._log.latest >= entered.version:
                 break
             self._log.expire()
@@ -346,7 +348,7 @@ class FollowedVersions:
             set_name="",
             format="delta",
             delta_version=number,
-            **described(header, header),
+            **describe_index(header, header),
             index_digest="",
             contract_digest="",
             verdicts={},

@@ -30,11 +30,11 @@ from lakeshare_server.tables.index import FileIndex, IndexCache
 from lakeshare_server.tables.serveability import ReasonCode, is_read_by_iceberg_clients
 from lakeshare_server.tables.snapshot import TableSnapshot
 from lakeshare_server.versions.iceberg_history import (
-    Seen,
-    SnapshotLook,
+    LatestObservation,
+    ObservedState,
     SnapshotNumbers,
     TableState,
-    identity_of,
+    make_identity,
     read_history,
 )
 from lakeshare_server.versions.metadata_sources import (
@@ -42,18 +42,18 @@ from lakeshare_server.versions.metadata_sources import (
     Pointer,
     catalog_service,
     is_delta,
-    source_of,
+    make_source,
 )
 from lakeshare_server.versions.published import ChangeFiles, PublishedChanges, unlike_columns
 from lakeshare_server.versions.version import PinnedSnapshot, Version
 
-A_PLACE = re.compile(r"\S*[/\\]\S*")
+LOCATION_PATTERN = re.compile(r"\S*[/\\]\S*")
 # Where a sentence begins with one, a subject is left in its place.
-A_SUBJECT = re.compile(r"(^|[.:;,] )\S*[/\\]\S*(?= \w)")
+SUBJECT_PATTERN = re.compile(r"(^|[.:;,] )\S*[/\\]\S*(?= \w)")
 PROVIDER = "Provider: the server's log says more."
 
 
-def for_recipients(error: LakeshareError, places: Iterable[str]) -> LakeshareError:
+def hide_locations(error: LakeshareError, places: Iterable[str]) -> LakeshareError:
     """The same refusal in words that name no place of the table, its catalog or the server."""
     if isinstance(error, Unavailable):
         return Unavailable(
@@ -63,9 +63,9 @@ def for_recipients(error: LakeshareError, places: Iterable[str]) -> LakeshareErr
         # Its own words name settings, which are the provider's to know.
         return Unserveable(ReasonCode.EQUALITY_DELETES.sentence, ReasonCode.EQUALITY_DELETES.fix, error.code)
     if isinstance(error, Unserveable):
-        return Unserveable(_told(error.reason, places), _fix(error, places), error.code)
+        return Unserveable(_replace_locations(error.reason, places), _fix(error, places), error.code)
     if isinstance(error, TableFilesMissing):
-        return TableFilesMissing("", _told(error.what, places))
+        return TableFilesMissing("", _replace_locations(error.what, places))
     if isinstance(error, StoreError):
         return TableFilesMissing("", "a file of its metadata is gone, or not readable")
     if isinstance(error, BadRequest):
@@ -74,21 +74,21 @@ def for_recipients(error: LakeshareError, places: Iterable[str]) -> LakeshareErr
 
 
 def _fix(error: Unserveable, places: Iterable[str]) -> str:
-    return _told(error.fix, places) if error.code else PROVIDER
+    return _replace_locations(error.fix, places) if error.code else PROVIDER
 
 
-def _told(text: str, places: Iterable[str]) -> str:
+def _replace_locations(text: str, places: Iterable[str]) -> str:
     for place in sorted(places, key=len, reverse=True):
         text = re.sub(rf"(?<!\S){re.escape(place)}(?=[\s.,:;]|$)", "the table", text)
-    text = A_SUBJECT.sub(r"\1a file of it", text)
-    text = A_PLACE.sub("…", text)
+    text = SUBJECT_PATTERN.sub(r"\1a file of it", text)
+    text = LOCATION_PATTERN.sub("…", text)
     return text[:1].upper() + text[1:]
 
 
-SEEN = 256  # rows of the ledger, each with its schema
+MAX_CACHED_ROWS = 256  # rows of the ledger, each with its schema
 # A version that only Iceberg clients can read has no index: its manifests are not read again for each request.
 REFUSED_FOR_S = 60.0
-NOBODY_RECORDS = (
+FEED_NOT_RECORDED = (
     "files were removed or rewritten, and of a table that is followed nobody records the changed rows"
 )
 
@@ -104,7 +104,7 @@ class FollowedSnapshots:
         ledger: Ledger,
         followed: FollowedTable,
         identity: IcebergIdentity,
-        look: SnapshotLook,
+        look: LatestObservation,
         cache: IndexCache,
         segments: SegmentCache,
         change_files: ChangeFiles,
@@ -115,7 +115,7 @@ class FollowedSnapshots:
         self._cache, self._stores, self._vectors_dir = cache, stores, vectors_dir
         self._numbers = SnapshotNumbers(ledger, followed, identity, look.source, stores, self._index_of_state)
         self._compared = PublishedChanges(
-            cache.folder, segments, change_files, stores, self._index_of, NOBODY_RECORDS
+            cache.folder, segments, change_files, stores, self._index_of, FEED_NOT_RECORDED
         )
         self._rows: dict[int, Publication] = {}
         self._refused: dict[tuple[object, ...], tuple[float, Unserveable]] = {}
@@ -147,10 +147,10 @@ class FollowedSnapshots:
 
     def latest_now(self) -> Version | None:
         """The newest state, if somebody looked within the table's interval; reads nothing."""
-        seen, told = self._look.seen, self._last
-        if seen is None or told is None or not self._look.is_fresh():
+        observed, told = self._look.seen, self._last
+        if observed is None or told is None or not self._look.is_fresh():
             return None
-        return _version(max(seen.newest, told, key=_number))
+        return _version(max(observed.newest, told, key=_number))
 
     def oldest(self) -> Version:
         """The first number that the operator shows."""
@@ -204,14 +204,14 @@ class FollowedSnapshots:
         """
         return self._told(lambda: self._compared.window(*self._between(first, last)))
 
-    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
         """The same, as the change data feed tells it; versions that rewrote files have a fault there."""
-        told = None if told_at is None else self._required(told_at)
+        told = None if schema_at is None else self._required(schema_at)
         return self._told(lambda: self._compared.feed(*self._between(first, last), told))
 
-    def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
+    def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
         """Why the schema of version `told_at` does not tell the columns of all files from `first` to `last`."""
-        told = self._required(told_at)
+        told = self._required(schema_at)
         if mapping_mode(self._told(lambda: self._index_of(told)).header.head.configuration) != "none":
             return None
         return self._told(lambda: unlike_columns(self._stores, [*self._between(first, last)[0], told]))
@@ -229,9 +229,9 @@ class FollowedSnapshots:
         ]
 
     def _metadata_now(self, row: Publication) -> str:
-        seen = self._look.seen
-        is_newest = seen is not None and seen.newest.version == row.version
-        return seen.pointer.metadata_location if seen is not None and is_newest else _pins(row)[0]
+        observed = self._look.seen
+        is_newest = observed is not None and observed.newest.version == row.version
+        return observed.pointer.metadata_location if observed is not None and is_newest else _pins(row)[0]
 
     def _newest(self) -> Publication:
         found = self._look.refresh(self._looked).newest
@@ -240,7 +240,7 @@ class FollowedSnapshots:
             self._last = self._ledger.latest(self._followed.table) or found
         return self._last
 
-    def _looked(self, before: Seen | None) -> Seen:
+    def _looked(self, before: ObservedState | None) -> ObservedState:
         return self._told(lambda: self._numbers.look(before))
 
     def _first(self) -> int:
@@ -259,7 +259,7 @@ class FollowedSnapshots:
         found = self._rows.get(number) or self._ledger.at(self._followed.table, number)
         if found is None or found.table_id != self._identity.table_id:
             return None
-        if len(self._rows) >= SEEN:
+        if len(self._rows) >= MAX_CACHED_ROWS:
             self._rows.clear()
         self._rows[number] = found
         return found
@@ -284,8 +284,8 @@ class FollowedSnapshots:
         except (Unserveable, StoreError) as error:
             if self._stores.head(location) is not None:
                 raise
-            seen = self._look.seen or self._look.refresh(self._looked)
-            return self._index_from(seen.pointer, row, error)
+            observed = self._look.seen or self._look.refresh(self._looked)
+            return self._index_from(observed.pointer, row, error)
 
     def _index_from(self, pointer: Pointer, row: Publication, error: LakeshareError) -> FileIndex:
         """The files of a version whose own metadata file was removed, as the newest one tells them."""
@@ -306,7 +306,7 @@ class FollowedSnapshots:
             return self._cache.get(identity, lambda: self._read(metadata_location, snapshot_id))
         except Unserveable as error:
             if is_read_by_iceberg_clients(error):
-                if len(self._refused) >= SEEN:
+                if len(self._refused) >= MAX_CACHED_ROWS:
                     self._refused.clear()
                 self._refused[identity] = (time.monotonic(), error)
             raise
@@ -323,7 +323,7 @@ class FollowedSnapshots:
             return ask()
         except LakeshareError as error:
             _log.warning("followed table %s at %s: %s", self._followed.table, self._followed.location, error)
-            raise for_recipients(error, (self._followed.location, self._identity.location)) from error
+            raise hide_locations(error, (self._followed.location, self._identity.location)) from error
 
 
 def _pins(row: Publication) -> tuple[str, int]:
@@ -341,7 +341,7 @@ def _version(row: Publication) -> Version:
     return Version(row.version, int(row.published_at.timestamp() * 1000))
 
 
-def found_at(location: str, stores: Stores, settings: StateSettings) -> IcebergIdentity | None:
+def read_unfollowed(location: str, stores: Stores, settings: StateSettings) -> IcebergIdentity | None:
     """Read a table once, before anybody follows it; None of a Delta table.
 
     Raises:
@@ -353,9 +353,9 @@ def found_at(location: str, stores: Stores, settings: StateSettings) -> IcebergI
     if is_delta(location, stores):
         read_delta(location, stores=stores)
         return None
-    source = source_of(location, stores, settings)
+    source = make_source(location, stores, settings)
     history = read_history(stores, _current(source, location))
-    identity = identity_of(history, stores, source.root)
+    identity = make_identity(history, stores, source.root)
     state = history.current
     try:
         read_iceberg(state.metadata_location, state.snapshot_id, settings.vectors_dir, stores)

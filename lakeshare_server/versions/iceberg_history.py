@@ -21,49 +21,54 @@ from lakeshare_server.catalog import (
 from lakeshare_server.errors import BadRequest, TableFilesMissing, Unserveable
 from lakeshare_server.outbound import SharedRefresh
 from lakeshare_server.storage import Stores
-from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, TooLong, readers_schema_id, unpacked
-from lakeshare_server.tables.index import FileIndex, described
+from lakeshare_server.tables.iceberg.metadata import (
+    NO_SNAPSHOT,
+    MetadataTooLarge,
+    decompress_metadata,
+    readers_schema_id,
+)
+from lakeshare_server.tables.index import FileIndex, describe_index
 from lakeshare_server.tables.serveability import is_read_by_iceberg_clients
 from lakeshare_server.versions.metadata_sources import BranchState, MetadataSource, Pointer
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedState:
     """What a look found: the current metadata file, and the number of the state that it tells."""
 
     pointer: Pointer
     newest: Publication
 
 
-class SnapshotLook:
+class LatestObservation:
     """The last look at a table: what it found, or why it was refused."""
 
     def __init__(self, source: MetadataSource, check_every_s: float) -> None:
         self.source = source
-        self.seen: Seen | None = None
+        self.seen: ObservedState | None = None
         self._refresh = SharedRefresh(check_every_s, lasting_s=check_every_s)
 
     def is_fresh(self) -> bool:
         """Whether the last look found something and is not older than the interval."""
         return self._refresh.is_fresh()
 
-    def refresh(self, look: Callable[[Seen | None], Seen]) -> Seen:
+    def refresh(self, observe: Callable[[ObservedState | None], ObservedState]) -> ObservedState:
         """What is to be seen; `look` is asked when the last look is too old, and gets what that one found.
 
         Raises:
             LakeshareError: what `look` raises, to everybody who waited for it; what lasts is repeated to everybody who
                 asks within the interval, what passes for a moment.
         """
-        self._refresh.run(lambda: self._look(look))
+        self._refresh.run(lambda: self._look(observe))
         if self.seen is None:
             raise AssertionError("unreachable: a look finds something or is refused")
         return self.seen
 
-    def _look(self, look: Callable[[Seen | None], Seen]) -> None:
-        self.seen = look(self.seen)
+    def _look(self, observe: Callable[[ObservedState | None], ObservedState]) -> None:
+        self.seen = observe(self.seen)
 
 
-MOST_BYTES = 32 << 20
+MAX_METADATA_BYTES = 32 << 20
 FORMATS = (1, 2, 3)
 MAIN = "main"
 # What a file that is not whole, or not Iceberg's at all, does to whoever takes it apart.
@@ -107,9 +112,9 @@ class TableHistory:
         """A snapshot as an earlier state of the table; None when it has expired."""
         return self._state(snapshot_id, at_ms, self.pointer.metadata_location, None)
 
-    def branch_state(self, told: BranchState) -> TableState | None:
+    def branch_state(self, branch: BranchState) -> TableState | None:
         """The same of a state that a branch tells; None when the table's metadata does not list it."""
-        return self._state(told.snapshot_id, told.at_ms, told.metadata_location, told.commit)
+        return self._state(branch.snapshot_id, branch.at_ms, branch.metadata_location, branch.commit)
 
     def schema_of(self, snapshot_id: int) -> int | None:
         """The schema that readers of a snapshot get from this file; None when it has no such snapshot."""
@@ -141,7 +146,7 @@ def read_history(stores: Stores, pointer: Pointer) -> TableHistory:
     location = pointer.metadata_location
     try:
         found = stores.head(location)
-        if found is not None and found.size_bytes > MOST_BYTES:
+        if found is not None and found.size_bytes > MAX_METADATA_BYTES:
             raise _too_large(location)
         content = stores.read(location)
     except BadRequest as error:
@@ -149,15 +154,15 @@ def read_history(stores: Stores, pointer: Pointer) -> TableHistory:
             f"The metadata {location} is in no store that this server knows.", error.hint
         ) from error
     try:
-        return _taken_apart(pointer, orjson.loads(unpacked(content, MOST_BYTES)))
-    except TooLong as error:
+        return _parse_history(pointer, orjson.loads(decompress_metadata(content, MAX_METADATA_BYTES)))
+    except MetadataTooLarge as error:
         raise _too_large(location) from error
     except UNUSABLE as error:
         what = f"the Iceberg metadata {location} is not whole ({type(error).__name__})"
         raise TableFilesMissing(location, what) from error
 
 
-def _taken_apart(pointer: Pointer, metadata: Mapping[str, Any]) -> TableHistory:
+def _parse_history(pointer: Pointer, metadata: Mapping[str, Any]) -> TableHistory:
     location, place = pointer.metadata_location, str(metadata["location"])
     version = metadata["format-version"]
     if version not in FORMATS:
@@ -224,12 +229,12 @@ def _count(text: object) -> int:
 
 def _too_large(location: str) -> Unserveable:
     return Unserveable(
-        f"The Iceberg metadata {location} is too large: this server reads up to {MOST_BYTES} bytes.",
+        f"The Iceberg metadata {location} is too large: this server reads up to {MAX_METADATA_BYTES} bytes.",
         "Expire snapshots of the table, and let its writers delete old metadata from the log.",
     )
 
 
-def told_log(history: TableHistory) -> Sequence[TableState]:
+def complete_log(history: TableHistory) -> Sequence[TableState]:
     """The states that the snapshot log tells without a gap, oldest first; the last one is the current one.
 
     A time before an expired snapshot's is nobody's any more (Iceberg spec, "Snapshots": entries before one that has
@@ -250,11 +255,11 @@ def told_log(history: TableHistory) -> Sequence[TableState]:
     return (*states[:-1], history.current)
 
 
-FIRST_LOOK = 1000
+FIRST_OBSERVATION = 1000
 
 
 @dataclass(frozen=True)
-class Found:
+class NewState:
     """A state that gets a number; `at_ms` is when it came about, None if nobody knows."""
 
     state: TableState
@@ -263,12 +268,12 @@ class Found:
     rollback_of: int | None = None
 
 
-def new_states(
+def find_new_states(
     history: TableHistory,
     branch: Sequence[TableState] | None,
     latest: Publication | None,
     numbered: Sequence[NumberedSnapshot],
-) -> Sequence[Found]:
+) -> Sequence[NewState]:
     """The states to be numbered after `latest`, oldest first; none when the table is as it was.
 
     `branch` are the states of a branch since the latest number, None where the table's own log tells them; `numbered`
@@ -278,21 +283,21 @@ def new_states(
     is_ours = latest is not None and latest.table_id == history.table_id
     last = (latest.snapshot_id, latest.schema_id) if latest is not None and is_ours else None
     if branch is None:
-        fresh = _after_known(history, {one.run_id for one in ours})
-        fresh = fresh if ours else fresh[-FIRST_LOOK:]
+        fresh = _after_known(history, {our.run_id for our in ours})
+        fresh = fresh if ours else fresh[-FIRST_OBSERVATION:]
     else:
         fresh = _of_branch(history, branch, None if last is None else last[0])
-    found = [Found(state, state.at_ms, _run_of(history, state)) for state in fresh]
+    found = [NewState(state, state.at_ms, _run_of(history, state)) for state in fresh]
     current = history.current.snapshot_id, history.current.schema_id
-    told = (fresh[-1].snapshot_id, fresh[-1].schema_id) if fresh else last
-    if told != current:
-        found.append(_told_by_no_log(history, told, latest))
+    newest = (fresh[-1].snapshot_id, fresh[-1].schema_id) if fresh else last
+    if newest != current:
+        found.append(_state_without_log(history, newest, latest))
     return _with_rollbacks(found, -1 if latest is None else latest.version, ours)
 
 
 def _after_known(history: TableHistory, runs: Collection[str]) -> Sequence[TableState]:
     """What the table's log tells after the last state that has a number."""
-    states = told_log(history)
+    states = complete_log(history)
     known = [place for place, state in enumerate(states) if _run_of(history, state) in runs]
     return states[known[-1] + 1 :] if known else states
 
@@ -314,21 +319,21 @@ def _of_branch(
     return states
 
 
-def _told_by_no_log(
-    history: TableHistory, told: tuple[int | None, ...] | None, latest: Publication | None
-) -> Found:
+def _state_without_log(
+    history: TableHistory, newest: tuple[int | None, ...] | None, latest: Publication | None
+) -> NewState:
     """The current state where no log tells how it came about: other columns, or an older state restored."""
     state = history.current
     if latest is None:
-        return Found(state, state.at_ms, _run_of(history, state))
+        return NewState(state, state.at_ms, _run_of(history, state))
     run_id = f"{_run_of(history, state)}-after-{latest.version}"
-    has_other_columns = told is not None and told[0] == state.snapshot_id
-    return Found(state, history.updated_ms if has_other_columns else None, run_id)
+    has_other_columns = newest is not None and newest[0] == state.snapshot_id
+    return NewState(state, history.updated_ms if has_other_columns else None, run_id)
 
 
 def _with_rollbacks(
-    found: Sequence[Found], latest: int, numbered: Sequence[NumberedSnapshot]
-) -> Sequence[Found]:
+    found: Sequence[NewState], latest: int, numbered: Sequence[NumberedSnapshot]
+) -> Sequence[NewState]:
     """The same, with the number that a restored snapshot had before."""
     numbers = {one.snapshot_id: one.version for one in numbered}
     states = []
@@ -344,7 +349,7 @@ def _run_of(history: TableHistory, state: TableState) -> str:
     return f"follow-{history.table_id}-{state.commit or state.at_ms}-{state.snapshot_id}"
 
 
-LOOKS = 5
+MAX_READ_ATTEMPTS = 5
 # How long to wait for a file that may be on its way: on a disk writers are seen at work.
 WRITTEN_WITHIN_S = 0.1
 
@@ -364,7 +369,7 @@ class SnapshotNumbers:
         self._ledger, self._table, self._identity = ledger, followed.table, identity
         self._source, self._stores, self._index = source, stores, index
 
-    def look(self, before: Seen | None) -> Seen:
+    def look(self, before: ObservedState | None) -> ObservedState:
         """The table as it is now, its newest state numbered; `before` is what the last look of this process saw.
 
         Raises:
@@ -373,49 +378,49 @@ class SnapshotNumbers:
             Unavailable: it cannot be read now.
             CatalogConflict: it is followed no more, or was published in another format.
         """
-        for attempt in range(1, LOOKS + 1):
+        for attempt in range(1, MAX_READ_ATTEMPTS + 1):
             # Read before the table is: whoever numbers a state later has seen the table later.
             latest = self._ledger.latest(self._table)
             pointer = self._source.current(None if before is None else before.pointer)
             was_seen = before if before is not None and _is_latest(before, latest) else None
             if was_seen is not None and was_seen.pointer.mark == pointer.mark:
-                return Seen(pointer, was_seen.newest)
+                return ObservedState(pointer, was_seen.newest)
             try:
                 history = read_history(self._stores, pointer)
             except TableFilesMissing:
-                if attempt == LOOKS:
+                if attempt == MAX_READ_ATTEMPTS:
                     raise
                 time.sleep(WRITTEN_WITHIN_S)
                 continue
             require_same_table(history, self._identity, self._stores, self._source.root)
             found = self._new_states(history, was_seen, latest)
             if not found and latest is not None:
-                return Seen(pointer, latest)
+                return ObservedState(pointer, latest)
             entered = self._enter(found, latest)
             if entered:
-                return Seen(pointer, entered[-1])
+                return ObservedState(pointer, entered[-1])
         return self._told_by_others()
 
-    def _told_by_others(self) -> Seen:
+    def _told_by_others(self) -> ObservedState:
         """The newest number, where others were faster again and again: it was given while this look was under way."""
         latest = self._ledger.latest(self._table)
         if latest is None or latest.metadata_location is None:
             raise AssertionError("unreachable: somebody else has numbered a state")
         # Without a mark: the next look reads the table again.
-        return Seen(Pointer(latest.metadata_location, "", latest.nessie_hash), latest)
+        return ObservedState(Pointer(latest.metadata_location, "", latest.nessie_hash), latest)
 
     def _new_states(
-        self, history: TableHistory, was_seen: Seen | None, latest: Publication | None
-    ) -> Sequence[Found]:
+        self, history: TableHistory, was_seen: ObservedState | None, latest: Publication | None
+    ) -> Sequence[NewState]:
         commit = None if latest is None else latest.nessie_hash
         if was_seen is not None:
             # Later than the number's, and nothing has happened to the table between the two.
             commit = was_seen.pointer.commit
         told = self._source.states_since(commit, history.pointer)
         branch = None if told is None else [one for one in map(history.branch_state, told) if one is not None]
-        return new_states(history, branch, latest, self._ledger.numbered_snapshots(self._table))
+        return find_new_states(history, branch, latest, self._ledger.numbered_snapshots(self._table))
 
-    def _enter(self, found: Sequence[Found], latest: Publication | None) -> list[Publication] | None:
+    def _enter(self, found: Sequence[NewState], latest: Publication | None) -> list[Publication] | None:
         """The ledger's entries; the newest state's index is built first, those of others when they are asked for."""
         newest = found[-1]
         publications = [self._publication(one, _counted(one.state, self._identity)) for one in found[:-1]]
@@ -433,9 +438,9 @@ class SnapshotNumbers:
             if not is_read_by_iceberg_clients(error):
                 raise
             return _counted(state, self._identity)
-        return described(header, header)
+        return describe_index(header, header)
 
-    def _publication(self, found: Found, told: Mapping[str, Any]) -> NewPublication:
+    def _publication(self, found: NewState, fields: Mapping[str, Any]) -> NewPublication:
         state = found.state
         return NewPublication(
             table=self._table,
@@ -452,7 +457,7 @@ class SnapshotNumbers:
             partition="",
             audited=False,
             rollback_of=found.rollback_of,
-            **told,
+            **fields,
         )
 
 
@@ -469,7 +474,7 @@ def require_same_table(
             f"{identity.location} has another table now: its UUID is {history.table_id}, not {identity.table_id}.",
             "Restore the table, or end this and follow the new one: lakeshare table unfollow.",
         )
-    location = identity_of(history, stores, root).location
+    location = make_identity(history, stores, root).location
     if location != identity.location:
         raise Unserveable(
             f"{identity.location} has moved: the table says now that it is in {location}.",
@@ -477,7 +482,7 @@ def require_same_table(
         )
 
 
-def identity_of(history: TableHistory, stores: Stores, root: str | None) -> IcebergIdentity:
+def make_identity(history: TableHistory, stores: Stores, root: str | None) -> IcebergIdentity:
     """Which table the metadata is of.
 
     Raises:
@@ -497,9 +502,9 @@ def identity_of(history: TableHistory, stores: Stores, root: str | None) -> Iceb
     return IcebergIdentity(history.table_id, location)
 
 
-def _is_latest(seen: Seen, latest: Publication | None) -> bool:
+def _is_latest(observed: ObservedState, latest: Publication | None) -> bool:
     """Whether nobody has numbered anything since."""
-    return latest is not None and latest.version == seen.newest.version
+    return latest is not None and latest.version == observed.newest.version
 
 
 def _counted(state: TableState, identity: IcebergIdentity) -> Mapping[str, Any]:

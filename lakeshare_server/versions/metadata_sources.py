@@ -25,7 +25,7 @@ from lakeshare_server.errors import (
 )
 from lakeshare_server.outbound import Service
 from lakeshare_server.settings import StoreSettings
-from lakeshare_server.storage import StoredObject, Stores, normalised
+from lakeshare_server.storage import StoredObject, Stores, normalise_location
 from lakeshare_server.tables.delta.log import LOG
 
 if TYPE_CHECKING:
@@ -448,9 +448,9 @@ def catalog_configuration(name: str) -> dict[str, Any]:
 
 def _usual(settings: StoreSettings) -> Mapping[str, str]:
     """What the server's own settings say for catalogs that do not say it themselves."""
-    told = {"s3.endpoint": settings.s3_endpoint, "s3.region": settings.s3_region}
+    configured = {"s3.endpoint": settings.s3_endpoint, "s3.region": settings.s3_region}
     # Ten attempts, pyiceberg's own number, take twenty seconds.
-    return {GLUE_RETRIES: "2"} | {name: value for name, value in told.items() if value}
+    return {GLUE_RETRIES: "2"} | {name: value for name, value in configured.items() if value}
 
 
 def _configure(name: str) -> str:
@@ -466,7 +466,7 @@ def _code(error: Exception) -> str:
 ANSWER_S = 20
 PAGE = 200
 # A look back over more commits than these is given up: what they showed is not told.
-MOST_COMMITS = 10_000
+MAX_COMMITS = 10_000
 ICEBERG = "ICEBERG_TABLE"
 NESSIE_REFUSED = (401, 403)
 
@@ -489,9 +489,9 @@ class NessieTable:
             Unavailable: it does not answer.
         """
         key = quote(".".join(self._identifier), safe="")
-        told = self._get(f"/trees/{quote(self._branch, safe='')}/contents/{key}", {})
+        reference = self._get(f"/trees/{quote(self._branch, safe='')}/contents/{key}", {})
         with self._understood():
-            content, commit = told["content"], str(told["effectiveReference"]["hash"])
+            content, commit = reference["content"], str(reference["effectiveReference"]["hash"])
             if content["type"] != ICEBERG:
                 raise self._refusal(f"is no Iceberg table but a {content['type']}")
             location = str(content["metadataLocation"])
@@ -506,7 +506,7 @@ class NessieTable:
             for count, entry in enumerate(self._commits(str(until.commit))):
                 if entry["commitMeta"]["hash"] == commit:
                     return found[::-1]
-                if count >= MOST_COMMITS:
+                if count >= MAX_COMMITS:
                     break
                 found += self._states_of(entry)
         return ()
@@ -514,13 +514,13 @@ class NessieTable:
     def _commits(self, until: str) -> Iterator[dict[str, Any]]:
         """The branch's commits with what they did, the newest first."""
         path = f"/trees/{quote(self._branch, safe='')}@{until}/history"
-        asked = {"fetch": "ALL", "max-records": str(PAGE)}
+        parameters = {"fetch": "ALL", "max-records": str(PAGE)}
         while True:
-            page = self._get(path, asked)
+            page = self._get(path, parameters)
             yield from page["logEntries"]
             if not page.get("hasMore"):
                 return
-            asked = {**asked, "page-token": page["token"]}
+            parameters = {**parameters, "page-token": page["token"]}
 
     def _states_of(self, entry: dict[str, Any]) -> Iterator[BranchState]:
         meta = entry["commitMeta"]
@@ -551,8 +551,8 @@ class NessieTable:
             with httpx.Client(timeout=ANSWER_S, headers=headers) as client:
                 answer = client.get(url, params=parameters)
             if answer.is_success:
-                told: dict[str, Any] = answer.json()
-                return told
+                body: dict[str, Any] = answer.json()
+                return body
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise self._unreachable(type(error).__name__) from error
         raise self._refused(answer.status_code)
@@ -599,9 +599,9 @@ class NessieNamespace(NessieTable):
         """
         path = f"/trees/{quote(self._branch, safe='')}/entries"
         found: list[str] = []
-        asked = {"max-records": str(PAGE)}
+        parameters = {"max-records": str(PAGE)}
         while True:
-            page = self._get(path, asked)
+            page = self._get(path, parameters)
             with self._understood():
                 for entry in page["entries"]:
                     *namespace, table = entry["name"]["elements"]
@@ -609,7 +609,7 @@ class NessieNamespace(NessieTable):
                         found.append(table)
                 if not page.get("hasMore"):
                     return sorted(found)
-                asked = {**asked, "page-token": page["token"]}
+                parameters = {**parameters, "page-token": page["token"]}
 
 
 IN_CATALOG = re.compile(
@@ -624,7 +624,7 @@ MAIN = "main"
 READERS = 16
 
 
-def spelt(location: str, settings: StoreSettings) -> str:
+def normalise_followed_location(location: str, settings: StoreSettings) -> str:
     """The location as it is kept: absolute, in our own spelling; nothing is read but pyiceberg's configuration.
 
     Raises:
@@ -632,7 +632,7 @@ def spelt(location: str, settings: StoreSettings) -> str:
     """
     if not location.startswith(IN_CATALOGS):
         is_path = not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location)
-        return normalised(
+        return normalise_location(
             str(Path(location).expanduser().absolute()) if is_path else location, settings.azure_account
         )
     found = IN_CATALOG.fullmatch(location)
@@ -644,7 +644,7 @@ def spelt(location: str, settings: StoreSettings) -> str:
     return location
 
 
-def tables_at(location: str, stores: Stores, settings: StoreSettings) -> list[str]:
+def list_tables_at(location: str, stores: Stores, settings: StoreSettings) -> list[str]:
     """The tables that a location with a star for the table stands for; every other location is one table.
 
     Folders whose names begin with an underscore or a dot hold no tables of their own, as in Spark.
@@ -656,13 +656,13 @@ def tables_at(location: str, stores: Stores, settings: StoreSettings) -> list[st
     """
     if not location.startswith(IN_CATALOGS):
         if not location.endswith("/*"):
-            return [spelt(location, settings)]
-        return _folders(spelt(location[:-2] or "/", settings), stores)
+            return [normalise_followed_location(location, settings)]
+        return _folders(normalise_followed_location(location[:-2] or "/", settings), stores)
     before, star, branch = location.partition(".*")
     if not star or (branch and not branch.startswith("@")):
-        return [spelt(location, settings)]
+        return [normalise_followed_location(location, settings)]
     # A table of any name has the form that is judged.
-    spelt(f"{before}.t{branch}", settings)
+    normalise_followed_location(f"{before}.t{branch}", settings)
     kind, _, path = before.partition(":")
     catalog, _, namespace = path.partition("/")
     levels = tuple(namespace.split("."))
@@ -674,7 +674,7 @@ def tables_at(location: str, stores: Stores, settings: StoreSettings) -> list[st
     return [f"{before}.{name}{branch}" for name in names]
 
 
-def table_name_at(location: str) -> str:
+def read_table_name(location: str) -> str:
     """The name of a table as its location has it, `schema.table`: the last two folders, or namespace and table."""
     found = IN_CATALOG.fullmatch(location)
     if found is not None:
@@ -705,7 +705,7 @@ def is_delta(location: str, stores: Stores) -> bool:
     return next(iter(stores.list(f"{location.rstrip('/')}/{LOG}")), None) is not None
 
 
-def source_of(location: str, stores: Stores, settings: StoreSettings) -> MetadataSource:
+def make_source(location: str, stores: Stores, settings: StoreSettings) -> MetadataSource:
     """Where the current metadata of the Iceberg table at a location is told.
 
     Raises:

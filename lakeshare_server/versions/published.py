@@ -17,13 +17,13 @@ from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.errors import NotFound, StoreError, TableFilesMissing, Unavailable, Unserveable
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_delta, read_iceberg
-from lakeshare_server.tables.delta.change_index import CDC, ChangedWords, Segment
+from lakeshare_server.tables.delta.change_index import CDC, RewrittenSegment, Segment
 from lakeshare_server.tables.delta.changes import (
     ChangeLog,
     SegmentCache,
     VersionChanges,
     read_changes,
-    with_all_hindrances,
+    share_hindrances,
 )
 from lakeshare_server.tables.delta.files import mapping_mode
 from lakeshare_server.tables.iceberg.changes import (
@@ -37,12 +37,12 @@ from lakeshare_server.tables.iceberg.changes import (
 from lakeshare_server.tables.iceberg.deletes import vector_hindrance
 from lakeshare_server.tables.iceberg.metadata import (
     ColumnsById,
-    brings_back_columns,
     column_conflict,
     columns_by_id,
     keeps_rows,
+    restores_columns,
 )
-from lakeshare_server.tables.iceberg.schema import lacking_column
+from lakeshare_server.tables.iceberg.schema import find_lacking_column
 from lakeshare_server.tables.index import FileIndex, IndexCache, index_path, open_index
 from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import TableHead, TableSnapshot
@@ -50,11 +50,11 @@ from lakeshare_server.versions.version import PinnedSnapshot, Version
 
 LAYOUT = 2
 OPEN_CHANGES = 512
-LOOKED_EVERY_S = 60.0
-LOOKS_KEPT = 10_000
+CHECK_EVERY_S = 60.0
+MAX_CACHED_CHECKS = 10_000
 NOT_RECORDED = "it was published without a record of its changes, and files were removed or rewritten"
-LOST_INDEX = "its index of changes is lost, and files were removed or rewritten"
-LOST_FILES = "its change files are lost"
+INDEX_MISSING = "its index of changes is lost, and files were removed or rewritten"
+FILES_MISSING = "its change files are lost"
 
 _log = logging.getLogger(__name__)
 
@@ -75,16 +75,16 @@ class ChangeFiles:
         """
         now = time.monotonic()
         with self._looking:
-            seen = self._seen.get(digest)
-        if seen is not None and now - seen < LOOKED_EVERY_S:
+            checked = self._seen.get(digest)
+        if checked is not None and now - checked < CHECK_EVERY_S:
             return True
-        wanted = change_files_of(segment, version)
-        found = self._below(posixpath.commonprefix(list(wanted)).rpartition("/")[0]) if wanted else {}
-        if any(found.get(path) != size for path, size in wanted.items()):
+        files = change_files_of(segment, version)
+        found = self._below(posixpath.commonprefix(list(files)).rpartition("/")[0]) if files else {}
+        if any(found.get(path) != size for path, size in files.items()):
             return False
         with self._looking:
             self._seen[digest] = now
-            while len(self._seen) > LOOKS_KEPT:
+            while len(self._seen) > MAX_CACHED_CHECKS:
                 self._seen.popitem(last=False)
         return True
 
@@ -122,33 +122,33 @@ class PublishedChanges:
             TableFilesMissing: the files of one of them are not known any more; tells from which number on they are.
             Unavailable: a store does not answer.
         """
-        return self._whole(_together(self._all(publications, before, feed=False), []), feed=False)
+        return self._whole(_unify_heads(self._all(publications, before, feed=False), []), feed=False)
 
     def feed(
-        self, publications: Sequence[Publication], before: Publication | None, told_at: Publication | None
+        self, publications: Sequence[Publication], before: Publication | None, schema_at: Publication | None
     ) -> list[VersionChanges]:
         """The same as the feed tells it: under the head of `told_at`, or each under its own.
 
         Raises:
             TableFilesMissing, Unavailable: as `window`.
         """
-        told = self._all(publications, before, feed=True)
-        if told_at is None:
-            told = _together([_as_rows(one) for one in told], [])
-        elif [one.version for one in publications] == [told_at.version]:
-            told = [_as_rows(one) for one in told]
+        changes = self._all(publications, before, feed=True)
+        if schema_at is None:
+            changes = _unify_heads([_as_rows(one) for one in changes], [])
+        elif [publication.version for publication in publications] == [schema_at.version]:
+            changes = [_as_rows(one) for one in changes]
         else:
-            told = _together(told, [self._index(told_at).header.head])
-        return self._whole(told, feed=True)
+            changes = _unify_heads(changes, [self._index(schema_at).header.head])
+        return self._whole(changes, feed=True)
 
-    def _whole(self, told: list[VersionChanges], *, feed: bool) -> list[VersionChanges]:
+    def _whole(self, changes: list[VersionChanges], *, feed: bool) -> list[VersionChanges]:
         """The changes, if recipients read all columns of their files.
 
         Raises:
             Unserveable: a file lacks a column whose values were partition values at one of the versions only.
             Unavailable: a store does not answer.
         """
-        for one in told:
+        for one in changes:
             if one.head.left_to_files:
                 column = _lacking(self._stores, _data_paths(one, feed=feed), one.head.left_to_files)
                 if column is not None:
@@ -157,7 +157,7 @@ class PublishedChanges:
                     raise Unserveable(
                         f"{what}some of the versions whose changes were asked for.", code.fix, code
                     )
-        return told
+        return changes
 
     def _all(
         self, publications: Sequence[Publication], before: Publication | None, *, feed: bool
@@ -173,7 +173,7 @@ class PublishedChanges:
             return _changes(self._compared(before, one, made_of), one, None)
         # Windows tell of no change files.
         is_whole = not feed or self._change_files.are_there(one.changes_digest, segment, one.version)
-        return _changes(segment, one, None if is_whole else LOST_FILES)
+        return _changes(segment, one, None if is_whole else FILES_MISSING)
 
     def _recorded(self, one: Publication, made_of: tuple[str, str]) -> Segment | None:
         if one.changes_digest is None:
@@ -212,7 +212,7 @@ class PublishedChanges:
             changed_at_ms=_time_ms(one),
             keeps_rows=before is not None and _keeps_rows(self._stores, before, one),
             brings_back_columns=before is not None and _brings_back_columns(self._stores, before, one),
-            fault=LOST_INDEX if is_lost else self._unrecorded,
+            fault=INDEX_MISSING if is_lost else self._unrecorded,
         )
 
 
@@ -222,7 +222,7 @@ def unlike_columns(stores: Stores, publications: Sequence[Publication]) -> str |
     Raises:
         Unavailable: the store of their metadata does not answer.
     """
-    of_schema = {_schema(one): one for one in publications}
+    of_schema = {_schema(publication): publication for publication in publications}
     if len(of_schema) < 2:
         return None
     try:
@@ -255,7 +255,7 @@ def _brings_back_columns(stores: Stores, before: Publication, one: Publication) 
     if _schema(before) == _schema(one):
         return False
     try:
-        return brings_back_columns(stores, _pinned_by(before), _pinned_by(one))
+        return restores_columns(stores, _pinned_by(before), _pinned_by(one))
     except Unserveable:
         # Then files do not tell what else a change of columns did.
         return True
@@ -296,12 +296,12 @@ def _changes(segment: Segment, publication: Publication, fault: str | None) -> V
     )
 
 
-def _together(told: Sequence[VersionChanges], others: Sequence[TableHead]) -> list[VersionChanges]:
+def _unify_heads(changes: Sequence[VersionChanges], others: Sequence[TableHead]) -> list[VersionChanges]:
     """The changes as one answer tells them, which begins with one of the `others` or with their own heads."""
-    if len({head.partition_columns for head in (*(one.head for one in told), *others)}) > 1:
-        told = [_without_partitions(one) for one in told]
-    heads = with_all_hindrances([one.head for one in told])
-    return [replace(one, head=head) for one, head in zip(told, heads, strict=True)]
+    if len({head.partition_columns for head in (*(one.head for one in changes), *others)}) > 1:
+        changes = [_without_partitions(one) for one in changes]
+    heads = share_hindrances([one.head for one in changes])
+    return [replace(one, head=head) for one, head in zip(changes, heads, strict=True)]
 
 
 def _as_rows(one: VersionChanges) -> VersionChanges:
@@ -324,7 +324,7 @@ def _as_rows(one: VersionChanges) -> VersionChanges:
 def _without_partitions(one: VersionChanges) -> VersionChanges:
     if not one.head.partition_columns:
         return one
-    segment = ChangedWords(one.segment, without_partition_values)
+    segment = RewrittenSegment(one.segment, without_partition_values)
     return replace(one, head=one.head.without_partitions(), segment=segment)
 
 
@@ -341,7 +341,7 @@ def _data_paths(one: VersionChanges, *, feed: bool) -> tuple[str, ...]:
 
 @lru_cache(OPEN_CHANGES)
 def _lacking(stores: Stores, paths: tuple[str, ...], names: tuple[str, ...]) -> str | None:
-    return lacking_column(stores, paths, names)
+    return find_lacking_column(stores, paths, names)
 
 
 def _time_ms(publication: Publication) -> int:
@@ -354,7 +354,7 @@ def _opened_changes(path: Path, version: int, made_of: tuple[str, str]) -> Segme
 
 
 OPEN_INDEXES = 64
-SEEN = 256  # rows of the ledger, each with its schema
+MAX_CACHED_ROWS = 256  # rows of the ledger, each with its schema
 
 
 class PublishedVersions:
@@ -437,10 +437,10 @@ class PublishedVersions:
 
     def _index(self, publication: Publication) -> FileIndex:
         try:
-            return _opened(self._index_dir, publication.index_digest)
+            return _open(self._index_dir, publication.index_digest)
         except Unavailable:
             if index_path(self._index_dir, publication.index_digest).exists():
-                _opened.cache_clear()
+                _open.cache_clear()
             return self._cache.get(_identity(publication), lambda: self._pinned(publication))
 
     def changes(self, first: int, last: int) -> Sequence[VersionChanges]:
@@ -454,16 +454,16 @@ class PublishedVersions:
             return self._recorded().window(*self._between(first, last))
         return self._of_log(first, last)
 
-    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
         """The same, as the change data feed tells it; Delta's log has one answer for both."""
         if self._publication(last).format == "iceberg":
-            told = None if told_at is None else self._publication(told_at)
+            told = None if schema_at is None else self._publication(schema_at)
             return self._recorded().feed(*self._between(first, last), told)
         return self._of_log(first, last)
 
-    def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
+    def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
         """Why the schema of version `told_at` does not tell the columns of all files from `first` to `last`."""
-        told = self._publication(told_at)
+        told = self._publication(schema_at)
         if told.format == "delta" or mapping_mode(self._index(told).header.head.configuration) != "none":
             return None
         return unlike_columns(self._stores, [*self._ledger.between(self._table, first, last), told])
@@ -525,7 +525,7 @@ class PublishedVersions:
     def _kept(self, publication: Publication | None) -> Publication | None:
         """A row that was read, kept as long as these versions live."""
         if publication is not None:
-            if len(self._seen) >= SEEN:
+            if len(self._seen) >= MAX_CACHED_ROWS:
                 self._seen.clear()
             self._seen[publication.version] = publication
         return publication
@@ -539,9 +539,9 @@ class PublishedVersions:
                 "the table's store does not answer", "Try again in a moment.", error.retry_s
             ) from error
         except (Unserveable, StoreError) as error:
-            raise _lost(publication, "what it was made of cannot be read any more", error) from error
+            raise _missing_error(publication, "what it was made of cannot be read any more", error) from error
         if snapshot.table_id != publication.table_id:
-            raise _lost(publication, "another table is in its place now", snapshot.table_id)
+            raise _missing_error(publication, "another table is in its place now", snapshot.table_id)
         return snapshot
 
     def _read_again(self, publication: Publication) -> TableSnapshot:
@@ -554,7 +554,7 @@ class PublishedVersions:
         )
 
 
-def _lost(publication: Publication, why: str, found: object) -> TableFilesMissing:
+def _missing_error(publication: Publication, why: str, found: object) -> TableFilesMissing:
     """The refusal of a publication that is lost; what recipients are not told is in the log."""
     _log.error(
         "publication %s of %s at %s has lost its file index, and %s (%s). Restore the index folder from its backup, "
@@ -579,5 +579,5 @@ def _optional(publication: Publication | None) -> Version | None:
 
 # What is in an index never changes, so an open one serves every request of the process.
 @lru_cache(OPEN_INDEXES)
-def _opened(index_dir: Path, digest: str) -> FileIndex:
+def _open(index_dir: Path, digest: str) -> FileIndex:
     return open_index(index_dir, digest)

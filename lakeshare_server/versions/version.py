@@ -73,11 +73,11 @@ class TableVersions(Protocol):
         """What the versions `first` to `last` changed, in order, as windows tell it."""
         ...
 
-    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
         """The same as the change data feed tells it: under the head of version `told_at`, or each under its own."""
         ...
 
-    def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
+    def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
         """Why the schema of version `told_at` does not tell all changes from `first` to `last`, None when it does: a
         column had another name or type in between, and files are not told by column ids."""
         ...
@@ -149,13 +149,13 @@ class VersionsUntil:
         """What the versions `first` to `last` changed; callers have seen to it that none is later."""
         return self._all.changes(first, last)
 
-    def feed(self, first: int, last: int, told_at: int | None) -> Sequence[VersionChanges]:
+    def feed(self, first: int, last: int, schema_at: int | None) -> Sequence[VersionChanges]:
         """The same as the change data feed tells it."""
-        return self._all.feed(first, last, told_at)
+        return self._all.feed(first, last, schema_at)
 
-    def unlike_columns(self, first: int, last: int, told_at: int) -> str | None:
+    def unlike_columns(self, first: int, last: int, schema_at: int) -> str | None:
         """Why the schema of version `told_at` does not tell all changes from `first` to `last`."""
-        return self._all.unlike_columns(first, last, told_at)
+        return self._all.unlike_columns(first, last, schema_at)
 
     def snapshots(self, first: int, last: int) -> Sequence[PinnedSnapshot]:
         """What the versions `first` to `last` are in Iceberg's own words."""

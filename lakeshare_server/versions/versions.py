@@ -16,8 +16,8 @@ from lakeshare_server.tables.delta.changes import segment_cache
 from lakeshare_server.tables.index import IndexCache
 from lakeshare_server.versions.followed_delta import FollowedLog, FollowedVersions
 from lakeshare_server.versions.followed_iceberg import FollowedSnapshots
-from lakeshare_server.versions.iceberg_history import SnapshotLook
-from lakeshare_server.versions.metadata_sources import source_of
+from lakeshare_server.versions.iceberg_history import LatestObservation
+from lakeshare_server.versions.metadata_sources import make_source
 from lakeshare_server.versions.published import ChangeFiles, PublishedVersions
 from lakeshare_server.versions.version import TableVersions
 
@@ -34,7 +34,7 @@ class Versions:
         self._segments = segment_cache(self._cache.folder, settings.index_cache_bytes)
         self._change_files = ChangeFiles(stores)
         self._logs: dict[tuple[str, str, float], FollowedLog] = {}
-        self._looks: dict[tuple[str, str, float, IcebergIdentity], SnapshotLook] = {}
+        self._looks: dict[tuple[str, str, float, IcebergIdentity], LatestObservation] = {}
         self._opening = Lock()
         self._known = GenerationCache[TableVersions](catalog)
 
@@ -77,10 +77,10 @@ class Versions:
                 self._logs[key] = FollowedLog(self._stores, followed.location, followed.check_every_s)
             return self._logs[key]
 
-    def _snapshot_look(self, followed: FollowedTable, identity: IcebergIdentity) -> SnapshotLook:
+    def _snapshot_look(self, followed: FollowedTable, identity: IcebergIdentity) -> LatestObservation:
         key = followed.table, followed.location, followed.check_every_s, identity
         with self._opening:
             if key not in self._looks:
-                source = source_of(followed.location, self._stores, self._settings)
-                self._looks[key] = SnapshotLook(source, followed.check_every_s)
+                source = make_source(followed.location, self._stores, self._settings)
+                self._looks[key] = LatestObservation(source, followed.check_every_s)
             return self._looks[key]

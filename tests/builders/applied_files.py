@@ -7,7 +7,7 @@ from typing import Any
 
 from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.declared import export, read_files
-from lakeshare_server.catalog.declared.files import FoundTable, Key, TableLocation, Wanted
+from lakeshare_server.catalog.declared.files import DesiredObject, FoundTable, Key, TableLocation
 from lakeshare_server.catalog.declared.plan import Step
 from lakeshare_server.catalog.sharing import editing, states
 
@@ -53,7 +53,7 @@ grants:
 """
 
 
-def said(folder: Path, text: str, name: str = "shares.yaml") -> Mapping[Key, Wanted]:
+def said(folder: Path, text: str, name: str = "shares.yaml") -> Mapping[Key, DesiredObject]:
     """What a file of this text wants; the tables that it follows count as read."""
     path = folder / name
     path.write_text(text, encoding="utf-8")
@@ -81,7 +81,7 @@ def told(steps: tuple[Step, ...]) -> list[tuple[str, str, list[str]]]:
 def paths(catalog: Catalog) -> list[str]:
     """The shared tables."""
     with catalog.reading() as session:
-        return sorted(one.path for one in states.objects(session))
+        return sorted(one.path for one in states.list_objects(session))
 
 
 def by_hand(catalog: Catalog, operation: Callable[[Any], object]) -> None:

@@ -15,7 +15,7 @@ from lakeshare_pipelines.wap.staged import (
     StagedTable,
     Verdict,
     Verdicts,
-    staging_name,
+    make_staging_name,
 )
 
 NOT_NULL = "expect_column_values_to_not_be_null"
@@ -121,7 +121,7 @@ def stage_rows(
 ) -> Staged:
     """Rows, as SQL by table, on a staging place of their own."""
     staging = staging_for(lake, contract)
-    ref = staging_name(contract.name, tuple(partitions), run_id, 0)
+    ref = make_staging_name(contract.name, tuple(partitions), run_id, 0)
     base = staging.open(ref)
     tables = []
     for table in contract.tables:

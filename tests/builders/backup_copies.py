@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakeshare_pipelines.backup.copy.engine import CopyTask
-from lakeshare_pipelines.backup.model import DONE, PLAN, whole_table, write_rows
+from lakeshare_pipelines.backup.model import COPY_RESULTS, PLAN, read_table, write_rows
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 
 AS_OF = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
@@ -51,4 +51,4 @@ def a_task(folder: Path, source: StoreAddress, target: StoreAddress, **given: An
 
 def done_of(task: CopyTask) -> dict[str, dict[str, Any]]:
     """What became of each object, by its key."""
-    return {row["key"]: row for row in whole_table(task.done, DONE).to_pylist()}
+    return {row["key"]: row for row in read_table(task.done, COPY_RESULTS).to_pylist()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeshare_pipelines.backup.stores import Listed
+from lakeshare_pipelines.backup.stores import ListedObject
 from tests.builders.backup_lakes import AS_OF, Lake, at
 from tests.builders.log_files import PROTOCOL, WrittenLog, add, metadata, remove
 
@@ -49,7 +49,7 @@ class History:
     lake: Lake
     seed: int
     lives: dict[str, list[Life]] = field(default_factory=dict)
-    views: list[dict[str, Listed]] = field(default_factory=list)
+    views: list[dict[str, ListedObject]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -70,7 +70,7 @@ class History:
         for _ in range(self.random.randint(0, most)):
             self._operate()
 
-    def listing(self, lost: float) -> list[Listed]:
+    def listing(self, lost: float) -> list[ListedObject]:
         """What is listed: each key as it was at some moment lately, or not at all."""
         late = self.views[-VIEWS:]
         keys = sorted({key for view in late for key in view})

@@ -18,7 +18,7 @@ from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import CopyTask
 from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.model import (
-    DONE,
+    COPY_RESULTS,
     LISTING,
     PLAN,
     CopyRecord,
@@ -31,13 +31,13 @@ from lakeshare_pipelines.backup.model import (
     write_rows,
 )
 from lakeshare_pipelines.backup.plan import make_plan
-from lakeshare_pipelines.backup.points import Points, Workspace, end_of
-from lakeshare_pipelines.backup.stores import Listed, StoreAddress, open_store
+from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
+from lakeshare_pipelines.backup.stores import ListedObject, StoreAddress, open_store
 from lakeshare_pipelines.backup.verify.objects import OpenSpark
 from lakeshare_pipelines.backup.verify.run import verify_copies
 
 DAY = "2026-11-20"
-AS_OF = end_of(DAY)
+AS_OF = get_point_time(DAY)
 MUTABLE = ("_last_checkpoint", "version-hint.text", "_SUCCESS")
 
 
@@ -74,14 +74,14 @@ class Lake:
     def workspace(self, day: str = DAY) -> Workspace:
         return Workspace(self.base / "work" / day)
 
-    def listing(self) -> list[Listed]:
+    def listing(self) -> list[ListedObject]:
         """What the source has, without what is never copied."""
         found = open_store(self.backup.source).list()
         return [one for one in found if one.key.rpartition("/")[2] not in MUTABLE]
 
     def plan(
         self,
-        listing: Iterable[Listed],
+        listing: Iterable[ListedObject],
         *,
         as_of: dt.datetime = AS_OF,
         day: str = DAY,
@@ -116,7 +116,9 @@ class Lake:
             PLAN,
         )
         rows = [_copied(self, row) for row in plan.to_pylist() if row["lane"] != "held"]
-        write_rows(self.workspace(day).clear("done"), DONE, [pa.Table.from_pylist(rows, DONE)])
+        write_rows(
+            self.workspace(day).clear("done"), COPY_RESULTS, [pa.Table.from_pylist(rows, COPY_RESULTS)]
+        )
         failed = sum(row["status"] == "failed" for row in rows)
         if changed is not None:
             changed(self.target)
@@ -127,7 +129,7 @@ class Lake:
     def made(
         self,
         day: str,
-        listing: Iterable[Listed],
+        listing: Iterable[ListedObject],
         meanwhile: Callable[[], object] = lambda: None,
         pointers: Sequence[str] = (),
         spark: OpenSpark | None = None,
@@ -142,7 +144,7 @@ class Lake:
         listed = ListingRecord(
             kind="generator",
             location=self.backup.source.url,
-            scan_started_at=end_of(day),
+            scan_started_at=get_point_time(day),
             rows=count,
             size_bytes=0,
         )
@@ -211,7 +213,7 @@ def found_tables(keys: Iterable[str], backup: Backup, day: str = DAY) -> list[Fo
     ]
 
 
-def listed_as(listing: Iterable[Listed], lost: Iterable[str] = ()) -> list[Listed]:
+def listed_as(listing: Iterable[ListedObject], lost: Iterable[str] = ()) -> list[ListedObject]:
     """A listing that lost some keys."""
     gone = set(lost)
     return [one for one in listing if one.key not in gone]
@@ -223,7 +225,7 @@ def at(moment: dt.datetime, *paths: Path) -> None:
         os.utime(path, (moment.timestamp(), moment.timestamp()))
 
 
-def _listing_row(lake: Lake, one: Listed) -> dict:
+def _listing_row(lake: Lake, one: ListedObject) -> dict:
     names = ("key", "version_id", "is_latest", "is_delete_marker", "size_bytes", "last_modified", "etag")
     return {"bucket": lake.backup.source.bucket, "storage_class": "STANDARD"} | {
         name: getattr(one, name) for name in names
@@ -231,7 +233,7 @@ def _listing_row(lake: Lake, one: Listed) -> dict:
 
 
 def _plan_rows(
-    lake: Lake, rows: Sequence[Listed], tables: Sequence[FoundTable], day: str, held: Sequence[str]
+    lake: Lake, rows: Sequence[ListedObject], tables: Sequence[FoundTable], day: str, held: Sequence[str]
 ) -> pa.Table:
     roots = sorted((table.root for table in tables), key=len, reverse=True)
     prefix = "objects/" if lake.layout == "incremental" else ""

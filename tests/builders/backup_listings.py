@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.inventory.sources import make_listing
-from lakeshare_pipelines.backup.model import LISTING, ListingRecord, whole_table
+from lakeshare_pipelines.backup.model import LISTING, ListingRecord, read_table
 from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from tests.builders.backup_inventory import InventoryReports, Stored
@@ -40,7 +40,7 @@ def listed(
     record = make_listing(backup, workspace, day, now)
     assert record is not None
     assert workspace.load("listing", ListingRecord) == record
-    rows = whole_table(workspace.rows("listing"), LISTING).to_pylist()
+    rows = read_table(workspace.rows("listing"), LISTING).to_pylist()
     assert (record.rows, record.size_bytes) == (len(rows), sum(row["size_bytes"] or 0 for row in rows))
     return record, sorted(rows, key=lambda row: (row["key"], row["version_id"] or ""))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lakeshare_pipelines.backup.rewriting import Rewritten, rewrite_table
+from lakeshare_pipelines.backup.rewriting import RewrittenTable, rewrite_table
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import ObjectMissing
 from lakeshare_server.storage.locations import local_path
@@ -23,7 +23,7 @@ class Move:
     def target(self) -> BackupStore:
         return open_store(StoreAddress(url=str(self.to)))
 
-    def rewritten(self, metadata_location: str, name: str = "flights", **options: Any) -> Rewritten:
+    def rewritten(self, metadata_location: str, name: str = "flights", **options: Any) -> RewrittenTable:
         """Rewrite a table as one at `<to>/<name>`, with its data where `copy` puts it."""
         return rewrite_table(self.read, metadata_location, self.moved, self.target, name, **options)
 
@@ -46,7 +46,7 @@ class Move:
         """Take the original place away."""
         self.source.rename(self.source.with_name("gone"))
 
-    def still_named(self, rewritten: Rewritten) -> list[str]:
+    def still_named(self, rewritten: RewrittenTable) -> list[str]:
         """The keys of what was written that still speak of the source."""
         return [key for key in rewritten.keys if str(self.source).encode() in self._plain(key)]
 

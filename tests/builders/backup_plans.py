@@ -10,20 +10,20 @@ import pyarrow as pa
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import (
-    HELD,
     LISTING,
     PLAN,
+    POINT_COPIES,
     CopyRecord,
     ListingRecord,
     PlanRecord,
     Point,
     Status,
     Verification,
-    whole_table,
+    read_table,
     write_rows,
 )
-from lakeshare_pipelines.backup.plan import draw_plan, make_plan
-from lakeshare_pipelines.backup.points import Points, Workspace, end_of
+from lakeshare_pipelines.backup.plan import draft_plan, make_plan
+from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 
 MORNING = dt.datetime(2026, 11, 1, 6, tzinfo=dt.UTC)
@@ -93,13 +93,13 @@ class Planner:
         self, day: str, rows: Sequence[dict[str, Any]], *, bounded: bool = True, **told: object
     ) -> PlanRecord:
         """The plan of a day that shows these objects."""
-        draw = make_plan if bounded else draw_plan
+        draw = make_plan if bounded else draft_plan
         record = self.leave_listing(day, rows, **told)
         return draw(self.backup, self.workspace(day), record, self.points, day, self.spark)
 
     def rows(self, day: str) -> list[dict[str, Any]]:
         """The day's planned rows."""
-        found: list[dict[str, Any]] = whole_table(self.workspace(day).rows("plan"), PLAN).to_pylist()
+        found: list[dict[str, Any]] = read_table(self.workspace(day).rows("plan"), PLAN).to_pylist()
         return found
 
     def by_key(self, day: str) -> dict[str, dict[str, Any]]:
@@ -134,7 +134,7 @@ class Planner:
             for row in [*self.rows(day), *also_held]
         ]
         into = self.workspace(day).clear("held")
-        write_rows(into, HELD, [pa.Table.from_pylist(held, HELD)])
+        write_rows(into, POINT_COPIES, [pa.Table.from_pylist(held, POINT_COPIES)])
         point = a_point(self.backup, day, plan, status, **told)
         for row in held if store_copies else ():
             open_store(self.backup.target_of(day)).put(row["stored_key"], self._content(row))
@@ -165,8 +165,8 @@ def a_point(backup: Backup, day: str, plan: PlanRecord, status: Status, **told: 
     usual = {
         "backup": backup.name,
         "day": day,
-        "as_of": end_of(day),
-        "made_at": end_of(day) + dt.timedelta(hours=3),
+        "as_of": get_point_time(day),
+        "made_at": get_point_time(day) + dt.timedelta(hours=3),
         "layout": backup.layout,
         "status": status,
         "target": backup.target_of(day).url,

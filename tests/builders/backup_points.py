@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import (
-    HELD,
+    POINT_COPIES,
     CopyRecord,
     Estimate,
     FoundTable,
@@ -45,7 +45,7 @@ def a_point(backup: Backup, scratch: Path, day: str = DAY, *, below: str = "", *
         root = next((table.root for table in tables if one.key.startswith(f"{table.root}/")), None)
         rows.append(_copied(backup, one, root, day))
     shutil.rmtree(scratch, ignore_errors=True)
-    write_rows(scratch, HELD, [pa.Table.from_pylist(rows, HELD)])
+    write_rows(scratch, POINT_COPIES, [pa.Table.from_pylist(rows, POINT_COPIES)])
     proofs = tuple(_proof(backup, table, [row["key"] for row in rows], proved) for table in tables)
     point = _point(backup, day, proofs, len(rows))
     Points(backup).write(point, scratch)

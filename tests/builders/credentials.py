@@ -7,7 +7,7 @@ import httpx
 
 from lakeshare_server.catalog.sharing import (
     FederationPolicy,
-    Given,
+    IssuedSecret,
     RecipientState,
     create_recipient,
     editing,
@@ -25,7 +25,7 @@ class Known:
     """A recipient, and what it was given; nothing when it has an issuer of its own."""
 
     state: RecipientState
-    given: Given | None = None
+    given: IssuedSecret | None = None
 
     @property
     def secret(self) -> str:

@@ -14,8 +14,8 @@ from random import Random
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.share.publication import record_landed, rollback
 from lakeshare_pipelines.wap.iceberg import IcebergStaging
-from lakeshare_pipelines.wap.staged import Lake, Staged, staging_name
-from lakeshare_server.catalog import Catalog, Ledger, Publication, set_lock
+from lakeshare_pipelines.wap.staged import Lake, Staged, make_staging_name
+from lakeshare_server.catalog import Catalog, Ledger, Publication, lock_set
 from tests.builders.canonical import Rows
 from tests.builders.sets import a_contract
 from tests.builders.spark_iceberg import frame_rows
@@ -117,7 +117,7 @@ class EvolvingTable:
     def _publish(self, statements: Sequence[str]) -> Told:
         staging = IcebergStaging(self.lake, self.contract)
         run = str(uuid.uuid4())
-        ref = staging_name(self.contract.name, ("all",), run, 0)
+        ref = make_staging_name(self.contract.name, ("all",), run, 0)
         base = staging.open(ref)
         self._run(ref, statements)
         if staging.seal(ref) == base:
@@ -135,7 +135,7 @@ class EvolvingTable:
             deliveries={},
             contract_digest=self.contract.digest,
         )
-        with set_lock(self.catalog, self.contract.name, run, 60) as lease:
+        with lock_set(self.catalog, self.contract.name, run, 60) as lease:
             landed = staging.land(staged, {})
             [publication] = record_landed(self.lake, Ledger(self.catalog), self.contract, landed, lease)
         staging.discard(ref)

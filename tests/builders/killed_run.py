@@ -23,7 +23,7 @@ from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.spark.session import driver_pid
 from lakeshare_pipelines.wap import audit
 from lakeshare_pipelines.wap.stage import stage
-from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts, with_spark
+from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts, open_lake
 from lakeshare_server.catalog import open_catalog
 from lakeshare_server.errors import LakeshareError
 from tests.builders.forks import FORKS
@@ -101,7 +101,7 @@ def carry_out(error_file: Path, run: Run) -> None:
         with _lake(run) as lake:
             if run.judged is None:
                 staged = stage(lake, run.contract, [run.day], run.run_id)
-                verdicts = audit.judged(lake, run.contract, staged)
+                verdicts = audit.audit_and_save(lake, run.contract, staged)
             else:
                 staged, verdicts = run.judged
             publish_or_replay(lake, open_catalog(run.settings.catalog_url), run.contract, staged, verdicts)
@@ -115,7 +115,7 @@ def _lake(run: Run) -> Iterator[Lake]:
     if run.spark is not None:
         yield Lake(run.settings, run.spark.attach)
         return
-    with with_spark(run.settings) as lake:
+    with open_lake(run.settings) as lake:
         yield lake
 
 

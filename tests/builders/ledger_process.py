@@ -3,7 +3,7 @@
 import sys
 import threading
 
-from lakeshare_server.catalog import AsyncQueries, Ledger, Recipients, open_catalog, set_lock
+from lakeshare_server.catalog import AsyncQueries, Ledger, Recipients, lock_set, open_catalog
 from tests.builders.publications import a_publication
 
 
@@ -17,7 +17,7 @@ def append(url: str, name: str, count: str) -> None:
 
 def hold(url: str, name: str) -> None:
     """Take the set's lock, say so, and hold it until the end comes."""
-    with set_lock(open_catalog(url), "lake", name, 30) as lease:
+    with lock_set(open_catalog(url), "lake", name, 30) as lease:
         print(lease.token, flush=True)
         threading.Event().wait()
 

@@ -11,11 +11,11 @@ from deltalake import DeltaTable
 from lakeshare_server.catalog.sharing import (
     SharedObject,
     add_table,
+    create_link,
     create_recipient,
     create_share,
     editing,
     grant,
-    invite,
     issue_token,
 )
 from lakeshare_server.settings import ServerSettings
@@ -65,7 +65,7 @@ class OfferedLake:
     def link(self, name: str, link_life: timedelta = timedelta(days=3)) -> str:
         """One more link of a recipient."""
         with editing(self.provider.catalog, "steward") as edit:
-            _, code = invite(
+            _, code = create_link(
                 edit, name, link_life=link_life, token_expires_at=datetime(2031, 12, 31, 23, tzinfo=UTC)
             )
         return f"{self.root}/activate/{code}"

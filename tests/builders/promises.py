@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 
 from lakeshare_server.catalog import Catalog
-from lakeshare_server.catalog.listings import shared_table_at
+from lakeshare_server.catalog.listings import find_shared_table
 from lakeshare_server.provider.serveability import TableServeability, provider_view
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
@@ -16,7 +16,7 @@ from lakeshare_server.versions import Versions
 def promised(settings: ServerSettings, catalog: Catalog, path: str) -> dict[str, Verdict]:
     """The verdicts by client, as commands give them in a process of their own."""
     view = provider_view(
-        shared_table_at(catalog, path, "PATH"), Versions(catalog, settings, Stores(settings))
+        find_shared_table(catalog, path, "PATH"), Versions(catalog, settings, Stores(settings))
     )
     return dict(TableServeability.of(catalog, settings).judge(view).verdicts)
 

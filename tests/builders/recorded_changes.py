@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from lakeshare_pipelines.contracts import Column, Table
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share.changes import TableState, changes_to
+from lakeshare_pipelines.share.changes import TableState, record_changes_since_latest
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.tables import Stores
@@ -61,6 +61,6 @@ def publish_recorded(
     columns = tuple(Column(name=column, type="string", primary_key=True) for column in key)
     table = Table(name=name, format="iceberg", columns=columns)
     pinned = TableState(state.metadata_location, state.snapshot_id, Stores(provider.settings))
-    digest = changes_to(lake, Ledger(provider.catalog), table, pinned)
+    digest = record_changes_since_latest(lake, Ledger(provider.catalog), table, pinned)
     snapshot = pinned.read(provider.settings.vectors_dir)
     return provider.publish(name, snapshot, metadata_location=state.metadata_location, changes_digest=digest)

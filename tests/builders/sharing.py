@@ -28,8 +28,8 @@ from lakeshare_server.catalog import (
 )
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import SigningSession, Stores
-from lakeshare_server.tables import TableSnapshot, described, read_delta, read_iceberg, write_index
-from lakeshare_server.versions import found_at, spelt
+from lakeshare_server.tables import TableSnapshot, describe_index, read_delta, read_iceberg, write_index
+from lakeshare_server.versions import normalise_followed_location, read_unfollowed
 from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import IcebergState, a_delta_table
 from tests.builders.publications import a_publication
@@ -67,8 +67,8 @@ class Provider:
         self, table: str, location: Path | str, check_every_s: float = 0.0, start_version: int = 0
     ) -> IcebergIdentity:
         """Follow the Iceberg table at a location, in a catalog or in storage, as the command does."""
-        place = spelt(str(location), self.settings)
-        identity = found_at(place, Stores(self.settings), self.settings)
+        place = normalise_followed_location(str(location), self.settings)
+        identity = read_unfollowed(place, Stores(self.settings), self.settings)
         assert identity is not None
         FollowedTables(self.catalog).add(table, place, check_every_s, start_version, identity)
         return identity
@@ -90,7 +90,7 @@ class Provider:
             format=snapshot.format,
             snapshot_id=snapshot.snapshot_id,
             delta_version=snapshot.version,
-            **described(snapshot, index),
+            **describe_index(snapshot, index),
             index_digest=index.digest,
             **pins,
         )

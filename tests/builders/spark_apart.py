@@ -19,9 +19,9 @@ from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.demo.processes import PARTITION, run_job
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import SPARK_JARS, ensure_jars
-from lakeshare_pipelines.spark.session import session_conf, start_driver, stop_session
+from lakeshare_pipelines.spark.session import make_session_conf, start_driver, stop_session
 from lakeshare_pipelines.wap.delta import table_location
-from lakeshare_pipelines.wap.staged import with_spark
+from lakeshare_pipelines.wap.staged import open_lake
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def frames_on_main(state_dir: Path) -> dict[str, pd.DataFrame]:
     """What Spark reads from main for every shared table, as `{share.schema.table: frame}`."""
     settings = LakeSettings(_env_file=None, state_dir=state_dir)
     frames = {}
-    with with_spark(settings) as lake:
+    with open_lake(settings) as lake:
         for contract in load_contracts():
             for entry in contract.shares:
                 table = contract.table(entry.table)
@@ -67,7 +67,7 @@ def frames_on_main(state_dir: Path) -> dict[str, pd.DataFrame]:
 
 def delete_on_branch(state_dir: Path, contract: SetContract, ref: str, where: str) -> None:
     """Repair a branch by hand, as an engineer would: delete rows of every table of the set."""
-    with with_spark(LakeSettings(_env_file=None, state_dir=state_dir)) as lake:
+    with open_lake(LakeSettings(_env_file=None, state_dir=state_dir)) as lake:
         for table in contract.tables:
             lake.spark.sql(f"DELETE FROM {lake.catalog(ref)}.{table.name} WHERE {where}")
 
@@ -114,7 +114,7 @@ def read_without_keys(
         os.environ.pop(name, None)
     settings = LakeSettings(_env_file=None, state_dir=state_dir)
     jars = [str(jar) for jar in ensure_jars(settings, (*SPARK_JARS, "iceberg-aws-bundle")).values()]
-    conf = session_conf(settings)
+    conf = make_session_conf(settings)
     conf |= {"spark.jars": ",".join(jars), "spark.driver.extraClassPath": os.pathsep.join(jars)}
     start_driver(settings, conf)
     session = SparkSession.builder.config(map=conf).getOrCreate()

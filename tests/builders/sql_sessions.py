@@ -59,9 +59,9 @@ def rows(session: SqlSession, script: str, *columns: str) -> list[tuple[Any, ...
 def empty(catalog: Catalog) -> None:
     """Drop every share, recipient and group; what is published stays."""
     with editing(catalog, "tests") as edit:
-        for share in states.shares(edit.session):
+        for share in states.list_shares(edit.session):
             drop_share(edit, share.name)
-        for recipient in states.recipients(edit.session):
+        for recipient in states.list_recipients(edit.session):
             drop_recipient(edit, recipient.name)
-        for group in states.groups(edit.session):
+        for group in states.list_groups(edit.session):
             drop_group(edit, group.name)

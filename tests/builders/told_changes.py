@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakeshare_server.protocol.lines import ChangeAnswer, ChangeLines, HeadLines, Progress, ResponseFormat
+from lakeshare_server.protocol.lines import ChangeLines, ChangeResponse, HeadLines, Progress, ResponseFormat
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.changes import VersionChanges
@@ -44,13 +44,13 @@ def url(path: str) -> str:
     return f"http://files{path}?sig=1"
 
 
-def answer(changes: Sequence[VersionChanges], *, feed: bool, **given: Any) -> ChangeAnswer:
+def answer(changes: Sequence[VersionChanges], *, feed: bool, **given: Any) -> ChangeResponse:
     said: dict[str, Any] = {"historical_metadata": True, "historical_protocol": False, **given}
-    return ChangeAnswer(changes=changes, feed=feed, announced=lambda head: head.protocol, **said)
+    return ChangeResponse(changes=changes, feed=feed, announced=lambda head: head.protocol, **said)
 
 
 def told(
-    wanted: ChangeAnswer, response_format: ResponseFormat = "delta", progress: Progress | None = None
+    wanted: ChangeResponse, response_format: ResponseFormat = "delta", progress: Progress | None = None
 ) -> list[Line]:
     head = wanted.changes[0].head
     heads = HeadLines(response_format=response_format, protocol=head.protocol, version=0)

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from lakeshare_conformance.client import Client, Profile
-from lakeshare_conformance.ground import survey
-from lakeshare_conformance.report import Outcome, chosen_cases, run
+from lakeshare_conformance.report import Outcome, run_cases, select_cases
+from lakeshare_conformance.targets import discover_targets
 from lakeshare_server.errors import LakeshareError
 from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.sharing import a_provider, a_server
@@ -44,7 +44,9 @@ def outcomes(recipients: ModelRecipients, proxy: MutatingProxy) -> list[Outcome]
         for token in (recipients.token, recipients.foreign_token, recipients.expired_token)
     )
     with Client(own) as client:
-        return run(chosen_cases(GROUPS), survey(client, own, table=TABLE, foreign=foreign, expired=expired))
+        return run_cases(
+            select_cases(GROUPS), discover_targets(client, own, table=TABLE, foreign=foreign, expired=expired)
+        )
 
 
 def failed_musts(recipients: ModelRecipients, proxy: MutatingProxy, fault: Fault | None) -> list[str]:

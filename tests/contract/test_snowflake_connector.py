@@ -14,7 +14,7 @@ import pytest
 from lakeshare_pipelines.cli.main import main
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share.snowflake import TableName, follow, snowflake_session
+from lakeshare_pipelines.share.snowflake import TableName, snowflake_session, sync_table
 from lakeshare_server.catalog import Catalog, Ledger
 from tests.builders.database_schema import open_migrated
 from tests.builders.publications import a_publication
@@ -122,7 +122,7 @@ def test_a_table_is_made_brought_to_the_newest_publication_and_asked_what_it_sho
     publish(catalog, 1)
     publish(catalog, 2)
     with replayed([created(2), refreshed(2), shown(metadata(2))]) as snowflake:
-        followed = follow(catalog, *ORDERS, make(snowflake))
+        followed = sync_table(catalog, *ORDERS, make(snowflake))
     assert snowflake.replayed_whole()
     assert (followed.table, followed.publication.version, followed.opened) == (NAME, 1, metadata(2))
     assert followed.query_ids == ("q-create", "q-refresh", "q-shown")
@@ -143,7 +143,7 @@ def test_what_is_published_meanwhile_is_shown_before_the_run_ends(
     during = refreshed(1, then=lambda: publish(catalog, 2))
     again = [created(2, "q-4"), refreshed(2, "q-5"), shown(metadata(2), "q-6")]
     with replayed([created(1), during, shown(metadata(1)), *again]) as snowflake:
-        followed = follow(catalog, *ORDERS, make(snowflake))
+        followed = sync_table(catalog, *ORDERS, make(snowflake))
     assert snowflake.replayed_whole()
     assert followed.publication.version == 1
     assert len(followed.query_ids) == 6
@@ -157,7 +157,7 @@ def test_a_delta_table_is_refreshed_only_at_its_published_version(
     done = answered("status", "Statement executed successfully.", "q")
     exchanges = [Exchange(statement, done) for statement in DELTA_STATEMENTS]
     with replayed(exchanges) as snowflake:
-        assert follow(catalog, *DAILY, make(snowflake)).opened == "s3://lake/tables/sales/daily"
+        assert sync_table(catalog, *DAILY, make(snowflake)).opened == "s3://lake/tables/sales/daily"
     assert snowflake.replayed_whole()
 
     def commit() -> None:
@@ -168,13 +168,13 @@ def test_a_delta_table_is_refreshed_only_at_its_published_version(
         replayed(moving) as snowflake,
         pytest.raises(SnowflakeError, match="is Delta version 1, but Snowflake would read version 2"),
     ):
-        follow(catalog, *DAILY, make(snowflake))
+        sync_table(catalog, *DAILY, make(snowflake))
     assert snowflake.replayed_whole()
     with (
         replayed([]) as snowflake,
         pytest.raises(SnowflakeError, match="would read version 2"),
     ):
-        follow(catalog, *DAILY, make(snowflake))
+        sync_table(catalog, *DAILY, make(snowflake))
     assert snowflake.logins == []
 
 
@@ -189,7 +189,7 @@ def test_a_table_that_was_there_before_and_shows_something_else_is_told(
         replayed([created(1), refreshed(1), shown(location)]) as snowflake,
         pytest.raises(SnowflakeError, match="drop it in Snowflake, or give another name"),
     ):
-        follow(catalog, *ORDERS, make(snowflake))
+        sync_table(catalog, *ORDERS, make(snowflake))
     assert snowflake.replayed_whole()
 
 
@@ -211,7 +211,7 @@ def test_a_refused_statement_is_told_with_its_code_and_the_remedy(
         replayed([created(1, answer=refusal)]) as snowflake,
         pytest.raises(SnowflakeError) as error,
     ):
-        follow(catalog, *ORDERS, make(snowflake))
+        sync_table(catalog, *ORDERS, make(snowflake))
     assert snowflake.replayed_whole()
     text = str(error.value)
     assert f"CREATE ICEBERG TABLE IF NOT EXISTS {NAME} failed: {' '.join(said.split())}" in text
@@ -227,7 +227,7 @@ def test_a_refused_login_names_the_settings_and_never_the_password(
     answer = login_refused()
     answer["message"] += f" It was {PASSWORD}."
     with replayed([], answer) as snowflake, pytest.raises(SnowflakeError) as error:
-        follow(catalog, *ORDERS, make(snowflake))
+        sync_table(catalog, *ORDERS, make(snowflake))
     assert "Incorrect username or password was specified. It was …." in str(error.value)
     assert "_PASSWORD or _PRIVATE_KEY_FILE" in error.value.fix
     assert PASSWORD not in repr(error.value)
@@ -241,7 +241,7 @@ def test_a_snowflake_that_is_not_there_may_be_tried_again(
     with replayed([]) as snowflake:
         gone = snowflake.url
     with pytest.raises(SnowflakeError, match="there is no connection") as error:
-        follow(catalog, *ORDERS, make(None, snowflake_url=gone, snowflake_login_s=1))
+        sync_table(catalog, *ORDERS, make(None, snowflake_url=gone, snowflake_login_s=1))
     assert error.value.passing
 
 
@@ -290,7 +290,7 @@ def test_what_is_not_set_is_named_before_anybody_is_asked(
 ) -> None:
     publish(catalog, 1)
     with replayed([]) as snowflake, pytest.raises(SnowflakeError, match=said):
-        follow(catalog, *ORDERS, make(snowflake, **different))
+        sync_table(catalog, *ORDERS, make(snowflake, **different))
     assert snowflake.logins == []
 
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from lakeshare_pipelines.backup.config import Backup, backup_named
+from lakeshare_pipelines.backup.config import Backup, find_backup
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.defs.backup import backup_definitions, backup_key, backup_upkeep
+from lakeshare_pipelines.defs.backup import backup_definitions, backup_key, backup_maintenance
 from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.sets import a_contract
@@ -45,7 +45,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slack: SlackStandI
 
 @pytest.fixture
 def backup(settings: LakeSettings) -> Backup:
-    return backup_named(settings, None)
+    return find_backup(settings, None)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def definitions(backup: Backup, tmp_path: Path) -> dg.Definitions:
             resources={"lake": LakeResource(spark=SparkResource())}, executor=dg.in_process_executor
         ),
         backup_definitions(backup, (contract,), is_declared=True),
-        backup_upkeep(backup, is_declared=True),
+        backup_maintenance(backup, is_declared=True),
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from lakeshare_pipelines.cli.ci_gate import UnknownSelection, failed_checks
+from lakeshare_pipelines.cli.ci_gate import UnknownSelection, find_failed_checks
 
 DEPARTURES, DELAYS = dg.AssetKey(["flights", "departures"]), dg.AssetKey(["flights", "daily_delays"])
 BOTH = "flights/departures,flights/daily_delays"
@@ -34,13 +34,17 @@ def test_the_newest_evaluation_of_selected_checks_counts_and_warnings_unless_onl
     evaluated(instance, DELAYS, "not_empty", passed=False)
     evaluated(instance, DEPARTURES, "structure", passed=True)
 
-    assert failed_checks("flights/departures", errors_only=False) == []
+    assert find_failed_checks("flights/departures", errors_only=False) == []
     for selection in ("*", BOTH, 'key:"flights/daily_delays"'):
-        assert failed_checks(selection, errors_only=False) == ["flights/daily_delays not_empty: ERROR failed"]
+        assert find_failed_checks(selection, errors_only=False) == [
+            "flights/daily_delays not_empty: ERROR failed"
+        ]
 
     evaluated(instance, DEPARTURES, "drift", passed=False, severity="WARN")
-    assert failed_checks("flights/departures", errors_only=False) == ["flights/departures drift: WARN failed"]
-    assert failed_checks("flights/departures", errors_only=True) == []
+    assert find_failed_checks("flights/departures", errors_only=False) == [
+        "flights/departures drift: WARN failed"
+    ]
+    assert find_failed_checks("flights/departures", errors_only=True) == []
 
 
 @pytest.mark.parametrize(
@@ -48,5 +52,5 @@ def test_the_newest_evaluation_of_selected_checks_counts_and_warnings_unless_onl
 )
 def test_a_selection_that_names_nothing_is_refused(selection):
     with pytest.raises(UnknownSelection, match="--select") as refusal:
-        failed_checks(selection, errors_only=False)
+        find_failed_checks(selection, errors_only=False)
     assert selection in str(refusal.value)

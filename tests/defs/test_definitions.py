@@ -9,7 +9,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.definitions import defs
-from lakeshare_pipelines.wap.checks import checks_of
+from lakeshare_pipelines.wap.checks import list_checks
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +44,7 @@ def test_every_check_of_every_contract_is_a_blocking_asset_check(definitions):
     expected = {
         (check.table.replace(".", "/"), check.name)
         for contract in load_contracts()
-        for check in checks_of(contract)
+        for check in list_checks(contract)
     }
     of_usage = {("share_catalog", "silent_recipients"), ("share_catalog", "usage_spikes")}
     of_backups = {

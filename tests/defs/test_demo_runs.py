@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from lakeshare_pipelines.demo.processes import MARK, EndedSteps
+from lakeshare_pipelines.demo.processes import RUN_TAG, EndedSteps
 
 
 @dg.op
@@ -23,9 +23,9 @@ def publish() -> None:
 def test_each_ended_step_of_the_marked_run_is_returned_once():
     with dg.DagsterInstance.ephemeral() as instance:
         steps = EndedSteps(instance, "of this start")
-        publish.execute_in_process(instance=instance, tags={MARK: "another"}, raise_on_error=False)
+        publish.execute_in_process(instance=instance, tags={RUN_TAG: "another"}, raise_on_error=False)
         assert list(steps.next()) == []
 
-        publish.execute_in_process(instance=instance, tags={MARK: "of this start"}, raise_on_error=False)
+        publish.execute_in_process(instance=instance, tags={RUN_TAG: "of this start"}, raise_on_error=False)
         assert list(steps.next()) == ["write rows", "publish rows: stopped"]
         assert list(steps.next()) == []

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from lakeshare_pipelines.defs.resources import tell_red
+from lakeshare_pipelines.defs.resources import alert_failed_audit
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.staged import Staged, Verdict, Verdicts
 from tests.builders.slack import SlackStandIn, slack_stand_in
@@ -36,7 +36,7 @@ def slack() -> Iterator[SlackStandIn]:
 
 
 def tell(**settings: str) -> None:
-    tell_red(dg.build_op_context(), LakeSettings(_env_file=None, **settings), STAGED, RED)
+    alert_failed_audit(dg.build_op_context(), LakeSettings(_env_file=None, **settings), STAGED, RED)
 
 
 def test_the_message_names_set_partition_rules_counts_place_and_run(slack):

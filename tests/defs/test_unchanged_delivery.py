@@ -12,7 +12,7 @@ from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
 from lakeshare_pipelines.defs.wap import landing_asset, table_key, wap_set
 from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.checks import checks_of
+from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from lakeshare_server.catalog.database import database_file
 from lakeshare_server.errors import Unavailable
@@ -103,7 +103,7 @@ def test_a_delivery_in_force_is_neither_written_nor_judged_again(settings, contr
     }
     assert results == {
         f"{check.table}: {check.name}": f"{check.table}: {check.name}" != warned
-        for check in checks_of(contract)
+        for check in list_checks(contract)
     }
     materialized = {
         event.asset_key: event.materialization.metadata for event in ended.get_asset_materialization_events()

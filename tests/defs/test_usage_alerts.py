@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
 from lakeshare_pipelines.defs.share import usage_checks
-from lakeshare_pipelines.share.shares import silent_recipients, usage_spikes
+from lakeshare_pipelines.share.shares import find_silent_recipients, find_usage_spikes
 from lakeshare_server.catalog import Catalog, Recipients, open_catalog
 from lakeshare_server.catalog.audit import prune
 from lakeshare_server.catalog.models import RecipientRow
@@ -40,21 +40,21 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:
 
 
 def test_silent_recipients_are_told_of_with_when_they_were_answered_last(catalog: Catalog) -> None:
-    silent = {one.recipient: one.last_seen for one in silent_recipients(catalog, 7, NOW)}
+    silent = {one.recipient: one.last_seen for one in find_silent_recipients(catalog, 7, NOW)}
     assert silent == {"quiet": YESTERDAY - timedelta(days=8), "never": None}
-    assert {one.recipient for one in silent_recipients(catalog, 30, NOW)} == {"never"}
+    assert {one.recipient for one in find_silent_recipients(catalog, 30, NOW)} == {"never"}
     prune(catalog, NOW - timedelta(minutes=1), "ann")
     # The day is known of what was pruned.
-    assert {one.recipient for one in silent_recipients(catalog, 30, NOW)} == {"never"}
+    assert {one.recipient for one in find_silent_recipients(catalog, 30, NOW)} == {"never"}
 
 
 def test_a_day_of_many_times_the_usual_is_told_of(catalog: Catalog) -> None:
-    [spike] = usage_spikes(catalog, 5, YESTERDAY.date())
+    [spike] = find_usage_spikes(catalog, 5, YESTERDAY.date())
     assert (spike.recipient, spike.measure, spike.value, spike.usual) == ("busy", "size_bytes", 501, 100)
-    assert usage_spikes(catalog, 5.01, YESTERDAY.date()) == []
+    assert find_usage_spikes(catalog, 5.01, YESTERDAY.date()) == []
     append(catalog, [an_event(n, at=YESTERDAY, recipient="new", size_bytes=10**9) for n in range(50)])
     # Of whom there is no usual day nothing is said.
-    assert {one.recipient for one in usage_spikes(catalog, 5, YESTERDAY.date())} == {"busy"}
+    assert {one.recipient for one in find_usage_spikes(catalog, 5, YESTERDAY.date())} == {"busy"}
 
 
 def test_the_checks_warn_and_hold_nothing_up(catalog: Catalog) -> None:

@@ -56,7 +56,7 @@ def test_a_second_start_starts_no_run_and_is_right_again(demo):
 
 
 def test_the_recipient_sees_the_tables_of_both_sets(served):
-    assert processes.tables(served) == sorted(TABLES)
+    assert processes.list_tables(served) == sorted(TABLES)
 
 
 @pytest.fixture(scope="module")
@@ -108,17 +108,17 @@ def latest(demo):
 
 def test_during_a_red_run_recipients_see_one_version_and_one_set_of_rows(demo, served):
     before = latest(demo)
-    rows = processes.read(served, TABLE)
+    rows = processes.read_table(served, TABLE)
     assert demo.lakeshare("deliver", "flights", "--day", "2013-01-05", "--nulls", "carrier").code == 0
 
-    with processes.watching(served, TABLE) as watch:
+    with processes.watch_table(served, TABLE) as watch:
         ran = materialize(demo, "2013-01-05")
 
     assert ran.code != 0
-    assert watch.looks > 10
-    assert watch.saw_only(before.version, processes.fingerprint(rows))
+    assert watch.reads > 10
+    assert watch.saw_only(before.version, processes.compute_fingerprint(rows))
     assert latest(demo) == before
-    assert processes.read(served, TABLE).equals(rows)
+    assert processes.read_table(served, TABLE).equals(rows)
     gate = demo.lakeshare(*CI_GATE)
     assert gate.code == 1
     assert "flights/departures expect_column_values_to_not_be_null__carrier: ERROR failed" in gate.text
@@ -137,7 +137,7 @@ def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart):
     assert code == 0, text
     assert latest(demo).version == before.version + 1
     assert latest(demo).partition == "2013-01-05"
-    assert processes.version(served, TABLE) == before.version + 1
+    assert processes.read_version(served, TABLE) == before.version + 1
     assert ref not in demo.lakeshare("wap", "list").text
 
 

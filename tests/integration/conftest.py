@@ -9,7 +9,7 @@ import pytest
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.wap.staged import Lake, with_spark
+from lakeshare_pipelines.wap.staged import Lake, open_lake
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
 from tests.builders.sets import a_contract
 
@@ -25,7 +25,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> LakeSettings:
 
 @pytest.fixture(scope="session")
 def lake(settings: LakeSettings) -> Iterator[Lake]:
-    with nessie_for(settings, keep=False), with_spark(settings) as opened:
+    with nessie_for(settings, keep=False), open_lake(settings) as opened:
         yield opened
 
 

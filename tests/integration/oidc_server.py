@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.jars import ensure_pinned, find_java, locked_jars
+from lakeshare_pipelines.spark.jars import ensure_pinned, find_java, parse_lock
 from tests.integration.processes import free_ports, running
 
 LOCK = Path(__file__).with_name("oidc.lock.toml")
@@ -46,7 +46,7 @@ class OidcServer:
 def running_issuer(folder: Path, claims: dict[str, dict[str, Any]]) -> Iterator[OidcServer]:
     """The issuer until the end of the block; tokens have the claims of the scope that is asked for."""
     settings = LakeSettings()
-    jars = ensure_pinned(settings, list(locked_jars(LOCK.read_text()).values()))
+    jars = ensure_pinned(settings, list(parse_lock(LOCK.read_text()).values()))
     (port,) = free_ports(1)
     mappings = [{"requestParam": "scope", "match": scope, "claims": said} for scope, said in claims.items()]
     config = {

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.defs.wap import check_metadata
 from lakeshare_pipelines.ingest.frame import TableFrame
-from lakeshare_pipelines.wap.audit import audit, judged
-from lakeshare_pipelines.wap.staged import Lake, keep_rejected, quarantine_path, quarantined
+from lakeshare_pipelines.wap.audit import audit, audit_and_save
+from lakeshare_pipelines.wap.staged import Lake, quarantine_path, read_quarantine, write_quarantine
 from tests.builders.audits import a_set, carrier_rows, carriers, flight_rows, flights, of, stage_rows
 
 
@@ -32,16 +32,16 @@ def contract():
 def kept(lake, contract, **wanted):
     return [
         (row["table"], row["run_id"], row["line"])
-        for row in quarantined(lake.settings, contract.name, **wanted)
+        for row in read_quarantine(lake.settings, contract.name, **wanted)
     ]
 
 
 def test_rejected_rows_are_kept_with_where_they_came_from(lake, contract):
     table = contract.table("flights")
 
-    assert keep_rejected(lake, contract, table, a_read(lake, 7, 3), "run1") == 2
+    assert write_quarantine(lake, contract, table, a_read(lake, 7, 3), "run1") == 2
 
-    first, second = quarantined(lake.settings, contract.name)
+    first, second = read_quarantine(lake.settings, contract.name)
     assert (first["line"], second["line"]) == (3, 7)
     assert first.pop("kept_at") is not None
     assert first == {
@@ -58,11 +58,11 @@ def test_rejected_rows_are_kept_with_where_they_came_from(lake, contract):
 
 def test_keeping_again_replaces_what_the_run_kept_for_the_table_and_nothing_else(lake, contract):
     one, other = contract.table("flights"), contract.table("carriers")
-    keep_rejected(lake, contract, one, a_read(lake, 1, 2), "run1")
-    keep_rejected(lake, contract, other, a_read(lake, 5), "run1")
-    keep_rejected(lake, contract, one, a_read(lake, 9), "it's another run")
+    write_quarantine(lake, contract, one, a_read(lake, 1, 2), "run1")
+    write_quarantine(lake, contract, other, a_read(lake, 5), "run1")
+    write_quarantine(lake, contract, one, a_read(lake, 9), "it's another run")
 
-    keep_rejected(lake, contract, one, a_read(lake, 4), "run1")
+    write_quarantine(lake, contract, one, a_read(lake, 4), "run1")
 
     assert sorted(kept(lake, contract)) == sorted(
         [(one.name, "run1", 4), (other.name, "run1", 5), (one.name, "it's another run", 9)]
@@ -73,18 +73,18 @@ def test_keeping_again_replaces_what_the_run_kept_for_the_table_and_nothing_else
 
 
 def test_nothing_is_written_for_a_run_without_rejected_rows(lake, contract):
-    assert keep_rejected(lake, contract, contract.table("flights"), a_read(lake), "run1") == 0
+    assert write_quarantine(lake, contract, contract.table("flights"), a_read(lake), "run1") == 0
 
     assert not quarantine_path(lake.settings, contract.name).exists()
-    assert quarantined(lake.settings, contract.name) == []
+    assert read_quarantine(lake.settings, contract.name) == []
 
 
 def test_a_run_that_rejects_nothing_any_more_keeps_nothing(lake, contract):
     table = contract.table("flights")
-    keep_rejected(lake, contract, table, a_read(lake, 1), "run1")
-    keep_rejected(lake, contract, table, a_read(lake, 2), "run2")
+    write_quarantine(lake, contract, table, a_read(lake, 1), "run1")
+    write_quarantine(lake, contract, table, a_read(lake, 2), "run2")
 
-    keep_rejected(lake, contract, table, a_read(lake), "run1")
+    write_quarantine(lake, contract, table, a_read(lake), "run1")
 
     assert kept(lake, contract) == [(table.name, "run2", 2)]
 
@@ -92,7 +92,7 @@ def test_a_run_that_rejects_nothing_any_more_keeps_nothing(lake, contract):
 def test_too_many_rejected_rows_are_red_with_samples_that_hide_personal_data(lake):
     contract = a_set(flights(max_quarantined_fraction=0.1))
     table = contract.table("flights")
-    keep_rejected(lake, contract, table, a_read(lake, *range(30)), "run1")
+    write_quarantine(lake, contract, table, a_read(lake, *range(30)), "run1")
 
     few = stage_rows(lake, contract, flights=flight_rows(270), rejected=30)
     many = replace(few, tables=(replace(few.tables[0], rejected=31),))
@@ -113,9 +113,9 @@ def test_rejected_rows_are_shown_by_a_command_or_a_setting_and_their_files_are_p
     table = contract.table("carriers")
     before = os.umask(0)
     try:
-        keep_rejected(lake, contract, table, a_read(lake, 3), "run1")
+        write_quarantine(lake, contract, table, a_read(lake, 3), "run1")
         staged = stage_rows(lake, contract, partitions=["all"], carriers=carrier_rows("UA"), rejected=1)
-        verdicts = judged(lake, contract, staged)
+        verdicts = audit_and_save(lake, contract, staged)
     finally:
         os.umask(before)
 

@@ -4,7 +4,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import Column, Drift
 from lakeshare_pipelines.wap.audit import audit
-from lakeshare_pipelines.wap.checks import checks_of
+from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.stage import staging_for
 from tests.builders.audits import (
     DAY,
@@ -37,7 +37,7 @@ def test_a_missing_column_fails_the_structure_and_what_speaks_of_it(lake):
 
     verdicts = audit(lake, contract, staged)
 
-    assert [v.check for v in verdicts.verdicts] == [spec.name for spec in checks_of(contract)]
+    assert [v.check for v in verdicts.verdicts] == [spec.name for spec in list_checks(contract)]
     assert of(verdicts, "structure").reason == "column carrier is missing"
     missing = "not evaluated because column carrier is missing"
     assert of(verdicts, "carrier_known").reason == missing

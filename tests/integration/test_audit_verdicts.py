@@ -7,7 +7,7 @@ import pytest
 from lakeshare_pipelines.contracts import Drift
 from lakeshare_pipelines.errors import BranchMoved
 from lakeshare_pipelines.wap.audit import audit
-from lakeshare_pipelines.wap.checks import checks_of
+from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.staged import Verdicts
 from tests.builders.audits import (
@@ -50,7 +50,7 @@ def contract(request):
 
 
 def announced(contract):
-    return [(spec.table, spec.name, spec.severity, spec.description) for spec in checks_of(contract)]
+    return [(spec.table, spec.name, spec.severity, spec.description) for spec in list_checks(contract)]
 
 
 def given(verdicts: Verdicts):

@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from lakeshare_pipelines.backup.config import Backup, Batch
-from lakeshare_pipelines.backup.copy.aws_batch import Attempts, AttemptsOf, AwsBatchEngine
+from lakeshare_pipelines.backup.copy.aws_batch import Attempts, AttemptStore, AwsBatchEngine
 from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress
 from lakeshare_pipelines.cli.backup import backup_app
 from lakeshare_pipelines.errors import BackupError
@@ -119,16 +119,16 @@ def test_killed_anywhere_no_job_is_made_twice(
     keys = numbered(60)
     copies.put(*keys)
     task = copies.task(copies.rows())
-    save, saved = AttemptsOf.save, []
+    save, saved = AttemptStore.save, []
 
-    def killed(kept: AttemptsOf, attempts: Attempts) -> None:
+    def killed(kept: AttemptStore, attempts: Attempts) -> None:
         if len(saved) == survives:
             raise Killed
         saved.append(attempts)
         save(kept, attempts)
 
     with monkeypatch.context() as patched:
-        patched.setattr(AttemptsOf, "save", killed)
+        patched.setattr(AttemptStore, "save", killed)
         try:
             stand.engine(copies).copy(task, nothing)
         except Killed:

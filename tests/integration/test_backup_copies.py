@@ -12,10 +12,10 @@ from zlib import crc32
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.local import LocalEngine, capabilities_of
+from lakeshare_pipelines.backup.copy.local import LocalEngine, probe_capabilities
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
-from lakeshare_pipelines.errors import BackupError, NoAnswer
+from lakeshare_pipelines.errors import BackupError, NoResponse
 from tests.builders.backup_copies import WORK, a_plan, a_task, done_of
 from tests.builders.keys import AWKWARD_KEYS
 from tests.integration.s3_server import REGION, S3Server, running_s3
@@ -195,14 +195,14 @@ def test_every_version_that_is_asked_for_is_the_one_that_is_copied(
 ) -> None:
     import pyarrow as pa
 
-    from lakeshare_pipelines.backup.model import PLAN, whole_table, write_rows
+    from lakeshare_pipelines.backup.model import PLAN, read_table, write_rows
 
     for bucket in (lake.bucket, vault.bucket):
         client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     old = client.put_object(Bucket=lake.bucket, Key="t/part-00", Body=b"old")
     client.put_object(Bucket=lake.bucket, Key="t/part-00", Body=b"new")
     a_plan(tmp_path / "all" / "plan", lake)
-    rows = [row for row in whole_table(tmp_path / "all" / "plan", PLAN).to_pylist() if "00" in row["key"]]
+    rows = [row for row in read_table(tmp_path / "all" / "plan", PLAN).to_pylist() if "00" in row["key"]]
     rows[0] |= {"version_id": old["VersionId"], "etag": old["ETag"].strip('"'), "size_bytes": 3}
     write_rows(tmp_path / "plan", PLAN, [pa.Table.from_pylist(rows, PLAN)])
     task = a_task(tmp_path, lake, vault)
@@ -232,7 +232,7 @@ def test_an_upload_goes_on_where_a_run_broke_off(
         while number and int(number) >= dead_from and len(sent) < 3:
             await asyncio.sleep(0.01)
         if number and int(number) >= dead_from:
-            raise NoAnswer(key, "the line is dead")
+            raise NoResponse(key, "the line is dead")
         answer = await request(self, method, key, query, *rest, **more)
         sent.extend([number] if number else [])
         return answer
@@ -266,7 +266,7 @@ def test_who_may_write_nothing_there_is_told_before_anything_is_copied(
 def test_what_the_store_does_is_found_out_by_trying(vault: StoreAddress, client: Any) -> None:
     async def ask() -> dict[str, bool]:
         async with AsyncS3(vault, 8) as s3:
-            return (await capabilities_of(s3, WORK)).model_dump()
+            return (await probe_capabilities(s3, WORK)).model_dump()
 
     assert asyncio.run(ask()) == {
         "copies_on_condition": True,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_pipelines.backup import plan
-from lakeshare_pipelines.backup.model import HELD, LISTING, whole_table, write_rows
+from lakeshare_pipelines.backup.model import LISTING, POINT_COPIES, read_table, write_rows
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_plans import an_object
 
@@ -21,18 +21,18 @@ Rows = list[dict[str, Any]]
 @pytest.fixture(params=["duckdb", "spark"])
 def differ(request: pytest.FixtureRequest) -> Differ:
     if request.param == "duckdb":
-        return plan.by_duckdb
+        return plan.write_difference_by_duckdb
     lake: Lake = request.getfixturevalue("lake")
-    return partial(plan.by_spark, spark=lake.spark)
+    return partial(plan.write_difference_by_spark, spark=lake.spark)
 
 
 def told(differ: Differ, folder: Path, listed: Rows, held: Rows) -> tuple[Rows, Rows]:
     """Rows of `fresh` and `gone`, in order of their keys."""
     write_rows(folder / "listed", LISTING, [pa.Table.from_pylist(listed, LISTING)])
-    write_rows(folder / "held", HELD, [pa.Table.from_pylist(held, HELD)])
+    write_rows(folder / "held", POINT_COPIES, [pa.Table.from_pylist(held, POINT_COPIES)])
     differ(folder / "listed", folder / "held", folder / "fresh", folder / "gone")
     assert sorted(path.name for path in folder.iterdir()) == ["fresh", "gone", "held", "listed"]
-    found = [whole_table(folder / "fresh", LISTING), whole_table(folder / "gone", plan.GONE)]
+    found = [read_table(folder / "fresh", LISTING), read_table(folder / "gone", plan.GONE)]
     fresh, gone = (table.sort_by("key").to_pylist() for table in found)
     return fresh, gone
 

@@ -8,8 +8,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.policies import Parties, policy_files
-from lakeshare_pipelines.backup.policy_checks import EVERYTHING, Check, Request, checks_of, decide
+from lakeshare_pipelines.backup.policies import Parties, make_policy_files
+from lakeshare_pipelines.backup.policy_checks import EVERYTHING, Check, Request, check_backup, decide
 from tests.builders.backup_batch import keys_of
 from tests.integration.ministack import MiniStack, running_ministack
 from tests.integration.s3_server import S3User, a_client
@@ -47,7 +47,7 @@ def a_backup(s3: MiniStack, source: str, target: str, **changed: Any) -> Backup:
 
 
 def faults(backup: Backup) -> dict[str, Check]:
-    found = {check.name: check for check in checks_of(backup)}
+    found = {check.name: check for check in check_backup(backup)}
     assert all(check.ok != bool(check.remedy) for check in found.values())
     return {name: check for name, check in found.items() if not check.ok}
 
@@ -71,7 +71,7 @@ def test_what_is_missing_is_told_one_by_one_until_nothing_is(s3: MiniStack) -> N
     objects.create_bucket(Bucket="vault", ObjectLockEnabledForBucket=True)
     backup = a_backup(s3, "lake", "vault")
     assert faults(backup).keys() == {"policy of lake", "guard-rails of vault", "reports into vault"}
-    for one in policy_files(backup, Parties(RUNNER)):
+    for one in make_policy_files(backup, Parties(RUNNER)):
         if one.kind == "bucket":
             objects.put_bucket_policy(Bucket=one.subject, Policy=json.dumps(but_for_tls(one.document)))
     assert faults(backup) == {}
@@ -81,7 +81,9 @@ def test_a_policy_that_lost_a_right_is_found(s3: MiniStack) -> None:
     objects = a_client(s3.endpoint, s3.user)
     objects.create_bucket(Bucket="narrow")
     backup = a_backup(s3, "narrow", "vault", lock=None, listing={})
-    [document] = [one.document for one in policy_files(backup, Parties(RUNNER)) if one.subject == "narrow"]
+    [document] = [
+        one.document for one in make_policy_files(backup, Parties(RUNNER)) if one.subject == "narrow"
+    ]
     for statement in document["Statement"]:
         statement["Action"] = [action for action in statement["Action"] if action != "s3:GetObjectVersion"]
     objects.put_bucket_policy(Bucket="narrow", Policy=json.dumps(document))

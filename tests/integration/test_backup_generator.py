@@ -13,14 +13,14 @@ import pytest
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.inventory import list_objects
 from lakeshare_pipelines.backup.inventory.configuration import FORMATS, ReportFormat
-from lakeshare_pipelines.backup.inventory.generate import ReportPlace, generate_report, list_source
+from lakeshare_pipelines.backup.inventory.generate import ReportDestination, generate_report, list_source
 from lakeshare_pipelines.backup.inventory.list_objects import PAGES_BEFORE_CUT, BucketListing
-from lakeshare_pipelines.backup.inventory.reports import listed_rows, reports_at
-from lakeshare_pipelines.backup.model import LISTING, whole_table
+from lakeshare_pipelines.backup.inventory.reports import read_listed_rows, read_reports
+from lakeshare_pipelines.backup.model import LISTING, read_table
 from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
-from lakeshare_pipelines.backup.stores.store import s3_client
+from lakeshare_pipelines.backup.stores.store import make_s3_client
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_batch import keys_of
@@ -70,7 +70,7 @@ def bucket(s3: S3Server) -> StoreAddress:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ACCESS_KEY_ID", s3.admin.access_key)
         environment.setenv("AWS_SECRET_ACCESS_KEY", s3.admin.secret_key)
-        client = s3_client(address)
+        client = make_s3_client(address)
         client.create_bucket(Bucket="lake")
         client.create_bucket(Bucket="reports")
         put_keys(address, KEYS)
@@ -123,7 +123,7 @@ def test_a_flat_folder_is_shared_among_idle_workers(
     bucket: StoreAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuts, is_cut, pages, page_of = [], asyncio.Event(), itertools.count(1), BucketListing.page
-    find_cut = list_objects.cut_of
+    find_cut = list_objects.find_cut
 
     async def cut_of(*arguments: Any, **options: Any) -> str | None:
         cuts.append(await find_cut(*arguments, **options))
@@ -137,7 +137,7 @@ def test_a_flat_folder_is_shared_among_idle_workers(
         return await page_of(listing, *place, **more)
 
     monkeypatch.setattr(BucketListing, "page", page)
-    monkeypatch.setattr("lakeshare_pipelines.backup.inventory.list_objects.cut_of", cut_of)
+    monkeypatch.setattr("lakeshare_pipelines.backup.inventory.list_objects.find_cut", cut_of)
     flat = bucket.model_copy(update={"url": "s3://lake/wh/flat"})
     found = Counter(row["key"] for row in listed(flat, 8, versions=False))
     assert found == Counter(FLAT)
@@ -156,7 +156,7 @@ def test_a_cut_that_is_looked_for_longer_than_its_range_is_listed_holds_nobody_u
             given_up.append(True)
             raise
 
-    monkeypatch.setattr("lakeshare_pipelines.backup.inventory.list_objects.cut_of", endless)
+    monkeypatch.setattr("lakeshare_pipelines.backup.inventory.list_objects.find_cut", endless)
     flat = bucket.model_copy(update={"url": "s3://lake/wh/flat"})
     assert Counter(row["key"] for row in listed(flat, 8, versions=False)) == Counter(FLAT)
     assert given_up
@@ -186,12 +186,14 @@ def test_a_report_of_all_versions_tells_what_the_bucket_has(
     bucket: StoreAddress, file_format: ReportFormat
 ) -> None:
     destination = bucket.model_copy(update={"url": "s3://reports/inventory"})
-    place = ReportPlace(bucket, destination, file_format, versions=True, configuration=file_format.lower())
+    place = ReportDestination(
+        bucket, destination, file_format, versions=True, configuration=file_format.lower()
+    )
     found = generate_report(place)
     store = open_store(destination.at("reports"))
-    [report] = reports_at(store, f"s3://reports/inventory/lake/{file_format.lower()}")
+    [report] = read_reports(store, f"s3://reports/inventory/lake/{file_format.lower()}")
     assert (report.source_bucket, report.has_versions, report.location) == ("lake", True, found.location)
-    batches = [batch for file in report.files for batch in listed_rows(store, report, file)]
+    batches = [batch for file in report.files for batch in read_listed_rows(store, report, file)]
     told = pa.Table.from_batches(batches, LISTING).to_pylist()
     assert sorted(told, key=str) == sorted(listed(bucket, 4, versions=True, wanted=8), key=str)
 
@@ -229,27 +231,27 @@ def test_spark_lists_the_same(
     expected = list_source(backup.model_copy(update={"engine": "local"}), here)
     record = list_source(backup, there, spark=lambda: lake_with_keys.spark)
     assert (record.rows, record.size_bytes) == (expected.rows, expected.size_bytes)
-    rows = [whole_table(work.rows("listing"), LISTING).to_pylist() for work in (here, there)]
+    rows = [read_table(work.rows("listing"), LISTING).to_pylist() for work in (here, there)]
     assert sorted(rows[0], key=str) == sorted(rows[1], key=str)
     assert {path.suffix for path in there.rows("listing").iterdir()} == {".parquet"}
 
 
 def test_spark_writes_a_report(bucket: StoreAddress, lake_with_keys: Lake, tmp_path: Path) -> None:
     destination = StoreAddress(url=str(tmp_path / "reports"))
-    found = generate_report(ReportPlace(bucket, destination), spark=lambda: lake_with_keys.spark)
+    found = generate_report(ReportDestination(bucket, destination), spark=lambda: lake_with_keys.spark)
     location = str(tmp_path / "reports/lake/lakeshare")
     store = open_store(StoreAddress(url=location))
-    [report] = reports_at(store, location)
+    [report] = read_reports(store, location)
     assert len(report.files) == found.files
     assert found.files > 1
-    batches = [batch for file in report.files for batch in listed_rows(store, report, file)]
+    batches = [batch for file in report.files for batch in read_listed_rows(store, report, file)]
     assert Counter(key.as_py() for batch in batches for key in batch["key"]) == Counter(CURRENT)
 
 
 def test_a_refusal_at_spark_is_told(bucket: StoreAddress, lake_with_keys: Lake, tmp_path: Path) -> None:
     destination = StoreAddress(url="s3://nowhere/reports", endpoint=bucket.endpoint, region=REGION)
     with pytest.raises(BackupError, match="there is no such bucket"):
-        generate_report(ReportPlace(bucket, destination), spark=lambda: lake_with_keys.spark)
+        generate_report(ReportDestination(bucket, destination), spark=lambda: lake_with_keys.spark)
 
 
 def test_a_store_that_sorts_whole_keys_and_takes_any_is_listed_alike(
@@ -260,7 +262,7 @@ def test_a_store_that_sorts_whole_keys_and_takes_any_is_listed_alike(
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.user.access_key)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.user.secret_key)
         address = StoreAddress(url="s3://lake", endpoint=server.endpoint, region=REGION)
-        client = s3_client(address)
+        client = make_s3_client(address)
         client.create_bucket(Bucket="lake")
         client.put_bucket_versioning(Bucket="lake", VersioningConfiguration={"Status": "Enabled"})
         put_keys(address, (*keys, *OVERWRITTEN))

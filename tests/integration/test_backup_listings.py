@@ -10,9 +10,13 @@ import pytest
 
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.inventory import reports as inventory
-from lakeshare_pipelines.backup.inventory.configuration import Wanted, put_configuration, to_log
+from lakeshare_pipelines.backup.inventory.configuration import (
+    InventoryOptions,
+    log_message,
+    put_configuration,
+)
 from lakeshare_pipelines.backup.inventory.sources import make_listing
-from lakeshare_pipelines.backup.model import LISTING, ListingRecord, whole_table
+from lakeshare_pipelines.backup.model import LISTING, ListingRecord, read_table
 from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
@@ -157,7 +161,7 @@ def test_a_store_without_inventories_is_told_and_its_bucket_stays(server: S3Serv
     backup = of_lake(server, location="s3://reports/daily/untouched/backup")
     backup = backup.model_copy(update={"source": backup.source.model_copy(update={"url": "s3://untouched"})})
     with pytest.raises(BackupError, match="Use the generator"):
-        put_configuration(backup, Wanted())
+        put_configuration(backup, InventoryOptions())
     assert "untouched" in [one["Name"] for one in server.client().list_buckets()["Buckets"]]
 
 
@@ -174,8 +178,8 @@ def test_spark_reads_a_report_as_this_host_does(
 
     def by(name: str) -> tuple[ListingRecord | None, list[Any]]:
         workspace = Workspace(tmp_path / name)
-        record = make_listing(backup, workspace, DAY, IN_TIME, open_spark, to_log)
-        rows = whole_table(workspace.rows("listing"), LISTING).to_pylist()
+        record = make_listing(backup, workspace, DAY, IN_TIME, open_spark, log_message)
+        rows = read_table(workspace.rows("listing"), LISTING).to_pylist()
         return record, sorted(rows, key=lambda row: str(row["key"]))
 
     here = by("here")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nessie_fixtures import RunningNessie, a_table
 
-from lakeshare_pipelines.backup.verify.iceberg import pointers_of_main
+from lakeshare_pipelines.backup.verify.iceberg import list_main_pointers
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.waiting import wait_until
@@ -15,7 +15,7 @@ def test_main_is_told_as_it_was_at_the_moment(lake: Lake) -> None:
     nessie, table = RunningNessie(lake.settings, lake.endpoint), a_table()
 
     def told(as_of: datetime) -> list[str]:
-        return [one for one in pointers_of_main(lake.settings, as_of) if f"/{table}/" in one]
+        return [one for one in list_main_pointers(lake.settings, as_of) if f"/{table}/" in one]
 
     before = datetime.now(UTC)
     nessie.commit("main", {table: 1}, "publisher")
@@ -31,5 +31,5 @@ def test_main_is_told_as_it_was_at_the_moment(lake: Lake) -> None:
 
 def test_nothing_is_started_where_no_catalog_was_ever_used(tmp_path: Path) -> None:
     settings = LakeSettings(_env_file=None, state_dir=tmp_path / "state")
-    assert pointers_of_main(settings, datetime.now(UTC)) == ()
+    assert list_main_pointers(settings, datetime.now(UTC)) == ()
     assert not (tmp_path / "state/nessie").exists()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.policies import Parties, policy_files, write_policies
+from lakeshare_pipelines.backup.policies import Parties, make_policy_files, write_policies
 from tests.builders.backup_batch import ACCOUNT, ROLE, a_copy_job, ended, running_batch_server, s3control
 from tests.integration.s3_server import S3Server, running_s3
 
@@ -40,7 +40,7 @@ def written(folder: Path) -> Path:
             "batch": {"account": ACCOUNT, "role_arn": ROLE},
         }
     )
-    write_policies(backup, policy_files(backup, Parties(f"arn:aws:iam::{ACCOUNT}:role/run")), folder)
+    write_policies(backup, make_policy_files(backup, Parties(f"arn:aws:iam::{ACCOUNT}:role/run")), folder)
     return folder
 
 

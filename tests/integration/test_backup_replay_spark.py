@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.verify.delta import assess, replay_here, replay_in
+from lakeshare_pipelines.backup.verify.delta import assess, make_spark_replay, replay_locally
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_lakes import AS_OF
 from tests.builders.backup_replays import CASES, Case, copied
@@ -24,7 +24,7 @@ OWN = (
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in OWN], ids=lambda case: case.name)
 def test_spark_tells_what_is_told_in_memory(lake: Lake, case: Case, tmp_path: Path) -> None:
     copy = copied(case, tmp_path)
-    here, there = assess(copy, AS_OF, replay_here), assess(copy, AS_OF, replay_in(lake.spark))
+    here, there = assess(copy, AS_OF, replay_locally), assess(copy, AS_OF, make_spark_replay(lake.spark))
     assert sorted(count.version for count in there.complete) == case.complete
     assert there.complete == here.complete
     assert there.needs == here.needs

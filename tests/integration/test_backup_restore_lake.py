@@ -13,14 +13,14 @@ import pytest
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.restore.selection import RestoreRecord
-from lakeshare_pipelines.backup.restore.tables import Restores, restore_each
+from lakeshare_pipelines.backup.restore.tables import PointRestore, restore_each
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.share.publication import publish_or_replay
-from lakeshare_pipelines.wap.audit import judged
+from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.staged import Lake, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication
-from lakeshare_server.storage import normalised
+from lakeshare_server.storage import normalise_location
 from lakeshare_server.tables import open_index
 from tests.builders.backup_points import DAY, a_backup, a_point
 from tests.builders.main_state import rows_on_main
@@ -53,13 +53,13 @@ class Scene:
 
     @property
     def root(self) -> Path:
-        return Path(normalised(self.latest.location))
+        return Path(normalise_location(self.latest.location))
 
     def run(self, day: str, rows: int) -> None:
         a_delivery(self.lake.settings, self.contract, day, orders(day, rows))
         staged = stage(self.lake, self.contract, [day], str(uuid4()))
         if self.first_verdicts is None:
-            self.first_verdicts = judged(self.lake, self.contract, staged)
+            self.first_verdicts = audit_and_save(self.lake, self.contract, staged)
         verdicts = as_good_as(self.first_verdicts, staged)
         publish_or_replay(self.lake, self.catalog, self.contract, staged, verdicts)
 
@@ -69,7 +69,7 @@ class Scene:
     def served(self) -> set[str]:
         """The files that recipients are sent to, all of which are there."""
         index = open_index(self.lake.settings.index_dir, self.latest.index_digest)
-        paths = {normalised(path) for batch in index.batches() for path in batch["path"].to_pylist()}
+        paths = {normalise_location(path) for batch in index.batches() for path in batch["path"].to_pylist()}
         assert all(Path(path).exists() for path in paths)
         return paths
 
@@ -85,7 +85,7 @@ class Scene:
             assert latest is not None
             if latest.format == "iceberg" and entry:
                 publisher.drop_table(table.name, "main", publisher.reference("main").hash, message="lost")
-            shutil.rmtree(normalised(latest.location))
+            shutil.rmtree(normalise_location(latest.location))
 
     def restore(self) -> RestoreRecord:
         """Restore all tables of the set; what became of the orders."""
@@ -93,7 +93,7 @@ class Scene:
         assert point is not None
         restored = restore_each(
             [table.name for table in self.contract.tables],
-            lambda name: Restores(self.lake.settings, self.backup, point).in_place(self.catalog, name),
+            lambda name: PointRestore(self.lake.settings, self.backup, point).in_place(self.catalog, name),
         )
         assert restored.failures == ()
         return next(one for one in restored.records if one.registered_as == self.orders)
@@ -129,7 +129,7 @@ def an_older_version_of_a_newer_point(scene: Scene, old: Publication, rows: list
     point = scene.new_point("2026-11-21")
     version = old.snapshot_id if old.delta_version is None else old.delta_version
     settings = scene.lake.settings
-    restored = Restores(settings, scene.backup, point).in_place(scene.catalog, scene.orders, version)
+    restored = PointRestore(settings, scene.backup, point).in_place(scene.catalog, scene.orders, version)
     assert scene.rows() == rows
     assert (restored.version, restored.rows) == (version, old.rows)
     assert scene.latest.version > newer.version

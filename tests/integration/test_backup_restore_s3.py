@@ -12,12 +12,12 @@ from pyiceberg.table import StaticTable
 
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.model import Point
-from lakeshare_pipelines.backup.points import Points, point_of_this_moment
-from lakeshare_pipelines.backup.restore.tables import Restores
-from lakeshare_pipelines.backup.restore.targets import mounted
-from lakeshare_pipelines.backup.run import Making, make_point, run_drill
+from lakeshare_pipelines.backup.points import Points, wait_for_point_name
+from lakeshare_pipelines.backup.restore.tables import PointRestore
+from lakeshare_pipelines.backup.restore.targets import find_mount
+from lakeshare_pipelines.backup.run import BackupRun, make_point, run_drill
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import file_properties, storage_options
+from lakeshare_pipelines.backup.stores.store import make_file_properties, make_storage_options
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
 from tests.builders.lake_tables import IcebergTable, some_rows
@@ -48,11 +48,11 @@ class Scene:
         return self.backup.source.model_copy(update={"url": url})
 
     def rows(self, location: str) -> list[str]:
-        table = DeltaTable(location, storage_options=storage_options(self.backup.source))
+        table = DeltaTable(location, storage_options=make_storage_options(self.backup.source))
         return sorted(map(repr, table.to_pyarrow_table().to_pylist()))
 
     def iceberg_rows(self, location: str) -> list[str]:
-        table = StaticTable.from_metadata(location, file_properties(self.backup.source))
+        table = StaticTable.from_metadata(location, make_file_properties(self.backup.source))
         return sorted(map(repr, table.scan().to_arrow().to_pylist()))
 
     def lose(self, prefix: str) -> None:
@@ -76,7 +76,7 @@ def a_scene(server: S3Server, folder: Path) -> Scene:
         client.create_bucket(Bucket=bucket)
     client.put_bucket_versioning(Bucket="vault", VersioningConfiguration={"Status": "Enabled"})
     source = StoreAddress(url="s3://lake", endpoint=server.endpoint, region=REGION)
-    options = storage_options(source)
+    options = make_storage_options(source)
     for days in (3, 2):
         write_deltalake(
             f"s3://lake/{DELTA}",
@@ -85,7 +85,7 @@ def a_scene(server: S3Server, folder: Path) -> Scene:
             partition_by=["day"],
             storage_options=options,
         )
-    iceberg = IcebergTable("s3://lake", some_rows().schema, **file_properties(source))
+    iceberg = IcebergTable("s3://lake", some_rows().schema, **make_file_properties(source))
     for days in (3, 2):
         iceberg.append(some_rows(days=days))
     backup = Backup(
@@ -95,7 +95,7 @@ def a_scene(server: S3Server, folder: Path) -> Scene:
         listing=ListingSource(lag_days=0, wait_hours=0),
     )
     settings = LakeSettings(_env_file=None, state_dir=folder / "state")
-    making = Making(settings, backup, point_of_this_moment(), "test")
+    making = BackupRun(settings, backup, wait_for_point_name(), "test")
     point = make_point(making, datetime.now(UTC), print, lambda _: None)
     scene = Scene(settings, open_catalog(settings.catalog_url), backup, point, client, [], [])
     scene.delta = scene.rows(f"s3://lake/{DELTA}")
@@ -104,7 +104,7 @@ def a_scene(server: S3Server, folder: Path) -> Scene:
 
 
 def restored_in_place(scene: Scene) -> list[str]:
-    Restores(scene.settings, scene.backup, scene.point).in_place(scene.catalog, DELTA)
+    PointRestore(scene.settings, scene.backup, scene.point).in_place(scene.catalog, DELTA)
     return scene.rows(f"s3://lake/{DELTA}")
 
 
@@ -117,24 +117,28 @@ def test_the_point_is_verified(scene: Scene) -> None:
 
 def test_a_lost_delta_table_is_the_same_again(scene: Scene) -> None:
     scene.lose(f"{DELTA}/")
-    plan = Restores(scene.settings, scene.backup, scene.point).plan(scene.catalog, DELTA, None)
+    plan = PointRestore(scene.settings, scene.backup, scene.point).plan(scene.catalog, DELTA, None)
     assert plan.objects == plan.requests > 5
     assert plan.usd > 0
     assert restored_in_place(scene) == scene.delta
-    assert Restores(scene.settings, scene.backup, scene.point).plan(scene.catalog, DELTA, None).objects == 0
+    assert (
+        PointRestore(scene.settings, scene.backup, scene.point).plan(scene.catalog, DELTA, None).objects == 0
+    )
     assert not list(open_store(scene.backup.source).list("_lakeshare/"))
 
 
 def test_a_delta_table_that_went_on_shows_its_old_state(scene: Scene) -> None:
-    options = storage_options(scene.backup.source)
+    options = make_storage_options(scene.backup.source)
     DeltaTable(f"s3://lake/{DELTA}", storage_options=options).delete("day = DATE '2013-01-02'")
     assert restored_in_place(scene) == scene.delta
 
 
 def test_a_partition_comes_back(scene: Scene) -> None:
-    options = storage_options(scene.backup.source)
+    options = make_storage_options(scene.backup.source)
     DeltaTable(f"s3://lake/{DELTA}", storage_options=options).delete("day = DATE '2013-01-01'")
-    Restores(scene.settings, scene.backup, scene.point).partition(scene.catalog, DELTA, {"day": "2013-01-01"})
+    PointRestore(scene.settings, scene.backup, scene.point).partition(
+        scene.catalog, DELTA, {"day": "2013-01-01"}
+    )
     assert scene.rows(f"s3://lake/{DELTA}") == scene.delta
 
 
@@ -146,14 +150,14 @@ def test_tables_open_at_another_place(scene: Scene, to: str, tmp_path: Path) -> 
             if to == "bucket"
             else StoreAddress(url=f"{tmp_path}/{table}")
         )
-        restored = Restores(scene.settings, scene.backup, scene.point).elsewhere(table, place)
+        restored = PointRestore(scene.settings, scene.backup, scene.point).elsewhere(table, place)
         found = scene.rows(restored.location) if table == DELTA else scene.iceberg_rows(restored.location)
         assert found == expected
         assert restored.location.startswith(place.url)
 
 
 def test_an_iceberg_table_opens_where_its_copies_are(scene: Scene) -> None:
-    found = mounted(Points(scene.backup), scene.point, ICEBERG)
+    found = find_mount(Points(scene.backup), scene.point, ICEBERG)
     assert found.location.startswith("s3://vault/_lakeshare/lake/points/")
     assert scene.iceberg_rows(found.location) == scene.iceberg
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.retention import Locked, lock_copies, lock_point, retained
+from lakeshare_pipelines.backup.retention import LockResult, apply_retention, lock_copies, lock_point
 from lakeshare_pipelines.backup.sweep import sweep_points
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import Planner, a_planner, an_object
@@ -51,29 +51,29 @@ def lock_of(
     return said.get("ObjectLockMode"), said.get("ObjectLockRetainUntilDate")
 
 
-def locked(planner: Planner, day: str, until: dt.datetime) -> Locked:
+def locked(planner: Planner, day: str, until: dt.datetime) -> LockResult:
     points = planner.points
     return lock_copies(
-        planner.backup, points.held(points.get(day)), points, day, until, lambda sentence: None
+        planner.backup, points.read_copies(points.get(day)), points, day, until, lambda sentence: None
     )
 
 
 def test_copies_are_locked_and_a_second_time_is_nothing(s3: S3Server, planner: Planner) -> None:
     planner.point(ONE, [an_object("a"), an_object("b c+%")])
-    assert locked(planner, ONE, SOON) == Locked(SOON, 2, 0)
+    assert locked(planner, ONE, SOON) == LockResult(SOON, 2, 0)
     mode, until = lock_of(s3, planner, "b c+%")
     assert mode == "GOVERNANCE"
     assert until is not None
     assert until >= SOON
-    assert locked(planner, ONE, SOON) == Locked(SOON, 0, 2)
+    assert locked(planner, ONE, SOON) == LockResult(SOON, 0, 2)
 
 
 def test_a_lock_is_extended_for_a_newer_point_and_never_shortened(s3: S3Server, planner: Planner) -> None:
     planner.point(ONE, [an_object("old"), an_object("both")])
     locked(planner, ONE, SOON)
     planner.point(TWO, [an_object("both"), an_object("new")])
-    assert locked(planner, TWO, LATER) == Locked(LATER, 2, 0)
-    assert locked(planner, ONE, SOON) == Locked(SOON, 0, 2)
+    assert locked(planner, TWO, LATER) == LockResult(LATER, 2, 0)
+    assert locked(planner, ONE, SOON) == LockResult(SOON, 0, 2)
     ends = {key: lock_of(s3, planner, key)[1] for key in ("old", "both", "new")}
     assert ends["old"] is not None
     assert ends["old"] < LATER <= min(ends["both"], ends["new"])  # type: ignore[type-var]
@@ -86,14 +86,14 @@ def test_what_a_point_that_is_locked_as_long_holds_is_not_asked_for(s3: S3Server
     planner.point(TWO, [an_object("a"), an_object("c")])
     # Were it asked for, this would be refused.
     s3.client().delete_object(Bucket=planner.backup.target.bucket, Key="keep/objects/a")
-    assert locked(planner, TWO, SOON) == Locked(SOON, 1, 1)
+    assert locked(planner, TWO, SOON) == LockResult(SOON, 1, 1)
 
 
 def test_a_new_point_is_given_a_class_and_its_lock(s3: S3Server, planner: Planner) -> None:
     planner.point(ONE, [an_object("a")])
     points = planner.points
-    held = points.held(points.get(ONE))
-    found, until = retained(points, ONE, "verified", SOON, held, lambda sentence: None)
+    held = points.read_copies(points.get(ONE))
+    found, until = apply_retention(points, ONE, "verified", SOON, held, lambda sentence: None)
     assert (found, until) == ("daily", SOON + dt.timedelta(days=1))
     assert lock_of(s3, planner, "a")[0] == "GOVERNANCE"
 

@@ -16,15 +16,15 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import BATCH, CopyTask, Outcome, Progress, Wanted
+from lakeshare_pipelines.backup.copy.engine import BATCH, CopyItem, CopyTask, Outcome, Progress
 from lakeshare_pipelines.backup.copy.local import LocalEngine
 from lakeshare_pipelines.backup.copy.objects import ServerSideCopier
 from lakeshare_pipelines.backup.copy.spark import (
     PortionWork,
     SparkEngine,
-    done_record,
-    done_rows,
-    portions_of,
+    load_or_make_portions,
+    read_done_rows,
+    read_portion_record,
 )
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
@@ -130,7 +130,7 @@ def an_executor(environment: dict[str, str], work: PortionWork, number: int, lif
     os.environ.update(environment)
     copy, copied = ServerSideCopier.copy, itertools.count(1)
 
-    async def mortal_copy(copier: ServerSideCopier, wanted: Wanted) -> Outcome:
+    async def mortal_copy(copier: ServerSideCopier, wanted: CopyItem) -> Outcome:
         outcome = await copy(copier, wanted)
         if next(copied) == life:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -221,12 +221,12 @@ def test_an_executor_killed_at_random_points_loses_nothing_and_repeats_no_settle
 ) -> None:
     """A process that does what an executor does, killed after a random number of copies, again and again."""
     keys, task = many_to_copy(copies, 100 * KILLS)
-    portions = portions_of(copies.target, "work/spark/", task.plan, workers=1)
+    portions = load_or_make_portions(copies.target, "work/spark/", task.plan, workers=1)
     work = PortionWork(task, portions, LocalEngine())
     chance, kills = random.Random(7), 0
     settled: Counter[str] = Counter()
     for number in itertools.cycle(range(portions.count)):
-        if all(done_record(copies.target, portions, one) for one in range(portions.count)):
+        if all(read_portion_record(copies.target, portions, one) for one in range(portions.count)):
             break
         life = chance.randrange(1, 160) if kills < KILLS else None
         executor = FORKS.Process(target=an_executor, args=(dict(os.environ), work, number, life))
@@ -236,7 +236,7 @@ def test_an_executor_killed_at_random_points_loses_nothing_and_repeats_no_settle
         settled = require_settled(copies, task, settled)
     assert kills == KILLS
     assert copies.copied() == {key: copies.content(key) for key in keys}
-    told = [row for table in done_rows(copies.target, portions) for row in table.to_pylist()]
+    told = [row for table in read_done_rows(copies.target, portions) for row in table.to_pylist()]
     assert sorted((row["key"], row["status"]) for row in told) == [(key, "succeeded") for key in keys]
 
 

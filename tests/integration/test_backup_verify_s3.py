@@ -11,12 +11,12 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table import StaticTable
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.model import HELD, TableProof, whole_table
+from lakeshare_pipelines.backup.model import POINT_COPIES, TableProof, read_table
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.restore.tables import Restores
+from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.scrub import scrub
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import file_properties, storage_options
+from lakeshare_pipelines.backup.stores.store import make_file_properties, make_storage_options
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_lakes import Lake, listed_as
 from tests.builders.lake_tables import IcebergTable, some_rows
@@ -65,7 +65,7 @@ def lake(server: S3Server, client: Any, tmp_path: Path, request: pytest.FixtureR
 def append(lake: Lake, number: int) -> None:
     source = lake.backup.source
     rows = pa.table({"n": [number, number + 1]})
-    options = storage_options(source) | {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}
+    options = make_storage_options(source) | {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}
     write_deltalake(source.location(ORDERS), rows, mode="append", storage_options=options)
 
 
@@ -87,7 +87,7 @@ def rows_of(lake: Lake, proof: TableProof) -> int:
     table = DeltaTable(
         target.location(proof.table.stored_root),
         version=proof.version,
-        storage_options=storage_options(target),
+        storage_options=make_storage_options(target),
     )
     return table.to_pyarrow_dataset().count_rows()
 
@@ -97,7 +97,7 @@ def test_a_copy_is_proved_in_place_with_equal_etags(lake: Lake) -> None:
     (proof,) = proved.tables
     assert (proved.status, proof.status, proof.version, proof.rows) == ("verified", "verified", 2, 6)
     assert rows_of(lake, proof) == 6
-    held = whole_table(lake.workspace(DAY).rows("held"), HELD)
+    held = read_table(lake.workspace(DAY).rows("held"), POINT_COPIES)
     assert held["level"].to_pylist() == [2] * held.num_rows
     assert all(held["stored_version_id"].to_pylist())
 
@@ -131,7 +131,9 @@ def test_a_copy_that_was_overwritten_behind_its_back_is_healed_the_next_day(lake
 
 def test_an_iceberg_table_opens_on_its_mount(lake: Lake, server: S3Server) -> None:
     source = lake.backup.source
-    table = IcebergTable(source.location("ice"), ROWS.schema, partitioned_by=(), **file_properties(source))
+    table = IcebergTable(
+        source.location("ice"), ROWS.schema, partitioned_by=(), **make_file_properties(source)
+    )
     table.append(ROWS)
     table.append(ROWS)
     lost = [one.key for one in lake.listing() if one.key.startswith("ice/") and one.key.endswith(".parquet")][
@@ -142,7 +144,7 @@ def test_an_iceberg_table_opens_on_its_mount(lake: Lake, server: S3Server) -> No
     )
     assert (proof.status, proof.rows, proof.healed) == ("verified", 8, tuple(lost))
     assert proof.mount is not None
-    mounted = StaticTable.from_metadata(proof.mount, file_properties(lake.backup.target))
+    mounted = StaticTable.from_metadata(proof.mount, make_file_properties(lake.backup.target))
     paths = [task.file.file_path for task in mounted.scan().plan_files()]
     assert all(path.startswith(lake.backup.target.location("objects/")) for path in paths)
 
@@ -176,7 +178,10 @@ def test_a_scrub_notices_a_copy_that_was_overwritten_and_the_points_learn_of_its
     points, target = Points(lake.backup), open_store(lake.backup.target)
     key = f"objects/{newest_data(lake)}"
     (row,) = [
-        row for batch in points.held(points.get(DAY)) for row in batch.to_pylist() if row["stored_key"] == key
+        row
+        for batch in points.read_copies(points.get(DAY))
+        for row in batch.to_pylist()
+        if row["stored_key"] == key
     ]
     content = target.read(key)
     client.delete_object(Bucket=target.address.bucket, Key=key, VersionId=row["stored_version_id"])
@@ -188,4 +193,4 @@ def test_a_scrub_notices_a_copy_that_was_overwritten_and_the_points_learn_of_its
     again = scrub(lake.backup, points, settings, dt.datetime.now(dt.UTC), everything=True)
     assert (again.passed, again.repaired, again.read) == (True, (), record.read)
     place = StoreAddress(url=str(lake.base / "restored"))
-    assert Restores(settings, lake.backup, points.get(DAY)).elsewhere(ORDERS, place).rows == 6
+    assert PointRestore(settings, lake.backup, points.get(DAY)).elsewhere(ORDERS, place).rows == 6

@@ -10,7 +10,7 @@ import pytest
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import TableProof
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.verify.iceberg import spelt
+from lakeshare_pipelines.backup.verify.iceberg import normalize_location
 from lakeshare_pipelines.backup.verify.objects import OpenSpark
 from lakeshare_pipelines.wap.staged import Lake as SparkLake
 from tests.builders.backup_lakes import Lake
@@ -46,7 +46,10 @@ def proved(
     proofs = copied.made(DAY, copied.listing(), pointers=pointers, spark=open_spark(lake)).tables
     by_metadata = {proof.metadata_key: proof for proof in proofs}
     source = copied.backup.source.location("")
-    keys = {name: spelt(one.state.metadata_location).removeprefix(source) for name, one in made.items()}
+    keys = {
+        name: normalize_location(one.state.metadata_location).removeprefix(source)
+        for name, one in made.items()
+    }
     return {name: (one, by_metadata[keys[name]]) for name, one in made.items()}
 
 

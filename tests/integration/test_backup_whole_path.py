@@ -22,9 +22,9 @@ from pyiceberg.table import StaticTable
 from lakeshare_pipelines.backup.config import Backup, Batch, ListingSource
 from lakeshare_pipelines.backup.copy.engine import BATCH
 from lakeshare_pipelines.backup.model import Point
-from lakeshare_pipelines.backup.points import Points, point_of_this_moment
-from lakeshare_pipelines.backup.restore.tables import Restores
-from lakeshare_pipelines.backup.run import Making, make_point
+from lakeshare_pipelines.backup.points import Points, wait_for_point_name
+from lakeshare_pipelines.backup.restore.tables import PointRestore
+from lakeshare_pipelines.backup.run import BackupRun, make_point
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import open_catalog
@@ -147,7 +147,7 @@ def own(tmp_path: Path) -> LakeSettings:
     return LakeSettings(_env_file=None, state_dir=tmp_path / "state")
 
 
-def _made(making: Making) -> Point:
+def _made(making: BackupRun) -> Point:
     return make_point(making, dt.datetime.now(dt.UTC), print, lambda _: None)
 
 
@@ -168,8 +168,8 @@ def test_lost_tables_come_back_through_every_engine(
 
     orders, lines = sales.orders(), sales.lines(sales.metadata_location)
     backup = sales.backup(engine, f"vault-{engine.replace('_', '-')}")
-    day = point_of_this_moment()
-    making = Making(own, backup, day, "test", spark if engine == "spark" else None)
+    day = wait_for_point_name()
+    making = BackupRun(own, backup, day, "test", spark if engine == "spark" else None)
     point = _made(making)
 
     assert point.status == "verified", point.verification
@@ -179,14 +179,14 @@ def test_lost_tables_come_back_through_every_engine(
 
     client = sales.s3.client()
     _lose(client, "lake", ROOT)
-    restored = Restores(own, backup, point).in_place(open_catalog(own.catalog_url), ROOT)
+    restored = PointRestore(own, backup, point).in_place(open_catalog(own.catalog_url), ROOT)
     assert restored.objects >= FILES_A_COMMIT * COMMITS
     assert sales.orders().equals(orders)
 
     to = StoreAddress(
         url=f"s3://lake/restored/{engine}", endpoint=sales.s3.endpoint, region=REGION, profile="keeper"
     )
-    elsewhere = Restores(own, backup, point).elsewhere(LINES, to)
+    elsewhere = PointRestore(own, backup, point).elsewhere(LINES, to)
     assert elsewhere.location.startswith("s3://lake/restored/")
     assert sales.lines(elsewhere.location).equals(lines)
 
@@ -199,22 +199,22 @@ def test_killed_at_random_points_nothing_is_lost_and_little_copied_twice(
     """Spark's driver, and its executors, are killed in test_backup_spark_copies.py."""
     vault = f"vault-killed-{engine.replace('_', '-')}"
     backup = sales.backup(engine, vault, in_flight=IN_FLIGHT)
-    day = point_of_this_moment()
+    day = wait_for_point_name()
 
     def work() -> None:
-        _made(Making(own, backup, day, "test"))
+        _made(BackupRun(own, backup, day, "test"))
 
     again = [0]
     kills = killed_at_random(
         work, KILLS, seed=20, longest_s=1.2, after_each=lambda: again.append(_copied_again(sales, vault))
     )
     assert kills == KILLS
-    point = _made(Making(own, backup, day, "test"))
+    point = _made(BackupRun(own, backup, day, "test"))
 
     assert point.status == "verified"
     again.append(_copied_again(sales, vault))
     assert max(later - before for before, later in pairwise(again)) <= BATCH + IN_FLIGHT
-    held = {key for batch in Points(backup).held(point) for key in batch["stored_key"].to_pylist()}
+    held = {key for batch in Points(backup).read_copies(point) for key in batch["stored_key"].to_pylist()}
     assert held <= set(_objects(sales.s3.client(), vault, "objects"))
 
 
@@ -237,7 +237,7 @@ def test_a_bucket_reported_as_aws_documents_is_backed_up(
     reports = InventoryReports(
         lambda key, content: client.put_object(Bucket="lake", Key=key, Body=content), bucket, "lake"
     )
-    day = point_of_this_moment()
+    day = wait_for_point_name()
     reports.deliver(
         stored_in(client, bucket, versions=versions),
         file_format,
@@ -250,14 +250,14 @@ def test_a_bucket_reported_as_aws_documents_is_backed_up(
     )
     source = sales.source.model_copy(update={"url": f"s3://{bucket}"})
     backup = sales.backup(engine, f"vault-{bucket}", source=source, listing=listing)
-    point = _made(Making(own, backup, day, "test"))
+    point = _made(BackupRun(own, backup, day, "test"))
 
     assert point.status == "verified", point.verification
     assert point.listing.kind == "s3_inventory"
     assert not point.listing.is_late
     [proof] = point.verification.tables
     assert proof.rows == rows
-    kept = {key for batch in Points(backup).held(point) for key in batch["key"].to_pylist()}
+    kept = {key for batch in Points(backup).read_copies(point) for key in batch["key"].to_pylist()}
     assert kept == {one["Key"] for one in client.list_objects_v2(Bucket=bucket)["Contents"]}
 
 

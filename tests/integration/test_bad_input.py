@@ -15,8 +15,8 @@ from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.spark.session import driver_pid
-from lakeshare_pipelines.wap.audit import judged
-from lakeshare_pipelines.wap.stage import StagingPlace, places, stage
+from lakeshare_pipelines.wap.audit import audit_and_save
+from lakeshare_pipelines.wap.stage import StagingLocation, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Ledger, Publication, open_catalog
 from tests.builders.killed_run import run_until_killed
@@ -83,7 +83,7 @@ RED = {
 
 def run(lake, catalog, contract, day):
     staged = stage(lake, contract, [day], str(uuid4()))
-    return publish_or_replay(lake, catalog, contract, staged, judged(lake, contract, staged))
+    return publish_or_replay(lake, catalog, contract, staged, audit_and_save(lake, contract, staged))
 
 
 @pytest.fixture(scope="module", params=["iceberg", "delta"])
@@ -108,14 +108,14 @@ class Before:
     main: dict[str, object]
     latest: list[Publication | None]
     rows: int
-    places: list[StagingPlace]
+    places: list[StagingLocation]
 
     @classmethod
     def seen(cls, lake: Lake, catalog: Catalog, contract: SetContract) -> "Before":
         ledger = Ledger(catalog)
         latest = [ledger.latest(table.name) for table in contract.tables]
         rows = len(rows_on_main(lake, contract, "orders"))
-        return cls(main_state(lake, contract), latest, rows, places(lake, [contract]))
+        return cls(main_state(lake, contract), latest, rows, list_staging_locations(lake, [contract]))
 
 
 @pytest.fixture

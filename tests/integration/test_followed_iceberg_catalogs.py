@@ -12,7 +12,7 @@ from lakeshare_server.catalog import Ledger
 from lakeshare_server.cli import main
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.storage import Stores
-from lakeshare_server.versions import Versions, tables_at
+from lakeshare_server.versions import Versions, list_tables_at
 from tests.builders.followed_iceberg import NAME, a_reader, count_of, numbered, pinned, refused, version_of
 from tests.builders.iceberg_door import rest_catalog
 from tests.builders.lake_tables import some_rows
@@ -210,5 +210,5 @@ def test_the_tables_of_a_folder_in_s3_are_found_without_a_listing_of_their_files
         client.put_object(Bucket="folders", Key=key, Body=b"{}")
     stores = Stores(provider.settings)
     assert stores.folders("s3://folders/lake") == ["_tmp", "a", "a-b", "notes", "\u00fc z"]
-    found = tables_at("s3://folders/lake/*", stores, provider.settings)
+    found = list_tables_at("s3://folders/lake/*", stores, provider.settings)
     assert found == [f"s3://folders/lake/{name}" for name in ("a", "a-b", "\u00fc z")]

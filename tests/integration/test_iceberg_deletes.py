@@ -19,7 +19,7 @@ import pytest
 
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.storage.locations import local_path
-from lakeshare_server.tables.iceberg.deletes import INLINE_BYTES, framed
+from lakeshare_server.tables.iceberg.deletes import INLINE_BYTES, frame_vector
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.deletion_vector import from_z85
 from tests.builders.hostile.served import quietly
@@ -114,7 +114,7 @@ def test_vectors_of_iceberg_are_sent_byte_for_byte_and_planned(shared: Shared, n
     written = [file.read_bytes() for file in folder.rglob("*.puffin")]
     vectors = [file.vector for file in shared.reader(name).snapshot().files if file.vector]
     contents = [from_z85(vector["pathOrInlineDv"])[: vector["sizeInBytes"]] for vector in vectors]
-    as_written = [any(framed(content) in file for file in written) for content in contents]
+    as_written = [any(frame_vector(content) in file for file in written) for content in contents]
     # Of an upgraded table, files that nothing was deleted from since still have their position deletes.
     assert any(as_written) if name == "v2_upgraded" else as_written and all(as_written)
 

@@ -27,7 +27,7 @@ from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.changes import TableState
-from lakeshare_pipelines.wap.staged import without_spark
+from lakeshare_pipelines.wap.staged import open_lake_without_spark
 from lakeshare_server.catalog import Ledger, Recipients
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.shares import allow_directory_access
@@ -162,13 +162,15 @@ def test_pipelines_read_what_they_publish_with_their_own_settings(
 ) -> None:
     """Where the catalog says that a table is in S3; our own catalogs are on disks."""
     state = state_of(made)
-    lake = without_spark(LakeSettings(**provider.settings.model_dump(include=set(LakeSettings.model_fields))))
+    lake = open_lake_without_spark(
+        LakeSettings(**provider.settings.model_dump(include=set(LakeSettings.model_fields)))
+    )
     told = TableState(state.metadata_location, state.snapshot_id, Stores(lake.settings))
-    monkeypatch.setattr(publication, "state_at", lambda *_: told)
+    monkeypatch.setattr(publication, "get_table_state", lambda *_: told)
     table = Table("lake.flights", "iceberg", ())
     nothing = {"set_name": "", "run_id": "", "partition": "", "contract_digest": "", "verdicts": {}}
     ledger = Ledger(provider.catalog)
-    found = publication.pinned(lake, ledger, table, nessie_hash="0", delta_version=None, **nothing)
+    found = publication.pin_publication(lake, ledger, table, nessie_hash="0", delta_version=None, **nothing)
     assert (found.rows, found.location) == (12, made.table.location())
     assert found.changes_digest is not None
 

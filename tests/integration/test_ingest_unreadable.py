@@ -8,7 +8,7 @@ import pytest
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.frame import read_delivery
 from lakeshare_pipelines.ingest.sources import ReadingLimits
-from lakeshare_pipelines.spark.session import explained
+from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import a_readings_contract, landed, parquet_bytes, zipped
 
@@ -55,7 +55,7 @@ def test_a_quote_that_is_never_closed_is_refused_before_the_value_fills_the_memo
     settings = lake.settings.model_copy(update={"max_line_mb": 1})
     with (
         pytest.raises(DeliveryError, match=r"all/readings\.csv: a value is longer than 1 MiB.*MAX_LINE_MB"),
-        explained(settings, "staging", delivery.files),
+        translate_errors(settings, "staging", delivery.files),
     ):
         read_delivery(lake.spark, contract, [delivery], ReadingLimits(max_line_mb=1))
 

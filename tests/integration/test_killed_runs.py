@@ -12,9 +12,9 @@ from uuid import uuid4
 import pytest
 
 from lakeshare_pipelines.share.publication import publish, publish_or_replay, repair, rollback
-from lakeshare_pipelines.wap.audit import judged
-from lakeshare_pipelines.wap.stage import drop_abandoned, places, stage
-from lakeshare_pipelines.wap.staged import recorded, staging_prefix
+from lakeshare_pipelines.wap.audit import audit_and_save
+from lakeshare_pipelines.wap.stage import drop_abandoned, list_staging_locations, stage
+from lakeshare_pipelines.wap.staged import list_recorded_names, make_staging_prefix
 from tests.builders.killed_run import run_until_killed
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_contract, a_delivery, as_good_as, orders
@@ -28,7 +28,7 @@ BEFORE_PUBLISH = {
     "the staging location was made": ("{staging}.open", 1),
     "its first table was written": ("{staging}.write", 1),
     "its last table was written": ("{staging}.write", 2),
-    "it was audited": ("lakeshare_pipelines.wap.audit:judged", 1),
+    "it was audited": ("lakeshare_pipelines.wap.audit:audit_and_save", 1),
 }
 BEFORE_IT_LANDED = "earlier runs were completed"
 WHILE_PUBLISHING = {
@@ -63,7 +63,7 @@ class Walk:
 
     def staged_and_audited(self, day: str):
         staged = stage(self.lake, self.contract, [day], str(uuid4()))
-        return staged, judged(self.lake, self.contract, staged)
+        return staged, audit_and_save(self.lake, self.contract, staged)
 
     def staged_as_good_as_the_first(self, day: str):
         """Stage a day, with the verdicts of the first day's audit: no audit is killed here."""
@@ -100,8 +100,8 @@ class Walk:
 
     def require_each_day_once(self, step: str) -> None:
         drop_abandoned(self.lake, [self.contract])
-        assert places(self.lake, [self.contract]) == [], step
-        assert recorded(self.lake.settings, staging_prefix(self.contract.name)) == [], step
+        assert list_staging_locations(self.lake, [self.contract]) == [], step
+        assert list_recorded_names(self.lake.settings, make_staging_prefix(self.contract.name)) == [], step
         for table in self.contract.tables:
             assert [publication.partition for publication in self.history(table)] == self.days[::-1], step
         expected = [(day, row["id"]) for day in self.days for row in orders(day)]

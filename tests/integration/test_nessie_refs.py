@@ -12,7 +12,7 @@ from lakeshare_pipelines.nessie import client as calls
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.versions import metadata_sources, tables_at
+from lakeshare_server.versions import list_tables_at, metadata_sources
 
 
 @pytest.fixture(scope="module")
@@ -143,5 +143,5 @@ def test_the_tables_of_a_namespace_on_a_branch_are_found_page_by_page(nessie, mo
     monkeypatch.setenv("PYICEBERG_CATALOG__GIT__TOKEN", nessie.endpoint.writer_token)
     branch, settings = nessie.a_branch(), ServerSettings(_env_file=None)
     nessie.commit(branch, {f"many.t{number}": 1 for number in range(5)} | {"other.t": 1})
-    found = tables_at(f"nessie:git/many.*@{branch}", Stores(settings), settings)
+    found = list_tables_at(f"nessie:git/many.*@{branch}", Stores(settings), settings)
     assert found == [f"nessie:git/many.t{number}@{branch}" for number in range(5)]

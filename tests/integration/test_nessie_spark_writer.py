@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nessie_fixtures import a_running_nessie
 
-from lakeshare_pipelines.spark.jars import packaged_java
+from lakeshare_pipelines.spark.jars import find_packaged_java
 
 # In a process of its own: a driver's Java cannot be changed once it runs, and other tests have theirs.
 PROGRAM = """\
@@ -17,7 +17,7 @@ import json, sys
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.session import attach
+from lakeshare_pipelines.spark.session import attach_catalog
 from lakeshare_pipelines.spark.session import spark_session
 
 state_dir, java_home = sys.argv[1:]
@@ -35,7 +35,7 @@ def refusal(spark, statement):
     return None
 
 with spark_session(settings) as spark:
-    wap, main = attach(spark, settings, endpoint, "wap-1"), attach(spark, settings, endpoint, "main")
+    wap, main = attach_catalog(spark, settings, endpoint, "wap-1"), attach_catalog(spark, settings, endpoint, "main")
     table = "flights.departures"
     spark.sql(f"CREATE NAMESPACE {wap}.flights")
     spark.sql(f"CREATE TABLE {wap}.{table} (day date, delay int) USING iceberg PARTITIONED BY (day)")
@@ -59,7 +59,7 @@ print(json.dumps(said))
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("spark") / "folder with a blank"
     with a_running_nessie(folder) as nessie:
-        command = [sys.executable, "-c", PROGRAM, str(folder), str(packaged_java())]
+        command = [sys.executable, "-c", PROGRAM, str(folder), str(find_packaged_java())]
         run = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert run.returncode == 0, run.stderr
         return {

@@ -15,10 +15,10 @@ from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
 from lakeshare_pipelines.defs.wap import wap_set
 from lakeshare_pipelines.errors import BranchMoved, NoSuchPublication, NotAudited, SnowflakeError
 from lakeshare_pipelines.share.publication import publish, publish_or_replay, retry, rollback
-from lakeshare_pipelines.share.snowflake import published, require_shown
-from lakeshare_pipelines.wap.audit import judged
+from lakeshare_pipelines.share.snowflake import find_published, require_readable
+from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
-from lakeshare_pipelines.wap.stage import drop_abandoned, places, stage
+from lakeshare_pipelines.wap.stage import drop_abandoned, list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication
 from tests.builders.main_state import main_state, rows_on_main
@@ -30,7 +30,7 @@ MONDAY, TUESDAY, WEDNESDAY, THURSDAY = (f"2024-01-0{day}" for day in range(1, 5)
 
 def staged_and_judged(lake: Lake, contract: SetContract, days: Sequence[str]) -> tuple[Staged, Verdicts]:
     staged = stage(lake, contract, days, str(uuid4()))
-    return staged, judged(lake, contract, staged)
+    return staged, audit_and_save(lake, contract, staged)
 
 
 def run(lake: Lake, catalog: Catalog, contract: SetContract, *days: str) -> list[Publication]:
@@ -49,7 +49,7 @@ def delete_staged(lake: Lake, contract: SetContract, staged: Staged, short_name:
 def require_all_shown(lake: Lake, catalog: Catalog, contract: SetContract) -> None:
     """Engines that open the tables' own metadata find the newest publications, and nothing unpublished."""
     for table in contract.tables:
-        require_shown(published(catalog, table.name), lake.settings)
+        require_readable(find_published(catalog, table.name), lake.settings)
 
 
 @dataclass
@@ -99,7 +99,7 @@ class PublishedSet:
         return main_state(self.lake, self.contract), self.latest()
 
     def places(self) -> list[tuple[str, str]]:
-        return [(place.ref, place.state) for place in places(self.lake, [self.contract])]
+        return [(place.ref, place.state) for place in list_staging_locations(self.lake, [self.contract])]
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def a_repaired_staged_set_is_audited_again_and_published(published_set: Publishe
     assert [row[:2] for row in published_set.rows()] == expected
     if contract.tables[0].format == "iceberg":
         with pytest.raises(SnowflakeError, match="lists 1 snapshots that were never published"):
-            require_shown(published(catalog, contract.tables[0].name), lake.settings)
+            require_readable(find_published(catalog, contract.tables[0].name), lake.settings)
 
 
 def an_abandoned_staged_set_is_dropped_and_nothing_else(published_set: PublishedSet) -> None:

@@ -15,10 +15,10 @@ from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share import publication as abandoned_changes
 from lakeshare_pipelines.share.changes import CHANGES_FOLDER
 from lakeshare_pipelines.share.publication import repair, rollback
-from lakeshare_pipelines.wap.audit import judged
+from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.iceberg import IcebergStaging
 from lakeshare_pipelines.wap.stage import stage
-from lakeshare_pipelines.wap.staged import Lake, without_spark
+from lakeshare_pipelines.wap.staged import Lake, open_lake_without_spark
 from lakeshare_server.catalog import (
     Catalog,
     DeclaredShare,
@@ -58,7 +58,7 @@ class Walk:
     def run(self, day: str, rows: list[dict[str, object]]) -> None:
         a_delivery(self.lake.settings, self.contract, day, rows)
         staged = stage(self.lake, self.contract, [day], str(uuid4()))
-        verdicts = judged(self.lake, self.contract, staged)
+        verdicts = audit_and_save(self.lake, self.contract, staged)
         publication.publish_or_replay(self.lake, self.catalog, self.contract, staged, verdicts)
         self.look()
 
@@ -153,7 +153,7 @@ def test_a_crash_between_main_and_ledger_is_repaired_without_spark(
         walk.run_until_killed(MONDAY, corrected(MONDAY, 1))
     made = walk.folders()
     assert len(made) == len(before) + 1
-    repaired = repair(without_spark(walk.lake.settings), walk.catalog, walk.contract)
+    repaired = repair(open_lake_without_spark(walk.lake.settings), walk.catalog, walk.contract)
     assert {one.table for one in repaired} == set(walk.tables)
     assert walk.folders() == made
     walk.look()
@@ -176,7 +176,7 @@ def test_what_was_recorded_and_lost_is_recorded_anew_where_there_is_spark(
     for digest in recorded:
         index_path(walk.lake.settings.index_dir, digest).unlink()
     with pytest.raises(SparkError):
-        repair(without_spark(walk.lake.settings), walk.catalog, walk.contract)
+        repair(open_lake_without_spark(walk.lake.settings), walk.catalog, walk.contract)
     assert walk.versions() == before, "half a set was published"
     repair(walk.lake, walk.catalog, walk.contract)
     walk.look()

@@ -15,7 +15,7 @@ from botocore.stub import Stubber
 
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.errors import DeliveryError, StoreError
-from lakeshare_pipelines.file_lock import locked
+from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.ingest import find_deliveries, find_delivery
 from lakeshare_pipelines.ingest.s3_landing import fetch_deliveries
 from lakeshare_pipelines.settings import LakeSettings
@@ -278,7 +278,7 @@ def test_while_another_process_fetches_nothing_is_done(
 ) -> None:
     source.put(ONE)
     caplog.set_level(logging.INFO)
-    with locked(source.settings.landing / "flights" / ".s3.lock", wait_s=0):
+    with hold_lock(source.settings.landing / "flights" / ".s3.lock", wait_s=0):
         assert source.fetch() == []
     assert "being fetched by another process" in caplog.text
     assert source.fetch() == [DAY]

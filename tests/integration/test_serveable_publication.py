@@ -17,7 +17,7 @@ from pyiceberg.table import StaticTable
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import NotAudited
 from lakeshare_pipelines.share.publication import publish
-from lakeshare_pipelines.wap.audit import judged
+from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdict, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication
@@ -119,7 +119,7 @@ CASES: Mapping[str, Case] = {
 def staged_and_judged(lake: Lake, contract: SetContract) -> tuple[Staged, Verdicts]:
     deliver_tuesday(lake, contract)
     staged = stage(lake, contract, [TUESDAY], str(uuid4()))
-    return staged, judged(lake, contract, staged)
+    return staged, audit_and_save(lake, contract, staged)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import find_java
-from lakeshare_pipelines.spark.session import open_session, session_conf, spark_home_for
+from lakeshare_pipelines.spark.session import make_session_conf, open_session, prepare_java_home
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders
@@ -27,7 +27,7 @@ CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 def connect_server(settings: LakeSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Spark Connect server with the pinned jars; yields its sc:// address."""
     (port,), log = free_ports(1), tmp_path_factory.mktemp("connect") / "connect.log"
-    conf = session_conf(settings) | {
+    conf = make_session_conf(settings) | {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
     }
@@ -35,7 +35,7 @@ def connect_server(settings: LakeSettings, tmp_path_factory: pytest.TempPathFact
     for name, value in conf.items():
         command += ["--conf", f"{name}={value}"]
     command += ["spark-internal"]
-    home = spark_home_for(find_java("spark", settings), settings)
+    home = prepare_java_home(find_java("spark", settings), settings)
     environment = {**os.environ, "JAVA_HOME": str(home)}
     with running(command, log, partial(connect, port), start_s=READY_S, env=environment):
         yield f"sc://127.0.0.1:{port}"
@@ -59,7 +59,7 @@ def test_connect_without_an_address_names_the_setting(settings):
 
 def test_a_cluster_is_not_given_the_confs_of_a_small_machine(settings):
     cluster = settings.model_copy(update={"spark_mode": "cluster", "spark_master": "spark://master:7077"})
-    conf = session_conf(cluster)
+    conf = make_session_conf(cluster)
     assert conf["spark.master"] == "spark://master:7077"
     assert "spark.sql.shuffle.partitions" not in conf
     assert "spark.sql.adaptive.enabled" not in conf

@@ -4,8 +4,8 @@ import time
 from uuid import uuid4
 
 from lakeshare_pipelines.share.publication import publish_or_replay
-from lakeshare_pipelines.wap.audit import judged
-from lakeshare_pipelines.wap.stage import places, stage
+from lakeshare_pipelines.wap.audit import audit_and_save
+from lakeshare_pipelines.wap.stage import list_staging_locations, stage
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders
@@ -23,7 +23,7 @@ def test_both_days_end_up_published(lake, catalog, ledger, contract, tmp_path):
     try:
         staged = stage(lake, contract, DAYS[:1], str(uuid4()))
         wait_until_both_are_staged(lake, contract, other)
-        publish_or_replay(lake, catalog, contract, staged, judged(lake, contract, staged))
+        publish_or_replay(lake, catalog, contract, staged, audit_and_save(lake, contract, staged))
         assert wait_for_exit(other, WAIT_S) == 0
     finally:
         other.kill()
@@ -34,12 +34,12 @@ def test_both_days_end_up_published(lake, catalog, ledger, contract, tmp_path):
     assert len(published) == 2
     assert max(publication.verdicts["attempt"] for publication in published) >= 1
     assert [row[0] for row in rows_on_main(lake, contract, "orders")] == [DAYS[0]] * 3 + [DAYS[1]] * 3
-    assert places(lake, [contract]) == []
+    assert list_staging_locations(lake, [contract]) == []
 
 
 def wait_until_both_are_staged(lake, contract, other) -> None:
     deadline = time.monotonic() + WAIT_S
-    while len(places(lake, [contract])) < 2:
+    while len(list_staging_locations(lake, [contract])) < 2:
         assert other.exitcode is None, "the other run ended before it staged anything"
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -19,10 +19,10 @@ import pytest
 from lakeshare_pipelines.contracts import SetContract, load_contract
 from lakeshare_pipelines.errors import ContractError, NotAudited
 from lakeshare_pipelines.share.publication import publish, publish_or_replay, rollback, rollback_with_views
-from lakeshare_pipelines.share.shares import apply
-from lakeshare_pipelines.wap.audit import judged
+from lakeshare_pipelines.share.shares import apply_declared_shares
+from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
-from lakeshare_pipelines.wap.stage import resealed, selected, stage, staging_for
+from lakeshare_pipelines.wap.stage import reseal, select_view_rows, stage, staging_for
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Publication, Recipients, open_catalog
 from lakeshare_server.catalog.sharing import create_recipient, editing, grant, issue_token
@@ -108,7 +108,7 @@ def viewed(
 
 def run(lake: Lake, catalog: Catalog, contract: SetContract, *days: str) -> list[Publication]:
     staged = stage(lake, contract, days, str(uuid4()))
-    return publish_or_replay(lake, catalog, contract, staged, judged(lake, contract, staged))
+    return publish_or_replay(lake, catalog, contract, staged, audit_and_save(lake, contract, staged))
 
 
 def test_a_view_follows_the_days_of_its_table_and_makes_up_for_what_it_missed(viewed):
@@ -151,7 +151,7 @@ def running(lake: Lake, catalog: Catalog) -> Iterator[Running]:
 
 def test_no_recipient_gets_more_of_it_now_or_then_or_as_changes(lake, catalog, running, viewed):
     contract, _ = viewed
-    apply(catalog, [contract])
+    apply_declared_shares(catalog, [contract])
     _, token = Recipients(catalog).add(f"of-{contract.name}", [contract.name])
     table = f"/shares/{contract.name}/schemas/shop/tables/large"
 
@@ -174,7 +174,7 @@ def test_no_recipient_gets_more_of_it_now_or_then_or_as_changes(lake, catalog, r
 
 def test_each_recipient_gets_its_own_rows_and_without_a_value_none(catalog, running, viewed):
     contract, _ = viewed
-    apply(catalog, [contract])
+    apply_declared_shares(catalog, [contract])
     table = f"/shares/{contract.name}/schemas/shop/tables/by_party"
 
     got = {}
@@ -213,7 +213,7 @@ def test_a_view_is_shared_as_one_with_the_rule_of_its_recipients(catalog, viewed
     from lakeshare_server.catalog.models import SharedTableRow
 
     contract, _ = viewed
-    apply(catalog, [contract])
+    apply_declared_shares(catalog, [contract])
     with catalog.reading() as session:
         mine = select(SharedTableRow).where(SharedTableRow.lake_table.startswith(f"{contract.name}."))
         shared = {row.name: (row.kind, row.rule) for row in session.scalars(mine)}
@@ -238,7 +238,7 @@ def test_what_is_not_the_selection_any_more_is_not_published(lake, catalog, ledg
     lake.spark.sql(f"DELETE FROM {place} WHERE id = 15")
 
     tampered = replace(staged, head=staging_for(lake, other).seal(staged.ref))
-    verdicts = judged(lake, other, tampered)
+    verdicts = audit_and_save(lake, other, tampered)
 
     # One was defined anew, of the other the table was changed after it was written.
     assert "another physicalName" in of(verdicts, "selection", "large").reason
@@ -250,8 +250,8 @@ def test_what_is_not_the_selection_any_more_is_not_published(lake, catalog, ledg
     latest = {table.name: ledger.latest(table.name) for table in contract.tables}
     assert latest == {one.table: one for one in published[-1]}
     # What was repaired in the table shows in its views when the place is audited again: 11, and 12 twice.
-    again = resealed(lake, other, staged)
-    assert [again.record_of(f"{contract.name}.{name}").rows for name in ("orders", "by_party")] == [2, 3]
+    again = reseal(lake, other, staged)
+    assert [again.find_table(f"{contract.name}.{name}").rows for name in ("orders", "by_party")] == [2, 3]
 
 
 def test_what_is_no_predicate_over_the_table_is_told_with_its_place(lake, tmp_path):
@@ -259,7 +259,7 @@ def test_what_is_no_predicate_over_the_table_is_told_with_its_place(lake, tmp_pa
     table = contract.table("large")
     rows = lake.spark.sql("SELECT date'2024-01-01' AS day, 1 AS id, 'c' AS customer, 1.5D AS amount")
     with pytest.raises(ContractError, match=r"large\.view\.where.*amuont"):
-        selected(contract, table, table.view, rows)
+        select_view_rows(contract, table, table.view, rows)
 
 
 def read(client: httpx.Client, answer: httpx.Response) -> pa.Table:

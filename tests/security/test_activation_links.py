@@ -35,7 +35,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfferedLake]:
 
 def state(lake: OfferedLake, name: str) -> RecipientState:
     with lake.provider.catalog.reading() as session:
-        return states.recipient(session, name)
+        return states.get_recipient(session, name)
 
 
 def is_open(lake: OfferedLake, name: str) -> bool:

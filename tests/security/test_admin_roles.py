@@ -11,11 +11,11 @@ import pytest
 
 from lakeshare_server.catalog.sharing import editing
 from lakeshare_server.catalog.sharing.credentials import (
-    FIRST,
+    FIRST_KEY_NAME,
     PREFIX,
     add_admin_key,
-    admin_keys,
-    first_admin_key,
+    create_first_admin_key,
+    read_admin_keys,
     revoke_admin_key,
 )
 from lakeshare_server.errors import BadRequest, NameTaken
@@ -190,7 +190,7 @@ def test_revoked_and_expired_keys_open_nothing_from_the_next_request_on(
         revoke_admin_key(edit, "other")
     assert status(http, "GET", f"{UNITY}/shares", None, f"Bearer {other}") == 401
     with catalog.reading() as session:
-        [short] = [one for one in admin_keys(session) if one.name == "short"]
+        [short] = [one for one in read_admin_keys(session) if one.name == "short"]
     assert short.expires_at is not None
     while datetime.now(UTC) <= short.expires_at:
         status(http, "GET", f"{UNITY}/shares", None, f"Bearer {key}")
@@ -273,21 +273,21 @@ def test_an_issuer_without_an_audience_is_refused_at_the_start(tmp_path: Any) ->
 
 def test_the_first_key_is_made_once_for_ever(tmp_path: Any) -> None:
     catalog = a_provider(tmp_path).catalog
-    key = first_admin_key(catalog)
+    key = create_first_admin_key(catalog)
     assert key is not None
     assert key.startswith(PREFIX)
-    assert first_admin_key(catalog) is None
+    assert create_first_admin_key(catalog) is None
     with editing(catalog, "tests") as edit:
-        revoke_admin_key(edit, FIRST)
+        revoke_admin_key(edit, FIRST_KEY_NAME)
     # Whoever revoked the last key wants nobody in: a restart does not change that.
-    assert first_admin_key(catalog) is None
+    assert create_first_admin_key(catalog) is None
     with editing(catalog, "tests") as edit, pytest.raises(NameTaken):
-        add_admin_key(edit, FIRST, "owner")
+        add_admin_key(edit, FIRST_KEY_NAME, "owner")
 
 
 def test_keys_are_nowhere_but_where_they_were_told(tmp_path: Any) -> None:
     catalog = a_provider(tmp_path).catalog
-    keys = [first_admin_key(catalog)]
+    keys = [create_first_admin_key(catalog)]
     with editing(catalog, "tests") as edit:
         keys.append(add_admin_key(edit, "second", "steward")[1])
     written = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())

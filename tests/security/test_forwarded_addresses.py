@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from lakeshare_server.access.rate_limit import Proxies, neighbourhood
+from lakeshare_server.access.rate_limit import TrustedProxies, address_network
 from lakeshare_server.app import create_app
 from lakeshare_server.errors import BadRequest
 from tests.builders.credentials import Known, a_recipient
@@ -44,17 +44,17 @@ PROXY, OTHER_PROXY, CLIENT, STRANGER = "127.0.0.1", "10.0.0.7", "192.0.2.10", "1
     ],
 )
 def test_only_named_proxies_are_believed(peer: str | None, forwarded: list[str], found: str | None) -> None:
-    assert Proxies(f"{PROXY} 10.0.0.0/8 fd00::/64").client(peer, forwarded) == found
+    assert TrustedProxies(f"{PROXY} 10.0.0.0/8 fd00::/64").client(peer, forwarded) == found
 
 
 def test_without_the_setting_nobody_is_believed() -> None:
-    assert Proxies("").client(PROXY, [CLIENT]) == PROXY
+    assert TrustedProxies("").client(PROXY, [CLIENT]) == PROXY
 
 
 @pytest.mark.parametrize("named", ["localhost", "10.0.0.0/33", "10.0.0.5,10.0.0.6", "*"])
 def test_a_setting_that_names_no_network_is_refused_at_the_start(named: str) -> None:
     with pytest.raises(BadRequest, match="LAKESHARE_TRUSTED_PROXIES"):
-        Proxies(named)
+        TrustedProxies(named)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_setting_that_names_no_network_is_refused_at_the_start(named: str) -> 
     ],
 )
 def test_who_has_one_address_of_ipv6_has_its_whole_network(address: str | None, together: str) -> None:
-    assert neighbourhood(address) == together
+    assert address_network(address) == together
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ async def status(provider: Provider, known: Known, peer: str, *forwarded: str) -
     headers += [("X-Forwarded-For", value) for value in forwarded]
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         answer = await client.get("/delta-sharing/shares", headers=headers)
-    app.state.parts.audit.close()
+    app.state.app_state.audit.close()
     return answer.status_code
 
 

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lakeshare_server import app
-from lakeshare_server.access.rate_limit import Proxies
+from lakeshare_server.access.rate_limit import TrustedProxies
 from lakeshare_server.routes.responses import BoundedConnection, ConnectionLimits
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 from tests.builders.waiting import wait_until
@@ -192,7 +192,7 @@ def test_an_address_has_so_many_connections(server: Running) -> None:
 
 
 def test_connections_are_counted_by_address_but_not_those_of_named_proxies() -> None:
-    limits = ConnectionLimits(1, 2, Proxies("10.0.0.5"))
+    limits = ConnectionLimits(1, 2, TrustedProxies("10.0.0.5"))
     assert [limits.enter("192.0.2.1") for _ in range(3)] == [True, True, False]
     assert limits.enter("192.0.2.2")
     assert all(limits.enter("10.0.0.5") for _ in range(5))

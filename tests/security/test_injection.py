@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.protocol.admin_requests import Partition, parsed
-from lakeshare_server.protocol.admin_responses import partitions_of, rule_of
+from lakeshare_server.protocol.admin_requests import Partition, parse_body
+from lakeshare_server.protocol.admin_responses import format_partitions, parse_partitions
 from tests.builders.administration import UNITY, Administered, an_administered_server
 
 HOSTILE = [
@@ -170,13 +170,13 @@ def test_headers_queries_and_paths_of_others_are_refused_or_not_found(
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_value_of_a_partition_never_leaves_its_quotes(text: str) -> None:
-    partition = parsed(Partition, {"values": [{"name": text, "value": text}]})
+    partition = parse_body(Partition, {"values": [{"name": text, "value": text}]})
     if "\\" in text:
         with pytest.raises(BadRequest, match="backslash"):
-            rule_of([partition])
+            parse_partitions([partition])
         return
-    rule = rule_of([partition])
-    [found] = partitions_of(rule) or []
+    rule = parse_partitions([partition])
+    [found] = format_partitions(rule) or []
     assert [(one.name, one.op, one.value) for one in found.values] == [(text, "EQUAL", text)]
 
 

@@ -33,7 +33,7 @@ from lakeshare_server.catalog.sharing import (
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import load_key
-from lakeshare_server.storage.locations import place_of
+from lakeshare_server.storage.locations import parse_location
 from tests.builders.database_schema import open_migrated
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server, files, lines
@@ -199,7 +199,7 @@ def test_7_10_revocation_holds_for_good_and_at_once(provider: Provider, server: 
         assert reader.get("/shares").status_code == 401
     opened = open_catalog(provider.settings.catalog_url)
     with opened.reading() as session:
-        assert states.recipient(session, "leaver").state == "revoked"
+        assert states.get_recipient(session, "leaver").state == "revoked"
     opened.close()
 
 
@@ -331,7 +331,7 @@ def test_32_the_end_of_a_token_is_set_again_and_again_and_unset_is_without_end(p
 
 def test_33_a_place_of_no_store_is_refused_by_name() -> None:
     with pytest.raises(BadRequest, match="ftp"):
-        place_of("ftp://host/table")
+        parse_location("ftp://host/table")
 
 
 # Use
@@ -342,6 +342,6 @@ def test_34_tables_are_added_to_a_share_and_bad_names_are_refused_aloud(catalog_
         create_share(edit, "s")
         for name in ("first", "second"):
             add_table(edit, "s", SharedObject(schema="a", name=name, table=f"lake.{name}"))
-        assert [one.name for one in states.objects(edit.session, "s")] == ["first", "second"]
+        assert [one.name for one in states.list_objects(edit.session, "s")] == ["first", "second"]
         with pytest.raises(BadRequest, match=r"'a name'.*no space"):
             add_table(edit, "s", SharedObject(schema="a", name="a name", table="lake.x"))

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from lakeshare_server.errors import NotFound
-from lakeshare_server.routes.files import opened_file
+from lakeshare_server.routes.files import open_file
 from tests.builders.lake_tables import an_iceberg_table
 from tests.builders.sharing import Provider, a_provider, a_server, lines
 from tests.builders.written_log import FEED, WrittenLog, metadata, protocol
@@ -165,7 +165,7 @@ def test_a_link_that_changes_while_files_are_opened_never_leads_outside(tmp_path
         # Each outcome is possible at each try: both have to be seen before the third is called impossible.
         while min(read.get(SHARED, 0), read.get(b"", 0)) < 100 or sum(read.values()) < 1500:
             try:
-                with opened_file(str(link / "file"), str(table), provider.settings).stream as stream:
+                with open_file(str(link / "file"), str(table), provider.settings).stream as stream:
                     content = stream.read()
             except NotFound:
                 content = b""

@@ -8,9 +8,9 @@ import pytest
 from pydantic import SecretStr
 
 from lakeshare_pipelines.demo.processes import free_port, sharing_server
-from lakeshare_pipelines.demo.story import hand_out_profile
+from lakeshare_pipelines.demo.story import write_recipient_profile
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.catalog.sharing.credentials import PREFIX, admin_keys, first_admin_key
+from lakeshare_server.catalog.sharing.credentials import PREFIX, create_first_admin_key, read_admin_keys
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import load_key
 from tests.builders.sharing import a_provider
@@ -44,7 +44,7 @@ def test_no_document_shows_a_key_that_would_open_something() -> None:
 def test_two_installations_share_no_secret(tmp_path: Path) -> None:
     providers = [a_provider(tmp_path / name) for name in ("one", "other")]
     keys = [load_key(one.settings) for one in providers]
-    first = [first_admin_key(one.catalog) for one in providers]
+    first = [create_first_admin_key(one.catalog) for one in providers]
     tokens = [one.recipient("bob", ()) for one in providers]
     assert len({*keys, *first, *tokens}) == 6
 
@@ -54,7 +54,7 @@ def test_the_demo_hands_out_a_token_of_its_own(tmp_path: Path) -> None:
     for name in ("one", "other"):
         catalog = a_provider(tmp_path / name).catalog
         profiles.append(tmp_path / name / "demo.share")
-        hand_out_profile(catalog, (), profiles[-1], "http://127.0.0.1:1")
+        write_recipient_profile(catalog, (), profiles[-1], "http://127.0.0.1:1")
     one, other = (json.loads(path.read_text()) for path in profiles)
     assert one["bearerToken"] != other["bearerToken"]
     assert {path.stat().st_mode & 0o777 for path in profiles} == {0o600}
@@ -68,4 +68,4 @@ def test_the_demo_s_server_makes_no_key_and_logs_none(
     with sharing_server(free_port(0), log):
         assert PREFIX not in log.read_text()
         with provider.catalog.reading() as session:
-            assert admin_keys(session) == []
+            assert read_admin_keys(session) == []

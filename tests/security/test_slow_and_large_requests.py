@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from lakeshare_server.routes.responses import MOST_HEAD_BYTES
+from lakeshare_server.routes.responses import MAX_HEAD_BYTES
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server
 
@@ -125,19 +125,19 @@ def test_a_flood_of_headers_ends_early(server: Running, token: str) -> None:
         sent = 0
         try:
             connection.sendall(head(server, token)[:-2])
-            while sent < 100 * MOST_HEAD_BYTES:
+            while sent < 100 * MAX_HEAD_BYTES:
                 connection.sendall(b"X-Flood: " + b"x" * 1000 + b"\r\n")
                 sent += 1000
         except (ConnectionResetError, BrokenPipeError):
             pass
-        assert sent < 100 * MOST_HEAD_BYTES
+        assert sent < 100 * MAX_HEAD_BYTES
     assert polls(server, token) == 200
 
 
 def test_a_header_of_great_length_is_refused(server: Running, token: str) -> None:
     with connected(server) as connection:
         with suppress(ConnectionResetError, BrokenPipeError):
-            connection.sendall(head(server, token)[:-2] + b"X-Long: " + b"x" * 10 * MOST_HEAD_BYTES)
+            connection.sendall(head(server, token)[:-2] + b"X-Long: " + b"x" * 10 * MAX_HEAD_BYTES)
         said = answer_to_the_end(connection)
     assert said == b"" or said.startswith(b"HTTP/1.1 400")
 

@@ -10,9 +10,9 @@ from lark import Token
 
 from lakeshare_server.catalog.sharing import states
 from lakeshare_server.sql.changes import Provider
-from lakeshare_server.sql.grammar import END, is_unfinished, parse, parser
+from lakeshare_server.sql.grammar import END, get_parser, is_unfinished, parse
 from lakeshare_server.sql.session import SqlSession
-from lakeshare_server.sql.statements import Place, SqlError, quoted_name, quoted_text
+from lakeshare_server.sql.statements import SourcePosition, SqlError, quoted_name, quoted_text
 from tests.builders.sql_sessions import a_lake, a_session, empty, rows
 
 AWKWARD = [
@@ -100,7 +100,7 @@ def test_a_value_of_a_partition_stays_one_text_in_the_rule(lake: Provider, text:
 @given(st.text(max_size=200))
 def test_any_text_is_a_script_or_refused(text: str) -> None:
     is_unfinished(text)
-    place = Place(1, 1)
+    place = SourcePosition(1, 1)
     try:
         parse(text)
     except SqlError as error:
@@ -144,7 +144,7 @@ LONGEST = 45
 @st.composite
 def statements(draw: st.DrawFn) -> str:
     """A statement that the grammar allows, by walking along it."""
-    walker = parser().parse_interactive("")
+    walker = get_parser().parse_interactive("")
     written: list[str] = []
     while len(written) < LONGEST:
         accepted = sorted(walker.accepts())
@@ -154,7 +154,7 @@ def statements(draw: st.DrawFn) -> str:
         if not choices:
             break
         terminal = draw(st.sampled_from(choices))
-        pattern = parser().get_terminal(terminal).pattern.value
+        pattern = get_parser().get_terminal(terminal).pattern.value
         text = draw(st.sampled_from(VALUES[terminal])) if terminal in VALUES else pattern
         walker.feed_token(Token(terminal, text))
         written.append(text)
@@ -177,7 +177,7 @@ def test_any_statement_is_done_or_refused_and_the_catalog_stays_readable(
     for statement in script:
         with suppress(SqlError):
             list(session.run(statement))
-    session.seen_as = None
+    session.impersonated = None
     for view in (
         "shares",
         "recipients",
@@ -187,5 +187,5 @@ def test_any_statement_is_done_or_refused_and_the_catalog_stays_readable(
     ):
         rows(session, f"SELECT * FROM information_schema.{view}")
     with lake.catalog.reading() as looking:
-        for recipient in states.recipients(looking):
-            assert states.grants_to(looking, recipient.name) is not None
+        for recipient in states.list_recipients(looking):
+            assert states.list_grants_to(looking, recipient.name) is not None

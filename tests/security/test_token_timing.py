@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from lakeshare_server.access.authentication import Asking, Readers
+from lakeshare_server.access.authentication import Authenticator, PresentedCredential
 from lakeshare_server.app import create_app
 from lakeshare_server.catalog.credentials import new_token, token_digest
 from lakeshare_server.catalog.models import TokenRow
@@ -43,7 +43,7 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Provider:
 def app(provider: Provider) -> Iterator[Any]:
     app = create_app(provider.settings)
     yield app
-    app.state.parts.audit.close()
+    app.state.app_state.audit.close()
 
 
 def tokens_that_were_good(provider: Provider, end: str) -> list[str]:
@@ -64,16 +64,16 @@ def tokens_that_were_good(provider: Provider, end: str) -> list[str]:
     return secret_texts
 
 
-def durations(readers: Readers, generation: int, kinds: list[list[str]]) -> list[list[float]]:
+def durations(authenticator: Authenticator, generation: int, kinds: list[list[str]]) -> list[list[float]]:
     """How long each refusal took, a round of one of each kind after the other, the first of them in turns."""
     took: list[list[float]] = [[] for _ in kinds]
     for number, tokens in enumerate(zip(*kinds, strict=True)):
         for place in range(len(kinds)):
             kind = (number + place) % len(kinds)
-            asking = Asking(f"Bearer {tokens[kind]}", "192.0.2.1")
+            asking = PresentedCredential(f"Bearer {tokens[kind]}", "192.0.2.1")
             began = time.perf_counter()
             with pytest.raises(Unauthenticated):
-                readers.authenticated(asking, generation)
+                authenticator.authenticate(asking, generation)
             took[kind].append(time.perf_counter() - began)
     return took
 
@@ -93,7 +93,9 @@ def test_a_token_that_was_good_is_refused_no_faster_and_no_slower(
     alike = [text[:-1] + ("A" if text[-1] != "A" else "B") for text in known]
     gc.disable()
     try:
-        took = durations(app.state.parts.readers, provider.catalog.generation(), [unknown, known, alike])
+        took = durations(
+            app.state.app_state.authenticator, provider.catalog.generation(), [unknown, known, alike]
+        )
     finally:
         gc.enable()
     for other in took[1:]:

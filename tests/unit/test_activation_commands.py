@@ -61,7 +61,7 @@ def link_in(ended: Ended) -> str:
 
 def last_link(lake: OfferedLake, name: str) -> LinkState:
     with lake.provider.catalog.reading() as session:
-        return states.recipient(session, name).links[-1]
+        return states.get_recipient(session, name).links[-1]
 
 
 def test_a_recipient_is_added_with_a_link_and_activates_itself(
@@ -103,7 +103,7 @@ def test_a_new_link_ends_the_one_before_and_leaves_tokens_alone(run: Run, lake: 
     third = link_in(run("recipient", "invite", "rotated", "--token-days", "1"))
     assert run("activate", third, "-o", "newer.share").code == 0
     with lake.provider.catalog.reading() as session:
-        tokens = states.recipient(session, "rotated").tokens
+        tokens = states.get_recipient(session, "rotated").tokens
     assert [token.is_valid(datetime.now(UTC)) for token in tokens] == [True, True]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_server.catalog.sharing.credentials import PREFIX, admin_key_of, admin_keys
-from lakeshare_server.cli.admin import KEY_FILE, tell_first_key
-from lakeshare_server.cli.console import operator
+from lakeshare_server.catalog.sharing.credentials import PREFIX, find_admin_key, read_admin_keys
+from lakeshare_server.cli.admin import KEY_FILE, print_first_key
+from lakeshare_server.cli.console import operator_name
 from lakeshare_server.cli.main import commands
 from lakeshare_server.errors import BadRequest, NameTaken, NotFound
 from tests.builders.sharing import Provider, a_provider
@@ -36,15 +36,15 @@ def test_a_key_is_made_told_once_listed_and_ended(provider: Provider) -> None:
     key = said.split()[-1]
     assert key.startswith(PREFIX)
     with provider.catalog.reading() as session:
-        found = admin_key_of(session, key)
+        found = find_admin_key(session, key)
     assert found is not None
-    assert (found.name, found.role, found.created_by) == ("ann", "steward", operator())
+    assert (found.name, found.role, found.created_by) == ("ann", "steward", operator_name())
     assert "ann\tsteward\tvalid until" in run("list")
     assert key not in run("list")
     assert "no more" in run("revoke", "ann")
     assert "ann\tsteward\trevoked" in run("list")
     with provider.catalog.reading() as session:
-        assert admin_key_of(session, key) is None
+        assert find_admin_key(session, key) is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(
     with pytest.raises(error, match=said):
         run(*arguments)
     with provider.catalog.reading() as session:
-        assert [key.name for key in admin_keys(session)] == ["known"]
+        assert [key.name for key in read_admin_keys(session)] == ["known"]
 
 
 def test_the_server_makes_its_first_key_once(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,10 +73,10 @@ def test_the_server_makes_its_first_key_once(provider: Provider, capsys: pytest.
     assert PREFIX not in said
     key = (state_dir / KEY_FILE).read_text().strip()
     with provider.catalog.reading() as session:
-        found = admin_key_of(session, key)
+        found = find_admin_key(session, key)
     assert found is not None
     assert (found.role, found.created_by) == ("owner", "lakeshare serve")
-    tell_first_key(provider.settings.catalog_url, state_dir)
+    print_first_key(provider.settings.catalog_url, state_dir)
     assert capsys.readouterr().out == ""
 
 
@@ -84,10 +84,10 @@ def test_the_first_key_is_shown_on_a_terminal(
     provider: Provider, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    tell_first_key(provider.settings.catalog_url, provider.settings.state_dir)
+    print_first_key(provider.settings.catalog_url, provider.settings.state_dir)
     [key] = [word for word in capsys.readouterr().out.split() if word.startswith(PREFIX)]
     with provider.catalog.reading() as session:
-        assert admin_key_of(session, key) is not None
+        assert find_admin_key(session, key) is not None
     assert not (provider.settings.state_dir / KEY_FILE).exists()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.cli.console import operator
+from lakeshare_server.cli.console import operator_name
 from tests.builders.commands import Runner, a_state_folder
 
 TEXT = """shares:
@@ -67,9 +67,9 @@ def test_drift_is_shown_with_who_left_it_and_taken_back(run: Runner) -> None:
     ended = run.ended("diff", "-f", "shares.yaml")
     assert ended.code == 2
     first, second, third, _ = ended.output.splitlines()
-    assert first.startswith(f"  ~ share partners  # as {operator()} left it 20")
+    assert first.startswith(f"  ~ share partners  # as {operator_name()} left it 20")
     assert second == '      ~ comment: "changed" → "Orders"'
-    assert f"table partners.hr.salaries: was made by hand by {operator()} in" in third
+    assert f"table partners.hr.salaries: was made by hand by {operator_name()} in" in third
     run("apply", "-f", "shares.yaml", "--yes")
     assert "comment\tOrders" in run("share", "show", "partners")
 

@@ -8,7 +8,7 @@ from threading import Barrier
 import pytest
 
 from lakeshare_server.catalog import FollowedTables, open_catalog
-from lakeshare_server.catalog.listings import all_shared_tables
+from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.catalog.sharing import alter_share, create_share, editing
 from lakeshare_server.provider import following
 from lakeshare_server.settings import ServerSettings
@@ -51,14 +51,14 @@ def followed() -> dict[str, tuple[str, float, int]]:
 
 
 def shared() -> list[str]:
-    return sorted(entry.path for entry in all_shared_tables(open_catalog(ServerSettings().catalog_url)))
+    return sorted(entry.path for entry in list_all_shared_tables(open_catalog(ServerSettings().catalog_url)))
 
 
 def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a table was read")
 
-    monkeypatch.setattr(following, "found_at", refuse)
+    monkeypatch.setattr(following, "read_unfollowed", refuse)
 
 
 def test_tables_are_followed_and_shared_once(
@@ -106,7 +106,7 @@ shares:
 """)
     run("apply", "-f", "shares.yaml", "--yes")
     assert followed() == {"all.first": ("t0", 10.0, 0), "own.t2": ("t2", 10.0, 0), "all.t1": ("t1", 60.0, 0)}
-    entries = all_shared_tables(open_catalog(ServerSettings().catalog_url))
+    entries = list_all_shared_tables(open_catalog(ServerSettings().catalog_url))
     assert {entry.path: (entry.lake_table, entry.history, entry.comment) for entry in entries} == {
         "partners.all.first": ("all.first", False, None),
         "partners.all.t1": ("all.t1", True, "Best"),
@@ -194,7 +194,7 @@ def test_tables_are_read_at_the_same_time_while_others_may_write(
     catalog, together, found_at = (
         open_catalog(ServerSettings().catalog_url),
         Barrier(4, timeout=60),
-        following.found_at,
+        following.read_unfollowed,
     )
     with editing(catalog, "eve") as edit:
         create_share(edit, "other")
@@ -206,7 +206,7 @@ def test_tables_are_read_at_the_same_time_while_others_may_write(
                 alter_share(edit, "other", comment="written meanwhile")
         return found_at(*arguments)
 
-    monkeypatch.setattr(following, "found_at", meet)
+    monkeypatch.setattr(following, "read_unfollowed", meet)
     write(f"followed: {{'all.*': '{lake}/*'}}\nshares: {{s: {{tables: ['all.*']}}}}")
     run("apply", "-f", "shares.yaml", "--yes")
     assert (len(followed()), len(shared())) == (4, 4)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.catalog.declared import file_plan, plan_json, plan_lines
+from lakeshare_server.catalog.declared import format_plan, plan_files, plan_json
 from lakeshare_server.catalog.declared.documents import Origin, SourceFile, parse
 from lakeshare_server.catalog.declared.files import (
-    Held,
+    CurrentObject,
+    DesiredObject,
     Key,
-    Wanted,
     grant_key,
     group_key,
     recipient_key,
@@ -26,12 +26,12 @@ ORDERS = table_key("s", "sales", "orders")
 GRANT = grant_key("s", recipient="bob", group=None)
 
 
-def wanted(*objects: tuple[Key, dict[str, object]], **options: object) -> dict[Key, Wanted]:
-    return {key: Wanted(key, ".".join(key[1:]), fields, ORIGIN, **options) for key, fields in objects}  # type: ignore[arg-type]
+def wanted(*objects: tuple[Key, dict[str, object]], **options: object) -> dict[Key, DesiredObject]:
+    return {key: DesiredObject(key, ".".join(key[1:]), fields, ORIGIN, **options) for key, fields in objects}  # type: ignore[arg-type]
 
 
-def held(*objects: tuple[Key, dict[str, object]], **options: object) -> dict[Key, Held]:
-    return {key: Held(key, ".".join(key[1:]), fields, **options) for key, fields in objects}  # type: ignore[arg-type]
+def held(*objects: tuple[Key, dict[str, object]], **options: object) -> dict[Key, CurrentObject]:
+    return {key: CurrentObject(key, ".".join(key[1:]), fields, **options) for key, fields in objects}  # type: ignore[arg-type]
 
 
 def verbs(steps: Iterable[object]) -> list[tuple[str, str]]:
@@ -39,24 +39,24 @@ def verbs(steps: Iterable[object]) -> list[tuple[str, str]]:
 
 
 def test_what_is_held_as_wanted_needs_no_step() -> None:
-    plan = file_plan(wanted((share_key("S"), SHARE)), held((share_key("s"), SHARE), applied=True))
+    plan = plan_files(wanted((share_key("S"), SHARE)), held((share_key("s"), SHARE), applied=True))
     assert (plan.steps, plan.drifted) == ((), False)
-    assert list(plan_lines(plan)) == ["No changes: the catalog holds what the files say."]
+    assert list(format_plan(plan)) == ["No changes: the catalog holds what the files say."]
 
 
 def test_only_the_fields_that_differ_change() -> None:
     before = {"name": "s", "comment": "old", "owner": "ann"}
-    plan = file_plan(
+    plan = plan_files(
         wanted((share_key("s"), {"name": "s", "comment": "new"})),
         held((share_key("s"), before), applied=True),
     )
     [step] = plan.steps
     assert [(one.field, one.before, one.after) for one in step.differences] == [("comment", "old", "new")]
-    assert list(plan_lines(plan))[:2] == ["  ~ share s", '      ~ comment: "old" → "new"']
+    assert list(format_plan(plan))[:2] == ["  ~ share s", '      ~ comment: "old" → "new"']
 
 
 def test_what_was_made_by_hand_is_taken_over_and_told_so() -> None:
-    plan = file_plan(wanted((share_key("s"), SHARE)), held((share_key("s"), SHARE)))
+    plan = plan_files(wanted((share_key("s"), SHARE)), held((share_key("s"), SHARE)))
     assert [(one.field, one.before, one.after) for one in plan.steps[0].differences] == [
         ("kept_by", "hand", "files")
     ]
@@ -76,7 +76,7 @@ def test_steps_come_in_an_order_in_which_they_can_be_taken() -> None:
         (recipient_key("eve"), {}),
         applied=True,
     )
-    assert verbs(file_plan(want, have, prune=True).steps) == [
+    assert verbs(plan_files(want, have, prune=True).steps) == [
         ("delete", "grant"),
         ("delete", "table"),
         ("create", "recipient"),
@@ -94,9 +94,12 @@ def test_only_what_files_made_is_removed_and_only_when_asked() -> None:
         **held((share_key("of_contract"), SHARE), declared=True),
         **held((share_key("of_files"), SHARE), applied=True),
     }
-    plan = file_plan({}, have)
-    assert (plan.steps, [(left.why, left.held.name) for left in plan.left]) == ((), [("orphan", "of_files")])
-    assert [(step.verb, step.name) for step in file_plan({}, have, prune=True).steps] == [
+    plan = plan_files({}, have)
+    assert (plan.steps, [(left.why, left.current.name) for left in plan.left]) == (
+        (),
+        [("orphan", "of_files")],
+    )
+    assert [(step.verb, step.name) for step in plan_files({}, have, prune=True).steps] == [
         ("delete", "of_files")
     ]
 
@@ -104,17 +107,17 @@ def test_only_what_files_made_is_removed_and_only_when_asked() -> None:
 @pytest.mark.parametrize("other", [table_key("s", "hr", "salaries"), GRANT])
 def test_a_share_that_others_use_is_not_removed_with_what_they_made(other: Key) -> None:
     have = held((share_key("s"), SHARE), (recipient_key("bob"), {}), applied=True) | held((other, {}))
-    plan = file_plan(wanted((recipient_key("bob"), {})), have, prune=True)
+    plan = plan_files(wanted((recipient_key("bob"), {})), have, prune=True)
     assert verbs(plan.steps) == []
-    assert [(left.why, left.held.key) for left in plan.left] == [("needed", share_key("s"))]
+    assert [(left.why, left.current.key) for left in plan.left] == [("needed", share_key("s"))]
 
 
 def test_what_somebody_adds_by_hand_to_a_share_of_the_files_is_shown_and_stays() -> None:
     have = held((share_key("s"), SHARE), applied=True) | held((ORDERS, {}), (GRANT, {}), updated_by="eve")
-    plan = file_plan(wanted((share_key("s"), SHARE)), have, prune=True)
+    plan = plan_files(wanted((share_key("s"), SHARE)), have, prune=True)
     assert plan.steps == ()
     assert plan.drifted
-    assert list(plan_lines(plan)) == [
+    assert list(format_plan(plan)) == [
         "  ? table s.sales.orders: was made by hand by eve in a share of the files, and stays",
         "  ? grant s.recipient.bob: was made by hand by eve in a share of the files, and stays",
         "No changes: the catalog holds what the files say; 2 left as they are.",
@@ -143,42 +146,42 @@ def test_what_somebody_adds_by_hand_to_a_share_of_the_files_is_shown_and_stays()
     ],
 )
 def test_what_cannot_be_applied_is_refused_at_its_place(
-    want: dict[Key, Wanted], have: dict[Key, Held], said: str
+    want: dict[Key, DesiredObject], have: dict[Key, CurrentObject], said: str
 ) -> None:
     with pytest.raises(DocumentError, match=said) as refused:
-        file_plan(want, have)
+        plan_files(want, have)
     assert str(refused.value).startswith("shares.yaml:1: grants: ")
 
 
 def test_a_grant_to_a_recipient_that_pruning_would_remove_is_refused() -> None:
     have = held((recipient_key("bob"), {}), (share_key("s"), SHARE), applied=True)
     want = wanted((GRANT, {}), (share_key("s"), SHARE))
-    assert verbs(file_plan(want, have).steps) == [("create", "grant")]
+    assert verbs(plan_files(want, have).steps) == [("create", "grant")]
     with pytest.raises(DocumentError, match="recipient bob is in no file, and would be removed"):
-        file_plan(want, have, prune=True)
+        plan_files(want, have, prune=True)
 
 
 def test_an_edit_of_another_revision_is_refused_and_the_same_object_unchanged_is_not() -> None:
     have = held((share_key("s"), SHARE), applied=True, revision=7, updated_by="eve")
-    file_plan(wanted((share_key("s"), SHARE), revision=3), have)
-    file_plan(wanted((share_key("s"), {"comment": "new"}), revision=7), have)
+    plan_files(wanted((share_key("s"), SHARE), revision=3), have)
+    plan_files(wanted((share_key("s"), {"comment": "new"}), revision=7), have)
     with pytest.raises(DocumentError, match="at revision 7, not 3: eve has edited it since"):
-        file_plan(wanted((share_key("s"), {"comment": "new"}), revision=3), have)
+        plan_files(wanted((share_key("s"), {"comment": "new"}), revision=3), have)
     with pytest.raises(DocumentError, match="at revision 7, not 3"):
-        file_plan({**wanted((share_key("s"), SHARE), revision=3), **wanted((ORDERS, {}))}, have)
+        plan_files({**wanted((share_key("s"), SHARE), revision=3), **wanted((ORDERS, {}))}, have)
     with pytest.raises(DocumentError, match="not there any more"):
-        file_plan(wanted((share_key("s"), SHARE), revision=3), {})
+        plan_files(wanted((share_key("s"), SHARE), revision=3), {})
 
 
 def test_the_digest_is_another_when_anything_to_be_done_is_another() -> None:
-    one = file_plan(wanted((share_key("s"), {"comment": "one"})), {})
-    same = file_plan(wanted((share_key("s"), {"comment": "one"})), {})
-    other = file_plan(wanted((share_key("s"), {"comment": "two"})), {})
+    one = plan_files(wanted((share_key("s"), {"comment": "one"})), {})
+    same = plan_files(wanted((share_key("s"), {"comment": "one"})), {})
+    other = plan_files(wanted((share_key("s"), {"comment": "two"})), {})
     assert one.digest == same.digest != other.digest
 
 
 def test_programs_get_the_plan_with_the_place_in_the_file() -> None:
-    told = plan_json(file_plan(wanted((share_key("s"), {"comment": "new"})), {}))
+    told = plan_json(plan_files(wanted((share_key("s"), {"comment": "new"})), {}))
     assert told["changes"] == [
         {
             "action": "create",

@@ -11,10 +11,16 @@ import httpx
 import pytest
 
 from lakeshare_server.access import table_access
-from lakeshare_server.access.table_access import AsyncWorker, Submission, TableView, Views, prepare
+from lakeshare_server.access.table_access import (
+    AsyncWorker,
+    Submission,
+    TableView,
+    TableViews,
+    prepare_response,
+)
 from lakeshare_server.catalog import AsyncQueries, AsyncQuery, Reader, Recipients
 from lakeshare_server.errors import Unavailable
-from lakeshare_server.protocol.requests import FIELDS, QueryRequest, query_of
+from lakeshare_server.protocol.requests import FIELDS, QueryRequest, parse_query
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions.versions import Versions
@@ -138,7 +144,7 @@ class Looked(dict[str, object]):
 def test_all_that_is_looked_at_is_kept() -> None:
     fields = Looked()
     fields.names = set()
-    query_of(fields)
+    parse_query(fields)
     assert fields.names - FIELDS == {"idempotencyKey", "idempotency_key"}
     assert fields.names >= FIELDS
 
@@ -154,7 +160,7 @@ class Unready:
         self.attempts += 1
         if self.attempts <= self.failures:
             raise Unavailable("the store does not answer", "Try again.")
-        return prepare(view, asked)
+        return prepare_response(view, asked)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +177,7 @@ def test_a_query_whose_store_does_not_answer_is_tried_again(
     name: str | None,
 ) -> None:
     store = Unready(failures)
-    monkeypatch.setattr(table_access, "prepare", store.prepare)
+    monkeypatch.setattr(table_access, "prepare_response", store.prepare)
     provider = a_provider_of_flights(tmp_path)
     queries = AsyncQueries(provider.catalog, dead_after_s=0)
     ended = worked_on(provider, queries)
@@ -184,7 +190,7 @@ def worked_on(provider: Provider, queries: AsyncQueries) -> AsyncQuery:
     asked = Submission(Reader(eve.id, eve.name), ("flights", "lake", "flights"), {}).as_json()
     query = queries.submit(eve.id, "t", kind="query", request=asked, idempotency_key="k")
     stores = Stores(StoreSettings(_env_file=None))
-    views = Views(provider.catalog, Versions(provider.catalog, provider.settings, stores))
+    views = TableViews(provider.catalog, Versions(provider.catalog, provider.settings, stores))
     worker = AsyncWorker(queries, views)
     worker.start()
     try:

@@ -126,7 +126,7 @@ def test_what_is_in_use_is_not_what_was_used_longest_ago(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An open file is found in memory: others have to see that it is in use."""
-    monkeypatch.setattr(index, "MARKED_EVERY_S", 0.0)
+    monkeypatch.setattr(index, "TOUCH_EVERY_S", 0.0)
     texts = Texts(tmp_path, max_bytes=2)
     for name in "ab":
         texts.get(name)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from lakeshare_conformance.client import Client
-from lakeshare_conformance.ground import survey
-from lakeshare_conformance.report import FAILED, PASSED, Outcome, chosen_cases, every_case, run
+from lakeshare_conformance.report import FAILED, PASSED, Outcome, list_cases, run_cases, select_cases
+from lakeshare_conformance.targets import discover_targets
 from tests.fakes.defects import (
     of_data_files,
     of_listings,
@@ -48,7 +48,7 @@ GROUPS: Mapping[str, Mapping[str, Defect]] = {
     "credentials": of_listings.CREDENTIAL,
     "bad-requests": of_listings.BAD_REQUESTS,
     "fragments": {
-        case.name.partition(".")[2]: at(".*", sentence("no")) for case in chosen_cases(["fragments"])
+        case.name.partition(".")[2]: at(".*", sentence("no")) for case in select_cases(["fragments"])
     },
 }
 DEFECTS = {f"{group}.{name}": defect for group, defects in GROUPS.items() for name, defect in defects.items()}
@@ -81,18 +81,18 @@ def run_with(
     server: ModelServer, client: Client, names: Sequence[str], defect: Defect | None
 ) -> list[Outcome]:
     server.defect = defect
-    ground = survey(client, server.profile, foreign=server.foreign, expired=server.expired)
-    return run(chosen_cases(names), ground)
+    ground = discover_targets(client, server.profile, foreign=server.foreign, expired=server.expired)
+    return run_cases(select_cases(names), ground)
 
 
 def test_every_case_passes_on_a_server_that_keeps_the_protocol(server: ModelServer, client: Client) -> None:
     outcomes = run_with(server, client, [], None)
     assert [(one.case.name, one.sentences, one.reason) for one in outcomes if one.verdict != PASSED] == []
-    assert len(outcomes) == len(every_case())
+    assert len(outcomes) == len(list_cases())
 
 
 def test_there_is_a_defect_for_every_case() -> None:
-    assert sorted(DEFECTS) == sorted({case.name for case in every_case()} - OF_THE_PROFILE)
+    assert sorted(DEFECTS) == sorted({case.name for case in list_cases()} - OF_THE_PROFILE)
     assert {name.partition(".")[0] for name, _ in FURTHER} <= set(GROUPS)
 
 

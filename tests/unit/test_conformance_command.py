@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from lakeshare_conformance.client import BadOption, Client, Unreachable, read_profile
-from lakeshare_conformance.command import progress
-from lakeshare_conformance.ground import MOST_TABLES, survey
-from lakeshare_conformance.report import NOT_APPLICABLE, chosen_cases, every_case, run
+from lakeshare_conformance.command import make_progress_watch
+from lakeshare_conformance.report import NOT_APPLICABLE, list_cases, run_cases, select_cases
+from lakeshare_conformance.targets import MAX_TABLES, discover_targets
 from lakeshare_server.cli import main
 from tests.fakes.defects.tools import METADATA, QUERY, TABLE, VERSION, Defect, answer, asked, at, header
 from tests.fakes.model_requests import Reply, Request
@@ -49,7 +49,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def test_the_list_names_every_case_with_its_level_and_sections(command: Command) -> None:
     code, said, _ = command("--list")
     assert code == 0
-    for case in every_case():
+    for case in list_cases():
         assert f"  {case.name}  [{case.level}; {case.section}]\n      {case.promise}\n" in said
 
 
@@ -125,19 +125,19 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None
 def test_a_server_that_is_not_there_is_told_at_once(server: ModelServer) -> None:
     gone = replace(server.profile, endpoint="http://127.0.0.1:9/delta-sharing")
     with Client(gone) as client, pytest.raises(Unreachable, match="Check the profile's endpoint"):
-        survey(client, gone)
+        discover_targets(client, gone)
 
 
 def test_no_more_tables_are_tried_than_a_run_takes(server: ModelServer, profile: Path) -> None:
     [tiny] = [table for table in server.model.tables if table.name == "tiny"]
-    many = tuple(replace(tiny, name=f"t{number}") for number in range(MOST_TABLES + 3))
+    many = tuple(replace(tiny, name=f"t{number}") for number in range(MAX_TABLES + 3))
     tables, server.model.tables = server.model.tables, many
     try:
         with Client(server.profile) as client:
-            ground = survey(client, server.profile)
+            ground = discover_targets(client, server.profile)
     finally:
         server.model.tables = tables
-    assert (len(ground.tables), ground.left_out) == (MOST_TABLES, 3)
+    assert (len(ground.tables), ground.left_out) == (MAX_TABLES, 3)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_a_server_does_not_offer_is_not_applicable(
 ) -> None:
     server.defect = defect
     with Client(server.profile) as client:
-        outcomes = run(chosen_cases(groups), survey(client, server.profile))
+        outcomes = run_cases(select_cases(groups), discover_targets(client, server.profile))
     lacking = [outcome for outcome in outcomes if outcome.verdict == NOT_APPLICABLE]
     assert len(lacking) >= len(outcomes) - 2
     assert all(outcome.reason and outcome.tried == 0 for outcome in lacking)
@@ -177,10 +177,10 @@ def test_a_server_that_wants_fewer_requests_gets_its_pause(server: ModelServer) 
 
 
 def test_a_run_that_takes_a_while_tells_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    [case] = chosen_cases(["versions.the-version-is-a-header"])
-    progress(time.monotonic())(1, 9, case)
+    [case] = select_cases(["versions.the-version-is-a-header"])
+    make_progress_watch(time.monotonic())(1, 9, case)
     assert capsys.readouterr().err == ""
-    watch = progress(time.monotonic() - 60)
+    watch = make_progress_watch(time.monotonic() - 60)
     watch(2, 9, case)
     watch(3, 9, case)
     assert capsys.readouterr().err == "2/9 versions.the-version-is-a-header\n"

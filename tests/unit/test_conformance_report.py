@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_conformance.case import MUST, OPTIONAL, SHOULD, Case, Level, shown
+from lakeshare_conformance.case import MUST, OPTIONAL, SHOULD, Case, Level, format_value
 from lakeshare_conformance.client import Client
-from lakeshare_conformance.ground import Ground, survey
-from lakeshare_conformance.report import FAILED, NOT_APPLICABLE, PASSED, Outcome, Report, chosen_cases, run
+from lakeshare_conformance.report import (
+    FAILED,
+    NOT_APPLICABLE,
+    PASSED,
+    Outcome,
+    Report,
+    run_cases,
+    select_cases,
+)
+from lakeshare_conformance.targets import Targets, discover_targets
 from tests.fakes.defects.tools import DATA, METADATA, QUERY, answer, at, each, put
 from tests.fakes.model_answers import TOKEN
 from tests.fakes.model_server import ModelServer, a_model_server
@@ -25,28 +33,28 @@ def server() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def ground(server: ModelServer) -> Iterator[Ground]:
+def ground(server: ModelServer) -> Iterator[Targets]:
     server.defect = None
     with Client(server.profile) as client:
-        yield survey(client, server.profile)
+        yield discover_targets(client, server.profile)
 
 
 def a_case(level: Level = MUST, name: str = "versions.the-version-is-a-header") -> Case:
-    return replace(chosen_cases([name])[0], level=level)
+    return replace(select_cases([name])[0], level=level)
 
 
-def a_report(ground: Ground, *outcomes: Outcome) -> Report:
+def a_report(ground: Targets, *outcomes: Outcome) -> Report:
     return Report(ground, outcomes, datetime(2026, 1, 2, tzinfo=UTC), 1.25)
 
 
-def test_only_a_failed_must_fails_a_run(ground: Ground) -> None:
+def test_only_a_failed_must_fails_a_run(ground: Targets) -> None:
     for level in (SHOULD, OPTIONAL):
         assert not a_report(ground, Outcome(a_case(level), FAILED, 1, ("no",))).failed
     assert not a_report(ground, Outcome(a_case(), NOT_APPLICABLE, 0), Outcome(a_case(), PASSED, 1)).failed
     assert a_report(ground, Outcome(a_case(), PASSED, 1), Outcome(a_case(), FAILED, 1, ("no",))).failed
 
 
-def test_the_table_counts_by_group_and_explains_what_did_not_pass(ground: Ground) -> None:
+def test_the_table_counts_by_group_and_explains_what_did_not_pass(ground: Targets) -> None:
     lines = list(
         a_report(
             ground,
@@ -66,7 +74,7 @@ def test_the_table_counts_by_group_and_explains_what_did_not_pass(ground: Ground
     assert lines[-1] == "passed: every must that applies holds (3 cases in 1.2 s)"
 
 
-def test_json_and_junit_say_the_same(ground: Ground, tmp_path: Path) -> None:
+def test_json_and_junit_say_the_same(ground: Targets, tmp_path: Path) -> None:
     report = a_report(
         ground,
         Outcome(a_case(), FAILED, 2, ("odd \x00 \udcff <sentence> & more",), elapsed_s=0.5),
@@ -96,25 +104,25 @@ def test_json_and_junit_say_the_same(ground: Ground, tmp_path: Path) -> None:
     assert list(passed) == []
 
 
-def test_a_case_fails_in_the_places_where_it_fails(ground: Ground, server: ModelServer) -> None:
+def test_a_case_fails_in_the_places_where_it_fails(ground: Targets, server: ModelServer) -> None:
     server.defect = at("/shares/alpha/.*/version", answer(500))
-    [outcome] = run(chosen_cases(["versions.the-version-is-a-header"]), ground)
+    [outcome] = run_cases(select_cases(["versions.the-version-is-a-header"]), ground)
     assert (outcome.verdict, outcome.tried, len(outcome.sentences)) == (FAILED, 4, 3)
 
 
-def test_a_strange_answer_fails_a_case_and_ends_no_run(ground: Ground, server: ModelServer) -> None:
+def test_a_strange_answer_fails_a_case_and_ends_no_run(ground: Targets, server: ModelServer) -> None:
     server.defect = at(
         METADATA, each("metaData", put(partitionColumns=[["x"]], configuration=[1], schemaString=5))
     )
-    outcomes = run(chosen_cases(["metadata", "snapshots", "predicates"]), ground)
+    outcomes = run_cases(select_cases(["metadata", "snapshots", "predicates"]), ground)
     assert any(outcome.verdict == FAILED for outcome in outcomes)
-    assert len(outcomes) == len(chosen_cases(["metadata", "snapshots", "predicates"]))
+    assert len(outcomes) == len(select_cases(["metadata", "snapshots", "predicates"]))
 
 
-def test_reports_hold_neither_the_token_nor_signatures(ground: Ground, server: ModelServer) -> None:
+def test_reports_hold_neither_the_token_nor_signatures(ground: Targets, server: ModelServer) -> None:
     server.defect = at(f"{DATA}|{QUERY}", answer(500, b"see https://store/x?X-Amz-Signature=secret-of-it"))
     report = a_report(
-        ground, *run(chosen_cases(["data-files", "snapshots", "limits", "authentication"]), ground)
+        ground, *run_cases(select_cases(["data-files", "snapshots", "limits", "authentication"]), ground)
     )
     text = json.dumps(report.as_json()) + "\n".join(report.text())
     assert "status 200" in text
@@ -123,6 +131,6 @@ def test_reports_hold_neither_the_token_nor_signatures(ground: Ground, server: M
 
 
 def test_what_is_shown_is_short_and_on_one_line() -> None:
-    assert shown("a\nb") == "a b"
-    assert len(shown({"a": ["x"] * 1000})) == 200
-    assert shown(b"\xff") == repr(b"\xff")
+    assert format_value("a\nb") == "a b"
+    assert len(format_value({"a": ["x"] * 1000})) == 200
+    assert format_value(b"\xff") == repr(b"\xff")

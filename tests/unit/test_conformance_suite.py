@@ -11,7 +11,7 @@ import typer
 from lakeshare_conformance.case import SECTIONS
 from lakeshare_conformance.client import BadOption
 from lakeshare_conformance.command import conformance_app
-from lakeshare_conformance.report import chosen_cases, every_case, group_titles, with_tables
+from lakeshare_conformance.report import group_titles, list_cases, select_cases, with_tables
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lakeshare_conformance"
@@ -22,13 +22,13 @@ JUDGED = {f"0.{number}" for number in range(1, 20)} - {"0.17"}
 
 def test_every_line_of_what_bites_clients_has_a_case_that_names_it() -> None:
     """protocol §0: every line that a server can be judged on over HTTP."""
-    cited = {section for case in every_case() for section in case.sections}
+    cited = {section for case in list_cases() for section in case.sections}
     assert cited == set(SECTIONS)
     assert {section for section in SECTIONS if section.startswith("0.")} == JUDGED
 
 
 def test_names_are_unique_and_every_group_has_a_title() -> None:
-    names = [case.name for case in every_case()]
+    names = [case.name for case in list_cases()]
     assert len(names) == len(set(names))
     assert all(re.fullmatch(r"[a-z-]+\.[a-z0-9-]+", name) for name in names)
     assert all(group_titles().values())
@@ -43,12 +43,12 @@ def test_names_are_unique_and_every_group_has_a_title() -> None:
     ],
 )
 def test_cases_are_chosen_by_group_name_or_pattern(patterns: list[str], found: int) -> None:
-    assert len(chosen_cases(patterns)) == found
+    assert len(select_cases(patterns)) == found
 
 
 def test_a_pattern_that_fits_nothing_is_refused() -> None:
     with pytest.raises(BadOption, match="--only"):
-        chosen_cases(["no-such-case"])
+        select_cases(["no-such-case"])
 
 
 def test_the_reference_lists_the_cases_and_sections_as_they_are() -> None:

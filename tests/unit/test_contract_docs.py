@@ -18,7 +18,7 @@ from lakeshare_pipelines.contracts.document import (
     TableExtras,
     ViewExtras,
 )
-from lakeshare_pipelines.ingest.delivery import ENDINGS
+from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX
 
 TEXT = (Path(__file__).parents[2] / "docs/reference/contract.md").read_text()
 EXTRAS: tuple[type[Part], ...] = (
@@ -49,6 +49,8 @@ def test_every_expectation_is_listed(name: str) -> None:
     assert f"`{name}`" in TEXT
 
 
-@pytest.mark.parametrize("ending", sorted(ending for ending in ENDINGS if not ending.endswith(".gz")))
+@pytest.mark.parametrize(
+    "ending", sorted(ending for ending in FORMAT_BY_SUFFIX if not ending.endswith(".gz"))
+)
 def test_every_file_ending_is_listed(ending: str) -> None:
     assert f"`{ending}`" in TEXT

@@ -3,7 +3,7 @@
 import great_expectations.expectations as gx
 import pytest
 
-from lakeshare_pipelines.contracts.build import EXPECTATIONS, rule_name
+from lakeshare_pipelines.contracts.build import EXPECTATIONS, make_rule_name
 
 
 def class_of(expectation: str) -> type:
@@ -21,10 +21,12 @@ def test_an_expectation_and_its_arguments_exist(expectation: str) -> None:
 
 def test_a_name_tells_expectation_and_columns() -> None:
     assert (
-        rule_name("expect_column_values_to_not_be_null", {"column": "tailnum"})
+        make_rule_name("expect_column_values_to_not_be_null", {"column": "tailnum"})
         == "expect_column_values_to_not_be_null__tailnum"
     )
-    assert rule_name("expect_compound_columns_to_be_unique", {"column_list": ["a", "b"]}).endswith(
+    assert make_rule_name("expect_compound_columns_to_be_unique", {"column_list": ["a", "b"]}).endswith(
         "unique__a_b"
     )
-    assert rule_name("expect_table_row_count_to_equal", {"value": 3}) == "expect_table_row_count_to_equal"
+    assert (
+        make_rule_name("expect_table_row_count_to_equal", {"value": 3}) == "expect_table_row_count_to_equal"
+    )

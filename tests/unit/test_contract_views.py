@@ -8,7 +8,7 @@ import pytest
 from lakeshare_pipelines.contracts import SetContract, View, describe
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.share.shares import declared_shares
-from lakeshare_pipelines.wap.checks import checks_of
+from lakeshare_pipelines.wap.checks import list_checks
 from tests.builders.sets import a_contract
 
 VIEW = """\
@@ -52,7 +52,7 @@ def test_a_view_has_what_its_table_knows_of_its_columns(tmp_path: Path) -> None:
 
 
 def test_a_view_is_checked_as_a_selection_and_may_be_empty(tmp_path: Path) -> None:
-    names = [spec.name for spec in checks_of(a_set(tmp_path)) if spec.table == "shop.open_orders"]
+    names = [spec.name for spec in list_checks(a_set(tmp_path)) if spec.table == "shop.open_orders"]
 
     # Of what is required of orders nothing is repeated: a part of them is as good as they are.
     assert names == ["structure", "selection", "within_partitions", "drift", "serveable"]

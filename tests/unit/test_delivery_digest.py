@@ -8,7 +8,13 @@ import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest import Delivery, find_deliveries, find_delivery, still_same, unchanged_while
+from lakeshare_pipelines.ingest import (
+    Delivery,
+    blame_changed_delivery,
+    find_deliveries,
+    find_delivery,
+    require_unchanged,
+)
 from lakeshare_pipelines.settings import LakeSettings
 
 FLIGHTS, _ = load_contracts()
@@ -51,7 +57,7 @@ def test_another_byte_name_or_file_is_another_digest(tmp_path: Path, files: dict
 def test_markers_do_not_count(tmp_path: Path) -> None:
     delivery = a_delivery(tmp_path, {"departures.csv": "year\n"})
     (delivery.path / "_SUCCESS").write_text("done at noon")
-    still_same(delivery)
+    require_unchanged(delivery)
 
 
 def test_a_delivery_that_is_not_complete_has_no_digest_yet(tmp_path: Path) -> None:
@@ -85,11 +91,11 @@ def _remove_the_folder(path: Path) -> None:
 )
 def test_a_delivery_that_changes_after_it_was_found_is_refused(tmp_path: Path, change: object) -> None:
     delivery = a_delivery(tmp_path, {"departures.csv": "year\n2013\n"})
-    still_same(delivery)
+    require_unchanged(delivery)
     assert callable(change)
     change(delivery.files[0])
     with pytest.raises(DeliveryError, match="changed while it was read"):
-        still_same(delivery)
+        require_unchanged(delivery)
 
 
 def _read_after_it_went_away(path: Path) -> None:
@@ -99,11 +105,11 @@ def _read_after_it_went_away(path: Path) -> None:
 
 def test_a_reading_that_fails_because_the_delivery_went_away_says_so(tmp_path: Path) -> None:
     delivery = a_delivery(tmp_path, {"departures.csv": "year\n"})
-    with pytest.raises(DeliveryError, match="changed while it was read"), unchanged_while([delivery]):
+    with pytest.raises(DeliveryError, match="changed while it was read"), blame_changed_delivery([delivery]):
         _read_after_it_went_away(delivery.files[0])
 
 
 def test_a_reading_that_fails_for_another_reason_keeps_it(tmp_path: Path) -> None:
     delivery = a_delivery(tmp_path, {"departures.csv": "year\n"})
-    with pytest.raises(OSError, match="out of memory"), unchanged_while([delivery]):
+    with pytest.raises(OSError, match="out of memory"), blame_changed_delivery([delivery]):
         raise OSError("out of memory")

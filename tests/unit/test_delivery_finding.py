@@ -211,14 +211,14 @@ def test_a_delivery_that_cannot_be_read_hides_no_other(
     unreadable = put(settings, ONE, "2013-01-01")
     put(settings, ONE, "2013-01-02")
 
-    digest = content_digest.digest_of
+    digest = content_digest.compute_digest
 
     def digest_of(root: Path, files: list[Path]) -> str:
         if root == unreadable:  # tests may run as root, whom no permission stops
             raise PermissionError(errno.EACCES, "Permission denied", str(root / "departures.csv"))
         return digest(root, files)
 
-    monkeypatch.setattr(delivery, "digest_of", digest_of)
+    monkeypatch.setattr(delivery, "compute_digest", digest_of)
     assert [found.partition for found in find_deliveries(settings, FLIGHTS)] == ["2013-01-02"]
     assert f"{unreadable} cannot be read" in caplog.text
     with pytest.raises(DeliveryError, match=r"cannot be read: Permission denied.*permissions"):

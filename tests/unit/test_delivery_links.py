@@ -7,7 +7,7 @@ import pytest
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.demo.processes import deliver
 from lakeshare_pipelines.errors import DeliveryError
-from lakeshare_pipelines.ingest import find_deliveries, find_delivery, still_same
+from lakeshare_pipelines.ingest import find_deliveries, find_delivery, require_unchanged
 from lakeshare_pipelines.settings import LakeSettings
 
 FLIGHTS = next(contract for contract in load_contracts() if contract.name == "flights")
@@ -101,7 +101,7 @@ def test_a_file_replaced_by_a_link_after_the_delivery_was_found_is_a_change(
     (folder / "departures.csv").unlink()
     (folder / "departures.csv").symlink_to(outside / "departures.csv")
     with pytest.raises(DeliveryError, match="changed while it was read"):
-        still_same(delivery)
+        require_unchanged(delivery)
 
 
 def test_links_within_landing_and_a_landing_folder_that_is_a_link_are_followed(

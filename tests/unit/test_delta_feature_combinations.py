@@ -19,10 +19,10 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.protocol.lines import Capabilities, HeadLines, announced_protocol, negotiated
+from lakeshare_server.protocol.lines import Capabilities, HeadLines, negotiate_format, negotiate_protocol
 from lakeshare_server.tables.delta.files import from_actions
-from lakeshare_server.tables.delta.snapshot import delta_head, require_known
-from lakeshare_server.tables.serveability import CLIENTS, serveability
+from lakeshare_server.tables.delta.snapshot import make_delta_head, require_known
+from lakeshare_server.tables.serveability import CLIENTS, judge_serveability
 from tests.builders.campaign import campaign_size
 from tests.builders.deletion_vector import inline_descriptor
 
@@ -233,22 +233,22 @@ def faults_of(one: Combination, file: Path, folder: Path) -> Iterator[str]:
     metadata, add = metadata_of(one), add_of(one, file)
     try:
         require_known(one.protocol)
-        head = delta_head(one.protocol, metadata, from_actions([add], []))
+        head = make_delta_head(one.protocol, metadata, from_actions([add], []))
     except Unserveable as refusal:
         if not refusal.fix or refusal.code is None:
             yield f"{one.name}: refused without a fix: {refusal}"
         return
-    promised = next(verdict for verdict in serveability("delta", head) if verdict.id == PYTHON.id)
+    promised = next(verdict for verdict in judge_serveability("delta", head) if verdict.id == PYTHON.id)
     wants = Capabilities(response_formats=frozenset({"delta"}), reader_features=PYTHON.features)
     try:
-        negotiated(wants, head, "s.s.t")
+        negotiate_format(wants, head, "s.s.t")
     except Unserveable as refusal:
         if "Ask with" not in refusal.fix or promised.served_as:
             yield f"{one.name}: promised as {promised.served_as}, refused: {refusal}"
         return
     if promised.served_as != "delta":
         yield f"{one.name}: sent, but not promised"
-    lines = HeadLines(response_format="delta", protocol=announced_protocol(wants, head))
+    lines = HeadLines(response_format="delta", protocol=negotiate_protocol(wants, head))
     sent_protocol = json.loads(lines.protocol_line())["protocol"]["deltaProtocol"]
     sent_metadata = json.loads(lines.metadata_line(head))["metaData"]["deltaMetadata"]
     log = folder / "_delta_log" / f"{0:020}.json"

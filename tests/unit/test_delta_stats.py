@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakeshare_server.tables.delta.files import Statistics, leaves_of, parse_stats
+from lakeshare_server.tables.delta.files import Statistics, list_leaves, parse_stats
 
 KINDS: dict[str, Any] = {
     "text": "string",
@@ -47,7 +47,7 @@ SCHEMA = a_schema(*(a_field(name, kind) for name, kind in KINDS.items()))
 
 
 def parsed(*texts: str | None, schema: str = SCHEMA, left_out: tuple[str, ...] = ()) -> Statistics:
-    return parse_stats(pa.array(texts, pa.string()), leaves_of(schema, left_out))
+    return parse_stats(pa.array(texts, pa.string()), list_leaves(schema, left_out))
 
 
 def low_of(text: str, column: str) -> Any:

@@ -17,7 +17,7 @@ from lakeshare_server.tables.delta.files import (
     vector_ids,
     vector_paths,
 )
-from lakeshare_server.tables.lines import ALPHABET, z85_bytes, z85_text
+from lakeshare_server.tables.lines import ALPHABET, decode_z85, encode_z85
 from tests.builders import deletion_vector
 
 ROOT = "s3://bucket/a table"
@@ -108,10 +108,10 @@ def test_a_descriptor_without_what_clients_need_is_refused(missing: str) -> None
 @given(st.binary(max_size=40).map(lambda content: content + bytes(-len(content) % 4)))
 def test_z85_is_what_others_make_of_it(content: bytes) -> None:
     """Against the tests' own encoder, and Python's base 85, which has the same digits in another order."""
-    assert z85_text(content) == deletion_vector.to_z85(content)
-    assert z85_bytes(deletion_vector.to_z85(content)) == content
+    assert encode_z85(content) == deletion_vector.to_z85(content)
+    assert decode_z85(deletion_vector.to_z85(content)) == content
     other = base64.b85encode(content).decode().translate(str.maketrans(PYTHONS, ALPHABET))
-    assert z85_bytes(other) == content
+    assert decode_z85(other) == content
 
 
 PYTHONS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -119,7 +119,7 @@ PYTHONS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()
 
 def test_z85_reads_its_own_specifications_example() -> None:
     """ZeroMQ RFC 32."""
-    assert z85_bytes("HelloWorld") == bytes.fromhex("864FD26FB559F75B")
+    assert decode_z85("HelloWorld") == bytes.fromhex("864FD26FB559F75B")
 
 
 @given(st.uuids(), st.text("abcxyz", max_size=3))

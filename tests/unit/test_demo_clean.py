@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.demo.story import MARKER, DemoRefused, clean_up, tell
+from lakeshare_pipelines.demo.story import MARKER, DemoRefused, clean_up, run_demo
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_a_dagster_home_that_was_given_is_left_alone(tmp_path, state, monkeypatc
         assert found_in(tmp_path / "dagster_home") == ["dagster.yaml", "history/runs.db"]
 
 
-@pytest.mark.parametrize("start", [clean_up, lambda: tell(once=True)], ids=["clean", "once"])
+@pytest.mark.parametrize("start", [clean_up, lambda: run_demo(once=True)], ids=["clean", "once"])
 def test_a_lake_that_the_demo_did_not_make_is_refused_and_left_as_it_is(state, start):
     (state / MARKER).unlink()
     a_folder(state, "precious.db")

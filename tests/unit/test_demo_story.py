@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.contracts import load_contracts
-from lakeshare_pipelines.demo.story import RECIPIENT, are_shares_applied, hand_out_profile
-from lakeshare_pipelines.share.shares import apply
+from lakeshare_pipelines.demo.story import RECIPIENT, are_shares_applied, write_recipient_profile
+from lakeshare_pipelines.share.shares import apply_declared_shares
 from lakeshare_server.catalog import Catalog, Recipients
 from tests.builders.database_schema import open_migrated
 
@@ -22,19 +22,19 @@ def catalog(tmp_path: Path) -> Catalog:
 
 @pytest.mark.parametrize("stopped_after", [0, 1])
 def test_shares_are_applied_again_after_a_start_that_did_not_come_to_all(catalog, stopped_after):
-    apply(catalog, CONTRACTS[:stopped_after])
+    apply_declared_shares(catalog, CONTRACTS[:stopped_after])
 
     assert not are_shares_applied(catalog, CONTRACTS)
 
 
 def test_shares_that_are_what_the_contracts_say_are_left_alone(catalog):
-    apply(catalog, CONTRACTS)
+    apply_declared_shares(catalog, CONTRACTS)
 
     assert are_shares_applied(catalog, CONTRACTS)
 
 
 def test_shares_that_no_contract_declares_any_more_are_not_left(catalog):
-    apply(catalog, CONTRACTS)
+    apply_declared_shares(catalog, CONTRACTS)
 
     assert not are_shares_applied(catalog, CONTRACTS[:1])
 
@@ -42,7 +42,7 @@ def test_shares_that_no_contract_declares_any_more_are_not_left(catalog):
 @pytest.fixture
 def profile(catalog, tmp_path) -> Path:
     """The profile an earlier demo handed out."""
-    apply(catalog, CONTRACTS)
+    apply_declared_shares(catalog, CONTRACTS)
     path = tmp_path / "demo.share"
     hand_out(catalog, path)
     return path
@@ -50,7 +50,7 @@ def profile(catalog, tmp_path) -> Path:
 
 def hand_out(catalog: Catalog, path: Path, port: int = 8765) -> None:
     shares = sorted({entry.share for contract in CONTRACTS for entry in contract.shares})
-    hand_out_profile(catalog, shares, path, f"http://127.0.0.1:{port}")
+    write_recipient_profile(catalog, shares, path, f"http://127.0.0.1:{port}")
 
 
 def token_in(path: Path) -> str:

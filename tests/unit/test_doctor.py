@@ -6,7 +6,7 @@ import pytest
 
 from lakeshare_pipelines.cli import doctor
 from lakeshare_pipelines.cli.doctor import Finding, examine
-from lakeshare_pipelines.nessie.client import signing_key
+from lakeshare_pipelines.nessie.client import load_signing_key
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import jars
 
@@ -31,7 +31,7 @@ def test_a_fresh_machine_is_in_order_and_stays_untouched(tmp_path):
 
 
 def test_every_fault_has_a_remedy_and_every_remedy_a_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr(jars, "packaged_java", lambda: None)
+    monkeypatch.setattr(jars, "find_packaged_java", lambda: None)
     monkeypatch.setattr(jars, "USUAL_FOLDERS", ())
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -76,14 +76,14 @@ def test_a_key_that_others_can_read_is_a_fault(tmp_path):
     settings = settings_of(tmp_path)
     key = settings.state_dir / "nessie" / "key.pem"
     key.parent.mkdir(parents=True)
-    signing_key(key)
+    load_signing_key(key)
     assert "Nessie's key" not in {finding.name for finding in examine(settings)}
     key.chmod(0o644)
     assert the(examine(settings), "Nessie's key").remedy == f"chmod 600 {key}"
 
 
 def test_little_space_is_a_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "SPACE_WANTED_BYTES", 10**18)
+    monkeypatch.setattr(doctor, "MIN_FREE_BYTES", 10**18)
     assert "LAKESHARE_STATE_DIR" in the(examine(settings_of(tmp_path)), "disk of the state folder").remedy
 
 

@@ -16,7 +16,7 @@ from lakeshare_server.storage import Stores
 from lakeshare_server.tables import read_iceberg
 from lakeshare_server.tables.iceberg import equality_keys
 from lakeshare_server.tables.iceberg import snapshot as equality_deletes
-from lakeshare_server.versions.followed_iceberg import for_recipients
+from lakeshare_server.versions.followed_iceberg import hide_locations
 from tests.builders.campaign import campaign_size
 from tests.builders.equality_tables import (
     BY_PLACE,
@@ -280,7 +280,7 @@ def test_recipients_are_told_of_a_limit_without_the_settings(tmp_path: Path) -> 
     table.delete_keys([ID], ids(1), 2)
     with pytest.raises(Unserveable) as refused:
         check(table, ReadFiles(state_dir=tmp_path / "state", equality_delete_bytes=1))
-    told = str(for_recipients(refused.value, ["/table"]))
+    told = str(hide_locations(refused.value, ["/table"]))
     assert "LAKESHARE" not in told
     assert told.endswith("[EQUALITY_DELETES]")
 
@@ -367,7 +367,7 @@ def test_random_tables_lose_the_rows_that_the_model_deletes(
         dice = random.Random(seed)
         monkeypatch.setattr(equality_deletes, "KEYS_BYTES", dice.choice([1, 200, 1 << 20]))
         monkeypatch.setattr(equality_keys, "BATCH_ROWS", dice.choice([3, 1 << 19]))
-        monkeypatch.setattr(equality_deletes, "LOOKED_UP_BYTES", dice.choice([1, 300, 1 << 20]))
+        monkeypatch.setattr(equality_deletes, "LOOKUP_BYTES", dice.choice([1, 300, 1 << 20]))
         monkeypatch.setattr(equality_deletes, "SMALL_VALUES", dice.choice([0, 10, 1 << 20]))
         table = a_random_table(dice, tmp_path / str(seed))
         for location in random_versions(dice, table):

@@ -14,8 +14,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from lakeshare_server.catalog import AuditEvent, AuditLog
-from lakeshare_server.catalog.audit import adopt, events_after, log, verify
-from lakeshare_server.catalog.audit.log import ROOM_BYTES, Journal, events_in, written
+from lakeshare_server.catalog.audit import events_after, import_orphans, log, verify
+from lakeshare_server.catalog.audit.log import ROOM_BYTES, Journal, events_in, serialize_event
 from tests.builders.database_schema import open_migrated
 from tests.builders.server_process import a_process
 from tests.builders.sharing import FLIGHTS, Provider, a_provider_of_flights, a_server, files
@@ -32,7 +32,7 @@ def provider(tmp_path: Path) -> Provider:
 
 
 def recorded(provider: Provider) -> set[str]:
-    adopt(provider.catalog, provider.settings.audit_dir)
+    import_orphans(provider.catalog, provider.settings.audit_dir)
     return {one.event.request_id for one in events_after(provider.catalog, 0)}
 
 
@@ -213,7 +213,7 @@ def test_spans_go_to_the_collector_of_the_environment_and_name_nobody(provider: 
 def test_a_journal_grows_and_is_read_to_its_last_whole_event(tmp_path: Path) -> None:
     catalog = open_migrated(f"sqlite:///{tmp_path / 'lakeshare.db'}")
     journal = Journal(tmp_path / "audit")
-    text = written(
+    text = serialize_event(
         AuditEvent(at=datetime.now(UTC), action="x" * 60, request_id="r", user_agent="y" * 900)
     ).text
     count = ROOM_BYTES // len(text) + 3

@@ -11,12 +11,12 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from lakeshare_server.catalog import FollowedTables, open_catalog
-from lakeshare_server.catalog.listings import all_shared_tables
+from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.provider import following
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.versions import table_name_at, tables_at
+from lakeshare_server.versions import list_tables_at, read_table_name
 from tests.builders.administration import PROVIDER, an_administered_server
 from tests.builders.commands import Runner, a_state_folder
 from tests.builders.database_schema import open_migrated
@@ -47,7 +47,7 @@ def followed() -> dict[str, str]:
 
 
 def shared() -> list[str]:
-    return sorted(entry.path for entry in all_shared_tables(open_catalog(ServerSettings().catalog_url)))
+    return sorted(entry.path for entry in list_all_shared_tables(open_catalog(ServerSettings().catalog_url)))
 
 
 def test_the_tables_of_a_folder_are_followed_at_once_and_a_bad_one_stops_no_other(
@@ -84,13 +84,13 @@ def test_the_tables_of_a_folder_are_followed_at_once_and_a_bad_one_stops_no_othe
 def test_tables_are_read_at_the_same_time(
     run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    together, found_at = Barrier(8, timeout=60), following.found_at
+    together, found_at = Barrier(8, timeout=60), following.read_unfollowed
 
     def meet(*arguments: object) -> object:
         together.wait()
         return found_at(*arguments)
 
-    monkeypatch.setattr(following, "found_at", meet)
+    monkeypatch.setattr(following, "read_unfollowed", meet)
     run("table", "follow", f"{tables_in(tmp_path / 'sales', 8)}/*")
     assert len(followed()) == 8
 
@@ -181,7 +181,7 @@ def test_what_names_no_tables_is_refused_with_the_remedy(
     ],
 )
 def test_a_table_is_named_as_its_location_has_it(location: str, name: str) -> None:
-    assert table_name_at(location) == name
+    assert read_table_name(location) == name
 
 
 def test_one_location_without_a_name_is_named_by_its_place(run: Runner, tmp_path: Path) -> None:
@@ -191,9 +191,9 @@ def test_one_location_without_a_name_is_named_by_its_place(run: Runner, tmp_path
 
 def test_a_location_without_a_star_is_one_table(tmp_path: Path) -> None:
     settings = ServerSettings(_env_file=None)
-    assert tables_at(f"{tmp_path}/a*b", Stores(settings), settings) == [f"{tmp_path}/a*b"]
+    assert list_tables_at(f"{tmp_path}/a*b", Stores(settings), settings) == [f"{tmp_path}/a*b"]
     with pytest.raises(BadRequest):
-        tables_at("iceberg:prod/sales.*@main", Stores(settings), settings)
+        list_tables_at("iceberg:prod/sales.*@main", Stores(settings), settings)
 
 
 def test_the_admin_api_follows_lists_and_ends(tmp_path: Path) -> None:

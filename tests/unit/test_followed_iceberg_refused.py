@@ -204,7 +204,7 @@ def test_metadata_that_is_too_large_is_refused_before_it_is_read(
 ) -> None:
     with a_reader(provider) as client:
         assert count_of(client) == 1
-        made = table.rewrite(edited(owner="x" * (iceberg_history.MOST_BYTES + 1)))
+        made = table.rewrite(edited(owner="x" * (iceberg_history.MAX_METADATA_BYTES + 1)))
         monkeypatch.setattr(iceberg_history.orjson, "loads", lambda _: pytest.fail("it was taken apart"))
         refused(client.get(f"{FLIGHTS}/version"), "this server reads up to", "Provider")
         packed = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
@@ -220,7 +220,7 @@ def test_metadata_of_many_megabytes_is_served(provider: Provider, table: OwnedTa
     with a_reader(provider) as client:
         assert count_of(client) == 1
         table.append_days(1)
-        table.rewrite(edited(owner="x" * (iceberg_history.MOST_BYTES - (1 << 20))))
+        table.rewrite(edited(owner="x" * (iceberg_history.MAX_METADATA_BYTES - (1 << 20))))
         assert (version_of(client), count_of(client)) == (1, 2)
 
 

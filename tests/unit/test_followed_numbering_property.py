@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lakeshare_server.catalog import NumberedSnapshot, Publication
 from lakeshare_server.versions import iceberg_history
-from lakeshare_server.versions.iceberg_history import TableHistory, new_states, read_history
+from lakeshare_server.versions.iceberg_history import TableHistory, find_new_states, read_history
 from lakeshare_server.versions.metadata_sources import Pointer
 from tests.builders.publications import a_publication
 
@@ -117,7 +117,7 @@ class Model:
         )
 
     def look(self) -> None:
-        found = new_states(self.history(), None, self.latest(), self.numbered())
+        found = find_new_states(self.history(), None, self.latest(), self.numbered())
         before = len(self.numbers)
         for one in found:
             state, version = one.state, len(self.numbers)
@@ -134,7 +134,7 @@ class Model:
         rest = iter(one.snapshot_id for one in self.numbers[before:])
         assert all(snapshot in rest for snapshot in self.unseen)
         self.unseen = []
-        assert new_states(self.history(), None, self.latest(), self.numbered()) == []
+        assert find_new_states(self.history(), None, self.latest(), self.numbered()) == []
 
     def history(self) -> TableHistory:
         return read_history(OneFile(self.metadata()), Pointer("/t/metadata/v1.metadata.json", ""))
@@ -172,9 +172,9 @@ def test_numbers_follow_the_table_through_everything(steps: list[tuple[str, int]
 
 def test_the_first_look_at_a_long_log_numbers_its_newest_end() -> None:
     model = Model()
-    for _ in range(iceberg_history.FIRST_LOOK + 5):
+    for _ in range(iceberg_history.FIRST_OBSERVATION + 5):
         model.now += 1
         model.append(0)
-    found = new_states(model.history(), None, None, [])
-    assert len(found) == iceberg_history.FIRST_LOOK
+    found = find_new_states(model.history(), None, None, [])
+    assert len(found) == iceberg_history.FIRST_OBSERVATION
     assert found[-1].state.snapshot_id == model.current

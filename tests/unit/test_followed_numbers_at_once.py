@@ -118,7 +118,7 @@ def test_whoever_is_overtaken_again_and_again_tells_what_the_others_numbered(
         return seen
 
     monkeypatch.setattr(MetadataFolder, "current", overtaken)
-    assert mine.latest().number == len(log_of(table)) - 1 == iceberg_history.LOOKS
+    assert mine.latest().number == len(log_of(table)) - 1 == iceberg_history.MAX_READ_ATTEMPTS
     monkeypatch.undo()
     table.append_days(1)
     assert mine.latest().number == len(log_of(table)) - 1

@@ -12,7 +12,7 @@ import pytest
 
 from lakeshare_server.catalog import FollowedTables, Ledger, open_catalog
 from lakeshare_server.errors import CatalogConflict
-from lakeshare_server.protocol.requests import iso
+from lakeshare_server.protocol.requests import format_iso
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 from tests.builders.followed_logs import (
@@ -101,7 +101,7 @@ def test_a_log_that_is_cleaned_up_while_it_is_known_is_read_from_its_new_checkpo
         assert count_of(client) == 7
         assert count_of(client, version=5) == 6
         refused(client.post(f"{FLIGHTS}/query", json={"version": 2}), "since version 5")
-        answer = client.get(f"{FLIGHTS}/version", params={"startingTimestamp": iso(BEGIN_MS)})
+        answer = client.get(f"{FLIGHTS}/version", params={"startingTimestamp": format_iso(BEGIN_MS)})
         assert answer.headers["delta-table-version"] == "5"
 
 
@@ -156,7 +156,7 @@ def test_versions_below_the_start_are_not_shown(
                 refused(answer, f"You can only query table data since version {oldest}")
             else:
                 assert len(files(answer)) == version + 1
-        early = client.post(f"{FLIGHTS}/query", json={"timestamp": iso(BEGIN_MS - 1)})
+        early = client.post(f"{FLIGHTS}/query", json={"timestamp": format_iso(BEGIN_MS - 1)})
         refused(early, "before the earliest available version", f"version {oldest}")
 
 
@@ -169,7 +169,7 @@ def test_versions_whose_log_is_cleaned_up_are_not_there_any_more(provider: Provi
     with a_client(provider) as client:
         assert [count_of(client, version=version) for version in (3, 4, 5)] == [4, 5, 6]
         refused(client.post(f"{FLIGHTS}/query", json={"version": 2}), "since version 3")
-        assert started(client, iso(BEGIN_MS)) == 3
+        assert started(client, format_iso(BEGIN_MS)) == 3
 
 
 @pytest.mark.parametrize(
@@ -191,8 +191,8 @@ def test_of_what_lies_before_a_gap_only_whole_versions_are_there(
                 assert len(files(answer)) == version + 1
             else:
                 refused(answer, "has no such version" if version not in broken else "is not whole")
-        assert started(client, iso(BEGIN_MS)) == min(there, default=3)
-        assert count_of(client, timestamp=iso(BEGIN_MS + 3000)) == 4
+        assert started(client, format_iso(BEGIN_MS)) == min(there, default=3)
+        assert count_of(client, timestamp=format_iso(BEGIN_MS + 3000)) == 4
 
 
 def test_a_page_goes_not_on_in_another_table(provider: Provider, tmp_path: Path) -> None:

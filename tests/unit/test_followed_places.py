@@ -16,8 +16,8 @@ from lakeshare_server.errors import (
 )
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.versions import found_at, spelt
-from lakeshare_server.versions.followed_iceberg import for_recipients
+from lakeshare_server.versions import normalise_followed_location, read_unfollowed
+from lakeshare_server.versions.followed_iceberg import hide_locations
 from lakeshare_server.versions.metadata_sources import MetadataFolder
 from tests.builders.followed_iceberg import OwnedTable
 from tests.builders.http_server import listening
@@ -48,12 +48,12 @@ def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ],
 )
 def test_places_are_kept_as_they_are_meant(given: str, kept: str) -> None:
-    assert spelt(given, SETTINGS) == kept
+    assert normalise_followed_location(given, SETTINGS) == kept
 
 
 def test_a_relative_path_is_below_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert spelt("orders", SETTINGS) == str(tmp_path / "orders")
+    assert normalise_followed_location("orders", SETTINGS) == str(tmp_path / "orders")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_relative_path_is_below_the_current_folder(tmp_path: Path, monkeypatch
 )
 def test_other_places_are_refused_before_anything_is_read(given: str, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
-        spelt(given, SETTINGS)
+        normalise_followed_location(given, SETTINGS)
 
 
 class Folder:
@@ -263,13 +263,13 @@ def test_a_packed_file_is_read_and_one_file_stays_what_it_is(tmp_path: Path) -> 
     fixed.write_bytes(gzip.compress(table.newest_file.read_bytes()))
     table.append_days(1)
     settings = ServerSettings(_env_file=None, state_dir=tmp_path / "state")
-    found = found_at(spelt(str(fixed), settings), Stores(settings), settings)
+    found = read_unfollowed(normalise_followed_location(str(fixed), settings), Stores(settings), settings)
     assert found is not None
     assert found.location == str(table.folder)
     assert found.table_id == str(table.table.metadata.table_uuid)
     fixed.unlink()
     with pytest.raises(StoreMissing):
-        found_at(str(fixed), Stores(settings), settings)
+        read_unfollowed(str(fixed), Stores(settings), settings)
 
 
 def test_a_table_that_was_copied_elsewhere_is_told_from_its_place(tmp_path: Path) -> None:
@@ -277,18 +277,18 @@ def test_a_table_that_was_copied_elsewhere_is_told_from_its_place(tmp_path: Path
     copied = tmp_path / "copied"
     table.folder.rename(copied)
     with pytest.raises(Unserveable, match=f"{copied} has moved: the table says that it is in {table.folder}"):
-        found_at(str(copied), Stores(SETTINGS), SETTINGS)
+        read_unfollowed(str(copied), Stores(SETTINGS), SETTINGS)
 
 
 def test_a_place_without_any_table_is_told(tmp_path: Path) -> None:
     with pytest.raises(Unserveable, match=f"no Delta table at {tmp_path}, and no Iceberg table"):
-        found_at(str(tmp_path), Stores(SETTINGS), SETTINGS)
+        read_unfollowed(str(tmp_path), Stores(SETTINGS), SETTINGS)
 
 
 @pytest.mark.parametrize("place", ["iceberg:prod-lake/sales.orders", "nessie:prod-lake/sales.orders"])
 def test_a_catalog_that_does_not_answer_is_passing(place: str) -> None:
     with pytest.raises(Unavailable, match="catalog prod-lake cannot be asked"):
-        found_at(place, Stores(SETTINGS), SETTINGS)
+        read_unfollowed(place, Stores(SETTINGS), SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_what_nessie_says_is_told_without_the_token(
         monkeypatch.setenv("PYICEBERG_CATALOG__PROD_LAKE__URI", url)
         monkeypatch.setenv("PYICEBERG_CATALOG__PROD_LAKE__TOKEN", "a-secret-token")
         with pytest.raises(error, match=said) as refused:
-            found_at("nessie:prod-lake/sales.orders", Stores(SETTINGS), SETTINGS)
+            read_unfollowed("nessie:prod-lake/sales.orders", Stores(SETTINGS), SETTINGS)
     assert "a-secret-token" not in str(refused.value)
 
 
@@ -346,7 +346,7 @@ def test_what_nessie_says_is_told_without_the_token(
     ],
 )
 def test_recipients_are_told_the_reason_and_no_place(error: LakeshareError, told: str) -> None:
-    text = str(for_recipients(error, ("/w/t", "iceberg:prod/a.b")))
+    text = str(hide_locations(error, ("/w/t", "iceberg:prod/a.b")))
     assert told in text
     assert "/" not in text
     assert "prod" not in text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lakeshare_server.catalog import FollowedTables, Ledger
-from lakeshare_server.protocol.requests import iso
+from lakeshare_server.protocol.requests import format_iso
 from lakeshare_server.storage import Stores
 from tests.builders.followed_iceberg import (
     NAME,
@@ -50,13 +50,15 @@ def test_the_history_has_numbers_and_times_from_the_first_look_on(
         for number, (at_ms, snapshot_id) in enumerate(log_of(table)):
             assert numbered(provider)[number].snapshot_id == snapshot_id
             assert int(numbered(provider)[number].published_at.timestamp() * 1000) == at_ms
-            assert version_of(client, startingTimestamp=iso(at_ms)) == number
-            assert count_of(client, timestamp=iso(at_ms)) == [1, 3, 6][number]
+            assert version_of(client, startingTimestamp=format_iso(at_ms)) == number
+            assert count_of(client, timestamp=format_iso(at_ms)) == [1, 3, 6][number]
         refused(client.post(f"{FLIGHTS}/query", json={"version": 3}), "no such version")
         refused(
             client.post(f"{FLIGHTS}/query", json={"startingVersion": 3}), "greater than the latest version 2"
         )
-        refused(client.post(f"{FLIGHTS}/query", json={"timestamp": iso(log_of(table)[0][0] - 1)}), "before")
+        refused(
+            client.post(f"{FLIGHTS}/query", json={"timestamp": format_iso(log_of(table)[0][0] - 1)}), "before"
+        )
 
 
 def test_a_look_that_finds_several_snapshots_numbers_all_in_order(
@@ -275,7 +277,9 @@ def test_versions_below_the_start_are_not_shown(provider: Provider, table: Owned
         refused(client.post(f"{FLIGHTS}/query", json={"version": 0}), "since version 1")
         assert count_of(client, version=1) == 2
         assert version_of(client, startingTimestamp="2000-01-01T00:00:00Z") == 1
-        refused(client.post(f"{FLIGHTS}/query", json={"timestamp": iso(log_of(table)[0][0])}), "before")
+        refused(
+            client.post(f"{FLIGHTS}/query", json={"timestamp": format_iso(log_of(table)[0][0])}), "before"
+        )
 
 
 def test_iceberg_clients_read_what_is_followed_through_their_own_door(
@@ -364,14 +368,14 @@ def test_another_table_under_a_name_goes_on_with_its_numbers_and_does_not_show_t
 def test_a_delta_table_that_is_an_iceberg_table_as_well_is_followed_as_delta(
     provider: Provider, tmp_path: Path
 ) -> None:
-    from lakeshare_server.versions import found_at, spelt
+    from lakeshare_server.versions import normalise_followed_location, read_unfollowed
 
     location = a_delta_table(tmp_path / "uniform")
     table = OwnedTable(tmp_path / "warehouse")
     (location / "metadata").mkdir()
     (location / "metadata" / table.newest_file.name).write_bytes(table.newest_file.read_bytes())
-    place = spelt(str(location), provider.settings)
-    assert found_at(place, Stores(provider.settings), provider.settings) is None
+    place = normalise_followed_location(str(location), provider.settings)
+    assert read_unfollowed(place, Stores(provider.settings), provider.settings) is None
 
 
 def test_a_poll_within_the_interval_reads_nothing(

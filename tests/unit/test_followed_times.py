@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_server.protocol.requests import iso
+from lakeshare_server.protocol.requests import format_iso
 from tests.builders.followed_logs import (
     BEGIN_MS,
     NAME,
@@ -44,9 +44,9 @@ def test_times_that_a_copy_made_younger_than_the_commits_say_are_before_theirs(
     provider.follow(NAME, log.root)
     with a_client(provider) as client:
         for version in (3, 4, 5):
-            assert count_of(client, timestamp=iso(BEGIN_MS + 1000 * version)) == version + 1
+            assert count_of(client, timestamp=format_iso(BEGIN_MS + 1000 * version)) == version + 1
         for version in (0, 1, 2):
-            assert count_of(client, timestamp=iso(BEGIN_MS + 3000 - (3 - version))) == version + 1
+            assert count_of(client, timestamp=format_iso(BEGIN_MS + 3000 - (3 - version))) == version + 1
 
 
 def test_a_version_of_which_only_a_checkpoint_is_left_was_before_the_next_one(
@@ -58,8 +58,8 @@ def test_a_version_of_which_only_a_checkpoint_is_left_was_before_the_next_one(
         (log.folder / f"{version:020}.json").unlink()
     provider.follow(NAME, log.root)
     with a_client(provider) as client:
-        assert count_of(client, timestamp=iso(BEGIN_MS + 1999)) == 2
-        assert count_of(client, timestamp=iso(BEGIN_MS + 2000)) == 3
+        assert count_of(client, timestamp=format_iso(BEGIN_MS + 1999)) == 2
+        assert count_of(client, timestamp=format_iso(BEGIN_MS + 2000)) == 3
 
 
 def test_times_are_those_of_the_commits(provider: Provider, log: WrittenLog) -> None:
@@ -68,13 +68,19 @@ def test_times_are_those_of_the_commits(provider: Provider, log: WrittenLog) -> 
     provider.follow(NAME, log.root)
     with a_client(provider) as client:
         for version in range(3):
-            exactly, before = iso(BEGIN_MS + 1000 * version), iso(BEGIN_MS + 1000 * version - 1)
+            exactly, before = format_iso(BEGIN_MS + 1000 * version), format_iso(BEGIN_MS + 1000 * version - 1)
             assert count_of(client, timestamp=exactly) == version + 1
             assert started(client, exactly) == started(client, before) == version
             if version:
                 assert count_of(client, timestamp=before) == version
-        refused(client.post(f"{FLIGHTS}/query", json={"timestamp": iso(BEGIN_MS - 1)}), "before the earliest")
-        refused(client.post(f"{FLIGHTS}/query", json={"timestamp": iso(BEGIN_MS + 2001)}), "after the latest")
+        refused(
+            client.post(f"{FLIGHTS}/query", json={"timestamp": format_iso(BEGIN_MS - 1)}),
+            "before the earliest",
+        )
+        refused(
+            client.post(f"{FLIGHTS}/query", json={"timestamp": format_iso(BEGIN_MS + 2001)}),
+            "after the latest",
+        )
 
 
 def test_times_grow_with_the_versions_whatever_the_files_say(provider: Provider, log: WrittenLog) -> None:
@@ -84,7 +90,12 @@ def test_times_grow_with_the_versions_whatever_the_files_say(provider: Provider,
     dated(log.folder / f"{2:020}.json", BEGIN_MS - 5000)
     provider.follow(NAME, log.root)
     with a_client(provider) as client:
-        assert [count_of(client, timestamp=iso(BEGIN_MS + later)) for later in range(4)] == [1, 2, 3, 4]
+        assert [count_of(client, timestamp=format_iso(BEGIN_MS + later)) for later in range(4)] == [
+            1,
+            2,
+            3,
+            4,
+        ]
 
 
 def test_times_in_the_commits_count_from_when_they_are_there(provider: Provider, log: WrittenLog) -> None:
@@ -97,5 +108,7 @@ def test_times_in_the_commits_count_from_when_they_are_there(provider: Provider,
         dated(log.commit(version, info, *more, add(str(version))), BEGIN_MS + 10**9)
     provider.follow(NAME, log.root)
     with a_client(provider) as client:
-        found = [count_of(client, timestamp=iso(BEGIN_MS + later)) for later in (0, 999, 1000, 1999, 2000)]
+        found = [
+            count_of(client, timestamp=format_iso(BEGIN_MS + later)) for later in (0, 999, 1000, 1999, 2000)
+        ]
     assert found == [1, 1, 2, 2, 3]

@@ -14,7 +14,13 @@ from lakeshare_pipelines.errors import Conflict
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import repair
 from lakeshare_pipelines.wap.delta import DeltaStaging
-from lakeshare_pipelines.wap.staged import Lake, Staged, StagedTable, staging_name, without_spark
+from lakeshare_pipelines.wap.staged import (
+    Lake,
+    Staged,
+    StagedTable,
+    make_staging_name,
+    open_lake_without_spark,
+)
 from lakeshare_server.catalog import Catalog, Ledger
 from tests.builders.database_schema import open_migrated
 from tests.builders.sets import a_contract
@@ -29,7 +35,7 @@ def contract(tmp_path: Path) -> SetContract:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    return without_spark(LakeSettings(_env_file=None, state_dir=tmp_path / "state"))
+    return open_lake_without_spark(LakeSettings(_env_file=None, state_dir=tmp_path / "state"))
 
 
 @pytest.fixture
@@ -50,7 +56,7 @@ def rows_of(contract: SetContract, short_name: str, numbers: list[int]) -> pa.Ta
 
 def stage(staging: DeltaStaging, contract: SetContract, numbers: list[int]) -> Staged:
     run_id = str(uuid4())
-    ref = staging_name(contract.name, (DAY,), run_id, 0)
+    ref = make_staging_name(contract.name, (DAY,), run_id, 0)
     base = staging.open(ref)
     for table in contract.tables:
         place = staging.location(table.name) / "_staged" / ref
@@ -97,7 +103,7 @@ def test_a_half_landed_set_whose_other_table_was_changed_is_taken_back(
     assert ids(staging, contract, "orders") == before
     assert ids(staging, contract, "totals") == sorted([*before, 77])
     assert Ledger(catalog).by_run(half.run_id) == []
-    assert [ref for ref, _ in staging.waiting()] == [half.ref]
+    assert [ref for ref, _ in staging.list_unpublished()] == [half.ref]
     versions = [DeltaTable(staging.location(table.name)).version() for table in contract.tables]
     assert repair(lake, catalog, contract) == []
     assert [DeltaTable(staging.location(table.name)).version() for table in contract.tables] == versions
@@ -105,7 +111,7 @@ def test_a_half_landed_set_whose_other_table_was_changed_is_taken_back(
     with pytest.raises(Conflict):
         staging.land(half, {})
     staging.discard(half.ref)
-    assert staging.waiting() == []
+    assert staging.list_unpublished() == []
     again = stage(staging, contract, [3])
     staging.land(again, {})
     assert [publication.run_id for publication in repair(lake, catalog, contract)] == [again.run_id] * 2

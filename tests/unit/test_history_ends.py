@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from lakeshare_server.catalog import SharedTable, share_table
-from lakeshare_server.protocol.requests import iso
+from lakeshare_server.protocol.requests import format_iso
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 from tests.builders.sharing import FLIGHTS, Provider, a_provider, a_server, files, lines
 
@@ -72,7 +72,7 @@ def refused(answer: httpx.Response, fragment: str) -> str:
 
 @pytest.mark.parametrize("point", ["version", "timestamp"])
 def test_a_page_or_async_answer_of_an_old_version_ends_with_the_history(world: World, point: str) -> None:
-    body: dict[str, Any] = {"version": 1} if point == "version" else {"timestamp": iso(world.times[1])}
+    body: dict[str, Any] = {"version": 1} if point == "version" else {"timestamp": format_iso(world.times[1])}
     token, path = world.page_token(body), world.done(body)
     following = {**body, "pageToken": token, "maxFiles": 10}
     for shared, fragment in (
@@ -111,11 +111,13 @@ def test_the_latest_goes_on_where_versions_are_shared_from_a_later_one_on(world:
 def test_refusals_tell_of_nothing_before_the_start(world: World) -> None:
     """Neither numbers nor times of versions that the recipient may not read."""
     world.share(start_version=3)
-    words = f"({iso(world.times[4])}, version 4). You can only query table data since version 4"
-    times = ("2022-01-01T00:00:00Z", iso(world.times[0]), iso(world.times[2]))
+    words = f"({format_iso(world.times[4])}, version 4). You can only query table data since version 4"
+    times = ("2022-01-01T00:00:00Z", format_iso(world.times[0]), format_iso(world.times[2]))
     early = [refused(world.ask({"timestamp": at}), words) for at in times]
     missing = refused(world.ask({"version": 3}), "since version 4; its latest is 4")
-    changes = world.client.get(f"{FLIGHTS}/changes?startingVersion=4&endingTimestamp={iso(world.times[2])}")
+    changes = world.client.get(
+        f"{FLIGHTS}/changes?startingVersion=4&endingTimestamp={format_iso(world.times[2])}"
+    )
     for message in (*early, missing, refused(changes, words)):
         assert "since version 4" in message
         assert "version 0" not in message

@@ -14,8 +14,8 @@ import pytest
 
 from lakeshare_server import app
 from lakeshare_server.protocol.lines import PIECE_ROWS
-from lakeshare_server.protocol.requests import matches, parse_range
-from lakeshare_server.routes.responses import LinesResponse, accepted_encodings
+from lakeshare_server.protocol.requests import matches_etag, parse_range
+from lakeshare_server.routes.responses import LinesResponse, parse_accept_encoding
 from lakeshare_server.storage import SigningSession
 from tests.builders.sharing import (
     FLIGHTS,
@@ -102,10 +102,10 @@ def test_conditions_on_the_entity_tag_are_kept(url: str) -> None:
 
 
 def test_tags_are_told_apart() -> None:
-    assert matches('"a", "b"', '"b"')
-    assert matches(" * ", '"b"')
-    assert not matches('"ab"', '"b"')
-    assert not matches("b", '"b"')
+    assert matches_etag('"a", "b"', '"b"')
+    assert matches_etag(" * ", '"b"')
+    assert not matches_etag('"ab"', '"b"')
+    assert not matches_etag("b", '"b"')
 
 
 @pytest.mark.parametrize(
@@ -236,4 +236,4 @@ def test_the_first_piece_can_be_unpacked_before_the_last_is_made() -> None:
     ],
 )
 def test_weights_of_encodings_are_understood(header: str, weights: dict[str, float]) -> None:
-    assert accepted_encodings(header) == weights
+    assert parse_accept_encoding(header) == weights

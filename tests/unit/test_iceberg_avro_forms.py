@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.tables.iceberg.avro import AvroBlocks, AvroError, Entries, longs
+from lakeshare_server.tables.iceberg.avro import AvroBlocks, AvroError, Entries, unpack_longs
 
 STATUS = {"name": "status", "type": "int", "field-id": 0}
 
@@ -28,7 +28,7 @@ def test_an_array_in_several_blocks_is_one_array() -> None:
     one, two = bytes([2, 2, 4]), bytes([3, 10, 4, 0x80, 0x01, 6, 10])
     entries = entries_of(fields, one + two + bytes([0, 2]))
     [packed] = entries.columns["null_counts"]
-    assert (longs(packed), entries.columns["status"]) == ([1, 2, 2, 64, 3, 5], [1])
+    assert (unpack_longs(packed), entries.columns["status"]) == ([1, 2, 2, 64, 3, 5], [1])
 
 
 @pytest.mark.parametrize("blocks", [bytes([1, 4, 2, 8, 0]), bytes([2, 2, 8, 0]), bytes([0])])

@@ -19,7 +19,7 @@ from lakeshare_server.catalog import Ledger
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
 from lakeshare_server.tables.iceberg import metadata as metadata_json
-from lakeshare_server.tables.iceberg.metadata import MetadataError, parsed
+from lakeshare_server.tables.iceberg.metadata import MetadataError, parse_metadata
 from tests.builders.iceberg_manifests import (
     SNAPSHOT,
     a_manifest,
@@ -169,7 +169,7 @@ def test_manifests_may_be_named_in_the_snapshot_itself(tmp_path: Path) -> None:
     """Iceberg spec, v1: `manifests` instead of `manifest-list`; each says its own spec."""
     location = Path(a_told_table(tmp_path, the_schema(), by_day(), [an_entry(1, snapshot_id=1)]))
     listed = read(location, SNAPSHOT)
-    spec = parsed(location.read_bytes(), SNAPSHOT).spec()
+    spec = parse_metadata(location.read_bytes(), SNAPSHOT).spec()
     paths = []
     for number in (1, 2):
         manifest = tmp_path / f"v1-{number}.avro"
@@ -253,7 +253,7 @@ def test_what_is_encrypted_is_refused_by_name(tmp_path: Path, what: str) -> None
     location = Path(a_told_table(tmp_path, the_schema(), by_day(), entries))
     if what == "deletes":
         delete = an_entry(9, content=DataFileContent.POSITION_DELETES, key_metadata=b"key")
-        spec = parsed(location.read_bytes(), SNAPSHOT).spec()
+        spec = parse_metadata(location.read_bytes(), SNAPSHOT).spec()
         manifests = [
             a_manifest(tmp_path / "m.avro", entries, spec=spec),
             a_manifest(tmp_path / "d.avro", [delete], deletes=True, spec=spec),
@@ -311,9 +311,9 @@ def test_summaries_of_other_snapshots_are_not_looked_at(table: Path) -> None:
     others = [{**snapshot, "snapshot-id": number, "summary": "gone"} for number in range(1, 300)]
     told["snapshots"] += others
     told["metadata-log"] = "gone"
-    assert len(parsed(json.dumps(told).encode(), snapshot["snapshot-id"]).snapshots) == 300
+    assert len(parse_metadata(json.dumps(told).encode(), snapshot["snapshot-id"]).snapshots) == 300
     with pytest.raises(MetadataError, match=r"its field snapshots\.1\.summary"):
-        parsed(json.dumps(told).encode(), 1)
+        parse_metadata(json.dumps(told).encode(), 1)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -322,7 +322,7 @@ def test_longer_files_than_anybody_has_are_not_taken_apart(
 ) -> None:
     """Also a few bytes of gzip that are gigabytes unpacked."""
     snapshot_id = read(table).snapshot_id or 0
-    monkeypatch.setattr(metadata_json, "LONGEST_BYTES", 1 << 20)
+    monkeypatch.setattr(metadata_json, "MAX_METADATA_BYTES", 1 << 20)
     content = table.read_bytes() + b" " * (2 << 20)
     table.write_bytes(gzip.compress(content) if packed else content)
     assert "it is longer than 1 MiB; expire snapshots" in refused(table, snapshot_id)

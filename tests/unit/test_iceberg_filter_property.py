@@ -17,7 +17,16 @@ from lakeshare_server.iceberg_rest.filters import ColumnNames, parse_filter
 from lakeshare_server.iceberg_rest.scans import ScanFiles, write_scan_files
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.tables.predicates import And, Compare, IsNull, Not, Or, Predicate, Unknown, with_columns
+from lakeshare_server.tables.predicates import (
+    And,
+    Compare,
+    IsNull,
+    Not,
+    Or,
+    Predicate,
+    Unknown,
+    rename_columns,
+)
 from lakeshare_server.tables.pruning import evaluate
 from lakeshare_server.tables.restrictions import only_within
 from tests.builders.iceberg_filters import a_filter, matches
@@ -190,7 +199,7 @@ def test_a_restriction_never_lets_a_foreign_row_through(number: int, tmp_path: P
         rows = [row for file in files for row in file]
         for _ in range(FILTERS):
             rule, holds = a_rule(random, rows)
-            by_id = with_columns(rule, lambda name: str(list(COLUMNS).index(str(name)) + 1))
+            by_id = rename_columns(rule, lambda name: str(list(COLUMNS).index(str(name)) + 1))
             for told, file in zip(only_within(by_id, batch).to_pylist(), files, strict=True):
                 is_own = all(holds(row) is True for row in file)
                 assert is_own or not told, f"seed {seed}: {rule} {file}"

@@ -15,7 +15,7 @@ from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import TableSnapshot, open_index, read_iceberg, write_index
-from lakeshare_server.tables.iceberg.deletes import vector_columns, vector_of, with_vectors
+from lakeshare_server.tables.iceberg.deletes import add_vector_feature, vector_columns, vector_of
 from lakeshare_server.tables.iceberg.manifests import live_files
 from lakeshare_server.tables.iceberg.schema import columns_in_files, iceberg_head
 from tests.builders.lake_tables import IcebergState, IcebergTable, an_iceberg_table, some_rows
@@ -380,7 +380,7 @@ def test_row_level_deletes_add_deletion_vectors_to_what_else_is_needed(tmp_path:
     files = live_files(stores, table.table.current_snapshot(), "t").data
     in_files = columns_in_files(stores, table.table.metadata, schema, files, "t", {})
     vectors = vector_columns({0: vector_of(BitMap64([1]))}, len(files), None)
-    head = with_vectors(iceberg_head(table.table.metadata, schema, "t", (), in_files), vectors)
+    head = add_vector_feature(iceberg_head(table.table.metadata, schema, "t", (), in_files), vectors)
     assert (
         head.protocol.reader_features == head.protocol.writer_features == ("columnMapping", "deletionVectors")
     )

@@ -9,7 +9,7 @@ import pytest
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.iceberg_rest.metadata import field_ids, published_metadata
 from lakeshare_server.iceberg_rest.tables import credential_config
-from lakeshare_server.storage import TemporaryCredentials, place_of
+from lakeshare_server.storage import TemporaryCredentials, parse_location
 from lakeshare_server.versions import PinnedSnapshot, Version
 
 POINT = {
@@ -175,6 +175,6 @@ def test_credentials_have_the_names_that_clients_know() -> None:
     ]
     for location, fields, expected in cases:
         assert (
-            credential_config(TemporaryCredentials(location, "kind", fields, 9), place_of(location))
+            credential_config(TemporaryCredentials(location, "kind", fields, 9), parse_location(location))
             == expected
         )

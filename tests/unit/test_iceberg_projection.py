@@ -21,7 +21,7 @@ from pyiceberg.types import DateType, IntegerType, NestedField, StringType, Stru
 
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
-from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
+from lakeshare_server.tables.lines import LINE_COLUMNS, render_lines
 from lakeshare_server.tables.serveability import REWRITE, ReasonCode
 from tests.builders.campaign import campaign_size
 from tests.builders.iceberg_projection import ProjectedTable
@@ -67,7 +67,7 @@ def test_a_value_that_files_lack_is_in_their_lines(
     table.add_file([{"n": 2, "c": value}])
     snapshot = read(table)
     assert snapshot.partition_columns == ("c",)
-    for common in rendered(snapshot.files, ("c",))[LINE_COLUMNS.index("common")].to_pylist():
+    for common in render_lines(snapshot.files, ("c",))[LINE_COLUMNS.index("common")].to_pylist():
         assert json.loads(f"{{{common}}}")["partitionValues"] == {"c": text}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.iceberg_rest.metadata import readable_files
+from lakeshare_server.iceberg_rest.metadata import list_readable_files
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from tests.builders.iceberg_manifests import a_manifest, a_snapshot, an_entry
@@ -23,7 +23,7 @@ def test_manifests_and_live_files_of_deletes_are_named_and_no_data(tmp_path: Pat
         a_manifest(tmp_path / "deletes.avro", deletes, deletes=True),
     ]
     listed = a_snapshot(tmp_path, manifests).manifest_list
-    assert readable_files({"manifest-list": listed}, STORES) == {
+    assert list_readable_files({"manifest-list": listed}, STORES) == {
         STORES.place(listed).location,
         str(tmp_path / "data.avro"),
         str(tmp_path / "deletes.avro"),
@@ -43,6 +43,6 @@ def test_a_manifest_that_is_not_whole_is_named_in_the_log_only(
     place = Path(STORES.place(listed).location) if broken == "list" else tmp_path / "deletes.avro"
     place.write_bytes(place.read_bytes()[:-40])
     with pytest.raises(Unserveable, match="A manifest of the table cannot be read") as refused:
-        readable_files({"manifest-list": listed}, STORES)
+        list_readable_files({"manifest-list": listed}, STORES)
     assert str(tmp_path) not in str(refused.value)
     assert listed in caplog.text

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakeshare_server.tables.iceberg.partitions import decoded
+from lakeshare_server.tables.iceberg.partitions import decode_bounds
 
 LONG, INT = struct.Struct("<q").pack, struct.Struct("<i").pack
 
@@ -56,19 +56,19 @@ def test_bounds_become_the_values_they_are(
 ) -> None:
     """Also as a part of a longer column, which begins elsewhere in its memory."""
     whole = pa.array([b"12345678"] * before + values, pa.binary())
-    assert decoded(whole.slice(before), kind, is_upper=False).to_pylist() == [
+    assert decode_bounds(whole.slice(before), kind, is_upper=False).to_pylist() == [
         None if one is None else pytest.approx(one) if isinstance(one, float) else one for one in expected
     ]
 
 
 def test_a_text_cut_inside_a_character_bounds_from_below_only() -> None:
     values = pa.array([b"ab", "aä".encode()[:-1], b"\xff", None], pa.binary())
-    assert decoded(values, pa.string(), is_upper=False).to_pylist() == ["ab", "a", "", None]
-    assert decoded(values, pa.string(), is_upper=True).to_pylist() == ["ab", None, None, None]
+    assert decode_bounds(values, pa.string(), is_upper=False).to_pylist() == ["ab", "a", "", None]
+    assert decode_bounds(values, pa.string(), is_upper=True).to_pylist() == ["ab", None, None, None]
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.decimal128(9, 2), pa.string(), pa.bool_(), pa.float64()])
 def test_columns_of_which_nothing_is_known_are_null(kind: pa.DataType) -> None:
     for values in ([], [None, None]):
-        found = decoded(pa.array(values, pa.binary()), kind, is_upper=True)
+        found = decode_bounds(pa.array(values, pa.binary()), kind, is_upper=True)
         assert (found.type, found.to_pylist()) == (kind, values)

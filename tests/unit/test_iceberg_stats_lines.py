@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
+from lakeshare_server.tables.lines import LINE_COLUMNS, render_lines
 
 KIND = pa.timestamp("us", "UTC")
 
@@ -29,7 +29,7 @@ def common(kind: pa.DataType, low: int, high: int) -> str:
             "null_count": pa.StructArray.from_arrays([pa.array([0])], ["at"]),
         }
     )
-    [said] = rendered(files, ())[LINE_COLUMNS.index("common")].to_pylist()
+    [said] = render_lines(files, ())[LINE_COLUMNS.index("common")].to_pylist()
     return said
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lakeshare_server.catalog import Ledger
 from lakeshare_server.tables import open_index
-from lakeshare_server.tables.serveability import serveability
+from lakeshare_server.tables.serveability import judge_serveability
 from tests.builders.iceberg_door import TABLE, door, rest_catalog, told_values
 from tests.builders.lake_tables import a_delta_table, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server
@@ -173,7 +173,7 @@ def serveability_of(provider: Provider) -> dict[str, str | None]:
     publication = Ledger(provider.catalog).latest("lake.flights")
     assert publication is not None
     header = open_index(provider.settings.index_dir, publication.index_digest).header
-    return {one.client: one.served_as for one in serveability(header.table_format, header.head)}
+    return {one.client: one.served_as for one in judge_serveability(header.table_format, header.head)}
 
 
 def test_files_that_are_no_conversions_are_passed_over(

@@ -16,7 +16,7 @@ import pytest
 from pyroaring import BitMap64
 
 from lakeshare_server.errors import Unavailable
-from lakeshare_server.storage.locations import elsewhere, roots_of
+from lakeshare_server.storage.locations import find_outside_files, find_roots
 from lakeshare_server.tables import TableHead, TableProtocol, open_index, read_delta, write_index
 from lakeshare_server.tables import index as index_file
 from lakeshare_server.tables.iceberg.deletes import vector_columns, vector_of
@@ -161,8 +161,8 @@ def test_files_on_the_disk_elsewhere_are_named_by_folder_without_those_of_partit
         "//y/g",
     ]
     files = pa.table({"path": paths, "dv_path": [None, "/lake/v/h.bin", *[None] * 5]})
-    assert elsewhere("/lake/t/", files) == [*paths[2:], "/lake/v/h.bin"]
-    assert roots_of("/lake/t", elsewhere("/lake/t", files)) == {
+    assert find_outside_files("/lake/t/", files) == [*paths[2:], "/lake/v/h.bin"]
+    assert find_roots("/lake/t", find_outside_files("/lake/t", files)) == {
         "",
         "/lake/s",
         "/p=1/s",
@@ -170,7 +170,7 @@ def test_files_on_the_disk_elsewhere_are_named_by_folder_without_those_of_partit
         "//y",
         "/lake/v",
     }
-    assert roots_of("s3://lake/t", ["/a/b", "s3://lake/u/c"]) == {"s3://lake", "/a"}
+    assert find_roots("s3://lake/t", ["/a/b", "s3://lake/u/c"]) == {"s3://lake", "/a"}
 
 
 def test_totals_are_those_of_the_files(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_of_a_large_index_pages_are_given_back_and_read_again(
             super().madvise(advice, start, length)
 
     monkeypatch.setattr(mmap, "mmap", Noting)
-    monkeypatch.setattr(index_file, "KEPT_BYTES", 0)
+    monkeypatch.setattr(index_file, "MAX_CACHED_BYTES", 0)
     stored = write_index(a_snapshot(BATCH_ROWS + 10), tmp_path)
     index = open_index(tmp_path, stored.digest)
     before = [batch.to_pylist() for batch in index.batches()]

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.protocol.lines import Capabilities, negotiated
+from lakeshare_server.protocol.lines import Capabilities, negotiate_format
 from lakeshare_server.tables import read_delta
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
@@ -108,7 +108,7 @@ def refused_for(location: Path, reason: str) -> None:
     """Reading it is no trouble; whoever takes the parquet format only is refused, with a remedy."""
     head = read_delta(str(location)).head
     with pytest.raises(Unserveable, match=f"Unsupported Delta Table Properties.*{reason}") as refused:
-        negotiated(Capabilities(), head, "s.s.t")
+        negotiate_format(Capabilities(), head, "s.s.t")
     assert refused.value.fix
 
 

@@ -12,8 +12,8 @@ import pytest
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
 from lakeshare_server.tables.iceberg.manifests import DataFiles
-from lakeshare_server.tables.iceberg.partitions import told_maxima
-from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
+from lakeshare_server.tables.iceberg.partitions import client_maxima
+from lakeshare_server.tables.lines import LINE_COLUMNS, render_lines
 from tests.builders.lake_tables import IcebergTable, an_iceberg_table, some_rows
 
 
@@ -86,7 +86,7 @@ def test_a_column_that_may_hold_nan_has_no_upper_bound_for_recipients(tmp_path: 
     )
     snapshot = read(table)
     assert columns(snapshot, "max") == [{"d": 3.0, "n": 3}]
-    [common] = rendered(snapshot.files, ())[LINE_COLUMNS.index("common")].to_pylist()
+    [common] = render_lines(snapshot.files, ())[LINE_COLUMNS.index("common")].to_pylist()
     told = json.loads(json.loads(f"{{{common}}}")["stats"])
     assert (told["minValues"], told["maxValues"]) == ({"d": 1.0, "n": 1}, {"n": 3})
 
@@ -104,7 +104,7 @@ def test_a_column_without_nan_keeps_its_upper_bound() -> None:
     files = DataFiles(columns, lower={}, upper={}, null_counts={}, nan_counts=counts, partition={})
     kind = pa.struct([("d", pa.float64()), ("s", pa.struct([("f", pa.float32())]))])
     maxima = pa.array([{"d": 9.0, "s": {"f": 5.0}}] * len(files), kind)
-    told = [(one["d"], one["s"]["f"]) for one in told_maxima(maxima, fields, files).to_pylist()]
+    told = [(one["d"], one["s"]["f"]) for one in client_maxima(maxima, fields, files).to_pylist()]
     assert told == [(9.0, 5.0), (9.0, None), (None, None), (None, None)]
 
 

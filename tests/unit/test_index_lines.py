@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lakeshare_server.protocol.lines import ResponseFormat, SnapshotLines
 from lakeshare_server.tables import read_delta
-from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids, rendered
+from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids, render_lines
 from tests.builders.lake_tables import a_delta_table, some_rows
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -61,7 +61,7 @@ def lines_of(
     files: pa.Table, partition_columns: tuple[str, ...], response_format: ResponseFormat = "parquet"
 ) -> list[dict[str, Any]]:
     """The lines as an answer has them, their URLs being their places among the files."""
-    columns = rendered(files, partition_columns)
+    columns = render_lines(files, partition_columns)
     paths = pa.array([str(place) for place in range(files.num_rows)], pa.string())
     batch = pa.RecordBatch.from_arrays([paths, *columns], ["path", *LINE_COLUMNS])
     words = SnapshotLines(response_format=response_format, ids=response_format, expires_at_ms=5)

@@ -45,7 +45,7 @@ class Recorder:
     def ends(self, name: str) -> None:
         self.ended.append(name)
 
-    def says(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.said.append(text)
         self.spoke.set()
 
@@ -60,7 +60,7 @@ def repository() -> Iterator[Repository]:
 def pin(monkeypatch, repository):
     """Pins jars instead of those of the lock file, and puts them into the repository."""
     pins: dict[str, PinnedJar] = {}
-    monkeypatch.setattr(jars, "pinned", lambda: pins)
+    monkeypatch.setattr(jars, "load_pinned_jars", lambda: pins)
 
     def pin_jar(name: str = "small", content: bytes | None = None, served: bytes | None = None) -> PinnedJar:
         jar, right = a_jar(name) if content is None else a_jar(name, content)
@@ -252,7 +252,7 @@ def test_a_full_disk_is_said_before_the_download(tmp_path, repository, pin, monk
 
 
 def test_the_lock_file_pins_every_jar_by_size_and_hash():
-    pins = jars.pinned()
+    pins = jars.load_pinned_jars()
     assert {*jars.SPARK_JARS, *jars.S3_JARS, jars.NESSIE_JAR} == set(pins)
     for jar in pins.values():
         assert jar.size_bytes > 0

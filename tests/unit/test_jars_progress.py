@@ -5,20 +5,20 @@ import io
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 
-from lakeshare_pipelines.spark.jars import Bars, Progress, shown_on_stderr
+from lakeshare_pipelines.spark.jars import DownloadProgress, ProgressBars, open_stderr_progress
 
 
-def a_download(progress: Progress) -> None:
+def a_download(progress: DownloadProgress) -> None:
     progress.begins("delta-spark", 2_000_000)
     progress.advances("delta-spark", 500_000)
-    progress.says("delta-spark: cut; trying again")
+    progress.message("delta-spark: cut; trying again")
     progress.begins("delta-spark", 2_000_000)
     progress.advances("delta-spark", 2_000_000)
     progress.ends("delta-spark")
 
 
 def test_without_a_terminal_a_file_has_a_line_at_its_begin_and_end(capsys):
-    with shown_on_stderr() as progress:
+    with open_stderr_progress() as progress:
         a_download(progress)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
@@ -32,7 +32,7 @@ def test_without_a_terminal_a_file_has_a_line_at_its_begin_and_end(capsys):
 def test_on_a_terminal_a_second_attempt_starts_the_same_bar_again():
     screen = io.StringIO()
     with RichProgress(console=Console(file=screen, force_terminal=True, width=100)) as rich:
-        a_download(Bars(rich))
+        a_download(ProgressBars(rich))
         [task] = rich.tasks
         assert (task.completed, task.finished) == (2_000_000, True)
     assert "delta-spark" in screen.getvalue()

@@ -8,7 +8,7 @@ import pytest
 from lakeshare_pipelines.errors import JavaError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import jars
-from lakeshare_pipelines.spark.jars import find_java, survey
+from lakeshare_pipelines.spark.jars import find_java, list_candidates
 
 ANSWER = """\
 #!/bin/sh
@@ -38,7 +38,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
     monkeypatch.setattr(jars, "USUAL_FOLDERS", (str(tmp_path / "usual" / "*"),))
-    monkeypatch.setattr(jars, "packaged_java", lambda: None)
+    monkeypatch.setattr(jars, "find_packaged_java", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_only_tested_versions_serve(tmp_path, version, spark, nessie):
     a_java(tmp_path / "usual", version)
-    [candidate] = survey(settings_of(tmp_path))
+    [candidate] = list_candidates(settings_of(tmp_path))
     assert (candidate.serves("spark"), candidate.serves("nessie")) == (spark, nessie)
     assert set(candidate.refusals) == {
         p for p, serves in (("spark", spark), ("nessie", nessie)) if not serves
@@ -65,7 +65,7 @@ def test_only_tested_versions_serve(tmp_path, version, spark, nessie):
 )
 def test_a_java_that_does_not_serve_says_why(tmp_path, version, word):
     a_java(tmp_path / "usual", version)
-    [candidate] = survey(settings_of(tmp_path))
+    [candidate] = list_candidates(settings_of(tmp_path))
     assert f"Java {version}" in candidate.refusals["spark"]
     assert word in candidate.refusals["spark"]
 
@@ -98,7 +98,7 @@ def test_a_25_is_passed_over_with_a_word_why(tmp_path, monkeypatch, caplog):
 
 def test_the_package_is_the_last_resort(tmp_path, monkeypatch):
     packaged = a_java(tmp_path / "packaged", "21")
-    monkeypatch.setattr(jars, "packaged_java", lambda: packaged)
+    monkeypatch.setattr(jars, "find_packaged_java", lambda: packaged)
     seventeen = a_java(tmp_path / "usual", "17")
     assert find_java("spark", settings_of(tmp_path)).home == seventeen
     assert find_java("nessie", settings_of(tmp_path)).home == packaged
@@ -129,4 +129,4 @@ def test_a_java_reached_by_several_ways_is_listed_once(tmp_path, monkeypatch):
     home = a_java(tmp_path / "usual", "21")
     (tmp_path / "usual" / "default").symlink_to(home)
     monkeypatch.setenv("JAVA_HOME", str(home))
-    assert [candidate.origin for candidate in survey(settings_of(tmp_path))] == ["JAVA_HOME"]
+    assert [candidate.origin for candidate in list_candidates(settings_of(tmp_path))] == ["JAVA_HOME"]

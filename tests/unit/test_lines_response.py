@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.protocol.lines import Progress, SnapshotAnswer, SnapshotLines
-from lakeshare_server.protocol.requests import query_of
+from lakeshare_server.protocol.lines import Progress, SnapshotLines, SnapshotResponse
+from lakeshare_server.protocol.requests import parse_query
 from lakeshare_server.routes.responses import LinesResponse
 from lakeshare_server.tables import index as index_writing
 from lakeshare_server.tables import open_index, read_delta, write_index
@@ -26,9 +26,9 @@ def test_each_batch_that_makes_no_piece_makes_an_empty_one(
     monkeypatch.setattr(index_writing, "BATCH_ROWS", 1)
     table = a_delta_table(tmp_path / "table", some_rows(days=DAYS))
     index = open_index(tmp_path, write_index(read_delta(str(table)), tmp_path).digest)
-    answer = SnapshotAnswer(index=index, predicate=query_of({"predicateHints": [hint]}).predicate)
+    answer = SnapshotResponse(index=index, predicate=parse_query({"predicateHints": [hint]}).predicate)
     progress = Progress()
-    made = list(answer.parts(LINES, lambda paths: [b"url"] * len(paths), progress))
+    made = list(answer.render(LINES, lambda paths: [b"url"] * len(paths), progress))
     assert len(made) == pieces
     assert made[:DAYS] == [b""] * DAYS
     assert sum(map(bool, made)) == progress.files == pieces - DAYS

@@ -13,9 +13,14 @@ import httpx
 import pytest
 
 from lakeshare_server.errors import BadRequest, Unserveable
-from lakeshare_server.protocol.lines import Capabilities, announced_protocol, negotiated, parse_capabilities
+from lakeshare_server.protocol.lines import (
+    Capabilities,
+    negotiate_format,
+    negotiate_protocol,
+    parse_capabilities,
+)
 from lakeshare_server.tables.delta.files import from_actions
-from lakeshare_server.tables.delta.snapshot import delta_head
+from lakeshare_server.tables.delta.snapshot import make_delta_head
 from lakeshare_server.tables.snapshot import TableHead
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.sharing import Provider, a_provider, a_server, lines
@@ -62,7 +67,7 @@ class Table:
             "configuration": self.properties,
         }
         add = {"path": "p", "size": 1, "modificationTime": 0, "partitionValues": {}, **self.add}
-        return delta_head(protocol, metadata, from_actions([add], []))
+        return make_delta_head(protocol, metadata, from_actions([add], []))
 
 
 MAPPED = {"delta.columnMapping.mode": "name"}
@@ -164,15 +169,15 @@ def test_every_table_is_simple_or_needy() -> None:
 @pytest.mark.parametrize("name", SIMPLE)
 def test_what_parquet_can_carry_goes_out_in_it_unless_delta_alone_is_taken(name: str, header: str) -> None:
     """protocol §2.5.2, §2.5.4, §2.4."""
-    assert negotiated(announced(header), TABLES[name].head, "s.s.t") == "parquet"
+    assert negotiate_format(announced(header), TABLES[name].head, "s.s.t") == "parquet"
 
 
 @pytest.mark.parametrize("name", SIMPLE)
 def test_whoever_takes_delta_only_gets_it_without_announcing_what_is_not_needed(name: str) -> None:
     """protocol §2.5.3: obeyed, and every reader feature the client lacks is dropped from what it is told."""
     head = TABLES[name].head
-    assert negotiated(announced(DELTA), head, "s.s.t") == "delta"
-    told = announced_protocol(announced(DELTA), head)
+    assert negotiate_format(announced(DELTA), head, "s.s.t") == "delta"
+    told = negotiate_protocol(announced(DELTA), head)
     assert not told.reader_features
     if told.writer_features is not None:
         assert set(told.writer_features) == ({"appendOnly"} if TABLES[name].readers is not None else set())
@@ -187,7 +192,7 @@ def test_what_parquet_cannot_carry_is_refused_to_whoever_takes_only_that(name: s
     with pytest.raises(
         Unserveable, match=rf"^Unsupported Delta Table Properties: s\.s\.t .*{table.reason}"
     ) as no:
-        negotiated(announced(header), table.head, "s.s.t")
+        negotiate_format(announced(header), table.head, "s.s.t")
     for feature in table.needs:
         assert feature.lower() in no.value.fix
     assert "responseformat=delta" in no.value.fix
@@ -198,11 +203,11 @@ def test_what_parquet_cannot_carry_is_refused_to_whoever_takes_only_that(name: s
 def test_delta_needs_every_feature_announced_and_no_other(name: str, header: str) -> None:
     """protocol §2.5.3, §2.5.4: in any case; each missing one is named, those announced are not."""
     table = TABLES[name]
-    assert negotiated(announced(header, all_of(table)), table.head, "s.s.t") == "delta"
+    assert negotiate_format(announced(header, all_of(table)), table.head, "s.s.t") == "delta"
     for missing in table.needs:
         others = [feature for feature in table.needs if feature != missing]
         with pytest.raises(Unserveable, match=r"^Unsupported Delta Table Properties: ") as no:
-            negotiated(announced(header, "readerfeatures=" + ",".join(others)), table.head, "s.s.t")
+            negotiate_format(announced(header, "readerfeatures=" + ",".join(others)), table.head, "s.s.t")
         assert no.value.reason.endswith(f"did not announce the reader features {missing}.")
 
 
@@ -210,7 +215,7 @@ def test_delta_needs_every_feature_announced_and_no_other(name: str, header: str
 def test_needed_features_stay_announced(name: str) -> None:
     """protocol §2.2: a truthful protocol, with all that is needed and nothing of the log's own."""
     table = TABLES[name]
-    told = announced_protocol(announced(DELTA, all_of(table)), table.head)
+    told = negotiate_protocol(announced(DELTA, all_of(table)), table.head)
     if table.readers is None:
         assert (told.reader_features, told.writer_features) == (None, None)
     else:
@@ -220,7 +225,7 @@ def test_needed_features_stay_announced(name: str) -> None:
 
 def test_features_that_are_not_needed_but_announced_stay() -> None:
     head = TABLES["reader features without need"].head
-    assert announced_protocol(announced(DELTA, PYTHON), head).reader_features == (
+    assert negotiate_protocol(announced(DELTA, PYTHON), head).reader_features == (
         "deletionVectors",
         "columnMapping",
     )
@@ -241,7 +246,7 @@ def test_shipped_clients_read_what_they_can(client: str, served: set[str]) -> No
     found = set()
     for name, table in TABLES.items():
         try:
-            negotiated(announced(client), table.head, "s.s.t")
+            negotiate_format(announced(client), table.head, "s.s.t")
             found.add(name)
         except Unserveable:
             continue
@@ -251,14 +256,17 @@ def test_shipped_clients_read_what_they_can(client: str, served: set[str]) -> No
 @pytest.mark.parametrize("header", ["responseformat=avro", "responseformat=avro,orc"])
 def test_a_format_of_nobody_here_is_refused(header: str) -> None:
     with pytest.raises(BadRequest, match=r"responseformat: 'avro.*parquet, delta"):
-        negotiated(announced(header), TABLES["a plain table"].head, "s.s.t")
+        negotiate_format(announced(header), TABLES["a plain table"].head, "s.s.t")
 
 
 def test_unknown_formats_beside_known_ones_say_nothing() -> None:
     """protocol §1.11: unknown values are ignored, order carries no meaning."""
-    assert negotiated(announced("responseformat=avro,delta"), TABLES["a plain table"].head, "t") == "delta"
     assert (
-        negotiated(announced("responseformat=avro,parquet"), TABLES["a plain table"].head, "t") == "parquet"
+        negotiate_format(announced("responseformat=avro,delta"), TABLES["a plain table"].head, "t") == "delta"
+    )
+    assert (
+        negotiate_format(announced("responseformat=avro,parquet"), TABLES["a plain table"].head, "t")
+        == "parquet"
     )
 
 
@@ -304,10 +312,10 @@ def test_partitions_of_bytes_go_out_in_delta_only() -> None:
         "partitionColumns": ["b"],
         "configuration": {},
     }
-    head = delta_head({"minReaderVersion": 1, "minWriterVersion": 2}, metadata, from_actions([], ["b"]))
-    assert negotiated(announced(EITHER), head, "t") == "delta"
+    head = make_delta_head({"minReaderVersion": 1, "minWriterVersion": 2}, metadata, from_actions([], ["b"]))
+    assert negotiate_format(announced(EITHER), head, "t") == "delta"
     with pytest.raises(Unserveable, match="partitioned by binary column b"):
-        negotiated(announced(PARQUET), head, "t")
+        negotiate_format(announced(PARQUET), head, "t")
 
 
 @pytest.fixture(scope="module")

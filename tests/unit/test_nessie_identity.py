@@ -14,30 +14,30 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from lakeshare_pipelines.errors import NessieError
-from lakeshare_pipelines.nessie.client import TOKEN_LIFE_S, public_key_text, signed_token, signing_key
+from lakeshare_pipelines.nessie.client import TOKEN_LIFE_S, format_public_key, load_signing_key, sign_token
 
 
 def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path):
     path = tmp_path / "key.pem"
-    first = signing_key(path)
+    first = load_signing_key(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert public_key_text(signing_key(path)) == public_key_text(first)
+    assert format_public_key(load_signing_key(path)) == format_public_key(first)
     assert [entry.name for entry in tmp_path.iterdir()] == ["key.pem"]
 
 
 @pytest.mark.parametrize("role", ["writer", "publisher"])
 def test_a_token_names_its_role_and_lives_for_a_day(tmp_path, role):
-    key = signing_key(tmp_path / "key.pem")
-    public = load_der_public_key(base64.b64decode(public_key_text(key)))
-    claims = jwt.decode(signed_token(key, role), public, algorithms=["RS256"])
+    key = load_signing_key(tmp_path / "key.pem")
+    public = load_der_public_key(base64.b64decode(format_public_key(key)))
+    claims = jwt.decode(sign_token(key, role), public, algorithms=["RS256"])
     assert claims["groups"] == [role]
     assert claims["upn"] == role
     assert claims["exp"] - claims["iat"] == TOKEN_LIFE_S == 24 * 3600
 
 
 def test_a_token_of_another_key_is_not_valid(tmp_path):
-    public = signing_key(tmp_path / "ours.pem").public_key()
-    foreign = signed_token(signing_key(tmp_path / "theirs.pem"), "publisher")
+    public = load_signing_key(tmp_path / "ours.pem").public_key()
+    foreign = sign_token(load_signing_key(tmp_path / "theirs.pem"), "publisher")
     with pytest.raises(jwt.InvalidSignatureError):
         jwt.decode(foreign, public, algorithms=["RS256"])
 
@@ -59,12 +59,12 @@ def with_a_password(_pem: bytes) -> bytes:
 @pytest.mark.parametrize("spoilt", [half_of_it, another_kind, with_a_password])
 def test_a_key_that_cannot_be_used_is_named_with_its_remedy(tmp_path, spoilt):
     path = tmp_path / "key.pem"
-    signing_key(path)
+    load_signing_key(path)
     path.write_bytes(spoilt(path.read_bytes()))
 
     with pytest.raises(NessieError, match="Remove it") as refusal:
-        signing_key(path)
+        load_signing_key(path)
 
     assert str(path) in str(refusal.value)
     path.unlink()
-    assert public_key_text(signing_key(path))
+    assert format_public_key(load_signing_key(path))

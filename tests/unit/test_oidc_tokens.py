@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from lakeshare_server.access import oidc
-from lakeshare_server.access.oidc import Issuers, claimed_issuer
+from lakeshare_server.access.oidc import Issuers, read_claimed_issuer
 from lakeshare_server.errors import Unauthenticated, Unavailable
 from lakeshare_server.settings import ServerSettings
 from tests.builders.oidc_issuer import AnIssuer, an_issuer
@@ -226,7 +226,7 @@ def test_a_key_for_encryption_signs_nothing(issuer: AnIssuer) -> None:
 
 
 def test_which_issuer_a_token_claims_is_read_without_trust(issuer: AnIssuer) -> None:
-    assert claimed_issuer(issuer.token()) == issuer.url
+    assert read_claimed_issuer(issuer.token()) == issuer.url
     for token in (
         "",
         "abc",
@@ -237,5 +237,5 @@ def test_which_issuer_a_token_claims_is_read_without_trust(issuer: AnIssuer) -> 
         f"{nested()}.{nested()}.",
         issuer.token(iss=None),
     ):
-        assert claimed_issuer(token) is None
-    assert claimed_issuer(unsigned({"alg": "none"}, {"iss": ["a"]})) is None
+        assert read_claimed_issuer(token) is None
+    assert read_claimed_issuer(unsigned({"alg": "none"}, {"iss": ["a"]})) is None

@@ -15,11 +15,11 @@ from lakeshare_server.tables import TableSnapshot, read_iceberg
 from lakeshare_server.tables.iceberg import deletes
 from lakeshare_server.tables.iceberg.deletes import (
     INLINE_BYTES,
-    TooLargeForALine,
     Vector,
+    VectorTooLarge,
+    add_vector_feature,
     vector_columns,
     vector_of,
-    with_vectors,
 )
 from lakeshare_server.tables.snapshot import TableHead, TableProtocol
 from tests.builders.deletion_vector import inline_positions, positions, stored_positions
@@ -85,14 +85,14 @@ def test_a_large_vector_is_a_file_named_by_its_bytes(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_a_large_vector_is_refused() -> None:
-    with pytest.raises(TooLargeForALine):
+    with pytest.raises(VectorTooLarge):
         vector_columns({0: vector_of(BitMap64(LARGE))}, 1, None)
 
 
 def test_without_deletes_nothing_is_added() -> None:
     head = TableHead(table_id="t", schema_string="{}", partition_columns=())
     assert vector_columns({}, 3, None) == {}
-    assert with_vectors(head, {}) is head
+    assert add_vector_feature(head, {}) is head
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_without_deletes_nothing_is_added() -> None:
 )
 def test_the_head_says_what_readers_have_to_know(before: TableProtocol, features: tuple[str, ...]) -> None:
     head = TableHead(table_id="t", schema_string="{}", partition_columns=(), protocol=before)
-    told = with_vectors(head, vector_columns({0: vector_of(BitMap64([1]))}, 2, None))
+    told = add_vector_feature(head, vector_columns({0: vector_of(BitMap64([1]))}, 2, None))
     assert told.protocol == TableProtocol(3, 7, features, features)
     [hindrance] = told.hindrances
     assert (hindrance.feature, hindrance.reason) == ("deletionVectors", "has deletion vectors on 1 files")
@@ -141,7 +141,9 @@ def in_a_bucket(folder: Path, vectors_dir: Path) -> TableSnapshot:
     moved = read.files.set_column(place, "path", pa.array(["s3://lake/flights/data/one.parquet"]))
     for name, values in columns.items():
         moved = moved.append_column(name, values)
-    return replace(read, location="s3://lake/flights", files=moved, head=with_vectors(read.head, columns))
+    return replace(
+        read, location="s3://lake/flights", files=moved, head=add_vector_feature(read.head, columns)
+    )
 
 
 def test_only_the_folder_of_vectors_is_lent_to_tables_elsewhere(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lakeshare_server.protocol import lines as answers
 from lakeshare_server.protocol.json_predicate import parse_json_predicate
-from lakeshare_server.protocol.lines import Progress, SnapshotAnswer, SnapshotLines
+from lakeshare_server.protocol.lines import Progress, SnapshotLines, SnapshotResponse
 from lakeshare_server.protocol.requests import MAX_INT
 from lakeshare_server.tables import TableHead, TableSnapshot, open_index, write_index
 from lakeshare_server.tables import index as index_writing
@@ -317,20 +317,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 WORDS = SnapshotLines(response_format="parquet", ids="parquet", expires_at_ms=0)
 
 
-def told(answer: SnapshotAnswer, progress: Progress | None = None) -> list[int]:
+def told(answer: SnapshotResponse, progress: Progress | None = None) -> list[int]:
     """The numbers of the files in an answer."""
     sent = b"".join(
-        answer.parts(
+        answer.render(
             WORDS, lambda paths: [path.encode() for path in paths.to_pylist()], progress or Progress()
         )
     )
     return [json.loads(line)["file"]["size"] for line in sent.splitlines()]
 
 
-def paged(answer: SnapshotAnswer, sizes: Iterator[int]) -> list[list[int]]:
+def paged(answer: SnapshotResponse, sizes: Iterator[int]) -> list[list[int]]:
     """The same, page by page."""
     found = []
-    following: SnapshotAnswer | None = answer
+    following: SnapshotResponse | None = answer
     while following is not None:
         size = next(sizes)
         progress = Progress()
@@ -357,7 +357,7 @@ def test_pages_of_any_size_tell_each_file_once_and_the_same_as_one_answer(
 ) -> None:
     """protocol §1.7: limits apply over the whole, not per page."""
     predicate: Predicate = EVERYTHING if tree is None else parse_json_predicate(json.dumps(tree))
-    answer = SnapshotAnswer(index=an_index(folder, table), predicate=predicate, rows_wanted=limit)
+    answer = SnapshotResponse(index=an_index(folder, table), predicate=predicate, rows_wanted=limit)
     whole = told(answer)
 
     def sizes() -> Iterator[int]:
@@ -379,7 +379,7 @@ def test_pages_of_any_size_tell_each_file_once_and_the_same_as_one_answer(
 def test_a_limit_is_filled_by_rows_that_readers_see(folder: Path, table: list[File], limit: int) -> None:
     """protocol §1.7 limitHint: row counts less deleted rows, and files of unknown count fill nothing."""
     table = [replace(file, deleted=min(file.deleted, file.rows or 0)) for file in table]
-    found = told(SnapshotAnswer(index=an_index(folder, table), rows_wanted=limit))
+    found = told(SnapshotResponse(index=an_index(folder, table), rows_wanted=limit))
 
     def rows(numbers: list[int]) -> int:
         return sum(

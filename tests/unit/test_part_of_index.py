@@ -8,7 +8,12 @@ import pytest
 from lakeshare_server.access.rules import parse_rule
 from lakeshare_server.tables import read_delta, write_index
 from lakeshare_server.tables.index import FileIndex, open_index
-from lakeshare_server.tables.restrictions import part_of, renamed_since, undecided_in, without_counts
+from lakeshare_server.tables.restrictions import (
+    find_renamed_column,
+    find_undecided_in_index,
+    restrict_index,
+    without_counts,
+)
 from lakeshare_server.tables.snapshot import Hindrance, TableHead
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
@@ -30,13 +35,13 @@ def paths(index: FileIndex) -> list[str]:
 
 
 def test_files_and_totals_are_those_of_the_part(index: FileIndex) -> None:
-    part = part_of(index, parse_rule(DAY))
+    part = restrict_index(index, parse_rule(DAY))
     own = [path for path in paths(index) if "day=2013-01-01" in path]
     assert paths(part) == own == paths(part)
     assert (part.header.files, part.header.rows) == (2, 8)
     assert part.header.size_bytes == sum(Path(path).stat().st_size for path in own)
     assert (index.header.files, index.header.rows) == (4, 16)
-    nothing = part_of(index, parse_rule("day IS NULL"))
+    nothing = restrict_index(index, parse_rule("day IS NULL"))
     assert (paths(nothing), nothing.header.files, nothing.header.size_bytes, nothing.header.rows) == (
         [],
         0,
@@ -47,17 +52,17 @@ def test_files_and_totals_are_those_of_the_part(index: FileIndex) -> None:
 
 def test_a_part_is_worked_out_once_for_each_rule(index: FileIndex) -> None:
     rule = parse_rule(DAY)
-    assert part_of(index, rule) is part_of(index, parse_rule(f" {DAY} "))
-    assert part_of(index, rule) is not part_of(index, parse_rule("day IS NOT NULL"))
+    assert restrict_index(index, rule) is restrict_index(index, parse_rule(f" {DAY} "))
+    assert restrict_index(index, rule) is not restrict_index(index, parse_rule("day IS NOT NULL"))
     # Equal to Python, but of other types: one is a rule, the other is not.
-    assert part_of(index, parse_rule("TRUE AND day = 1")) is not part_of(
+    assert restrict_index(index, parse_rule("TRUE AND day = 1")) is not restrict_index(
         index, parse_rule("TRUE AND day = true")
     )
 
 
 def test_what_partitions_do_not_decide_is_named(index: FileIndex) -> None:
-    assert undecided_in(index, parse_rule(DAY)) is None
-    found = undecided_in(index, parse_rule(f"{DAY} OR flight = 1001"))
+    assert find_undecided_in_index(index, parse_rule(DAY)) is None
+    found = find_undecided_in_index(index, parse_rule(f"{DAY} OR flight = 1001"))
     assert found is not None
     assert found.column == "flight"
 
@@ -76,12 +81,12 @@ def head(**ids: int) -> TableHead:
 
 def test_a_name_that_was_another_column_before_is_not_decided() -> None:
     rule = parse_rule("REGION = 'eu' AND day IS NULL")
-    assert renamed_since(rule, head(region=1, day=2), head(region=1, day=2, new=3)) is None
-    found = renamed_since(rule, head(region=2, day=1), head(region=1, day=2))
+    assert find_renamed_column(rule, head(region=1, day=2), head(region=1, day=2, new=3)) is None
+    found = find_renamed_column(rule, head(region=2, day=1), head(region=1, day=2))
     assert found is not None
     assert found.column == "REGION"
     # Whether a column that was not there yet decides is another question.
-    assert renamed_since(rule, head(day=2), head(region=1, day=2)) is None
+    assert find_renamed_column(rule, head(day=2), head(region=1, day=2)) is None
 
 
 def test_numbers_of_files_are_left_out_of_what_hinders() -> None:

@@ -16,7 +16,7 @@ from lakeshare_server.catalog.shares import share_table
 from lakeshare_server.cli import main
 from lakeshare_server.cli.tables import table_app
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.versions.followed_iceberg import for_recipients
+from lakeshare_server.versions.followed_iceberg import hide_locations
 from tests.builders.iceberg_only import TABLES
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.promises import outcomes, promised, require_kept
@@ -225,7 +225,7 @@ def test_a_feature_that_several_columns_need_is_named_once(
     ],
 )
 def test_a_sentence_keeps_its_subject_where_a_path_is_left_out(reason: str, told: str) -> None:
-    refusal = for_recipients(Unserveable(reason, "Mend it.", "ODD"), ("/w/t",))
+    refusal = hide_locations(Unserveable(reason, "Mend it.", "ODD"), ("/w/t",))
     assert isinstance(refusal, Unserveable)
     assert refusal.reason == told
 

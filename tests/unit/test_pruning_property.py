@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_server.protocol.json_predicate import parse_json_predicate
-from lakeshare_server.protocol.lines import Progress, SnapshotAnswer, SnapshotLines
+from lakeshare_server.protocol.lines import Progress, SnapshotLines, SnapshotResponse
 from lakeshare_server.protocol.sql_predicate import parse_sql_predicates
 from lakeshare_server.tables import FileIndex, open_index, read_delta, write_index
 from lakeshare_server.tables.predicates import EVERYTHING, Predicate
@@ -127,8 +127,8 @@ def test_an_answer_with_a_limit_holds_that_many_matches_or_all(number: int, tmp_
                 asked(random, table) if random.random() < 0.8 else Asked(Every(()), "everything", EVERYTHING)
             )
             answered = Answered()
-            answer = SnapshotAnswer(index=index, predicate=one.predicate, rows_wanted=limit)
-            list(answer.parts(cast(SnapshotLines, answered), lambda _: [], Progress()))
+            answer = SnapshotResponse(index=index, predicate=one.predicate, rows_wanted=limit)
+            list(answer.render(cast(SnapshotLines, answered), lambda _: [], Progress()))
             client = some_client(random)
             found = [sum(matches(one.question, file, client)) for file in table.files]
             enough = min(limit, sum(found))

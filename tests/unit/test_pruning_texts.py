@@ -18,8 +18,8 @@ from lakeshare_server.tables.predicates import (
     Or,
     Predicate,
     Unknown,
-    affordable,
-    parts_of,
+    count_parts,
+    limit_parts,
 )
 from tests.builders.pruning.casts import float32
 from tests.builders.pruning.stated import compared, json_of, null_test, sql
@@ -117,7 +117,7 @@ def test_a_predicate_of_a_megabyte_is_read() -> None:
     node = {"op": "or", "children": [compared("x", "=", str(number), "int") for number in range(7500)]}
     text = json.dumps(node)
     assert MAX_CHARS * 0.9 < len(text) < MAX_CHARS
-    assert parts_of(parse_json_predicate(text)) == 7501
+    assert count_parts(parse_json_predicate(text)) == 7501
 
 
 def test_a_hundred_levels_are_read_and_the_ones_below_left_open() -> None:
@@ -302,5 +302,5 @@ def test_what_people_and_spark_write_is_read_whole_however_long() -> None:
 def test_of_a_predicate_that_costs_too_much_the_first_parts_are_looked_at() -> None:
     five = Compare("x", "=", 5, "int")
     many = Or((five,) * 50)
-    assert affordable(many, 60) == many
-    assert affordable(And((five, many, five)), 20) == And((five, Unknown()))
+    assert limit_parts(many, 60) == many
+    assert limit_parts(And((five, many, five)), 20) == And((five, Unknown()))

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_server.catalog import SharedTable, share_table
-from lakeshare_server.protocol.requests import iso, query_of
-from lakeshare_server.protocol.tokens import Asker, Page, Pin, TableTokens
+from lakeshare_server.protocol.requests import format_iso, parse_query
+from lakeshare_server.protocol.tokens import Page, Pin, TableTokens, TokenHolder
 from lakeshare_server.storage import load_key
 from lakeshare_server.tables.pruning import evaluate
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
@@ -137,7 +137,7 @@ def test_all_else_of_a_table_without_history_is_answered(world: World) -> None:
 
 def test_versions_before_the_start_are_refused_whatever_names_them(world: World) -> None:
     """protocol §1.7: `You can only query table data since version N`, for versions and resolved timestamps."""
-    early = iso(milliseconds(world.times[0]))
+    early = format_iso(milliseconds(world.times[0]))
     for body in ({"version": 0}, {"startingVersion": 0}, {"timestamp": early}):
         refused(world.ask(body, RECENT), "You can only query table data since version 1")
     for call in ("version?startingTimestamp=", "metadata?timestamp="):
@@ -181,12 +181,14 @@ def test_expired_tokens_are_refused_in_the_expected_words(world: World) -> None:
         for item in world.client.get("/shares/flights/all-tables").json()["items"]
         if item["name"] == "flights"
     ]
-    asker = Asker(recipient_id(world), table["id"])
+    token_holder = TokenHolder(recipient_id(world), table["id"])
     refused(
-        world.ask({"refreshToken": tokens.refresh_token(asker, Pin(2, ""))}), "The refresh token has expired"
+        world.ask({"refreshToken": tokens.refresh_token(token_holder, Pin(2, ""))}),
+        "The refresh token has expired",
     )
     refused(
-        world.ask({"pageToken": tokens.page_token(asker, {}, Page(2, 2, 0))}), "The page token has expired"
+        world.ask({"pageToken": tokens.page_token(token_holder, {}, Page(2, 2, 0))}),
+        "The page token has expired",
     )
 
 
@@ -232,8 +234,8 @@ def test_a_time_means_the_last_version_up_to_it(world: World, version: int, afte
     """protocol §1.7: snapshot by timestamp is the latest version committed at or before it; so is metadata's."""
     at = world.times[version] + timedelta(milliseconds=after_ms)
     expected = max((number for number, time in enumerate(world.times) if time <= at), default=None)
-    answer = world.ask({"timestamp": iso(milliseconds(at))})
-    told = world.client.get(f"{FLIGHTS}/metadata", params={"timestamp": iso(milliseconds(at))})
+    answer = world.ask({"timestamp": format_iso(milliseconds(at))})
+    told = world.client.get(f"{FLIGHTS}/metadata", params={"timestamp": format_iso(milliseconds(at))})
     if expected is None:
         refused(answer, "before the earliest available version")
         refused(told, "before the earliest available version")
@@ -255,7 +257,9 @@ def test_a_starting_time_means_the_first_version_from_it_on(
     """protocol §1.5: the earliest version committed at or after it; 400 when it is later than the last commit."""
     at = world.times[version] + timedelta(milliseconds=after_ms)
     expected = next((number for number, time in enumerate(world.times) if time >= at), None)
-    answer = world.client.get(f"{FLIGHTS}/version", params={"startingTimestamp": iso(milliseconds(at))})
+    answer = world.client.get(
+        f"{FLIGHTS}/version", params={"startingTimestamp": format_iso(milliseconds(at))}
+    )
     if expected is None:
         refused(answer, "is after the latest available version")
     else:
@@ -354,19 +358,19 @@ def test_nothing_of_one_recipients_tokens_is_of_use_to_another(world: World) -> 
 @pytest.mark.parametrize("spelt", [True, "true", "True", "TRUE"])
 def test_truth_may_be_spelt_in_any_case(spelt: object) -> None:
     """protocol §0.11, §1.7."""
-    assert query_of({"includeRefreshToken": spelt}).include_refresh_token
+    assert parse_query({"includeRefreshToken": spelt}).include_refresh_token
 
 
 def test_both_spellings_of_the_idempotency_key_are_taken() -> None:
     """protocol §0.9: `idempotencyKey` in the protocol, `idempotency_key` in every client."""
     for name in ("idempotencyKey", "idempotency_key"):
-        assert query_of({name: "k"}).idempotency_key == "k"
+        assert parse_query({name: "k"}).idempotency_key == "k"
 
 
 def test_undocumented_fields_say_nothing() -> None:
     """protocol §1.7: unknown fields are ignored, so are those that REF knows and does not use."""
     body = {"requested_columns": ["a"], "queryDeltaLog": True, "other": {"x": [1]}}
-    assert query_of(body) == query_of({})
+    assert parse_query(body) == parse_query({})
 
 
 def test_a_predicate_too_long_to_be_looked_at_fills_no_limit() -> None:
@@ -374,7 +378,7 @@ def test_a_predicate_too_long_to_be_looked_at_fills_no_limit() -> None:
     column = {"op": "column", "name": "n", "valueType": "int"}
     constants = [{"op": "literal", "value": str(number), "valueType": "int"} for number in range(5000)]
     options = [{"op": "equal", "children": [column, constant]} for constant in constants]
-    asked = query_of({"jsonPredicateHints": json.dumps({"op": "or", "children": options}), "limitHint": 1})
+    asked = parse_query({"jsonPredicateHints": json.dumps({"op": "or", "children": options}), "limitHint": 1})
     batch = pa.RecordBatch.from_pydict({"rows": pa.array([10], pa.int64())})
     assert evaluate(asked.predicate, batch).true.to_pylist() == [True]
     assert evaluate(asked.predicate, batch).surely_all.to_pylist() == [False]

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from lakeshare_server.access.authentication import basic_profile, profile_of, write_profile_file
+from lakeshare_server.access.authentication import make_basic_profile, make_profile, write_profile_file
 from lakeshare_server.catalog.models import TokenRow
 from lakeshare_server.catalog.sharing import (
     alter_recipient,
@@ -59,7 +59,7 @@ def server(provider: Provider) -> Iterator[Running]:
 def profile(provider: Provider, server: Running, known: Known) -> dict[str, object]:
     port = int(server.url.split(":")[2].split("/")[0])
     assert known.given is not None
-    return profile_of(known.state, known.given, provider.settings.model_copy(update={"port": port}))
+    return make_profile(known.state, known.given, provider.settings.model_copy(update={"port": port}))
 
 
 def rows_read_with(profile: dict[str, object], folder: Path) -> int:
@@ -84,7 +84,7 @@ def test_the_official_client_reads_with_the_profile_of_each_kind(
     bearer, oauth = (profile(provider, server, known) for known in (by_token, by_secret))
     assert (bearer["shareCredentialsVersion"], oauth["shareCredentialsVersion"]) == (1, 2)
     assert oauth["type"] == "oauth_client_credentials"
-    for each in (bearer, oauth, basic_profile(server.url, by_token.state.id, by_token.secret)):
+    for each in (bearer, oauth, make_basic_profile(server.url, by_token.state.id, by_token.secret)):
         assert rows_read_with(each, tmp_path) == ROWS
 
 
@@ -297,7 +297,7 @@ def test_the_last_use_of_each_credential_is_told_with_its_address(
     used = None
     while used is None and datetime.now(UTC) < deadline:
         with provider.catalog.reading() as session:
-            (token,) = states.recipient(session, "used").tokens
+            (token,) = states.get_recipient(session, "used").tokens
             used = token.last_used_at
     assert used is not None
     assert before < used

@@ -12,15 +12,15 @@ import pytest
 from lakeshare_server.access.rules import (
     NOTHING,
     RecipientProperty,
+    bind_properties,
+    combine_rules,
+    find_properties,
     parse_rule,
-    properties_of,
-    rule_of,
-    with_properties,
 )
 from lakeshare_server.catalog import EffectiveGrant
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.tables.predicates import EVERYTHING, Column, Columns, Compare
-from lakeshare_server.tables.restrictions import is_within, undecided
+from lakeshare_server.tables.restrictions import find_undecided, is_within
 
 TYPES = {
     "region": pa.string(),
@@ -54,7 +54,7 @@ def partition(*rows: Mapping[str, Any]) -> pa.StructArray:
 
 def is_true(rule: str, row: Mapping[str, Any] = ROW) -> bool:
     parsed, values = parse_rule(rule), partition(row)
-    assert undecided(parsed, values.type, COLUMNS) is None, rule
+    assert find_undecided(parsed, values.type, COLUMNS) is None, rule
     [found] = is_within(parsed, values, COLUMNS).to_pylist()
     return bool(found)
 
@@ -151,7 +151,7 @@ def test_what_is_no_rule_is_refused_with_its_place(rule: str, said: str) -> None
 )
 def test_what_is_compared_in_no_certain_way_is_not_decided(rule: str, column: str) -> None:
     values = partition(ROW)
-    found = undecided(parse_rule(rule), values.type, COLUMNS)
+    found = find_undecided(parse_rule(rule), values.type, COLUMNS)
     assert found is not None
     assert found.column == column
     [found_true] = is_within(parse_rule(rule), values, COLUMNS).to_pylist()
@@ -210,13 +210,13 @@ def test_properties_stand_for_texts_and_never_for_rules() -> None:
     ):
         rule = parse_rule(text)
         assert rule == Compare(("region",), "=", RecipientProperty("area"), None)
-        assert properties_of(rule) == {"area"}
-        assert with_properties(rule, {"area": "' OR '1'='1"}) == Compare(
+        assert find_properties(rule) == {"area"}
+        assert bind_properties(rule, {"area": "' OR '1'='1"}) == Compare(
             ("region",), "=", "' OR '1'='1", None
         )
-    assert properties_of(parse_rule("region = current_recipient().lakeshare.name")) == {"lakeshare.name"}
+    assert find_properties(parse_rule("region = current_recipient().lakeshare.name")) == {"lakeshare.name"}
     nested = parse_rule("NOT (year = current_recipient('y') OR region IN (current_recipient('r'), 'EU'))")
-    assert properties_of(nested) == {"y", "r"}
+    assert find_properties(nested) == {"y", "r"}
 
 
 def test_what_all_grants_come_to() -> None:
@@ -225,16 +225,16 @@ def test_what_all_grants_come_to() -> None:
         return EffectiveGrant("id-1", "bob", properties, told)
 
     eu, us = parse_rule("region = 'EU'"), parse_rule("region = 'US'")
-    assert rule_of(None, grant(None)) == EVERYTHING
-    assert rule_of(None, grant("region = 'EU'")) == eu
-    assert rule_of("region = 'EU'", grant(None)) == eu
-    both = rule_of("year = 2024", grant("region = 'EU'", "region = 'US'"))
+    assert combine_rules(None, grant(None)) == EVERYTHING
+    assert combine_rules(None, grant("region = 'EU'")) == eu
+    assert combine_rules("region = 'EU'", grant(None)) == eu
+    both = combine_rules("year = 2024", grant("region = 'EU'", "region = 'US'"))
     assert both.operands[0] == parse_rule("year = 2024")
     assert both.operands[1].operands == (eu, us)
     by_property = "region = current_recipient('area')"
-    assert rule_of(None, grant(by_property)) == NOTHING
-    assert rule_of(None, grant(by_property, area="EU")) == eu
-    assert rule_of(None, grant(f"NOT {by_property}")) == NOTHING
-    named = rule_of(None, grant("region = current_recipient('lakeshare.name')"))
+    assert combine_rules(None, grant(by_property)) == NOTHING
+    assert combine_rules(None, grant(by_property, area="EU")) == eu
+    assert combine_rules(None, grant(f"NOT {by_property}")) == NOTHING
+    named = combine_rules(None, grant("region = current_recipient('lakeshare.name')"))
     assert named == Compare(("region",), "=", "bob", None)
-    assert rule_of("no rule", grant(None)) == NOTHING
+    assert combine_rules("no rule", grant(None)) == NOTHING

@@ -17,9 +17,9 @@ from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import alter_recipient, editing, grant
 from lakeshare_server.catalog.sharing.credentials import add_admin_key
 from lakeshare_server.cli import main
-from lakeshare_server.cli.impersonated_requests import EVERYTHING, capabilities_of
+from lakeshare_server.cli.impersonated_requests import ALL_CAPABILITIES, capabilities_of
 from lakeshare_server.protocol.lines import HEADER
-from lakeshare_server.routes.context import SEEN_AS
+from lakeshare_server.routes.context import IMPERSONATION
 from tests.builders.lake_tables import append_delta, some_rows
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server
 
@@ -39,7 +39,7 @@ class Seen:
 
     def bob(self, token: str | None = None) -> httpx.Client:
         client = self.server.client(token or self.token)
-        client.headers[HEADER] = capabilities_of(EVERYTHING)
+        client.headers[HEADER] = capabilities_of(ALL_CAPABILITIES)
         return client
 
 
@@ -226,7 +226,9 @@ def test_the_admin_api_shows_the_answers_of_the_recipient(seen: Seen, name: str)
     root = (
         f"{seen.server.url.removesuffix('/delta-sharing')}/api/2.1/opensharing/provider/recipients/{name}/as"
     )
-    sue = httpx.Client(headers={"Authorization": f"Bearer {seen.key}", HEADER: capabilities_of(EVERYTHING)})
+    sue = httpx.Client(
+        headers={"Authorization": f"Bearer {seen.key}", HEADER: capabilities_of(ALL_CAPABILITIES)}
+    )
     question = {"predicateHints": ["day >= '2013-01-02'"]}
     with seen.bob({"bob": seen.token, "ann": seen.ann}[name]) as own, sue:
         for asked, answer in (
@@ -258,7 +260,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_nothing_that_is_sent_opens_a_recipients_eyes(seen: Seen) -> None:
-    for name in (SEEN_AS, "Lakeshare-Seen-As", f"state.{SEEN_AS}"):
+    for name in (IMPERSONATION, "Lakeshare-Seen-As", f"state.{IMPERSONATION}"):
         with seen.server.client(None) as anybody:
             answers = [
                 anybody.get("/shares", headers={name: "bob"}),

@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from lakeshare_server.cli.tables import table_app
 from lakeshare_server.errors import BadRequest, Unserveable
-from lakeshare_server.protocol.lines import Capabilities, negotiated
+from lakeshare_server.protocol.lines import Capabilities, negotiate_format
 from lakeshare_server.tables.serveability import (
     CLIENTS,
     ReasonCode,
     clients_of,
     directory_verdict,
-    serveability,
+    judge_serveability,
 )
 from lakeshare_server.tables.snapshot import Hindrance, TableHead
 from tests.builders.lake_tables import an_iceberg_table, some_rows
@@ -41,19 +41,19 @@ def hindered_by(*features: str | None) -> TableHead:
 @pytest.mark.parametrize("needs", [(), (None,), *((one,) for one in FEATURES), FEATURES])
 def test_a_verdict_is_what_a_request_of_that_client_gets(needs: tuple[str | None, ...]) -> None:
     head = hindered_by(*needs)
-    for client, verdict in zip(CLIENTS, serveability("delta", head), strict=False):
+    for client, verdict in zip(CLIENTS, judge_serveability("delta", head), strict=False):
         wants = Capabilities(frozenset({client.response_format}), client.features)
         if verdict.served_as is not None:
-            assert negotiated(wants, head, "t") == verdict.served_as
+            assert negotiate_format(wants, head, "t") == verdict.served_as
             continue
         with pytest.raises(Unserveable) as refused:
-            negotiated(wants, head, "t")
+            negotiate_format(wants, head, "t")
         assert refused.value.code == verdict.code
         assert str(refused.value).endswith(f"[{verdict.code}]")
 
 
 def test_a_table_that_needs_features_is_for_the_clients_that_have_them() -> None:
-    verdicts = serveability("iceberg", hindered_by("columnMapping", "typeWidening"))
+    verdicts = judge_serveability("iceberg", hindered_by("columnMapping", "typeWidening"))
     assert [(one.served_as, one.code) for one in verdicts] == [
         (None, "CODE_columnMapping"),
         (None, "CODE_typeWidening"),
@@ -64,7 +64,7 @@ def test_a_table_that_needs_features_is_for_the_clients_that_have_them() -> None
 
 
 def test_all_reasons_of_a_client_are_told_the_one_of_its_requests_first() -> None:
-    parquet, *_ = serveability("delta", hindered_by("columnMapping", None, "typeWidening"))
+    parquet, *_ = judge_serveability("delta", hindered_by("columnMapping", None, "typeWidening"))
     told = [one["code"] for one in parquet.as_json()["refused_for"]]
     assert told == ["CODE_columnMapping", "CODE_None", "CODE_typeWidening"]
     assert parquet.code == parquet.as_json()["code"] == told[0]
@@ -72,7 +72,7 @@ def test_all_reasons_of_a_client_are_told_the_one_of_its_requests_first() -> Non
 
 def test_every_id_of_a_client_is_in_the_reference() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/serveability.md").read_text()
-    ids = [one.id for one in [*serveability("iceberg", a_head()), directory_verdict("s.s.t", None)]]
+    ids = [one.id for one in [*judge_serveability("iceberg", a_head()), directory_verdict("s.s.t", None)]]
     assert [id_ for id_ in ids if f"| `{id_}` |" not in page] == []
 
 

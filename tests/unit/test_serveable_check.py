@@ -7,7 +7,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import Promise
 from lakeshare_pipelines.defs.wap import check_metadata
-from lakeshare_pipelines.wap.serveable import ClientMatrix, of_delta, serveable
+from lakeshare_pipelines.wap.serveable import ClientMatrix, check_serveable, compute_delta_matrix
 from lakeshare_pipelines.wap.staged import Finding, Staged, StagedTable, Verdict
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings
@@ -36,13 +36,13 @@ def a_matrix(*hindrances: Hindrance) -> ClientMatrix:
 
 
 def test_a_promise_that_is_kept_passes() -> None:
-    found = serveable(Promise(("python-delta",)), a_matrix(DELETES), ["WIDENED_TYPES"])
+    found = check_serveable(Promise(("python-delta",)), a_matrix(DELETES), ["WIDENED_TYPES"])
     assert (found.passed, found.severity) == (True, None)
     assert (found.observed["promised"], found.observed["rewritten"]) == (["python-delta"], ["WIDENED_TYPES"])
 
 
 def test_without_a_promise_the_matrix_is_told_and_nothing_fails() -> None:
-    found = serveable(Promise(), a_matrix(DELETES), ())
+    found = check_serveable(Promise(), a_matrix(DELETES), ())
     assert found.passed
     assert [(row["client"], row["served as"], row["code"]) for row in found.observed["clients"]] == [
         ("python-parquet", "not", "ROW_LEVEL_DELETES"),
@@ -53,7 +53,7 @@ def test_without_a_promise_the_matrix_is_told_and_nothing_fails() -> None:
 
 
 def test_a_missed_promise_says_who_and_why_and_first_what_no_rewrite_takes_away() -> None:
-    found = serveable(Promise(("python-parquet", "spark")), a_matrix(DELETES, WITHOUT_ZONE), ())
+    found = check_serveable(Promise(("python-parquet", "spark")), a_matrix(DELETES, WITHOUT_ZONE), ())
     assert (found.passed, found.severity) == (False, None)
     assert found.observed["reason"] == (
         "python-parquet could not read it: it has times without a zone [TIMESTAMPS_WITHOUT_ZONE]. Cast. "
@@ -68,7 +68,7 @@ def test_a_missed_promise_says_who_and_why_and_first_what_no_rewrite_takes_away(
 
 @pytest.mark.parametrize("promise", [Promise(), Promise(("spark",), "warning")])
 def test_what_cannot_be_published_weighs_more_than_any_promise(promise: Promise) -> None:
-    found = serveable(promise, REFUSED, ())
+    found = check_serveable(promise, REFUSED, ())
     assert (found.passed, found.severity) == (False, "error")
     assert found.observed["reason"] == (
         "it cannot be published: /lake/t has equality deletes [EQUALITY_DELETES]. Rewrite."
@@ -76,7 +76,7 @@ def test_what_cannot_be_published_weighs_more_than_any_promise(promise: Promise)
 
 
 def test_the_matrix_is_a_table_in_dagster() -> None:
-    shown = check_metadata(a_verdict(serveable(Promise(), a_matrix(DELETES), ())), a_staged_set())
+    shown = check_metadata(a_verdict(check_serveable(Promise(), a_matrix(DELETES), ())), a_staged_set())
     lines = shown["observed/clients"].value.splitlines()
     assert lines[0] == "| client | served as | needs | code | reason | fix |"
     assert lines[2] == (
@@ -144,12 +144,12 @@ def test_a_delta_table_is_judged_as_the_commit_will_leave_it(
     in_the_way: list[str],
 ) -> None:
     main = a_main_table(tmp_path, configuration, ("deletionVectors", "columnMapping"))
-    found = codes(of_delta(STORES, staged, main, 0, column, partitions))
+    found = codes(compute_delta_matrix(STORES, staged, main, 0, column, partitions))
     assert (found["python-parquet"], found["python-delta"], found["spark"]) == (in_the_way, [], [])
 
 
 def test_a_delta_table_of_its_first_run_is_judged_by_what_is_staged(tmp_path: Path, staged: Path) -> None:
-    found = codes(of_delta(STORES, staged, tmp_path / "nothing", None, "p", ["today"]))
+    found = codes(compute_delta_matrix(STORES, staged, tmp_path / "nothing", None, "p", ["today"]))
     assert (found["python-parquet"], found["iceberg-rest"]) == ([], [None])
 
 
@@ -160,13 +160,15 @@ def test_a_delta_table_gets_the_types_of_what_is_staged(tmp_path: Path, staged: 
     log.commit(
         protocol(), metadata({}, schema={**SCHEMA, "fields": [*SCHEMA["fields"], more]}), add("o.parquet")
     )
-    assert codes(of_delta(STORES, staged, log.location, 0, "p", ["today"]))["python-parquet"] == []
+    assert (
+        codes(compute_delta_matrix(STORES, staged, log.location, 0, "p", ["today"]))["python-parquet"] == []
+    )
 
 
 def test_a_delta_table_that_the_server_does_not_know_is_refused(tmp_path: Path, staged: Path) -> None:
     log = WrittenLog(tmp_path / "main")
     unknown = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["x"], "writerFeatures": ["x"]}
     log.commit({"protocol": unknown}, metadata({}))
-    clients = of_delta(STORES, staged, log.location, 0, "p", ["today"])
+    clients = compute_delta_matrix(STORES, staged, log.location, 0, "p", ["today"])
     assert clients.is_refused
-    assert "reader features x" in str(serveable(Promise(), clients, ()).observed["reason"])
+    assert "reader features x" in str(check_serveable(Promise(), clients, ()).observed["reason"])

@@ -6,16 +6,16 @@ import pytest
 
 from lakeshare_pipelines.wap.serveable import (
     ALL_FILES,
+    COLUMN_CODES,
     COPY_ON_WRITE,
     FILES_WITH_DELETES,
-    OF_COLUMNS,
-    OF_FORMAT,
+    FORMAT_CODES,
     SOLVABLE,
-    codes_in_the_way,
-    rewrite_for,
+    find_solvable_codes,
+    plan_rewrite,
 )
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.tables.serveability import ReasonCode, nobody_is_served, serveability
+from lakeshare_server.tables.serveability import ReasonCode, judge_serveability, refuse_all_clients
 from lakeshare_server.tables.snapshot import Hindrance, TableHead
 
 FEATURES: Mapping[str, str | None] = {
@@ -63,7 +63,7 @@ def test_every_code_is_solved_by_a_rewrite_or_by_nobody() -> None:
 def test_only_what_helps_a_promised_client_is_in_the_way(
     promised: Sequence[str], codes: Sequence[str], found: set[str]
 ) -> None:
-    assert codes_in_the_way(promised, serveability("iceberg", a_head(*codes))) == found
+    assert find_solvable_codes(promised, judge_serveability("iceberg", a_head(*codes))) == found
 
 
 @pytest.mark.parametrize(
@@ -71,28 +71,28 @@ def test_only_what_helps_a_promised_client_is_in_the_way(
     [("EQUALITY_DELETES", {"EQUALITY_DELETES"}), ("ENCRYPTED_FILES", set()), (None, set())],
 )
 def test_what_nobody_can_read_is_in_the_way_of_each_client(code: str | None, found: set[str]) -> None:
-    verdicts = nobody_is_served(Unserveable("It cannot be read.", "Mend it.", code))
-    assert codes_in_the_way(["iceberg-rest"], verdicts) == found
-    assert codes_in_the_way([], verdicts) == set()
+    verdicts = refuse_all_clients(Unserveable("It cannot be read.", "Mend it.", code))
+    assert find_solvable_codes(["iceberg-rest"], verdicts) == found
+    assert find_solvable_codes([], verdicts) == set()
 
 
 @pytest.mark.parametrize("code", ["ROW_LEVEL_DELETES", "EQUALITY_DELETES", "DELETE_FORMAT", "LARGE_DELETES"])
 def test_of_deletes_only_files_that_have_some_are_rewritten(code: str) -> None:
-    rewrite = rewrite_for([code])
+    rewrite = plan_rewrite([code])
     assert rewrite.options == {**FILES_WITH_DELETES, "remove-dangling-deletes": "true"}
     assert COPY_ON_WRITE.items() <= rewrite.properties.items()
     deletes_are_set = "write.delete.format.default" in rewrite.properties
     assert deletes_are_set == (code == "DELETE_FORMAT")
 
 
-@pytest.mark.parametrize("code", sorted(OF_COLUMNS | OF_FORMAT))
+@pytest.mark.parametrize("code", sorted(COLUMN_CODES | FORMAT_CODES))
 def test_of_columns_and_formats_all_files_are_rewritten(code: str) -> None:
-    rewrite = rewrite_for([code])
+    rewrite = plan_rewrite([code])
     assert rewrite.options == ALL_FILES
     assert rewrite.properties == ({"write.format.default": "parquet"} if code == "FILE_FORMAT" else {})
 
 
 def test_several_codes_are_one_rewrite() -> None:
-    rewrite = rewrite_for(["RENAMED_COLUMNS", "ROW_LEVEL_DELETES"])
+    rewrite = plan_rewrite(["RENAMED_COLUMNS", "ROW_LEVEL_DELETES"])
     assert rewrite.options == {**ALL_FILES, "remove-dangling-deletes": "true"}
     assert rewrite.properties == COPY_ON_WRITE

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from lakeshare_server.access.table_access import Views
+from lakeshare_server.access.table_access import TableViews
 from lakeshare_server.catalog import AuditEvent, AuditLog, newest_requests
-from lakeshare_server.catalog.audit import adopt
+from lakeshare_server.catalog.audit import import_orphans
 from lakeshare_server.catalog.audit import log as audit_log
 from tests.builders.sharing import (
     FLIGHTS,
@@ -51,7 +51,7 @@ def an_entry(number: int) -> AuditEvent:
 
 def rows(provider: Provider, *kinds: str) -> list[AuditEvent]:
     """All events, or those of these kinds, oldest first."""
-    adopt(provider.catalog, provider.settings.audit_dir)
+    import_orphans(provider.catalog, provider.settings.audit_dir)
     found = newest_requests(provider.catalog, 1000)[::-1]
     return [event for event in found if not kinds or event.kind in kinds]
 
@@ -181,7 +181,7 @@ def test_a_request_that_fails_for_no_reason_of_its_own_is_recorded_as_such(
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Views, "table", fail)
+    monkeypatch.setattr(TableViews, "table", fail)
     with a_server(provider) as server, server.client(provider.recipient()) as client:
         answer = client.get(f"{FLIGHTS}/version")
     assert answer.status_code == 500

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from lakeshare_server.access.allowed_locations import FileTickets
-from lakeshare_server.access.table_access import Views
+from lakeshare_server.access.table_access import TableViews
 from lakeshare_server.catalog import Credentials
 from lakeshare_server.storage import LocalSigner, Stores, load_key
 from lakeshare_server.versions import Versions
@@ -52,7 +52,7 @@ def url(provider: Provider, server: Running, folder: Path) -> str:
 def signed(provider: Provider, server: Running, path: Path, life_s: float = 60) -> str:
     """A URL for a file of the folder, as bob would have it from a query."""
     key, catalog = load_key(provider.settings), provider.catalog
-    views = Views(catalog, Versions(catalog, provider.settings, Stores(provider.settings)))
+    views = TableViews(catalog, Versions(catalog, provider.settings, Stores(provider.settings)))
     access = Credentials(catalog).by_token(TOKENS[provider.settings.state_dir])
     assert access is not None
     view = views.table(access.reader, "flights", "lake", "flights")

@@ -200,7 +200,7 @@ def test_urls_say_how_recipients_reach_the_server(provider: Provider) -> None:
             return await client.post(f"/delta-sharing{FLIGHTS}/query", headers=headers)
 
     urls = [file["url"] for file in files(asyncio.run(ask()))]
-    app.state.parts.audit.close()
+    app.state.app_state.audit.close()
     assert all(url.startswith("https://share.example/delta-sharing/files/") for url in urls)
 
 
@@ -293,5 +293,5 @@ def test_a_life_of_urls_that_breaks_long_spark_jobs_is_warned_of(
     provider = a_provider(tmp_path, url_life_s=life_s)
     server, listening = make_server(provider.settings)
     listening.close()
-    server.config.app.state.parts.catalog.close()  # type: ignore[union-attr]
+    server.config.app.state.app_state.catalog.close()  # type: ignore[union-attr]
     assert (f"LAKESHARE_URL_LIFE_S is {life_s}" in caplog.text) == warns

@@ -9,13 +9,13 @@ from azure.storage.blob import BlobClient, UserDelegationKey, generate_blob_sas
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import place_of
-from lakeshare_server.storage.azure import AzureAccess, AzureUrls, azure_signer, delegation_key
+from lakeshare_server.storage import parse_location
+from lakeshare_server.storage.azure import AzureAccess, AzureUrls, azure_signer, to_delegation_key
 from tests.builders.keys import AWKWARD_KEYS
 
 NOW_S = int(dt.datetime(2026, 11, 21, 14, 34, 41, tzinfo=dt.UTC).timestamp())
 ACCOUNT_KEY = b64encode(bytes(range(64))).decode()
-PLACE = place_of("abfss://lake@acct.dfs.core.windows.net/t")
+PLACE = parse_location("abfss://lake@acct.dfs.core.windows.net/t")
 ENDPOINTS = [
     "https://acct.blob.core.windows.net",
     "http://127.0.0.1:10000/acct",
@@ -37,7 +37,12 @@ def lent(until: str = "2026-11-22T14:00:00Z") -> UserDelegationKey:
 def test_urls_are_those_of_azure(endpoint: str, by: str) -> None:
     key = lent() if by == "delegation key" else None
     ours = azure_signer(
-        endpoint, PLACE, key.value if key else ACCOUNT_KEY, delegation_key(key) if key else None, NOW_S, 3600
+        endpoint,
+        PLACE,
+        key.value if key else ACCOUNT_KEY,
+        to_delegation_key(key) if key else None,
+        NOW_S,
+        3600,
     )
     for name, url in zip(AWKWARD_KEYS, ours.sign([key.encode() for key in AWKWARD_KEYS]), strict=True):
         signature = generate_blob_sas(
@@ -69,7 +74,7 @@ def test_a_key_of_one_account_signs_nothing_of_another(monkeypatch: pytest.Monke
     )
     monkeypatch.setattr(AzureUrls, "_lend", lambda *_: pytest.fail("asks Azure, as it should"))
     with pytest.raises(pytest.fail.Exception, match="as it should"):
-        made.signer(place_of("abfss://lake@other.dfs.core.windows.net/t"), 60, NOW_S)
+        made.signer(parse_location("abfss://lake@other.dfs.core.windows.net/t"), 60, NOW_S)
 
 
 def test_a_url_never_lives_longer_than_the_key_that_was_lent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +83,7 @@ def test_a_url_never_lives_longer_than_the_key_that_was_lent(monkeypatch: pytest
     def lend(_: object, place: object, now_s: int, life_s: int) -> object:
         asked.append(life_s)
         until = dt.datetime.fromtimestamp(now_s + min(life_s, 7200), dt.UTC)
-        return delegation_key(lent(until.strftime("%Y-%m-%dT%H:%M:%SZ")))
+        return to_delegation_key(lent(until.strftime("%Y-%m-%dT%H:%M:%SZ")))
 
     monkeypatch.setattr(AzureUrls, "_lend", lend)
     made = urls()

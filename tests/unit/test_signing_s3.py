@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage.remote import FEW, quoted
+from lakeshare_server.storage.remote import MIN_BATCH, quote_keys
 from lakeshare_server.storage.s3 import AwsKeys, Bucket, S3Access, s3_signer
 from tests.builders.keys import AWKWARD_KEYS
 
@@ -100,13 +100,13 @@ def test_requests_that_we_pay_for_say_so_in_the_signed_query(
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), max_size=6))
 def test_many_keys_are_quoted_as_one_is(keys: list[str]) -> None:
-    assert quoted([key.encode() for key in keys], b"/") == [quote(key, "/").encode() for key in keys]
+    assert quote_keys([key.encode() for key in keys], b"/") == [quote(key, "/").encode() for key in keys]
 
 
 def test_keys_of_many_different_bytes_are_quoted_too() -> None:
     keys = ["".join(map(chr, range(1, 256))), "%", "a/b"]
-    assert len(set(keys[0])) > FEW
-    assert quoted([key.encode() for key in keys], b"/=") == [quote(key, "/=").encode() for key in keys]
+    assert len(set(keys[0])) > MIN_BATCH
+    assert quote_keys([key.encode() for key in keys], b"/=") == [quote(key, "/=").encode() for key in keys]
 
 
 def test_a_url_never_lives_longer_than_the_keys_that_signed_it() -> None:

@@ -15,7 +15,7 @@ import pytest
 from sqlglot.dialects.snowflake import Snowflake
 from sqlglot.tokens import TokenType
 
-from lakeshare_pipelines.spark.jars import pinned
+from lakeshare_pipelines.spark.jars import load_pinned_jars
 from lakeshare_server.cli import main
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.snippets import (
@@ -23,13 +23,13 @@ from lakeshare_server.snippets import (
     ICEBERG_PACKAGE,
     SHARING_PACKAGE,
     STORE_PACKAGES,
-    Doors,
     EngineName,
     SnippetTable,
     Storage,
-    snippet,
+    TableAccess,
+    render_snippet,
 )
-from lakeshare_server.storage import place_of
+from lakeshare_server.storage import parse_location
 from lakeshare_server.tables.serveability import ICEBERG_REST, ICEBERG_REST_ID, Refusal, Verdict
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, some_rows
 from tests.builders.sharing import Running, a_provider, a_server
@@ -180,10 +180,10 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(
     assert said in told.err
 
 
-def doors(storage: Storage | None, **verdicts: Verdict) -> Doors:
+def doors(storage: Storage | None, **verdicts: Verdict) -> TableAccess:
     changed = {**SERVED, **{verdict.client: verdict for verdict in verdicts.values()}}
-    place = place_of(PLACES[storage] if storage else "gs://lake/t")
-    return Doors(changed, place, storage, None if storage == "credentials" else "they were not allowed")
+    place = parse_location(PLACES[storage] if storage else "gs://lake/t")
+    return TableAccess(changed, place, storage, None if storage == "credentials" else "they were not allowed")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def doors(storage: Storage | None, **verdicts: Verdict) -> Doors:
 def test_a_snippet_takes_the_door_that_works_from_most_places(
     engine: EngineName, storage: Storage | None, by: str
 ) -> None:
-    assert f"by {by}" in snippet(ENGINES[engine], ORDERS, doors(storage)).replace("by the ", "by ")
+    assert f"by {by}" in render_snippet(ENGINES[engine], ORDERS, doors(storage)).replace("by the ", "by ")
 
 
 @pytest.mark.parametrize("engine", get_args(EngineName))
@@ -212,23 +212,23 @@ def test_what_nobody_is_served_is_refused_with_the_reason_and_the_fix(engine: En
         client: replace(verdict, served_as=None, refused_for=(odd,)) for client, verdict in SERVED.items()
     }
     with pytest.raises(BadRequest, match=r"it is odd \[C\]\. Make it even\."):
-        snippet(ENGINES[engine], ORDERS, replace(doors("credentials"), verdicts=refused))
+        render_snippet(ENGINES[engine], ORDERS, replace(doors("credentials"), verdicts=refused))
 
 
 @pytest.mark.parametrize("engine", ["pyiceberg", "trino", "duckdb-sql", "snowflake"])
 def test_a_folder_without_credentials_is_refused_with_what_hinders(engine: EngineName) -> None:
     with pytest.raises(BadRequest, match=r"needs credentials for the folder.*they were not allowed"):
-        snippet(ENGINES[engine], ORDERS, doors(None))
+        render_snippet(ENGINES[engine], ORDERS, doors(None))
 
 
 def test_signed_requests_are_left_to_the_reader_that_can_sign() -> None:
     table = replace(ORDERS, storage="signed requests")
     for engine in ("pyiceberg", "polars", "duckdb"):
-        text = snippet(ENGINES[engine], table, doors("signed requests"))
+        text = render_snippet(ENGINES[engine], table, doors("signed requests"))
         assert "pyiceberg.io.fsspec.FsspecFileIO" in text
         assert "s3fs" in text
     with pytest.raises(BadRequest, match="needs credentials"):
-        snippet(ENGINES["trino"], table, doors("signed requests"))
+        render_snippet(ENGINES["trino"], table, doors("signed requests"))
 
 
 @pytest.mark.parametrize("engine", [name for name in get_args(EngineName) if name not in BY_HAND])
@@ -250,7 +250,7 @@ def shape(text: str) -> list[str]:
 
 def test_duckdbs_own_sql_is_sql_of_duckdb_whatever_the_names_are() -> None:
     for table in (ORDERS, SnippetTable("é'\"", 's"', "t'", "p'.share", "http://x/'", "disk", "")):
-        text = snippet(ENGINES["duckdb-sql"], table, doors("disk"))
+        text = render_snippet(ENGINES["duckdb-sql"], table, doors("disk"))
         kinds = [one.type.name for one in duckdb.extract_statements(text)]
         assert kinds == ["LOAD", "LOAD", "SET", "CREATE", "ATTACH", "SELECT"]
 
@@ -259,7 +259,7 @@ def test_duckdbs_own_sql_takes_the_token_from_the_profile(tmp_path: Path) -> Non
     profile = tmp_path / "bo'b.share"
     profile.write_text(json.dumps({"bearerToken": "to'ken", "endpoint": "http://x"}))
     table = replace(ORDERS, profile=str(profile))
-    statements = duckdb.extract_statements(snippet(ENGINES["duckdb-sql"], table, doors("disk")))
+    statements = duckdb.extract_statements(render_snippet(ENGINES["duckdb-sql"], table, doors("disk")))
     connection = duckdb.connect()
     connection.execute(statements[2])
     assert connection.execute("SELECT getvariable('lakeshare_token')").fetchone() == ("to'ken",)
@@ -267,7 +267,7 @@ def test_duckdbs_own_sql_takes_the_token_from_the_profile(tmp_path: Path) -> Non
 
 def test_trinos_catalog_file_has_the_door_and_no_token() -> None:
     table = replace(ORDERS, share="é\\:partners")
-    text = snippet(ENGINES["trino"], table, doors("credentials"))
+    text = render_snippet(ENGINES["trino"], table, doors("credentials"))
     lines = [line.split("=", 1) for line in text.splitlines() if not line.startswith("#")]
     assert dict(lines) == {
         "connector.name": "iceberg",
@@ -286,7 +286,7 @@ def test_power_bi_is_asked_for_the_table_whatever_its_names_are(name: str) -> No
     table = SnippetTable(
         name, name, name, "p", "", None, "", sharing_url="https://lake.example/delta-sharing"
     )
-    text = snippet(ENGINES["power-bi"], table, doors("disk"))
+    text = render_snippet(ENGINES["power-bi"], table, doors("disk"))
     program = "\n".join(line for line in text.splitlines() if not line.startswith("//"))
     written = [one.replace('""', '"') for one in re.findall(r'"((?:[^"]|"")*)"', program)]
     # As Power Query reads its literals: `#(lf)` and the like are characters, `#(#)` is the sign itself.
@@ -297,7 +297,7 @@ def test_power_bi_is_asked_for_the_table_whatever_its_names_are(name: str) -> No
 @pytest.mark.parametrize("name", ["orders", HOSTILE])
 def test_snowflake_is_asked_for_the_table_whatever_its_names_are(name: str) -> None:
     table = replace(ORDERS, share=name, schema=name, name=name)
-    found = Snowflake().tokenize(snippet(ENGINES["snowflake"], table, doors("credentials")))
+    found = Snowflake().tokenize(render_snippet(ENGINES["snowflake"], table, doors("credentials")))
     texts = [one.text for one in found if one.token_type == TokenType.STRING]
     names = [one.text for one in found if one.token_type == TokenType.IDENTIFIER]
     assert texts == [
@@ -309,7 +309,7 @@ def test_snowflake_is_asked_for_the_table_whatever_its_names_are(name: str) -> N
 
 
 def test_spark_is_given_the_packages_of_the_line_that_is_tested() -> None:
-    locked = {jar.coordinate for jar in pinned().values()}
+    locked = {jar.coordinate for jar in load_pinned_jars().values()}
     beside = SHARING_PACKAGE.replace("delta-sharing-spark", "delta-spark")
     assert locked >= {ICEBERG_PACKAGE, STORE_PACKAGES["s3"], beside}
 

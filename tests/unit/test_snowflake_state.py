@@ -11,7 +11,7 @@ import pytest
 from lakeshare_pipelines.cli.main import main
 from lakeshare_pipelines.errors import SnowflakeError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.share.snowflake import Published, require_shown, shown_state
+from lakeshare_pipelines.share.snowflake import PublishedTable, get_published_state, require_readable
 from lakeshare_server.catalog import FollowedTables, Ledger
 from lakeshare_server.errors import StoreMissing, TableFilesMissing
 from tests.builders.answering_store import AnsweringStore
@@ -76,9 +76,9 @@ def settings(store: AnsweringStore, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return LakeSettings()
 
 
-def among(**different: object) -> Published:
+def among(**different: object) -> PublishedTable:
     """A publication of a table whose publications are the snapshots 60 and 70."""
-    return Published(published(**different), {60, 70})
+    return PublishedTable(published(**different), {60, 70})
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def among(**different: object) -> Published:
 def test_the_metadata_file_is_named_from_the_volume_on(
     settings: LakeSettings, volume: str | None, path: str, base: str
 ) -> None:
-    state = shown_state(among(**ICEBERG), volume, settings)
+    state = get_published_state(among(**ICEBERG), volume, settings)
     assert (state.path, state.volume_location) == (path, base)
 
 
 def test_a_delta_table_at_its_newest_version_is_named_by_its_folder(settings: LakeSettings) -> None:
-    assert shown_state(among(**DELTA), "s3://lake", settings).path == "tables/sales/daily"
+    assert get_published_state(among(**DELTA), "s3://lake", settings).path == "tables/sales/daily"
 
 
 @pytest.mark.parametrize(
@@ -121,22 +121,22 @@ def test_what_snowflake_would_not_show_is_refused(
     settings: LakeSettings, different: dict[str, object], volume: str | None, said: str
 ) -> None:
     with pytest.raises(SnowflakeError, match=said) as refusal:
-        shown_state(among(**{**ICEBERG, **different}), volume, settings)
+        get_published_state(among(**{**ICEBERG, **different}), volume, settings)
     assert refusal.value.fix
 
 
 def test_a_delta_table_that_has_moved_on_is_refused(settings: LakeSettings) -> None:
     with pytest.raises(SnowflakeError, match="is Delta version 1, but Snowflake would read version 2"):
-        shown_state(among(**{**DELTA, "delta_version": 1}), None, settings)
+        get_published_state(among(**{**DELTA, "delta_version": 1}), None, settings)
 
 
 def test_an_unpublished_commit_of_a_delta_table_is_seen(settings: LakeSettings, tmp_path: Path) -> None:
     table = a_delta_table(tmp_path / "daily")
     publication = among(format="delta", location=str(table), delta_version=0)
-    require_shown(publication, settings)
+    require_readable(publication, settings)
     append_delta(table, some_rows(days=1))
     with pytest.raises(SnowflakeError, match="would read version 1"):
-        require_shown(publication, settings)
+        require_readable(publication, settings)
 
 
 def test_snapshots_that_were_never_published_are_refused_by_id_and_by_name(settings: LakeSettings) -> None:
@@ -146,7 +146,7 @@ def test_snapshots_that_were_never_published_are_refused_by_id_and_by_name(setti
     ):
         hidden = among(**{**ICEBERG, "metadata_location": METADATA.replace("/7.", f"/{name}.")})
         with pytest.raises(SnowflakeError, match=re.escape(said)) as refusal:
-            shown_state(hidden, None, settings)
+            get_published_state(hidden, None, settings)
         assert "expire_snapshots" in refusal.value.fix
 
 
@@ -158,7 +158,7 @@ def test_metadata_that_cannot_be_read_is_an_error_of_the_store(
 ) -> None:
     location = METADATA.replace("/7.", f"/{name}.")
     with pytest.raises(error):
-        shown_state(among(**{**ICEBERG, "metadata_location": location}), None, settings)
+        get_published_state(among(**{**ICEBERG, "metadata_location": location}), None, settings)
 
 
 def run(

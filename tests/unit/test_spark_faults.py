@@ -13,7 +13,7 @@ from lakeshare_pipelines.demo.processes import free_port
 from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import session
-from lakeshare_pipelines.spark.session import driver_pid, explained, has_driver_ended
+from lakeshare_pipelines.spark.session import driver_pid, has_driver_ended, translate_errors
 
 Driver = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -51,7 +51,7 @@ def a_mistake_in_the_query(gateway: JavaGateway) -> None:
 
 
 def attempt(doing: Callable[[JavaGateway], None], gateway: JavaGateway, settings: LakeSettings) -> None:
-    with explained(settings, "staging wap/flights-1"):
+    with translate_errors(settings, "staging wap/flights-1"):
         doing(gateway)
 
 
@@ -122,7 +122,7 @@ def test_an_exhausted_heap_names_the_file_and_the_setting(gateway, driver, setti
     driver(60)
     with (
         pytest.raises(SparkError, match=r"out of memory.*readings-2\.csv.*LAKESHARE_SPARK_DRIVER_MEMORY.*2g"),
-        explained(settings, "staging", files),
+        translate_errors(settings, "staging", files),
     ):
         an_exhausted_heap(gateway)
 
@@ -134,6 +134,6 @@ def test_a_driver_that_ended_for_want_of_memory_names_the_largest_file(gateway, 
     gateway.proc = subprocess.Popen(["sh", "-c", "exit 52"])  # Spark's code for an OutOfMemoryError
     with (
         pytest.raises(SparkError, match=r"out of memory.*readings-1\.csv.*LAKESHARE_SPARK_DRIVER_MEMORY"),
-        explained(settings, "staging", files),
+        translate_errors(settings, "staging", files),
     ):
         a_call(gateway)

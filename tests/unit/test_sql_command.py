@@ -139,7 +139,7 @@ def test_a_file_that_is_no_text_is_refused(sql, tmp_path):
     assert ended.code == 1
     assert "UTF-8" in ended.errors
     with open_catalog(StateSettings().catalog_url).reading() as session:
-        assert states.shares(session) == []
+        assert states.list_shares(session) == []
 
 
 def test_rows_are_selected_as_a_recipient_reads_them(sql, tmp_path):

@@ -23,7 +23,7 @@ def test_the_statements_of_the_reference_run_as_they_stand(tmp_path):
 
 def test_the_reference_shows_each_kind_of_statement():
     shown = {type(placed.statement) for script in SCRIPTS for placed in parse(script)}
-    every = {*said.Change.__subclasses__(), *said.Look.__subclasses__(), said.SetRecipient}
+    every = {*said.ChangeStatement.__subclasses__(), *said.ReadStatement.__subclasses__(), said.SetRecipient}
     reads_stores = {changes.Follow, changes.Unfollow}
     assert every - shown == {said.Publish, said.ShowSharesInProvider, said.DescribeGroup, *reads_stores}
     assert ("FOLLOW 's3://" in PAGE, "UNFOLLOW sales.orders" in PAGE) == (True, True)

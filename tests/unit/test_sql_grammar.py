@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lakeshare_server.sql import changes
 from lakeshare_server.sql import statements as said
-from lakeshare_server.sql.grammar import is_unfinished, parse, parser
+from lakeshare_server.sql.grammar import get_parser, is_unfinished, parse
 from lakeshare_server.sql.statements import SqlError, quoted_name, quoted_text
 
 NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC)
@@ -292,7 +292,7 @@ def test_any_name_comes_back_out_of_its_quotes(name):
 
 
 def test_names_that_are_keywords_come_back_out_of_their_quotes():
-    for word in [terminal.name for terminal in parser().terminals if terminal.name.isalpha()]:
+    for word in [terminal.name for terminal in get_parser().terminals if terminal.name.isalpha()]:
         name = quoted_name(word)
         [placed] = parse(f"ALTER SHARE {name} ADD {name}.t PARTITION ({name} = 1) AS a.{name}")
         assert placed.statement.path == (word, "t")

@@ -11,14 +11,14 @@ from prompt_toolkit.output import DummyOutput
 
 from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.session import (
-    Done,
     SqlCompleter,
     SqlSession,
-    converse,
-    following,
-    is_whole,
-    names_of,
+    StatementResult,
+    complete_word,
+    is_complete,
     prompt_with_history,
+    read_names,
+    run_prompt,
 )
 from tests.builders.sql_sessions import a_lake, a_session, answer, empty
 
@@ -48,11 +48,11 @@ def typed(session: SqlSession, keys: str, history: Path, **then: str) -> tuple[l
         pipe.send_text(keys)
         prompt = prompt_with_history(session, history, keys=pipe, screen=DummyOutput())
         prompt.default_buffer.on_text_changed += lambda buffer: pipe.send_text(then.pop(buffer.text, ""))
-        converse(session, prompt, lambda done: answers.append(_told(done)), said.append)
+        run_prompt(session, prompt, lambda done: answers.append(_told(done)), said.append)
     return answers, said
 
 
-def _told(done: Done) -> str:
+def _told(done: StatementResult) -> str:
     return f"{done.text}: {done.result.told or len(done.result.rows)}"
 
 
@@ -109,11 +109,11 @@ def test_tab_completes_a_name_of_the_catalog(session, tmp_path):
     ],
 )  # fmt: skip
 def test_what_can_follow_is_known(session, text, word, candidates):
-    assert following(text, names_of(session.provider.catalog)) == (word, candidates)
+    assert complete_word(text, read_names(session.provider.catalog)) == (word, candidates)
 
 
 def test_a_completion_replaces_the_word_that_is_being_written(session):
-    completer = SqlCompleter(names_of(session.provider.catalog))
+    completer = SqlCompleter(read_names(session.provider.catalog))
     [one] = completer.get_completions(Document("DROP RECIPIENT b"), CompleteEvent())
     assert (one.text, one.start_position) == ("bob", -1)
 
@@ -133,11 +133,11 @@ def test_a_completion_replaces_the_word_that_is_being_written(session):
     ],
 )
 def test_enter_ends_what_is_whole(text, whole):
-    assert is_whole(text) is whole
+    assert is_complete(text) is whole
 
 
 def test_the_prompt_says_as_whom_it_looks(session, tmp_path):
     answers, _ = typed(session, f"SET RECIPIENT bob;\rSHOW SHARES;\r{CTRL_D}", tmp_path / "h")
     assert answers[1] == "SHOW SHARES: 0"
-    assert session.seen_as is not None
+    assert session.impersonated is not None
     assert answer(session, "RESET RECIPIENT").told

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from lakeshare_server.catalog import Catalog, FollowedTables, Listings, Recipients
 from lakeshare_server.catalog.audit import AuditEvent, append_events
 from lakeshare_server.catalog.models import AuditRow
-from lakeshare_server.catalog.sharing import editing, look_at_link, redeem, states
+from lakeshare_server.catalog.sharing import editing, find_link, redeem_link, states
 from lakeshare_server.errors import BadRequest, CatalogConflict, Denied, NotFound
 from lakeshare_server.sql.changes import Provider
 from lakeshare_server.sql.session import SqlSession
@@ -135,10 +135,10 @@ def test_usage_is_told_by_day_table_and_version(session, catalog):
 def test_the_link_of_a_new_recipient_opens_and_the_token_of_a_rotation_is_valid(session, catalog):
     [(name, link, ends)] = answer(session, "CREATE RECIPIENT bob UNTIL '2099-01-01'").rows
     code = link.removeprefix(f"{ROOT}/activate/")
-    assert look_at_link(catalog, code)[1].name == name == "bob"
+    assert find_link(catalog, code)[1].name == name == "bob"
     assert timedelta(hours=71) < ends - datetime.now(UTC) < timedelta(hours=73)
     with editing(catalog, "bob") as edit:
-        given = redeem(edit, code, from_address="192.0.2.7")[1]
+        given = redeem_link(edit, code, from_address="192.0.2.7")[1]
     assert given.state.expires_at == datetime(2099, 1, 1, tzinfo=UTC)
     [(_, _, token, _, endpoint)] = answer(
         session, "ALTER RECIPIENT bob ROTATE TOKEN KEEP OLD FOR '1 hour'"
@@ -175,7 +175,7 @@ def test_no_secret_is_told_twice(session, catalog):
 def test_a_policy_without_an_audience_is_for_this_server(session, catalog):
     list(session.run("CREATE RECIPIENT eve USING OIDC (issuer 'https://issuer.example', subject 'eve')"))
     with catalog.reading() as looking:
-        [policy] = states.recipient(looking, "eve").policies
+        [policy] = states.get_recipient(looking, "eve").policies
     assert policy.audiences == (f"{ROOT}/delta-sharing",)
 
 

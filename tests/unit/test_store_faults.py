@@ -38,7 +38,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     # As it is, only sooner.
     monkeypatch.setattr(remote, "RETRIES", 2)
     monkeypatch.setattr(remote, "RETRIES_S", 2)
-    monkeypatch.setattr(remote, "SILENCE_S", 1)
+    monkeypatch.setattr(remote, "READ_TIMEOUT_S", 1)
 
 
 def stores_at(endpoint: str) -> Stores:
@@ -213,7 +213,7 @@ def test_an_sts_of_the_chain_of_credentials_that_says_nothing_is_unavailable_in_
 def test_a_token_service_of_google_that_says_nothing_is_unavailable_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gcs, "PATIENCE_S", (1, 0.2))
+    monkeypatch.setattr(gcs, "TIMEOUT_S", (1, 0.2))
     with answering_store(lambda _: None) as google:
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account_file(tmp_path, google.endpoint)))
         started = time.monotonic()

@@ -3,7 +3,7 @@
 import pytest
 
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.storage import normalised, place_of
+from lakeshare_server.storage import normalise_location, parse_location
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ from lakeshare_server.storage import normalised, place_of
     ],
 )
 def test_every_spelling_becomes_ours(spelt: str, ours: str) -> None:
-    assert normalised(spelt, azure_account="mine") == ours
-    assert normalised(ours) == ours
+    assert normalise_location(spelt, azure_account="mine") == ours
+    assert normalise_location(ours) == ours
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_every_spelling_becomes_ours(spelt: str, ours: str) -> None:
 )  # fmt: skip
 def test_what_names_no_object_is_refused_with_the_spellings(spelt: str) -> None:
     with pytest.raises(BadRequest, match=r"location: .* cannot be used.*://") as caught:
-        place_of(spelt)
+        parse_location(spelt)
     assert caught.value.field == "location"
 
 
@@ -58,13 +58,13 @@ def test_what_names_no_object_is_refused_with_the_spellings(spelt: str) -> None:
 )
 def test_a_secret_inside_a_refused_location_is_not_repeated(spelt: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        place_of(spelt)
+        parse_location(spelt)
     assert "hush" not in str(caught.value)
 
 
 def test_a_place_knows_its_store_and_its_bucket() -> None:
-    place = place_of("wasbs://box@acct.blob.core.windows.net/a/b")
+    place = parse_location("wasbs://box@acct.blob.core.windows.net/a/b")
     assert (place.kind, place.root, place.key) == ("azure", "abfss://box@acct.dfs.core.windows.net", "a/b")
     assert place.bucket == "box"
-    assert place_of("s3a://bucket/k").bucket == "bucket"
-    assert place_of("/lake/t").root == ""
+    assert parse_location("s3a://bucket/k").bucket == "bucket"
+    assert parse_location("/lake/t").root == ""

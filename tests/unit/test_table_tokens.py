@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from lakeshare_server.access.authentication import AccessTokens
 from lakeshare_server.errors import BadRequest, NotFound
 from lakeshare_server.iceberg_rest.scans import PlanTasks
-from lakeshare_server.protocol.requests import parse_changes, query_of
+from lakeshare_server.protocol.requests import parse_changes, parse_query
 from lakeshare_server.protocol.tokens import (
-    Asker,
     Page,
     Pager,
     PageRequest,
     Pin,
-    Seals,
     TableTokens,
+    TokenHolder,
+    TokenSealer,
     require_same_table,
 )
 
 KEY = b"k" * 32
-BOB = Asker("bob", "flights")
+BOB = TokenHolder("bob", "flights")
 QUESTION: dict[str, Any] = {"predicateHints": ["day > 1"], "limitHint": 10, "formats": ["parquet"]}
 PAGE = Page(first=3, last=5, start=20_000, rows_wanted=7, latest=6, of="id")
 PIN = Pin(3, "id")
@@ -32,20 +32,20 @@ TOKENS = TableTokens(KEY, 60, 60)
 WORDS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=", max_size=60)
 
 
-def a_page_token(tokens: TableTokens = TOKENS, asker: Asker = BOB) -> str:
-    return tokens.page_token(asker, QUESTION, PAGE)
+def a_page_token(tokens: TableTokens = TOKENS, token_holder: TokenHolder = BOB) -> str:
+    return tokens.page_token(token_holder, QUESTION, PAGE)
 
 
-def a_refresh_token(tokens: TableTokens = TOKENS, asker: Asker = BOB) -> str:
-    return tokens.refresh_token(asker, PIN)
+def a_refresh_token(tokens: TableTokens = TOKENS, token_holder: TokenHolder = BOB) -> str:
+    return tokens.refresh_token(token_holder, PIN)
 
 
-def page_of(token: str, asker: Asker = BOB) -> Page:
-    return TOKENS.page(asker, QUESTION, token)
+def page_of(token: str, token_holder: TokenHolder = BOB) -> Page:
+    return TOKENS.page(token_holder, QUESTION, token)
 
 
-def pin_of(token: str, asker: Asker = BOB) -> Pin:
-    return TOKENS.refreshed(asker, token)
+def pin_of(token: str, token_holder: TokenHolder = BOB) -> Pin:
+    return TOKENS.read_refresh_token(token_holder, token)
 
 
 # How a token of the kind is made, how it is read, and how the protocol begins the refusal.
@@ -80,7 +80,7 @@ def test_a_page_comes_back_as_it_was(page: Page) -> None:
 @given(st.builds(Pin, version=st.integers(0, 2**63 - 1), of=st.text()))
 def test_a_refresh_token_pins_its_version(pin: Pin) -> None:
     """protocol §0.16, §1.13: the version inside is the one that is read again."""
-    assert TOKENS.refreshed(BOB, TOKENS.refresh_token(BOB, pin)) == pin
+    assert TOKENS.read_refresh_token(BOB, TOKENS.refresh_token(BOB, pin)) == pin
 
 
 def test_tokens_go_into_urls_as_they_are(kind: Kind) -> None:
@@ -141,7 +141,7 @@ def test_a_server_with_another_key_opens_nothing(kind: Kind) -> None:
 def test_another_process_of_the_same_key_opens_it() -> None:
     again = TableTokens(KEY, 1, 1)
     assert again.page(BOB, QUESTION, a_page_token()) == PAGE
-    assert again.refreshed(BOB, a_refresh_token()) == PIN
+    assert again.read_refresh_token(BOB, a_refresh_token()) == PIN
 
 
 def test_an_expired_token_is_refused_as_such(kind: Kind) -> None:
@@ -163,7 +163,7 @@ def test_a_token_of_another_table_is_refused_as_such(kind: Kind) -> None:
     make, read, _ = kind
     words = r"The table specified in the (page|refresh) token does not match the table being queried"
     with pytest.raises(BadRequest, match=words):
-        read(make(TOKENS, Asker("bob", "trains")))
+        read(make(TOKENS, TokenHolder("bob", "trains")))
 
 
 def test_a_token_of_the_table_that_stood_there_before_is_refused_as_such() -> None:
@@ -180,7 +180,7 @@ def test_a_token_of_another_recipient_does_not_open_at_all(kind: Kind) -> None:
     """Whoever is handed another's token is not told whether it was one."""
     make, read, refusal = kind
     with pytest.raises(BadRequest, match=refusal):
-        read(make(TOKENS, Asker("eve", "flights")))
+        read(make(TOKENS, TokenHolder("eve", "flights")))
 
 
 OTHER_QUESTIONS: dict[str, dict[str, Any]] = {
@@ -208,7 +208,7 @@ def test_a_page_of_the_change_data_feed_is_none_of_a_query(same: dict[str, str])
     token = TOKENS.page_token(BOB, parse_changes(same).parameters, PAGE)
     assert TOKENS.page(BOB, parse_changes(same).parameters, token) == PAGE
     with pytest.raises(BadRequest, match="Query parameter mismatch"):
-        TOKENS.page(BOB, query_of(same).parameters, token)
+        TOKENS.page(BOB, parse_query(same).parameters, token)
 
 
 def test_the_order_of_a_questions_fields_says_nothing() -> None:
@@ -219,9 +219,9 @@ def test_the_order_of_a_questions_fields_says_nothing() -> None:
     st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text()))
 )
 def test_seals_give_back_what_was_said_and_no_other_purpose_can_read_it(said: dict[str, Any]) -> None:
-    token = Seals(KEY, "one").sealed(said)
-    assert Seals(KEY, "one").opened(token, dict) == said
-    assert Seals(KEY, "other").opened(token, dict) is None
+    token = TokenSealer(KEY, "one").seal(said)
+    assert TokenSealer(KEY, "one").open(token, dict) == said
+    assert TokenSealer(KEY, "other").open(token, dict) is None
 
 
 STAMP = {"recipient": "bob", "table": "flights", "until": 4_000_000_000}
@@ -242,24 +242,24 @@ OTHER_SHAPES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("content", OTHER_SHAPES)
 def test_sealed_content_of_another_shape_is_refused_and_no_fault(content: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="Error decoding the page token"):
-        page_of(Seals(KEY, "table page v1").sealed(content))
+        page_of(TokenSealer(KEY, "table page v1").seal(content))
     with pytest.raises(BadRequest, match="Error decoding refresh token"):
-        pin_of(Seals(KEY, "table refresh v1").sealed(content))
+        pin_of(TokenSealer(KEY, "table refresh v1").seal(content))
     with pytest.raises(BadRequest, match="pageToken"):
         Pager(KEY, 1).page(
             "bob",
             "shares",
-            PageRequest(None, Seals(KEY, "listing page v2").sealed(content)),
+            PageRequest(None, TokenSealer(KEY, "listing page v2").seal(content)),
             lambda after, limit: [],
         )
     with pytest.raises(NotFound, match="plan-task"):
-        PlanTasks(KEY, 60, 1 << 20).opened(BOB, Seals(KEY, "iceberg plan task v1").sealed(content))
-    assert AccessTokens(KEY, 60).read(Seals(KEY, "access token").sealed(content)) is None
+        PlanTasks(KEY, 60, 1 << 20).open(BOB, TokenSealer(KEY, "iceberg plan task v1").seal(content))
+    assert AccessTokens(KEY, 60).read(TokenSealer(KEY, "access token").seal(content)) is None
 
 
 @pytest.mark.parametrize("until", [10**18, -(10**18), 1e308, 0, True, "1", None])
 def test_an_access_token_whose_end_is_no_time_of_ours_is_refused(until: object) -> None:
-    token = Seals(KEY, "access token").sealed({"credential": "id", "until": until})
+    token = TokenSealer(KEY, "access token").seal({"credential": "id", "until": until})
     assert AccessTokens(KEY, 60).read(token) is None
 
 
@@ -267,7 +267,7 @@ def test_an_access_token_whose_end_is_no_time_of_ours_is_refused(until: object) 
 def test_a_plan_task_whose_question_cannot_be_read_is_refused(question: str) -> None:
     content = {**STAMP, "question": question, "task": {"snapshot_id": 1, "start": 0}}
     with pytest.raises(NotFound, match="plan-task"):
-        PlanTasks(KEY, 60, 1 << 20).opened(BOB, Seals(KEY, "iceberg plan task v1").sealed(content))
+        PlanTasks(KEY, 60, 1 << 20).open(BOB, TokenSealer(KEY, "iceberg plan task v1").seal(content))
 
 
 def test_refusals_say_what_to_do(kind: Kind) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from lakeshare_server.access.table_access import TableView
-from lakeshare_server.catalog.listings import shared_table_at
+from lakeshare_server.catalog.listings import find_shared_table
 from lakeshare_server.errors import Unserveable
-from lakeshare_server.iceberg_rest.metadata import data_files
+from lakeshare_server.iceberg_rest.metadata import list_data_files
 from lakeshare_server.iceberg_rest.tables import IcebergTables
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.serveability import CLIENTS, READ_BY_ICEBERG_CLIENTS
@@ -89,7 +89,7 @@ def test_the_refusal_is_remembered_and_the_manifests_are_not_read_again(
 
 
 def provider_view(provider: Provider) -> TableView:
-    return TableView(shared_table_at(provider.catalog, "flights.lake.flights", "PATH"), a_worker(provider))
+    return TableView(find_shared_table(provider.catalog, "flights.lake.flights", "PATH"), a_worker(provider))
 
 
 @pytest.mark.parametrize("case", ["FILE_FORMAT", "UNSUPPORTED_TYPE time"])
@@ -102,7 +102,7 @@ def test_files_of_a_version_without_an_index_are_known_by_its_manifests(tmp_path
     live = {
         str(path) for path in (folder / "data").iterdir() if case != "FILE_FORMAT" or path.suffix == ".orc"
     }
-    assert data_files(view, pin, stores) == live
+    assert list_data_files(view, pin, stores) == live
     told = IcebergTables(provider.catalog, stores).folder(view)
     assert (told.location, told.elsewhere) == (str(folder), 0)
 

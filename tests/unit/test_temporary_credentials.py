@@ -18,9 +18,9 @@ from lakeshare_server.catalog import SharedTable
 from lakeshare_server.catalog.shares import allow_directory_access, share_table
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import LocalSigner, Signers, place_of
+from lakeshare_server.storage import LocalSigner, Signers, parse_location
 from lakeshare_server.storage import azure as temporary_azure
-from lakeshare_server.storage.gcs import condition
+from lakeshare_server.storage.gcs import access_condition
 from lakeshare_server.storage.s3 import session_policy
 from lakeshare_server.tables import read_delta
 from tests.builders.answering_store import AnsweringStore, answering_store, said
@@ -191,11 +191,13 @@ def test_googles_token_is_narrowed_to_the_folder(google: Callable[[str], None]) 
     (rule,) = json.loads(unquote_plus(asked["options"]))["accessBoundary"]["accessBoundaryRules"]
     assert rule["availableResource"] == "//storage.googleapis.com/projects/_/buckets/lake"
     assert rule["availablePermissions"] == ["inRole:roles/storage.objectViewer"]
-    assert rule["availabilityCondition"]["expression"] == condition(place_of('gs://lake/it\'s "t"'))
+    assert rule["availabilityCondition"]["expression"] == access_condition(
+        parse_location('gs://lake/it\'s "t"')
+    )
 
 
 def test_the_condition_names_objects_and_listings_below_the_folder() -> None:
-    assert condition(place_of("gs://lake/a/b \\\"c'/")) == (
+    assert access_condition(parse_location("gs://lake/a/b \\\"c'/")) == (
         'resource.name.startsWith("projects/_/buckets/lake/objects/a/b \\\\\\"c\'/") || '
         "api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith(\"a/b \\\\\\\"c'/\")"
     )
@@ -254,7 +256,9 @@ def test_an_account_that_does_not_tell_is_asked_again_minutes_later(monkeypatch:
         made = azure(store)
         assert [made.can_vend(FOLDER) for _ in range(3)] == [None] * 3
         assert len(store.requests) == 1
-        monkeypatch.setattr(temporary_azure, "monotonic", lambda: monotonic() + temporary_azure.NOT_TOLD_S)
+        monkeypatch.setattr(
+            temporary_azure, "monotonic", lambda: monotonic() + temporary_azure.CLIENT_MARGIN_S
+        )
         assert "no hierarchical namespace" in str(made.can_vend(FOLDER))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import Drift, Promise, load_contracts
 from lakeshare_pipelines.errors import ContractError
-from lakeshare_pipelines.wap.checks import checks_of, needs_whole_table
+from lakeshare_pipelines.wap.checks import list_checks, needs_whole_table
 from tests.builders.audits import (
     NOT_NULL,
     UNIQUE,
@@ -23,7 +23,7 @@ from tests.builders.audits import (
 
 
 def names(contract):
-    return [(spec.table.rsplit(".")[-1], spec.name, spec.severity) for spec in checks_of(contract)]
+    return [(spec.table.rsplit(".")[-1], spec.name, spec.severity) for spec in list_checks(contract)]
 
 
 def test_every_rule_and_reference_is_a_check_beside_ours():
@@ -62,11 +62,11 @@ def test_a_rule_cannot_take_the_name_of_another_check():
     contract = a_set(flights(a_rule("structure", NOT_NULL, column="carrier")))
 
     with pytest.raises(ContractError, match="two checks are named structure"):
-        checks_of(contract)
+        list_checks(contract)
 
 
 def test_the_sets_that_ship_have_checks_with_names_and_words():
-    specs = [spec for contract in load_contracts() for spec in checks_of(contract)]
+    specs = [spec for contract in load_contracts() for spec in list_checks(contract)]
 
     assert specs
     assert [spec.name for spec in specs if not re.fullmatch(r"[A-Za-z0-9_]+", spec.name)] == []

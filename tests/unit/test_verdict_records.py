@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lakeshare_pipelines.wap.staged import Severity, Verdict, Verdicts, share
+from lakeshare_pipelines.wap.staged import Severity, Verdict, Verdicts, format_percentage
 
 
 def a_verdict(
@@ -118,7 +118,7 @@ def test_evidence_of_a_thousand_failures_stays_small_and_says_how_many():
     [(1, 8, "12.50%"), (1, 30_000, "less than 0.01%"), (0, 5, "0.00%"), (0, 0, "none")],
 )
 def test_a_share_is_never_rounded_to_nothing(part, whole, text):
-    assert share(part, whole) == text
+    assert format_percentage(part, whole) == text
 
 
 def test_a_failed_verdict_gives_its_reason_and_a_passed_one_none():

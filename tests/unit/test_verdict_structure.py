@@ -2,7 +2,7 @@
 
 import pytest
 
-from lakeshare_pipelines.wap.checks import structure_problems
+from lakeshare_pipelines.wap.checks import find_structure_problems
 from tests.builders.audits import flights
 
 DECLARED = {"id": "bigint", "carrier": "string"}
@@ -22,19 +22,19 @@ MAIN = {"id": "bigint", "carrier": "string", "delay": "double"}
     ids=["first", "same", "added", "missing", "another type", "unknown"],
 )
 def test_the_columns_are_the_contracts(staged, main, problems):
-    assert structure_problems(flights(), staged, DECLARED, main) == problems
+    assert find_structure_problems(flights(), staged, DECLARED, main) == problems
 
 
 @pytest.mark.parametrize("staged", [DECLARED, MAIN], ids=["gone", "still in the table"])
 def test_a_column_that_the_contract_drops_is_refused(staged):
-    problems = structure_problems(flights(), staged, DECLARED, MAIN)
+    problems = find_structure_problems(flights(), staged, DECLARED, MAIN)
 
     assert problems[0] == "column delay is on main and would be dropped"
     assert "allow it in the contract" in problems[-1]
 
 
 def test_a_type_that_changes_is_refused():
-    problems = structure_problems(flights(), DECLARED, DECLARED, {**DECLARED, "id": "int"})
+    problems = find_structure_problems(flights(), DECLARED, DECLARED, {**DECLARED, "id": "int"})
 
     assert problems[0] == "column id is int on main and would become bigint"
 
@@ -43,10 +43,10 @@ def test_a_type_that_changes_is_refused():
 def test_changes_pass_when_the_contract_allows_them(staged):
     table = flights(allow_schema_changes=True)
 
-    assert structure_problems(table, staged, DECLARED, {**MAIN, "id": "int"}) == []
+    assert find_structure_problems(table, staged, DECLARED, {**MAIN, "id": "int"}) == []
 
 
 def test_allowing_changes_does_not_excuse_from_the_contract():
-    assert structure_problems(flights(allow_schema_changes=True), {"id": "bigint"}, DECLARED, MAIN) == [
+    assert find_structure_problems(flights(allow_schema_changes=True), {"id": "bigint"}, DECLARED, MAIN) == [
         "column carrier is missing"
     ]

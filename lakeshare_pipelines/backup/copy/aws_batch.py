@@ -23,27 +23,34 @@ from lakeshare_pipelines.backup.copy.batch_jobs import (
     BatchJob,
     JobRows,
     JobService,
+    divide_into_jobs,
     is_for_batch,
-    jobs_of,
 )
 from lakeshare_pipelines.backup.copy.engine import (
     MANIFESTS,
     CopyEngine,
     CopyTask,
     Progress,
-    Result,
-    Tell,
-    plan_digest,
+    ReportProgress,
+    ReportRow,
+    compute_plan_digest,
     read_report,
 )
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.model import DONE, PLAN, CopyRecord, read_rows, to_copy, write_rows
+from lakeshare_pipelines.backup.model import (
+    COPY_RESULTS,
+    PLAN,
+    CopyRecord,
+    read_rows,
+    select_rows_to_copy,
+    write_rows,
+)
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 
 NOT_REPORTED = "NotReported"
 """Error code of rows that a report does not tell of."""
-OF_THE_OBJECT = {"NoSuchKey", "NoSuchVersion", "PreconditionFailed", "InvalidObjectState", NOT_REPORTED}
+OBJECT_ERRORS = {"NoSuchKey", "NoSuchVersion", "PreconditionFailed", "InvalidObjectState", NOT_REPORTED}
 """Failures that say nothing of the target or the role: the object went, changed, or is archived."""
 FEW = 10
 """So many failures, and nothing copied at all, are no accident of some objects."""
@@ -51,10 +58,10 @@ FEW = 10
 SHOWN = 3
 
 
-def judged(rows: pa.Table, told: pa.Table) -> pa.Table:
+def join_report(rows: pa.Table, report: pa.Table) -> pa.Table:
     """A job's rows (schema ROWS) with what its report tells (columns of DONE, keys as it spells them): schema DONE."""
-    index = _places(rows, told)
-    found = {name: told[name].take(index) for name in TOLD}
+    index = _find_report_rows(rows, report)
+    found = {name: report[name].take(index) for name in REPORT_COLUMNS}
     is_missing = pc.is_null(found["status"])
     missing = {
         "status": "failed",
@@ -65,20 +72,22 @@ def judged(rows: pa.Table, told: pa.Table) -> pa.Table:
         name: pc.if_else(is_missing, missing[name], column) if name in missing else column
         for name, column in found.items()
     }
-    for name in DONE.names:
+    for name in COPY_RESULTS.names:
         if name in rows.column_names:
             columns[name] = rows[name]
-    return pa.table([columns[name] for name in DONE.names], schema=DONE)
+    return pa.table([columns[name] for name in COPY_RESULTS.names], schema=COPY_RESULTS)
 
 
-TOLD = tuple(
-    name for name in DONE.names if name not in {"bucket", "key", "version_id", "stored_key", "size_bytes"}
+REPORT_COLUMNS = tuple(
+    name
+    for name in COPY_RESULTS.names
+    if name not in {"bucket", "key", "version_id", "stored_key", "size_bytes"}
 )
 
 
-def _places(rows: pa.Table, told: pa.Table) -> pa.ChunkedArray:
+def _find_report_rows(rows: pa.Table, report: pa.Table) -> pa.ChunkedArray:
     """For each row its place in the report, null where there is none."""
-    names = _ids(told, "key", "version_id").combine_chunks()
+    names = _ids(report, "key", "version_id").combine_chunks()
     ways = [
         pc.index_in(_ids(rows, "asked_key", "asked_version"), value_set=names),
         pc.index_in(_ids(rows, "key", "asked_version"), value_set=names),
@@ -90,22 +99,22 @@ def _ids(table: pa.Table, key: str, version: str) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(table[key], pc.fill_null(table[version], ""), "\0")
 
 
-def failures(done: pa.Table) -> Counter[str]:
+def count_failures(done: pa.Table) -> Counter[str]:
     """How often each error code is among the rows."""
     codes = done.filter(pc.field("status") == "failed")["error_code"]
     return Counter(pc.fill_null(codes, "unknown").to_pylist())
 
 
-def why_broken(job: BatchJob, failed: Mapping[str, int], succeeded: int) -> str | None:
+def explain_broken_job(job: BatchJob, failed: Mapping[str, int], succeeded: int) -> str | None:
     """Why a job that has ended is not to be accepted; None where its rows, failed ones too, are a result.
 
     That it is Complete is not asked: a job that copied nothing for reasons that are not its objects' was refused.
     """
     most = ", ".join(f"{count} {code}" for code, count in Counter(failed).most_common(SHOWN))
-    said = "; ".join([*job.reasons, *([most] if most else [])])
+    reasons = "; ".join([*job.reasons, *([most] if most else [])])
     if job.status != "Complete":
-        return f"job {job.job_id} is {job.status}: {said or 'the service gave no reason'}"
-    refused = sum(count for code, count in failed.items() if code not in OF_THE_OBJECT)
+        return f"job {job.job_id} is {job.status}: {reasons or 'the service gave no reason'}"
+    refused = sum(count for code, count in failed.items() if code not in OBJECT_ERRORS)
     if succeeded == 0 and refused >= FEW:
         return f"job {job.job_id} is Complete but copied nothing: {most}"
     return None
@@ -130,13 +139,13 @@ class Attempts(BaseModel):
     attempts: list[Attempt] = []
 
 
-def folder_of(task: CopyTask) -> str:
+def get_attempts_folder(task: CopyTask) -> str:
     """Where in the target the attempts of all plans of a task are."""
     return f"{task.work_prefix}batch/"
 
 
 @dataclass(frozen=True)
-class AttemptsOf:
+class AttemptStore:
     """The attempts of one task, in its target."""
 
     store: BackupStore
@@ -144,7 +153,7 @@ class AttemptsOf:
 
     def all(self) -> Iterator[Attempts]:
         """Of every plan there was for the task."""
-        for one in self.store.list(folder_of(self.task)):
+        for one in self.store.list(get_attempts_folder(self.task)):
             if one.key.endswith("/jobs.json"):
                 yield Attempts.model_validate_json(self.store.read(one.key))
 
@@ -165,8 +174,8 @@ class AttemptsOf:
         Raises:
             BackupError: the target encrypts with KMS by default: the service reads no such manifest.
         """
-        made = [self._prepared(attempts, place, one) for place, one in enumerate(jobs)]
-        attempt = Attempt(number=len(attempts.attempts), jobs=made)
+        prepared = [self._prepared(attempts, place, one) for place, one in enumerate(jobs)]
+        attempt = Attempt(number=len(attempts.attempts), jobs=prepared)
         attempts.attempts.append(attempt)
         self.save(attempts)
         return attempt
@@ -174,7 +183,7 @@ class AttemptsOf:
     def done(self, job: BatchJob) -> pa.Table:
         """What became of a job's rows, by its report; schema DONE, in the order of `rows`."""
         results = read_report(self.store, f"{job.report_prefix}/", job.job_id) if job.job_id else None
-        return judged(self.rows(job), _table_of(results or iter(())))
+        return join_report(self.rows(job), _make_results_table(results or iter(())))
 
     def rows(self, job: BatchJob) -> pa.Table:
         """The rows of a job."""
@@ -196,11 +205,11 @@ class AttemptsOf:
         return None
 
     def _key(self, plan: str) -> str:
-        return f"{folder_of(self.task)}{plan}/jobs.json"
+        return f"{get_attempts_folder(self.task)}{plan}/jobs.json"
 
     def _prepared(self, attempts: Attempts, number: int, rows: JobRows) -> BatchJob:
         attempt = len(attempts.attempts)
-        folder = f"{folder_of(self.task)}{attempts.plan}/{attempt}/"
+        folder = f"{get_attempts_folder(self.task)}{attempts.plan}/{attempt}/"
         manifest_key, rows_key = f"{folder}manifest-{number:05}.csv", f"{folder}rows-{number:05}.parquet"
         content = io.BytesIO()
         pq.write_table(rows.table, content, compression="zstd")
@@ -230,20 +239,21 @@ class AttemptsOf:
         )
 
 
-def _table_of(results: Iterator[Result]) -> pa.Table:
+def _make_results_table(results: Iterator[ReportRow]) -> pa.Table:
     """A report's rows as columns of schema DONE, as far as a report tells them."""
     rows = list(results)
-    told: dict[str, list[object]] = {
-        "bucket": [one.bucket for one in rows],
-        "key": [one.key for one in rows],
-        "version_id": [one.version_id for one in rows],
-        "status": ["succeeded" if one.is_success else "failed" for one in rows],
-        "error_code": [None if one.is_success else one.error_code for one in rows],
-        "http_status": [None if one.is_success else one.http_status for one in rows],
-        "message": [None if one.is_success else one.message for one in rows],
+    columns: dict[str, list[object]] = {
+        "bucket": [row.bucket for row in rows],
+        "key": [row.key for row in rows],
+        "version_id": [row.version_id for row in rows],
+        "status": ["succeeded" if row.is_success else "failed" for row in rows],
+        "error_code": [None if row.is_success else row.error_code for row in rows],
+        "http_status": [None if row.is_success else row.http_status for row in rows],
+        "message": [None if row.is_success else row.message for row in rows],
     }
     return pa.table(
-        [pa.array(told.get(field.name, [None] * len(rows)), field.type) for field in DONE], names=DONE.names
+        [pa.array(columns.get(field.name, [None] * len(rows)), field.type) for field in COPY_RESULTS],
+        names=COPY_RESULTS.names,
     )
 
 
@@ -275,7 +285,7 @@ class AwsBatchEngine:
         self._poll_s, self._rows_a_job, self._wait = poll_s, rows_a_job, wait
         self._beside: CopyEngine = beside or LocalEngine()
 
-    def copy(self, task: CopyTask, tell: Tell) -> CopyRecord:
+    def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
         """See CopyEngine. Jobs of an earlier process are found again; after an error that a job broke, the next call
         makes new jobs of what is missing.
 
@@ -283,29 +293,29 @@ class AwsBatchEngine:
             BackupError: the service refuses, a job failed or was cancelled, or its many tasks copied nothing.
         """
         began = time.monotonic()
-        kept = AttemptsOf(open_store(task.target), task)
-        attempts = kept.load(plan_digest(read_rows(task.plan)))
+        store = AttemptStore(open_store(task.target), task)
+        attempts = store.load(compute_plan_digest(read_rows(task.plan)))
         if not attempts.attempts:
             # The plan may have been made anew: jobs of a former one copy what nobody wants.
-            self._cancel(kept, f"another plan for backup {self._backup.name}")
-        attempt = self._submitted(kept, attempts)
-        told = _Told(tell, attempt, began)
-        others = self._copy_others(task, told)
-        self._watch(kept, attempts, told.by_jobs)
-        self._require_whole(kept, attempts)
-        return self._finished(kept, attempts, others, began)
+            self._cancel(store, f"another plan for backup {self._backup.name}")
+        attempt = self._submitted(store, attempts)
+        progress = _JobProgress(report_progress, attempt, began)
+        others = self._copy_others(task, progress)
+        self._watch(store, attempts, progress.report_jobs)
+        self._require_whole(store, attempts)
+        return self._finished(store, attempts, others, began)
 
     def cancel(self, task: CopyTask) -> None:
         """Cancel all jobs of a task that have not ended; what is copied stays, the next `copy` makes new jobs."""
-        self._cancel(AttemptsOf(open_store(task.target), task), f"backup {self._backup.name} was cancelled")
-        self._beside.cancel(_others_of(task))
+        self._cancel(AttemptStore(open_store(task.target), task), f"backup {self._backup.name} was cancelled")
+        self._beside.cancel(_make_task_of_others(task))
 
     def jobs(self, task: CopyTask) -> list[BatchJob]:
         """All jobs of a task as they are now, oldest first."""
-        kept = AttemptsOf(open_store(task.target), task)
-        service = JobService(self._batch, kept.store)
-        known = [job for plan in kept.all() for attempt in plan.attempts for job in attempt.jobs]
-        return [service.look(job) if job.may_run else job for job in known]
+        store = AttemptStore(open_store(task.target), task)
+        service = JobService(self._batch, store.store)
+        known = [job for plan in store.all() for attempt in plan.attempts for job in attempt.jobs]
+        return [service.refresh(job) if job.may_run else job for job in known]
 
     def confirm(self, task: CopyTask) -> int:
         """Let the jobs of a task begin that wait for a person; returns how many did."""
@@ -323,58 +333,58 @@ class AwsBatchEngine:
             service.set_priority(job, priority)
         return len(unfinished)
 
-    def _submitted(self, kept: AttemptsOf, attempts: Attempts) -> Attempt:
+    def _submitted(self, store: AttemptStore, attempts: Attempts) -> Attempt:
         """The attempt to go on with, all its jobs made: the last one, or another after it when that broke."""
         last = attempts.attempts[-1] if attempts.attempts else None
         is_new = last is None or last.broken is not None
         if last is None:
-            last = kept.prepare(attempts, jobs_of(read_rows(kept.task.plan), self._rows_a_job))
+            last = store.prepare(attempts, divide_into_jobs(read_rows(store.task.plan), self._rows_a_job))
         elif last.broken:
             # Cancelled jobs take a while to end, and tell only then what they copied.
-            self._watch(kept, attempts, lambda: None)
-            last = kept.prepare(attempts, kept.left_of(last))
-        service = JobService(self._batch, kept.store)
+            self._watch(store, attempts, lambda: None)
+            last = store.prepare(attempts, store.left_of(last))
+        service = JobService(self._batch, store.store)
         for place, job in enumerate(last.jobs):
             if job.job_id is None:
                 text = f"lakeshare backup {self._backup.name}: {job.objects} objects, attempt {last.number}"
-                job_id = service.submit(job, kept.task.as_of, text, may_be_there=not is_new)
+                job_id = service.submit(job, store.task.as_of, text, may_be_there=not is_new)
                 last.jobs[place] = job.model_copy(update={"job_id": job_id, "status": "New"})
-                kept.save(attempts)
+                store.save(attempts)
         return last
 
-    def _copy_others(self, task: CopyTask, told: "_Told") -> CopyRecord | None:
+    def _copy_others(self, task: CopyTask, job_progress: "_JobProgress") -> CopyRecord | None:
         """Copy what no job can; None where there is nothing of the kind."""
-        others = _others_of(task)
+        others = _make_task_of_others(task)
         shutil.rmtree(others.plan.parent, ignore_errors=True)
         others.plan.parent.mkdir(parents=True)
-        if not write_rows(others.plan, PLAN, _not_for_batch(read_rows(task.plan))):
+        if not write_rows(others.plan, PLAN, _select_others(read_rows(task.plan))):
             return None
-        return self._beside.copy(others, told.by_others)
+        return self._beside.copy(others, job_progress.report_others)
 
-    def _watch(self, kept: AttemptsOf, attempts: Attempts, say: Callable[[], None]) -> None:
+    def _watch(self, store: AttemptStore, attempts: Attempts, report_state: Callable[[], None]) -> None:
         """Look at the last attempt's jobs until all that were made have ended; `say` is called after each look."""
-        service, attempt = JobService(self._batch, kept.store), attempts.attempts[-1]
+        service, attempt = JobService(self._batch, store.store), attempts.attempts[-1]
         while True:
             before = [job.status for job in attempt.jobs]
-            attempt.jobs = [service.look(job) if job.may_run else job for job in attempt.jobs]
+            attempt.jobs = [service.refresh(job) if job.may_run else job for job in attempt.jobs]
             now = [job.status for job in attempt.jobs]
             if now != before:
-                kept.save(attempts)
+                store.save(attempts)
                 _log_waiting(attempt.jobs, before)
-            say()
+            report_state()
             if not any(job.may_run for job in attempt.jobs):
                 return
             self._wait(self._poll_s)
 
-    def _require_whole(self, kept: AttemptsOf, attempts: Attempts) -> None:
+    def _require_whole(self, store: AttemptStore, attempts: Attempts) -> None:
         attempt = attempts.attempts[-1]
         for job in attempt.jobs:
-            done = kept.done(job)
-            failed = failures(done)
-            broken = why_broken(job, failed, done.num_rows - failed.total())
+            done = store.done(job)
+            failed = count_failures(done)
+            broken = explain_broken_job(job, failed, done.num_rows - failed.total())
             if broken:
                 attempt.broken = broken
-                kept.save(attempts)
+                store.save(attempts)
                 raise BackupError(
                     f"backup {self._backup.name}, {job.objects} objects of {job.bucket}",
                     broken,
@@ -382,12 +392,16 @@ class AwsBatchEngine:
                 )
 
     def _finished(
-        self, kept: AttemptsOf, attempts: Attempts, others: CopyRecord | None, began: float
+        self, store: AttemptStore, attempts: Attempts, others: CopyRecord | None, began: float
     ) -> CopyRecord:
         counts: Counter[str] = Counter()
-        beside = read_rows(_others_of(kept.task).done) if others else iter(())
-        write_rows(kept.task.done, DONE, _counted(chain(_done_by_jobs(kept, attempts), beside), counts))
-        keys = [kept.report_key(job) for attempt in attempts.attempts for job in attempt.jobs]
+        beside = read_rows(_make_task_of_others(store.task).done) if others else iter(())
+        write_rows(
+            store.task.done,
+            COPY_RESULTS,
+            _count_rows(chain(_read_done_rows(store, attempts), beside), counts),
+        )
+        keys = [store.report_key(job) for attempt in attempts.attempts for job in attempt.jobs]
         return CopyRecord(
             engine=self.name,
             succeeded=counts["succeeded"],
@@ -395,15 +409,15 @@ class AwsBatchEngine:
             size_bytes=counts["size_bytes"],
             seconds=time.monotonic() - began,
             reports=(
-                *(kept.task.target.location(key) for key in keys if key),
+                *(store.task.target.location(key) for key in keys if key),
                 *(others.reports if others else ()),
             ),
             capabilities=others.capabilities if others else {},
         )
 
-    def _cancel(self, kept: AttemptsOf, why: str) -> None:
-        service = JobService(self._batch, kept.store)
-        for attempts in kept.all():
+    def _cancel(self, store: AttemptStore, why: str) -> None:
+        service = JobService(self._batch, store.store)
+        for attempts in store.all():
             last = attempts.attempts[-1]
             if all(job.has_ended for job in last.jobs):
                 continue
@@ -413,28 +427,28 @@ class AwsBatchEngine:
                 if job_id and not job.has_ended:
                     last.jobs[place] = service.cancel(job.model_copy(update={"job_id": job_id}), why)
             last.broken = last.broken or why
-            kept.save(attempts)
+            store.save(attempts)
 
 
 @dataclass
-class _Told:
+class _JobProgress:
     """How far jobs and the engine beside them are, as one."""
 
-    tell: Tell
+    report_progress: ReportProgress
     attempt: Attempt
     began: float
     others: Progress | None = None
 
-    def by_others(self, progress: Progress) -> None:
+    def report_others(self, progress: Progress) -> None:
         self.others = progress
-        self.by_jobs()
+        self.report_jobs()
 
-    def by_jobs(self) -> None:
+    def report_jobs(self) -> None:
         """A job tells objects only: its bytes are told in proportion."""
         jobs, others = self.attempt.jobs, self.others
         all_bytes = sum(job.size_bytes for job in jobs)
         done_bytes = sum(job.size_bytes * (job.succeeded + job.failed) // job.objects for job in jobs)
-        self.tell(
+        self.report_progress(
             Progress(
                 objects=sum(job.succeeded + job.failed for job in jobs) + (others.objects if others else 0),
                 objects_of=sum(job.objects for job in jobs) + (others.objects_of if others else 0),
@@ -446,7 +460,7 @@ class _Told:
         )
 
 
-def _others_of(task: CopyTask) -> CopyTask:
+def _make_task_of_others(task: CopyTask) -> CopyTask:
     """The part of a task that is copied beside its jobs."""
     folder = task.done.with_name(f"{task.done.name}-beside-jobs")
     return replace(
@@ -454,24 +468,24 @@ def _others_of(task: CopyTask) -> CopyTask:
     )
 
 
-def _not_for_batch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in to_copy(batches):
+def _select_others(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in select_rows_to_copy(batches):
         columns = (batch[name].to_pylist() for name in ("lane", "key", "stored_key"))
-        kept = [not is_for_batch(*values) for values in zip(*columns, strict=True)]
-        if any(kept):
-            yield batch.filter(pa.array(kept))
+        is_selected = [not is_for_batch(*values) for values in zip(*columns, strict=True)]
+        if any(is_selected):
+            yield batch.filter(pa.array(is_selected))
 
 
-def _done_by_jobs(kept: AttemptsOf, attempts: Attempts) -> Iterator[pa.RecordBatch]:
+def _read_done_rows(store: AttemptStore, attempts: Attempts) -> Iterator[pa.RecordBatch]:
     """What became of every row: as the last attempt tells, or as the one that copied it."""
     for attempt in attempts.attempts:
         is_last = attempt is attempts.attempts[-1]
         for job in attempt.jobs:
-            done = kept.done(job)
+            done = store.done(job)
             yield from (done if is_last else done.filter(pc.field("status") == "succeeded")).to_batches()
 
 
-def _counted(batches: Iterable[pa.RecordBatch], counts: "Counter[str]") -> Iterator[pa.RecordBatch]:
+def _count_rows(batches: Iterable[pa.RecordBatch], counts: "Counter[str]") -> Iterator[pa.RecordBatch]:
     for batch in batches:
         copied = batch.filter(pc.field("status") == "succeeded")
         counts["succeeded"] += copied.num_rows

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from lakeshare_pipelines.backup.config import Batch
 from lakeshare_pipelines.backup.model import PLAN
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
-from lakeshare_pipelines.backup.stores.store import s3_client
+from lakeshare_pipelines.backup.stores.store import make_s3_client
 from lakeshare_pipelines.errors import BackupError
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class JobRows:
 
 def is_for_batch(lane: str, key: str, stored_key: str) -> bool:
     """Whether a job can copy a row: small enough, and to a place that a job can name."""
-    return lane in BATCH_LANES and stored_prefix_of(key, stored_key) is not None
+    return lane in BATCH_LANES and find_stored_prefix(key, stored_key) is not None
 
 
-def stored_prefix_of(key: str, stored_key: str) -> str | None:
+def find_stored_prefix(key: str, stored_key: str) -> str | None:
     """The TargetKeyPrefix that brings a key to its stored key: empty for none; None where there is no such prefix."""
     if stored_key == key:
         return ""
@@ -76,7 +76,7 @@ def stored_prefix_of(key: str, stored_key: str) -> str | None:
     return prefix if prefix and prefix != stored_key else None
 
 
-def jobs_of(batches: Iterable[pa.RecordBatch], rows_a_job: int = ROWS_A_JOB) -> Iterator[JobRows]:
+def divide_into_jobs(batches: Iterable[pa.RecordBatch], rows_a_job: int = ROWS_A_JOB) -> Iterator[JobRows]:
     """The rows of a plan that jobs copy, in the same jobs every time."""
     open_jobs: dict[JobKind, _Filling] = {}
     for batch in batches:
@@ -85,7 +85,7 @@ def jobs_of(batches: Iterable[pa.RecordBatch], rows_a_job: int = ROWS_A_JOB) -> 
             if not is_for_batch(lane, key, stored_key):
                 continue
             version = version_id if version_id or is_latest else NULL_VERSION
-            kind = JobKind(bucket, stored_prefix_of(key, stored_key) or "", version is not None)
+            kind = JobKind(bucket, find_stored_prefix(key, stored_key) or "", version is not None)
             filling = open_jobs.setdefault(kind, _Filling())
             filling.rows.append(
                 (bucket, key, version_id, size_bytes, stored_key, version, quote(key, safe="/"))
@@ -122,7 +122,7 @@ KINDS: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def check_request(service: str, operation: str, said: Mapping[str, Any]) -> None:
+def check_request(service: str, operation: str, request: Mapping[str, Any]) -> None:
     """Refuse a request that the service would refuse by its model: names, types, enums, patterns, least and most.
 
     `said` is what a call of boto3 gets; its values are of the types that botocore takes.
@@ -131,9 +131,9 @@ def check_request(service: str, operation: str, said: Mapping[str, Any]) -> None
         BackupError: it has faults; all of them are named, each with its path.
     """
     shape = _model(service).operation_model(operation).input_shape
-    faults = [*_faults("", shape, said)]
+    faults = [*_find_faults("", shape, request)]
     if operation == "CreateJob":
-        faults += _faults_of_a_job(said)
+        faults += _find_job_faults(request)
     if faults:
         raise BackupError(
             f"{service}.{operation}",
@@ -149,33 +149,33 @@ def _model(service: str) -> "ServiceModel":
     return botocore.session.get_session().get_service_model(service)
 
 
-def _faults(path: str, shape: "Shape", value: Any) -> Iterator[str]:
+def _find_faults(path: str, shape: "Shape", value: Any) -> Iterator[str]:
     """What is wrong with a value of a shape; `Any`: it is what a caller wrote."""
     name = path or shape.name
     kinds = KINDS.get(shape.type_name)
     if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
         yield f"{name} is {value!r}, not a {shape.type_name}"
         return
-    yield from _out_of_bounds(name, shape, value)
+    yield from _find_bound_faults(name, shape, value)
     if shape.type_name == "structure":
-        yield from _faults_of_members(path, shape, value)
+        yield from _find_member_faults(path, shape, value)
     elif shape.type_name == "list":
         for number, one in enumerate(value):
-            yield from _faults(f"{name}[{number}]", shape.member, one)
+            yield from _find_faults(f"{name}[{number}]", shape.member, one)
 
 
-def _faults_of_members(path: str, shape: "Shape", value: Mapping[str, Any]) -> Iterator[str]:
+def _find_member_faults(path: str, shape: "Shape", value: Mapping[str, Any]) -> Iterator[str]:
     below = f"{path}." if path else ""
     for missing in sorted(set(shape.required_members) - set(value)):
         yield f"{below}{missing} is missing"
     for name, one in value.items():
         if name in shape.members:
-            yield from _faults(f"{below}{name}", shape.members[name], one)
+            yield from _find_faults(f"{below}{name}", shape.members[name], one)
         else:
             yield f"{below}{name} is not known"
 
 
-def _out_of_bounds(name: str, shape: "Shape", value: Any) -> Iterator[str]:
+def _find_bound_faults(name: str, shape: "Shape", value: Any) -> Iterator[str]:
     limits = shape.metadata
     if "enum" in limits and value not in limits["enum"]:
         yield f"{name} is {value!r}, none of {', '.join(limits['enum'])}"
@@ -193,16 +193,16 @@ def _length(value: Any) -> int | None:
     return len(value) if isinstance(value, str | list | tuple) else None
 
 
-def _faults_of_a_job(said: Mapping[str, Any]) -> Iterator[str]:
+def _find_job_faults(request: Mapping[str, Any]) -> Iterator[str]:
     """What the service refuses and its model does not say."""
-    if len(said.get("Operation", {})) != 1:
+    if len(request.get("Operation", {})) != 1:
         yield "Operation needs exactly one operation"
-    if ("Manifest" in said) == ("ManifestGenerator" in said):
+    if ("Manifest" in request) == ("ManifestGenerator" in request):
         yield "exactly one of Manifest and ManifestGenerator is needed"
-    location = said.get("Manifest", {}).get("Location", {})
+    location = request.get("Manifest", {}).get("Location", {})
     if '"' in str(location.get("ETag", "")):
         yield "Manifest.Location.ETag has quotes"
-    report = said.get("Report", {})
+    report = request.get("Report", {})
     if report.get("Enabled") and not {"Bucket", "Format", "ReportScope"} <= set(report):
         yield "Report needs Bucket, Format and ReportScope where it is enabled"
 
@@ -211,10 +211,10 @@ MANIFEST_FORMAT = "S3BatchOperations_CSV_20180820"
 REPORT_FORMAT = "Report_CSV_20180820"
 
 # A request's or an answer's members by name, as boto3 takes and gives them: it ships no types.
-Said = dict[str, Any]
+RequestFields = dict[str, Any]
 
 
-def copy_job(
+def make_copy_request(
     batch: Batch,
     target: StoreAddress,
     kind: JobKind,
@@ -223,7 +223,7 @@ def copy_job(
     report_prefix: str,
     token: str,
     description: str,
-) -> Said:
+) -> RequestFields:
     """A CreateJob request that copies one manifest's objects; `manifest` is its key in the target and its ETag.
 
     An object that was modified after `as_of` is a failed task (UnModifiedSinceConstraint): a job knows no condition on
@@ -232,8 +232,8 @@ def copy_job(
     Raises:
         BackupError: the service would refuse it.
     """
-    operation: Said = {
-        "TargetResource": bucket_arn(batch, target.bucket),
+    operation: RequestFields = {
+        "TargetResource": make_bucket_arn(batch, target.bucket),
         "MetadataDirective": "COPY",
         "UnModifiedSinceConstraint": as_of,
     }
@@ -242,18 +242,18 @@ def copy_job(
     if batch.storage_class:
         operation["StorageClass"] = batch.storage_class
     key, etag = manifest
-    request: Said = {
+    request: RequestFields = {
         "AccountId": batch.account,
         "ConfirmationRequired": batch.confirm,
         "Operation": {"S3PutObjectCopy": operation},
-        "Report": _report(batch, target, report_prefix),
+        "Report": _make_report_request(batch, target, report_prefix),
         "ClientRequestToken": token,
         "Manifest": {
             "Spec": {
                 "Format": MANIFEST_FORMAT,
                 "Fields": ["Bucket", "Key", *(["VersionId"] if kind.has_versions else [])],
             },
-            "Location": {"ObjectArn": f"{bucket_arn(batch, target.bucket)}/{key}", "ETag": etag},
+            "Location": {"ObjectArn": f"{make_bucket_arn(batch, target.bucket)}/{key}", "ETag": etag},
         },
         "Description": description[:256],
         "Priority": batch.priority,
@@ -263,14 +263,14 @@ def copy_job(
     return request
 
 
-def bucket_arn(batch: Batch, bucket: str) -> str:
+def make_bucket_arn(batch: Batch, bucket: str) -> str:
     """A bucket's ARN, in the partition (`aws`, `aws-cn`, …) that the role is in."""
     return f"arn:{batch.role_arn.split(':')[1]}:s3:::{bucket}"
 
 
-def control_client(batch: Batch, target: StoreAddress) -> Any:
+def make_control_client(batch: Batch, target: StoreAddress) -> Any:
     """boto3's client of s3control in the target's region, where jobs must be made; it ships no types."""
-    client = s3_client(target.model_copy(update={"endpoint": batch.endpoint}), "s3control")
+    client = make_s3_client(target.model_copy(update={"endpoint": batch.endpoint}), "s3control")
     if batch.endpoint:
         prefix = f"{batch.account}."
 
@@ -282,10 +282,10 @@ def control_client(batch: Batch, target: StoreAddress) -> Any:
     return client
 
 
-def _report(batch: Batch, target: StoreAddress, prefix: str) -> Said:
+def _make_report_request(batch: Batch, target: StoreAddress, prefix: str) -> RequestFields:
     owner = {"ExpectedBucketOwner": target.account} if target.account else {}
     return {
-        "Bucket": bucket_arn(batch, target.bucket),
+        "Bucket": make_bucket_arn(batch, target.bucket),
         "Format": REPORT_FORMAT,
         "Enabled": True,
         "Prefix": prefix,
@@ -356,7 +356,7 @@ class JobService:
         """
         if may_be_there and (found := self.find(job.token)):
             return found
-        request = copy_job(
+        request = make_copy_request(
             self.batch,
             self.store.address,
             job.kind,
@@ -382,25 +382,25 @@ class JobService:
                 return str(one["JobId"])
         return None
 
-    def look(self, job: BatchJob) -> BatchJob:
+    def refresh(self, job: BatchJob) -> BatchJob:
         """The job as it is now."""
         try:
-            said = self._ask("describe_job", self._of(job))["Job"]
+            description = self._ask("describe_job", self._of(job))["Job"]
         except _Unknown:
             # It is told of for 90 days only, and its report may well be there.
             return job.model_copy(
                 update={"status": "Failed", "reasons": ("the service does not know it any more",)}
             )
-        summary = said.get("ProgressSummary") or {}
+        summary = description.get("ProgressSummary") or {}
         reasons = [
             f"{one.get('FailureCode', '')} {one.get('FailureReason', '')}".strip()
-            for one in said.get("FailureReasons") or ()
+            for one in description.get("FailureReasons") or ()
         ]
-        told = ["StatusUpdateReason", *(["SuspendedCause"] if said["Status"] == "Suspended" else [])]
-        reasons += [said[name] for name in told if said.get(name)]
+        names = ["StatusUpdateReason", *(["SuspendedCause"] if description["Status"] == "Suspended" else [])]
+        reasons += [description[name] for name in names if description.get(name)]
         return job.model_copy(
             update={
-                "status": said["Status"],
+                "status": description["Status"],
                 "succeeded": summary.get("NumberOfTasksSucceeded", 0),
                 "failed": summary.get("NumberOfTasksFailed", 0),
                 "reasons": tuple(reasons),
@@ -413,7 +413,7 @@ class JobService:
 
     def cancel(self, job: BatchJob, why: str) -> BatchJob:
         """End a job, unless it ends already; the job as it is then. What it copied stays."""
-        now = self.look(job)
+        now = self.refresh(job)
         if now.status not in STOPPABLE_ENDINGS:
             self._update(job, RequestedJobStatus="Cancelled", StatusUpdateReason=why[:256])
         return now
@@ -424,16 +424,16 @@ class JobService:
         check_request("s3control", "UpdateJobPriority", request)
         self._ask("update_job_priority", request)
 
-    def _update(self, job: BatchJob, **said: str) -> None:
-        request = {**self._of(job), **said}
+    def _update(self, job: BatchJob, **changes: str) -> None:
+        request = {**self._of(job), **changes}
         check_request("s3control", "UpdateJobStatus", request)
         self._ask("update_job_status", request)
 
-    def _of(self, job: BatchJob) -> Said:
+    def _of(self, job: BatchJob) -> RequestFields:
         return {"AccountId": self.batch.account, "JobId": job.job_id}
 
-    def _listed(self) -> Iterator[Said]:
-        page: Said = {}
+    def _listed(self) -> Iterator[RequestFields]:
+        page: RequestFields = {}
         while True:
             following = {"NextToken": page["NextToken"]} if page else {}
             page = self._ask("list_jobs", {"AccountId": self.batch.account, "MaxResults": 1000, **following})
@@ -441,11 +441,11 @@ class JobService:
             if not page.get("NextToken"):
                 return
 
-    def _ask(self, call: str, said: Said) -> Said:
-        with _explained(f"S3 Batch Operations, {call} in account {self.batch.account}"):
-            self._client = self._client or control_client(self.batch, self.store.address)
-            answer: Said = getattr(self._client, call)(**said)
-            return answer
+    def _ask(self, call: str, request: RequestFields) -> RequestFields:
+        with _translate_errors(f"S3 Batch Operations, {call} in account {self.batch.account}"):
+            self._client = self._client or make_control_client(self.batch, self.store.address)
+            response: RequestFields = getattr(self._client, call)(**request)
+            return response
 
 
 class _TokenUsed(BackupError):
@@ -457,7 +457,7 @@ class _Unknown(BackupError):
 
 
 @contextmanager
-def _explained(subject: str) -> Iterator[None]:
+def _translate_errors(subject: str) -> Iterator[None]:
     from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
     try:
@@ -467,13 +467,13 @@ def _explained(subject: str) -> Iterator[None]:
             subject, "jobs are made in the target's region, and none is told", "Give the target's `region`."
         ) from error
     except ClientError as error:
-        told = error.response.get("Error", {})
-        reason = f"the service refused: {told.get('Code')}, {str(told.get('Message')).rstrip('.')}"
-        if told.get("Code") in {"NotFoundException", "NoSuchJob", "NotFound"}:
+        details = error.response.get("Error", {})
+        reason = f"the service refused: {details.get('Code')}, {str(details.get('Message')).rstrip('.')}"
+        if details.get("Code") in {"NotFoundException", "NoSuchJob", "NotFound"}:
             raise _Unknown(subject, reason, _remedy("")) from error
-        if told.get("Code") == "IdempotencyException":
+        if details.get("Code") == "IdempotencyException":
             raise _TokenUsed(subject, reason, "Cancel the backup and run it again.") from error
-        raise BackupError(subject, reason, _remedy(str(told.get("Code")))) from error
+        raise BackupError(subject, reason, _remedy(str(details.get("Code")))) from error
     except BotoCoreError as error:
         raise BackupError(
             subject,

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakeshare_pipelines.backup.model import DONE, LISTING, CopyRecord, read_rows, to_copy
+from lakeshare_pipelines.backup.model import COPY_RESULTS, LISTING, CopyRecord, read_rows, select_rows_to_copy
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import Answer, AsyncS3
+from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 
 
@@ -48,10 +48,10 @@ class CopyTask:
 
     def token(self, attempt: int = 0) -> str:
         """At most 64 characters that are the same for the same work."""
-        said = (
+        content = (
             f"{self.source.url}\n{self.target.url}\n{self.work_prefix}\n{self.as_of.isoformat()}\n{attempt}"
         )
-        return sha256(said.encode()).hexdigest()[:40]
+        return sha256(content.encode()).hexdigest()[:40]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Progress:
         return self.seconds / self.objects * (self.objects_of - self.objects) if self.objects else None
 
 
-Tell = Callable[[Progress], None]
+ReportProgress = Callable[[Progress], None]
 
 
 class CopyEngine(Protocol):
@@ -79,7 +79,7 @@ class CopyEngine(Protocol):
 
     name: str
 
-    def copy(self, task: CopyTask, tell: Tell) -> CopyRecord:
+    def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
         """Copy all rows; called again after a crash it goes on where it was, and copies nothing twice.
 
         An object that cannot be copied is a failed row, not an error.
@@ -97,10 +97,10 @@ class CopyEngine(Protocol):
 COPIED = ("bucket", "key", "version_id", "size_bytes", "stored_key", "etag")
 
 
-def plan_digest(batches: Iterable[pa.RecordBatch]) -> str:
+def compute_plan_digest(batches: Iterable[pa.RecordBatch]) -> str:
     """16 hexadecimal digits, the same for plans by which the same is copied to the same places, in the same order."""
     digest = sha256()
-    for wanted in to_copy(batches):
+    for wanted in select_rows_to_copy(batches):
         texts = [wanted[name].cast(pa.string()) for name in COPIED]
         lines = pc.binary_join_element_wise(*texts, "\n", null_handling="replace", null_replacement="")
         for line in lines.to_pylist():
@@ -116,7 +116,7 @@ COLUMNS = 7
 
 
 @dataclass(frozen=True)
-class Result:
+class ReportRow:
     """One row of a report; the key is as the report spells it: quoted, where the job's manifest was."""
 
     bucket: str
@@ -140,7 +140,7 @@ def write_report(store: BackupStore, prefix: str, job: str, done: Iterable[pa.Re
     writers = {status: csv.writer(text, lineterminator="\n") for status, text in texts.items()}
     for batch in done:
         for row in batch.to_pylist():
-            writers[row["status"]].writerow(_row_of(row))
+            writers[row["status"]].writerow(_make_row(row))
     results = []
     for status, text in texts.items():
         content = text.getvalue().encode()
@@ -161,7 +161,7 @@ def write_report(store: BackupStore, prefix: str, job: str, done: Iterable[pa.Re
     return store.address.location(f"{folder}manifest.json")
 
 
-def read_report(store: BackupStore, prefix: str, job: str) -> Iterator[Result] | None:
+def read_report(store: BackupStore, prefix: str, job: str) -> Iterator[ReportRow] | None:
     """The rows of a job's report; None where it wrote none, as no task ran.
 
     Raises:
@@ -170,11 +170,11 @@ def read_report(store: BackupStore, prefix: str, job: str) -> Iterator[Result] |
     for name in MANIFESTS:
         key = f"{prefix}job-{job}/{name}"
         if store.head(key) is not None:
-            return results_of(store, key)
+            return read_results(store, key)
     return None
 
 
-def results_of(store: BackupStore, manifest_key: str) -> Iterator[Result]:
+def read_results(store: BackupStore, manifest_key: str) -> Iterator[ReportRow]:
     """The rows that a report's manifest tells of; each file's MD5 is verified.
 
     Raises:
@@ -201,10 +201,10 @@ def results_of(store: BackupStore, manifest_key: str) -> Iterator[Result]:
                 f"its MD5 is not {checksum}, which the report's manifest says",
                 "Somebody wrote to it: run the copy again.",
             )
-        yield from _results_in(content, store.address.location(key))
+        yield from _parse_results(content, store.address.location(key))
 
 
-def _results_in(content: bytes, where: str) -> Iterator[Result]:
+def _parse_results(content: bytes, where: str) -> Iterator[ReportRow]:
     rows = csv.reader(io.StringIO(content.decode(), newline=""))
     for number, row in enumerate(rows, start=1):
         if len(row) != COLUMNS:
@@ -214,7 +214,7 @@ def _results_in(content: bytes, where: str) -> Iterator[Result]:
         bucket, key, version, status, one, other, message = row
         # AWS's own rows: the HTTP status first. By the declared schema: second.
         code, http = (other, one) if one.isdigit() else (one, other)
-        yield Result(
+        yield ReportRow(
             bucket,
             key,
             version or None,
@@ -226,7 +226,7 @@ def _results_in(content: bytes, where: str) -> Iterator[Result]:
 
 
 # A row of schema DONE as Python values.
-def _row_of(row: dict[str, object]) -> list[object]:
+def _make_row(row: dict[str, object]) -> list[object]:
     is_success = row["status"] == "succeeded"
     return [
         row["bucket"],
@@ -239,13 +239,22 @@ def _row_of(row: dict[str, object]) -> list[object]:
     ]
 
 
-LEDGER = DONE.append(LISTING.field("etag"))
+LEDGER = COPY_RESULTS.append(LISTING.field("etag"))
 """Rows of an engine's ledger: DONE, and the listed ETag, since another one makes it another object to copy."""
-WANTED_COLUMNS = ["bucket", "key", "version_id", "stored_key", "size_bytes", "etag", "last_modified", "lane"]
+COPY_ITEM_COLUMNS = [
+    "bucket",
+    "key",
+    "version_id",
+    "stored_key",
+    "size_bytes",
+    "etag",
+    "last_modified",
+    "lane",
+]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CopyItem:
     """One object to copy, as it was listed."""
 
     bucket: str
@@ -260,14 +269,14 @@ class Wanted:
     @property
     def digest(self) -> bytes:
         """16 bytes that are another one's only if it is the same copy."""
-        return _digest(self.bucket, self.key, self.version_id, self.stored_key, self.etag)
+        return _compute_digest(self.bucket, self.key, self.version_id, self.stored_key, self.etag)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What became of an object: copied, or with S3's error code, HTTP status and words."""
 
-    wanted: Wanted
+    wanted: CopyItem
     error_code: str | None = None
     http_status: int | None = None
     message: str | None = None
@@ -289,66 +298,67 @@ class NotCopied(Exception):
         self.code, self.http_status, self.message = code, http_status, message
 
     @classmethod
-    def by(cls, answer: Answer) -> "NotCopied":
+    def from_response(cls, response: Response) -> "NotCopied":
         """As the store told it."""
-        return cls(answer.code, answer.status, answer.message)
+        return cls(response.code, response.status, response.message)
 
     @classmethod
     def changed(cls, what: str) -> "NotCopied":
         """It is no longer what was listed."""
         return cls("PreconditionFailed", 412, what)
 
-    def outcome(self, wanted: Wanted) -> Outcome:
+    def outcome(self, item: CopyItem) -> Outcome:
         """The failed row."""
-        return Outcome(wanted, self.code, self.http_status, self.message)
+        return Outcome(item, self.code, self.http_status, self.message)
 
 
-def wanted_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Wanted]:
+def read_items(batches: Iterable[pa.RecordBatch]) -> Iterator[CopyItem]:
     """The objects to copy of rows of schema PLAN, or of its WANTED_COLUMNS."""
-    for batch in to_copy(batches):
-        columns = (batch.column(name).to_pylist() for name in WANTED_COLUMNS)
+    for batch in select_rows_to_copy(batches):
+        columns = (batch.column(name).to_pylist() for name in COPY_ITEM_COLUMNS)
         for bucket, key, version, stored_key, size, etag, modified, lane in zip(*columns, strict=True):
-            yield Wanted(bucket, key, version, stored_key, size or 0, etag, modified, lane)
+            yield CopyItem(bucket, key, version, stored_key, size or 0, etag, modified, lane)
 
 
-def ledger_batch(outcomes: list[Outcome]) -> pa.RecordBatch:
+def make_ledger_batch(outcomes: list[Outcome]) -> pa.RecordBatch:
     """Rows of schema LEDGER."""
     rows = [
         {
-            "bucket": one.wanted.bucket,
-            "key": one.wanted.key,
-            "version_id": one.wanted.version_id,
-            "stored_key": one.wanted.stored_key,
-            "status": "succeeded" if one.is_success else "failed",
-            "error_code": one.error_code,
-            "http_status": one.http_status,
-            "message": one.message,
-            "stored_etag": one.stored_etag,
-            "stored_version_id": one.stored_version_id,
-            "checksum": one.checksum,
-            "size_bytes": one.wanted.size_bytes,
-            "etag": one.wanted.etag,
+            "bucket": outcome.wanted.bucket,
+            "key": outcome.wanted.key,
+            "version_id": outcome.wanted.version_id,
+            "stored_key": outcome.wanted.stored_key,
+            "status": "succeeded" if outcome.is_success else "failed",
+            "error_code": outcome.error_code,
+            "http_status": outcome.http_status,
+            "message": outcome.message,
+            "stored_etag": outcome.stored_etag,
+            "stored_version_id": outcome.stored_version_id,
+            "checksum": outcome.checksum,
+            "size_bytes": outcome.wanted.size_bytes,
+            "etag": outcome.wanted.etag,
         }
-        for one in outcomes
+        for outcome in outcomes
     ]
     return pa.RecordBatch.from_pylist(rows, LEDGER)
 
 
-def digests(batch: pa.RecordBatch) -> list[bytes]:
+def compute_digests(batch: pa.RecordBatch) -> list[bytes]:
     """The digest of each row of schema LEDGER or PLAN."""
     names = ["bucket", "key", "version_id", "stored_key", "etag"]
     return [
-        _digest(*values) for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+        _compute_digest(*values)
+        for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True)
     ]
 
 
-def _digest(bucket: str, key: str, version: str | None, stored_key: str, etag: str | None) -> bytes:
-    said = "\0".join([bucket, key, version or "", stored_key, etag or ""])
-    return blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def _compute_digest(bucket: str, key: str, version: str | None, stored_key: str, etag: str | None) -> bytes:
+    content = "\0".join([bucket, key, version or "", stored_key, etag or ""])
+    return blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 BATCH = 256
-MOST_BATCHES = 4096
+MAX_BATCHES = 4096
 EVERY_S = 2.0
 
 
@@ -361,7 +371,7 @@ class Ledger:
     def write(self, outcomes: list[Outcome]) -> None:
         """Add rows, all or none."""
         content = io.BytesIO()
-        pq.write_table(pa.Table.from_batches([ledger_batch(outcomes)]), content, compression="zstd")
+        pq.write_table(pa.Table.from_batches([make_ledger_batch(outcomes)]), content, compression="zstd")
         self._store.put(f"{self._prefix}{time.time_ns():020}-{uuid4().hex[:8]}.parquet", content.getvalue())
 
     def rows(self, *, newest_first: bool = False) -> Iterator[pa.RecordBatch]:
@@ -374,7 +384,7 @@ class Ledger:
         """The digests (Wanted.digest) of what is copied; failed ones are tried again by a rerun."""
         found: set[bytes] = set()
         for batch in self.rows():
-            found.update(digests(_of_status(batch, "succeeded")))
+            found.update(compute_digests(_filter_by_status(batch, "succeeded")))
         return found
 
     def done(self, planned: set[bytes]) -> Iterator[pa.RecordBatch]:
@@ -385,10 +395,10 @@ class Ledger:
         """
         failed = []
         for batch in self.rows(newest_first=True):
-            yield from _taken(_of_status(batch, "succeeded"), planned)
-            failed.append(_of_status(batch, "failed"))
+            yield from _take_planned(_filter_by_status(batch, "succeeded"), planned)
+            failed.append(_filter_by_status(batch, "failed"))
         for batch in failed:
-            yield from _taken(batch, planned)
+            yield from _take_planned(batch, planned)
         if planned:
             raise BackupError(
                 self._store.address.location(self._prefix),
@@ -397,17 +407,17 @@ class Ledger:
             )
 
 
-def _taken(rows: pa.RecordBatch, planned: set[bytes]) -> Iterator[pa.RecordBatch]:
+def _take_planned(rows: pa.RecordBatch, planned: set[bytes]) -> Iterator[pa.RecordBatch]:
     """Those rows that are planned, which they are no longer afterwards."""
     taken = []
-    for digest in digests(rows):
+    for digest in compute_digests(rows):
         taken.append(digest in planned)
         planned.discard(digest)
     if any(taken):
-        yield rows.filter(pa.array(taken)).select(DONE.names)
+        yield rows.filter(pa.array(taken)).select(COPY_RESULTS.names)
 
 
-def _of_status(batch: pa.RecordBatch, status: str) -> pa.RecordBatch:
+def _filter_by_status(batch: pa.RecordBatch, status: str) -> pa.RecordBatch:
     import pyarrow.compute as pc
 
     return batch.filter(pc.equal(batch.column("status"), status))
@@ -420,7 +430,7 @@ class LedgerWriter:
         self, ledger: Ledger, objects: int, in_flight: int, settle: Callable[[], None] | None = None
     ) -> None:
         self._ledger, self._settle = ledger, settle
-        self.batch = max(BATCH, 2 * in_flight, objects // MOST_BATCHES)
+        self.batch = max(BATCH, 2 * in_flight, objects // MAX_BATCHES)
         self._untold = asyncio.Semaphore(self.batch)
         self._collected: list[Outcome] = []
         self._enough = asyncio.Event()
@@ -439,18 +449,18 @@ class LedgerWriter:
     async def flush(self) -> None:
         """Write what is collected; the copies are on the disk before the ledger says so."""
         async with self._writing:
-            told, self._collected = self._collected, []
+            outcomes, self._collected = self._collected, []
             self._enough.clear()
-            if not told:
+            if not outcomes:
                 return
-            await asyncio.to_thread(self._write, told)
-            for _ in told:
+            await asyncio.to_thread(self._write, outcomes)
+            for _ in outcomes:
                 self._untold.release()
 
-    def _write(self, told: list[Outcome]) -> None:
+    def _write(self, outcomes: list[Outcome]) -> None:
         if self._settle is not None:
             self._settle()
-        self._ledger.write(told)
+        self._ledger.write(outcomes)
 
     async def keep(self) -> None:
         """Write batches until cancelled: a task of its own beside the copies."""
@@ -495,7 +505,7 @@ class Thawed:
     """What became of the archived objects: all that are not `gone` can be read now."""
 
     objects: int
-    asked: int
+    requested: int
     """How many this call asked for; others were asked for before, or are no longer archived."""
     gone: tuple[Archived, ...]
     """Objects that are not there any more: copying them will say so."""
@@ -510,9 +520,9 @@ def archived_in_plan(plan: Path) -> Iterator[Archived]:
             yield Archived(row["bucket"], row["key"], row["version_id"], row["size_bytes"] or 0)
 
 
-def archived_in_held(held: Iterable[pa.RecordBatch], target: StoreAddress) -> Iterator[Archived]:
+def archived_in_held(point_copies: Iterable[pa.RecordBatch], target: StoreAddress) -> Iterator[Archived]:
     """The copies that a restore needs, of schema HELD: which of them are archived is asked of the target."""
-    for batch in held:
+    for batch in point_copies:
         columns = (batch[name].to_pylist() for name in ("stored_key", "stored_version_id", "size_bytes"))
         for key, version_id, size_bytes in zip(*columns, strict=True):
             yield Archived(target.bucket, key, version_id, size_bytes or 0)
@@ -521,7 +531,7 @@ def archived_in_held(held: Iterable[pa.RecordBatch], target: StoreAddress) -> It
 def thaw(
     store: StoreAddress,
     wanted: Iterable[Archived],
-    tell: Tell,
+    report_progress: ReportProgress,
     *,
     days: int = DAYS,
     tier: Tier = "Bulk",
@@ -537,13 +547,13 @@ def thaw(
         BackupError: the store refuses to restore, or does not answer.
     """
     began = time.monotonic()
-    thawing = _Thawing(store, list(wanted), tell, days, tier, in_flight, began)
+    thawing = _Thawing(store, list(wanted), report_progress, days, tier, in_flight, began)
     while True:
-        asyncio.run(thawing.look())
-        thawing.say()
+        asyncio.run(thawing.poll())
+        thawing.report_state()
         if not thawing.frozen:
             seconds = time.monotonic() - began
-            return Thawed(len(thawing.wanted), thawing.asked, tuple(thawing.gone), seconds)
+            return Thawed(len(thawing.wanted), thawing.requested, tuple(thawing.gone), seconds)
         wait(poll_s)
 
 
@@ -551,19 +561,19 @@ def thaw(
 class _Thawing:
     store: StoreAddress
     wanted: list[Archived]
-    tell: Tell
+    report_progress: ReportProgress
     days: int
     tier: Tier
     in_flight: int
     began: float
-    asked: int = 0
+    requested: int = 0
     frozen: list[Archived] = field(default_factory=list)
     gone: list[Archived] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.frozen = self.wanted
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Ask the store about everything that is not back yet, and for what nobody asked for."""
         left: list[Archived] = []
         waiting = iter(self.frozen)
@@ -583,11 +593,11 @@ class _Thawing:
                 await asyncio.gather(*workers, return_exceptions=True)
         self.frozen = left
 
-    def say(self) -> None:
+    def report_state(self) -> None:
         """How far it is; what is gone counts as failed."""
         left_bytes = sum(one.size_bytes for one in self.frozen)
         all_bytes = sum(one.size_bytes for one in self.wanted)
-        self.tell(
+        self.report_progress(
             Progress(
                 objects=len(self.wanted) - len(self.frozen),
                 objects_of=len(self.wanted),
@@ -600,21 +610,21 @@ class _Thawing:
 
     async def _is_back(self, s3: AsyncS3, one: Archived) -> bool:
         version = {"versionId": one.version_id} if one.version_id else {}
-        said = await s3.request("HEAD", one.key, version)
-        if said.status == 404:
+        response = await s3.request("HEAD", one.key, version)
+        if response.status == 404:
             self.gone.append(one)
             return True
-        _require(said, s3, one, "it cannot be looked at")
-        restore = said.headers.get("x-amz-restore", "")
+        _require(response, s3, one, "it cannot be looked at")
+        restore = response.headers.get("x-amz-restore", "")
         if restore:
             return 'ongoing-request="false"' in restore
-        is_tiered = bool(said.headers.get("x-amz-archive-status"))
-        if not is_tiered and said.headers.get("x-amz-storage-class") not in ARCHIVES:
+        is_tiered = bool(response.headers.get("x-amz-archive-status"))
+        if not is_tiered and response.headers.get("x-amz-storage-class") not in ARCHIVES:
             return True
-        answer = await s3.request("POST", one.key, {"restore": "", **version}, {}, self._order(is_tiered))
-        if answer.code not in ASKED_ALREADY:
-            _require(answer, s3, one, "it cannot be restored from its archive")
-            self.asked += 1
+        response = await s3.request("POST", one.key, {"restore": "", **version}, {}, self._order(is_tiered))
+        if response.code not in ASKED_ALREADY:
+            _require(response, s3, one, "it cannot be restored from its archive")
+            self.requested += 1
         return False
 
     def _order(self, is_tiered: bool) -> bytes:
@@ -625,9 +635,9 @@ class _Thawing:
         return f'<RestoreRequest xmlns="{namespace}">{days}{tier}</RestoreRequest>'.encode()
 
 
-def _require(answer: Answer, s3: AsyncS3, one: Archived, what: str) -> None:
-    if not answer.is_success:
-        reason = f"{what}: {answer.code}, {answer.message.rstrip('.')}"
+def _require(response: Response, s3: AsyncS3, one: Archived, what: str) -> None:
+    if not response.is_success:
+        reason = f"{what}: {response.code}, {response.message.rstrip('.')}"
         raise BackupError(s3.address.at(one.bucket).location(one.key), reason, PERMISSION)
 
 

@@ -22,17 +22,17 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from lakeshare_pipelines.backup.copy.engine import (
-    WANTED_COLUMNS,
+    COPY_ITEM_COLUMNS,
+    CopyItem,
     CopyTask,
     Ledger,
     LedgerWriter,
     NotCopied,
     Outcome,
     Progress,
-    Tell,
-    Wanted,
-    digests,
-    wanted_in,
+    ReportProgress,
+    compute_digests,
+    read_items,
     write_report,
 )
 from lakeshare_pipelines.backup.copy.objects import (
@@ -40,18 +40,24 @@ from lakeshare_pipelines.backup.copy.objects import (
     BucketSource,
     Copier,
     CopyTerms,
-    Memory,
-    Opened,
+    MemoryBudget,
     PartsCopier,
     ServerSideCopier,
+    SourceObject,
     StreamedCopier,
     Uploads,
-    already_there,
-    cut,
+    make_key_taken_error,
+    split_ranges,
 )
-from lakeshare_pipelines.backup.model import DONE, CopyRecord, read_rows, to_copy, write_rows
+from lakeshare_pipelines.backup.model import (
+    COPY_RESULTS,
+    CopyRecord,
+    read_rows,
+    select_rows_to_copy,
+    write_rows,
+)
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
-from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, Answer, AsyncS3, Pace, quoted_path
+from lakeshare_pipelines.backup.stores.async_s3 import PREFIX_PER_S, AsyncS3, Pace, Response, quote_path
 from lakeshare_pipelines.backup.stores.store import (
     CREDENTIALS,
     FOLDER,
@@ -59,23 +65,23 @@ from lakeshare_pipelines.backup.stores.store import (
     UNFINISHED,
     FolderStore,
     StoreAddress,
-    etag_of,
-    moved_into_place,
+    compute_etag,
+    move_into_place,
 )
-from lakeshare_pipelines.errors import BackupError, NoAnswer, ObjectMissing
+from lakeshare_pipelines.errors import BackupError, NoResponse, ObjectMissing
 
 FAILURES_COUNT_FROM = 1000
-MOST_FAILED = 0.5
-SPACE = "Free space there, or give the backup another target; what is copied already stays."
+MAX_FAILED_FRACTION = 0.5
+FREE_SPACE = "Free space there, or give the backup another target; what is copied already stays."
 ENDS = {
     "InvalidAccessKeyId": CREDENTIALS,
     "InvalidToken": CREDENTIALS,
     "SignatureDoesNotMatch": CREDENTIALS,
     "RequestTimeTooSkewed": "Set the clock of this host.",
-    "QuotaExceeded": SPACE,
-    "InsufficientStorage": SPACE,
-    "XMinioStorageFull": SPACE,
-    "HTTP507": SPACE,
+    "QuotaExceeded": FREE_SPACE,
+    "InsufficientStorage": FREE_SPACE,
+    "XMinioStorageFull": FREE_SPACE,
+    "HTTP507": FREE_SPACE,
 }
 """What holds for every other object too, and what to do about it."""
 """As Batch Operations has it: after so many objects, a greater share of failures ends the copying."""
@@ -83,10 +89,10 @@ ENDS = {
 
 async def copy_all(
     copier: Copier,
-    rows: Iterable[Wanted],
+    rows: Iterable[CopyItem],
     in_flight: int,
     writer: LedgerWriter,
-    told: Callable[[Outcome], None],
+    on_outcome: Callable[[Outcome], None],
 ) -> None:
     """Copy all rows, at most `in_flight` at a time; each outcome goes to the ledger and to `told`.
 
@@ -98,19 +104,19 @@ async def copy_all(
     async def work() -> None:
         for wanted in left:
             await writer.begin()
-            outcome = await outcome_of(copier, wanted)
+            outcome = await try_copy(copier, wanted)
             writer.add(outcome)
-            told(outcome)
+            on_outcome(outcome)
 
     async def all_of_it() -> None:
         async with writer, asyncio.TaskGroup() as group:
             for _ in range(in_flight):
                 group.create_task(work())
 
-    await with_beside(all_of_it(), writer.keep())
+    await run_with_background(all_of_it(), writer.keep())
 
 
-async def with_beside(
+async def run_with_background(
     work: Coroutine[object, object, None], *beside: Coroutine[object, object, None]
 ) -> None:
     """Do `work`; what runs beside it without an end is ended with it, and ends it by a fault of its own.
@@ -132,18 +138,18 @@ async def with_beside(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def outcome_of(copier: Copier, wanted: Wanted) -> Outcome:
+async def try_copy(copier: Copier, item: CopyItem) -> Outcome:
     """What became of an object; that it cannot be copied is an outcome too.
 
     Raises:
         BackupError: nothing can be copied.
     """
     try:
-        return await copier.copy(wanted)
+        return await copier.copy(item)
     except NotCopied as reason:
-        return reason.outcome(wanted)
-    except NoAnswer as silence:
-        return NotCopied("RequestTimeout", None, silence.reason).outcome(wanted)
+        return reason.outcome(item)
+    except NoResponse as silence:
+        return NotCopied("RequestTimeout", None, silence.reason).outcome(item)
 
 
 class FailureBound:
@@ -153,7 +159,7 @@ class FailureBound:
         self._target, self._seen, self._failed = target, 0, Counter[str]()
         self._words: dict[str, str] = {}
 
-    def told(self, outcome: Outcome) -> None:
+    def count_outcome(self, outcome: Outcome) -> None:
         """Count one.
 
         Raises:
@@ -168,7 +174,7 @@ class FailureBound:
         self._failed[outcome.error_code] += 1
         self._words[outcome.error_code] = outcome.message or ""
         failed = self._failed.total()
-        if self._seen >= FAILURES_COUNT_FROM and failed > MOST_FAILED * self._seen:
+        if self._seen >= FAILURES_COUNT_FROM and failed > MAX_FAILED_FRACTION * self._seen:
             code, times = self._failed.most_common(1)[0]
             raise BackupError(
                 self._target,
@@ -182,7 +188,7 @@ def _first(faults: BaseExceptionGroup[Exception]) -> Exception:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-class Run:
+class CopyRun:
     """One run of a task, which others can find and stop."""
 
     def __init__(self, store: BackupStore, task: CopyTask) -> None:
@@ -216,20 +222,20 @@ class Run:
             )
 
 
-class Count:
+class CopyCounter:
     """How far a copy is."""
 
-    def __init__(self, task: CopyTask, tell: Tell) -> None:
-        self._task, self._tell, self._began = task, tell, time.monotonic()
+    def __init__(self, task: CopyTask, report_progress: ReportProgress) -> None:
+        self._task, self._tell, self._began = task, report_progress, time.monotonic()
         self.objects = self.size_bytes = self.failed = 0
         self.objects_of = self.size_bytes_of = 0
-        for batch in to_copy(read_rows(task.plan, ["lane", "size_bytes"])):
+        for batch in select_rows_to_copy(read_rows(task.plan, ["lane", "size_bytes"])):
             self.objects_of += batch.num_rows
             self.size_bytes_of += pc.sum(batch.column("size_bytes")).as_py() or 0
 
-    def left(self, before: set[bytes]) -> Iterator[Wanted]:
+    def left(self, before: set[bytes]) -> Iterator[CopyItem]:
         """The objects of the task that are still to be copied; the others, whose digests are told, count as done."""
-        for wanted in wanted_in(read_rows(self._task.plan, WANTED_COLUMNS)):
+        for wanted in read_items(read_rows(self._task.plan, COPY_ITEM_COLUMNS)):
             if before and wanted.digest in before:
                 self.objects += 1
                 self.size_bytes += wanted.size_bytes
@@ -247,13 +253,13 @@ class Count:
         """Since the run began."""
         return time.monotonic() - self._began
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         """Say how far it is."""
         sizes = (self.size_bytes, self.size_bytes_of)
         self._tell(Progress(self.objects, self.objects_of, *sizes, self.failed, self.seconds))
 
 
-def finished(
+def finish_copy(
     store: BackupStore,
     task: CopyTask,
     engine: str,
@@ -266,12 +272,14 @@ def finished(
     Raises:
         BackupError: the ledger does not tell of every row of the plan.
     """
-    planned = {digest for batch in to_copy(read_rows(task.plan)) for digest in digests(batch)}
+    planned = {
+        digest for batch in select_rows_to_copy(read_rows(task.plan)) for digest in compute_digests(batch)
+    }
     objects = len(planned)
     for left in (task.done, task.done.with_name(f".{task.done.name}.part")):
         if left.exists():
             shutil.rmtree(left)
-    write_rows(task.done, DONE, ledger.done(planned))
+    write_rows(task.done, COPY_RESULTS, ledger.done(planned))
     report = write_report(store, task.work_prefix, task.token(), read_rows(task.done))
     succeeded = size_bytes = 0
     for batch in read_rows(task.done):
@@ -309,7 +317,7 @@ class Capabilities(BaseModel):
     locks: bool = False
 
 
-async def capabilities_of(target: AsyncS3, work_prefix: str) -> Capabilities:
+async def probe_capabilities(target: AsyncS3, work_prefix: str) -> Capabilities:
     """What a bucket does.
 
     Raises:
@@ -318,8 +326,8 @@ async def capabilities_of(target: AsyncS3, work_prefix: str) -> Capabilities:
     source, copy = f"{work_prefix}probe/source", f"{work_prefix}probe/copy"
     written = await target.request("PUT", source, body=CONTENT)
     if not written.is_success:
-        raise refused(target, source, written)
-    from_there = {"x-amz-copy-source": f"/{target.address.bucket}/{quoted_path(source)}"}
+        raise make_refusal(target, source, written)
+    from_there = {"x-amz-copy-source": f"/{target.address.bucket}/{quote_path(source)}"}
     other = {**from_there, "x-amz-copy-source-if-match": f'"{"0" * 32}"'}
     wrong_sum = {"x-amz-checksum-sha256": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}
     on_condition, again, checked, locked, parts = await asyncio.gather(
@@ -327,7 +335,7 @@ async def capabilities_of(target: AsyncS3, work_prefix: str) -> Capabilities:
         target.request("PUT", source, headers={"if-none-match": "*"}, body=CONTENT, attempts=1),
         target.request("PUT", f"{work_prefix}probe/checked", headers=wrong_sum, body=CONTENT, attempts=1),
         target.request("GET", query={"object-lock": ""}, attempts=1),
-        _copies_parts(target, f"{work_prefix}probe/parts", from_there),
+        _probe_part_copies(target, f"{work_prefix}probe/parts", from_there),
     )
     return Capabilities(
         copies_on_condition=on_condition.status == 412,
@@ -339,7 +347,7 @@ async def capabilities_of(target: AsyncS3, work_prefix: str) -> Capabilities:
     )
 
 
-async def _copies_parts(target: AsyncS3, key: str, source: dict[str, str]) -> bool:
+async def _probe_part_copies(target: AsyncS3, key: str, source: dict[str, str]) -> bool:
     begun = await target.request("POST", key, {"uploads": ""}, attempts=1)
     upload = begun.text("UploadId")
     if not begun.is_success or not upload:
@@ -355,18 +363,18 @@ async def _copies_parts(target: AsyncS3, key: str, source: dict[str, str]) -> bo
     return part.is_success and bool(part.text("ETag"))
 
 
-def refused(target: AsyncS3, key: str, answer: Answer) -> BackupError:
+def make_refusal(target: AsyncS3, key: str, response: Response) -> BackupError:
     """A sentence for a store that takes nothing from us."""
     reason, fix = REFUSALS.get(
-        answer.code, (f"the store refused: {answer.message}", "What is copied already stays.")
+        response.code, (f"the store refused: {response.message}", "What is copied already stays.")
     )
     return BackupError(target.address.location(key), reason, fix)
 
 
 CHUNK_BYTES = 1 << 20
 PIECE_BYTES = 16 * 1024**2
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-CODES = {
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+S3_CODES = {
     errno.ENOENT: ("NoSuchKey", 404),
     errno.ENOTDIR: ("NoSuchKey", 404),
     errno.EISDIR: ("NoSuchKey", 404),
@@ -386,26 +394,26 @@ class FolderCopier:
     def __init__(self, source: FolderStore, target: FolderStore, terms: CopyTerms) -> None:
         self._source, self._target, self._terms = source, target, terms
 
-    async def copy(self, wanted: Wanted) -> Outcome:
+    async def copy(self, item: CopyItem) -> Outcome:
         """Copy one."""
-        return await off_the_loop(lambda: self._copy(wanted))
+        return await run_in_thread(lambda: self._copy(item))
 
-    def _copy(self, wanted: Wanted) -> Outcome:
-        place = file_of(self._target, wanted.stored_key)
-        there = None if self._terms.overwrite else same_there(place, wanted)
+    def _copy(self, item: CopyItem) -> Outcome:
+        place = get_file_path(self._target, item.stored_key)
+        there = None if self._terms.overwrite else find_same_file(place, item)
         if there is not None:
             return there
         digest = sha256()
         # It gets its name after the source was looked at again.
         with (
-            being_written(place, self._terms) as writing,
-            as_listed(self._source, wanted, self._terms) as (file, found),
+            write_file(place, self._terms) as writing,
+            open_as_listed(self._source, item, self._terms) as (file, found),
         ):
             writing.modified_ns = found.st_mtime_ns
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
                 writing.file.write(chunk)
-        return of_file(wanted, place, f"sha256:{digest.hexdigest()}")
+        return make_file_outcome(item, place, f"sha256:{digest.hexdigest()}")
 
 
 class FolderSource:
@@ -414,27 +422,27 @@ class FolderSource:
     def __init__(self, store: FolderStore, terms: CopyTerms) -> None:
         self._store, self._terms = store, terms
 
-    async def opened(self, wanted: Wanted) -> Opened:
-        def look() -> Opened:
-            with as_listed(self._store, wanted, self._terms) as (_, found):
-                return _opened(found)
+    async def opened(self, item: CopyItem) -> SourceObject:
+        def look() -> SourceObject:
+            with open_as_listed(self._store, item, self._terms) as (_, found):
+                return _make_source_object(found)
 
-        return await off_the_loop(look)
+        return await run_in_thread(look)
 
-    async def whole(self, wanted: Wanted) -> tuple[Opened, bytes]:
-        def read() -> tuple[Opened, bytes]:
-            with as_listed(self._store, wanted, self._terms) as (file, found):
-                return _opened(found), file.read()
+    async def whole(self, item: CopyItem) -> tuple[SourceObject, bytes]:
+        def read() -> tuple[SourceObject, bytes]:
+            with open_as_listed(self._store, item, self._terms) as (file, found):
+                return _make_source_object(found), file.read()
 
-        return await off_the_loop(read)
+        return await run_in_thread(read)
 
-    async def piece(self, wanted: Wanted, start: int, end: int) -> bytes:
+    async def piece(self, item: CopyItem, start: int, end: int) -> bytes:
         def read() -> bytes:
-            with as_listed(self._store, wanted, self._terms) as (file, _):
+            with open_as_listed(self._store, item, self._terms) as (file, _):
                 file.seek(start)
                 return file.read(end - start)
 
-        return await off_the_loop(read)
+        return await run_in_thread(read)
 
 
 class FetchingCopier:
@@ -443,67 +451,67 @@ class FetchingCopier:
     def __init__(self, source: BucketSource, target: FolderStore, terms: CopyTerms) -> None:
         self._source, self._target, self._terms = source, target, terms
 
-    async def copy(self, wanted: Wanted) -> Outcome:
+    async def copy(self, item: CopyItem) -> Outcome:
         """Copy one; larger ones piece by piece."""
-        place = file_of(self._target, wanted.stored_key)
+        place = get_file_path(self._target, item.stored_key)
         if not self._terms.overwrite and place.exists():
-            return await self._compared(wanted, place)
-        if wanted.size_bytes <= PIECE_BYTES:
-            opened, content = await self._source.whole(wanted)
-            return await off_the_loop(lambda: self._write(wanted, place, opened, content))
-        opened, digest = await self._source.opened(wanted), sha256()
-        with disk_told(), being_written(place, self._terms) as writing:
+            return await self._compared(item, place)
+        if item.size_bytes <= PIECE_BYTES:
+            opened, content = await self._source.whole(item)
+            return await run_in_thread(lambda: self._write(item, place, opened, content))
+        opened, digest = await self._source.opened(item), sha256()
+        with translate_disk_errors(), write_file(place, self._terms) as writing:
             writing.modified_ns = opened.modified_ns
-            for start, end in cut(wanted.size_bytes, PIECE_BYTES):
-                content = await self._source.piece(wanted, start, end)
+            for start, end in split_ranges(item.size_bytes, PIECE_BYTES):
+                content = await self._source.piece(item, start, end)
                 digest.update(content)
-                await off_the_loop(partial(writing.file.write, content))
-        return of_file(wanted, place, f"sha256:{digest.hexdigest()}")
+                await run_in_thread(partial(writing.file.write, content))
+        return make_file_outcome(item, place, f"sha256:{digest.hexdigest()}")
 
-    def _write(self, wanted: Wanted, place: Path, opened: Opened, content: bytes) -> Outcome:
-        with being_written(place, self._terms) as writing:
+    def _write(self, item: CopyItem, place: Path, opened: SourceObject, content: bytes) -> Outcome:
+        with write_file(place, self._terms) as writing:
             writing.modified_ns = opened.modified_ns
             writing.file.write(content)
-        return of_file(wanted, place, f"sha256:{sha256(content).hexdigest()}")
+        return make_file_outcome(item, place, f"sha256:{sha256(content).hexdigest()}")
 
-    async def _compared(self, wanted: Wanted, place: Path) -> Outcome:
+    async def _compared(self, item: CopyItem, place: Path) -> Outcome:
         """What is there may be this very object, of a run that broke off: its content tells."""
-        size = (await off_the_loop(place.stat)).st_size
-        if size != wanted.size_bytes:
-            raise already_there(str(place))
+        size = (await run_in_thread(place.stat)).st_size
+        if size != item.size_bytes:
+            raise make_key_taken_error(str(place))
         here, stored = sha256(), sha256()
-        for start, end in cut(size, PIECE_BYTES):
-            stored.update(await self._source.piece(wanted, start, end) if size else b"")
-            here.update(await off_the_loop(partial(_bytes, place, start, end)))
+        for start, end in split_ranges(size, PIECE_BYTES):
+            stored.update(await self._source.piece(item, start, end) if size else b"")
+            here.update(await run_in_thread(partial(_read_bytes, place, start, end)))
         if here.digest() != stored.digest():
-            raise already_there(str(place))
-        return of_file(wanted, place, f"sha256:{here.hexdigest()}")
+            raise make_key_taken_error(str(place))
+        return make_file_outcome(item, place, f"sha256:{here.hexdigest()}")
 
 
 @contextmanager
-def as_listed(
-    store: FolderStore, wanted: Wanted, terms: CopyTerms
+def open_as_listed(
+    store: FolderStore, item: CopyItem, terms: CopyTerms
 ) -> Iterator[tuple[BinaryIO, os.stat_result]]:
     """A file, open, that is what was listed both before and after it was read.
 
     Raises:
         NotCopied: it is not.
     """
-    place = file_of(FolderStore(store.address.at(wanted.bucket)), wanted.key)
+    place = get_file_path(FolderStore(store.address.at(item.bucket)), item.key)
     with place.open("rb") as file:
         found = os.fstat(file.fileno())
-        if wanted.etag is None and found.st_mtime > terms.as_of.timestamp():
+        if item.etag is None and found.st_mtime > terms.as_of.timestamp():
             raise NotCopied.changed(f"{place} was modified after {terms.as_of:%Y-%m-%d %H:%M:%S} UTC")
-        listed = wanted.etag or etag_of(found)
-        if etag_of(found) != listed:
+        listed = item.etag or compute_etag(found)
+        if compute_etag(found) != listed:
             raise NotCopied.changed(f"{place} changed since it was listed")
         yield file, found
-        if etag_of(os.fstat(file.fileno())) != listed or etag_of(place.stat()) != listed:
+        if compute_etag(os.fstat(file.fileno())) != listed or compute_etag(place.stat()) != listed:
             raise NotCopied.changed(f"{place} changed while it was copied")
 
 
 @dataclass
-class Writing:
+class FileInProgress:
     """A file that is being written, and the time it is to have."""
 
     file: BinaryIO
@@ -511,7 +519,7 @@ class Writing:
 
 
 @contextmanager
-def being_written(place: Path, terms: CopyTerms) -> Iterator[Writing]:
+def write_file(place: Path, terms: CopyTerms) -> Iterator[FileInProgress]:
     """A file that gets its name when it is whole, with the time of what it is a copy of.
 
     Raises:
@@ -521,17 +529,17 @@ def being_written(place: Path, terms: CopyTerms) -> Iterator[Writing]:
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         with unfinished.open("xb") as file:
-            writing = Writing(file)
+            writing = FileInProgress(file)
             yield writing
         os.utime(unfinished, ns=(writing.modified_ns, writing.modified_ns))
-        if not moved_into_place(unfinished, place, if_absent=not terms.overwrite):
-            raise already_there(str(place))
+        if not move_into_place(unfinished, place, if_absent=not terms.overwrite):
+            raise make_key_taken_error(str(place))
     finally:
         with suppress(FileNotFoundError):
             unfinished.unlink()
 
 
-def same_there(place: Path, wanted: Wanted) -> Outcome | None:
+def find_same_file(place: Path, item: CopyItem) -> Outcome | None:
     """The copy of a file that is there already, known by its time and size; None where the name is free.
 
     Raises:
@@ -541,17 +549,17 @@ def same_there(place: Path, wanted: Wanted) -> Outcome | None:
         found = place.stat()
     except FileNotFoundError:
         return None
-    if etag_of(found) != wanted.etag:
-        raise already_there(str(place))
-    return of_file(wanted, place, None)
+    if compute_etag(found) != item.etag:
+        raise make_key_taken_error(str(place))
+    return make_file_outcome(item, place, None)
 
 
-def of_file(wanted: Wanted, place: Path, checksum: str | None) -> Outcome:
+def make_file_outcome(item: CopyItem, place: Path, checksum: str | None) -> Outcome:
     """The row of a copy that is a file."""
-    return Outcome(wanted, stored_etag=etag_of(place.stat()), checksum=checksum)
+    return Outcome(item, stored_etag=compute_etag(place.stat()), checksum=checksum)
 
 
-def file_of(store: FolderStore, key: str) -> Path:
+def get_file_path(store: FolderStore, key: str) -> Path:
     """The file of a key. Raises NotCopied where no file can have such a name."""
     try:
         return store.path(key)
@@ -559,7 +567,7 @@ def file_of(store: FolderStore, key: str) -> Path:
         raise NotCopied("InvalidKey", 400, f"{error.subject}: {error.reason}") from error
 
 
-async def off_the_loop(work: Callable[[], Result]) -> Result:
+async def run_in_thread(work: Callable[[], Result]) -> Result:
     """Do what waits for the disk in a thread.
 
     Raises:
@@ -567,40 +575,40 @@ async def off_the_loop(work: Callable[[], Result]) -> Result:
         BackupError: it takes nothing more.
     """
 
-    def told() -> Result:
-        with disk_told():
+    def run() -> Result:
+        with translate_disk_errors():
             return work()
 
-    return await asyncio.to_thread(told)
+    return await asyncio.to_thread(run)
 
 
 @contextmanager
-def disk_told() -> Iterator[None]:
+def translate_disk_errors() -> Iterator[None]:
     """What a disk says, in S3's words."""
     try:
         yield
     except OSError as error:
         reason, where = error.strerror or str(error), str(error.filename or error.filename2 or "the disk")
-        if error.errno in FULL:
+        if error.errno in DISK_FULL_ERRNOS:
             fix = "Free space there, or give the backup another target; what is copied already stays."
             raise BackupError(where, f"the disk takes nothing more: {reason}", fix) from error
-        code, status = CODES.get(error.errno or 0, ("InternalError", 500))
+        code, status = S3_CODES.get(error.errno or 0, ("InternalError", 500))
         raise NotCopied(code, status, f"{where}: {reason}") from error
 
 
-def _opened(found: os.stat_result) -> Opened:
+def _make_source_object(found: os.stat_result) -> SourceObject:
     whole, part = divmod(found.st_mtime_ns, 10**9)
-    return Opened(found.st_size, found.st_mtime_ns, {MTIME: f"{whole}.{part:09}"})
+    return SourceObject(found.st_size, found.st_mtime_ns, {MTIME: f"{whole}.{part:09}"})
 
 
-def _bytes(place: Path, start: int, end: int) -> bytes:
+def _read_bytes(place: Path, start: int, end: int) -> bytes:
     with place.open("rb") as file:
         file.seek(start)
         return file.read(end - start)
 
 
 @dataclass(frozen=True)
-class Way:
+class CopySession:
     """An open way; for the event loop that opened it."""
 
     copier: Copier
@@ -610,13 +618,13 @@ class Way:
 
 
 @asynccontextmanager
-async def open_way(
+async def open_copy_session(
     task: CopyTask,
     *,
     in_flight: int | None = None,
     capabilities: Capabilities | None = None,
     prefix_per_s: float = PREFIX_PER_S,
-) -> AsyncIterator[Way]:
+) -> AsyncIterator[CopySession]:
     """The way of a task until the end of the block.
 
     `in_flight` and `prefix_per_s` are the share of one process where several copy side by side; `capabilities` are
@@ -628,11 +636,11 @@ async def open_way(
     in_flight = in_flight or task.in_flight
     async with AsyncExitStack() as stack:
         if task.target.kind == FOLDER:
-            yield await _into_a_folder(stack, task, in_flight)
+            yield await _open_folder_session(stack, task, in_flight)
             return
         pace = Pace(in_flight, prefix_per_s)
         target = await stack.enter_async_context(AsyncS3(task.target, in_flight, pace=pace))
-        known = capabilities or await capabilities_of(target, task.work_prefix)
+        known = capabilities or await probe_capabilities(target, task.work_prefix)
         terms = CopyTerms(
             as_of=task.as_of,
             copy_limit_bytes=task.copy_limit_bytes,
@@ -641,18 +649,18 @@ async def open_way(
             is_conditional=known.copies_on_condition,
             copies_parts=known.copies_parts,
         )
-        uploads, memory = Uploads(target, task.work_prefix, terms), Memory()
+        uploads, memory = Uploads(target, task.work_prefix, terms), MemoryBudget()
         if task.source.kind == FOLDER:
             files = FolderSource(FolderStore(task.source), terms)
-            yield Way(StreamedCopier(files, target, terms, uploads, memory), known.model_dump(), pace)
+            yield CopySession(StreamedCopier(files, target, terms, uploads, memory), known.model_dump(), pace)
             return
         source = await stack.enter_async_context(AsyncS3(task.source, in_flight))
         streamed = StreamedCopier(BucketSource(source), target, terms, uploads, memory)
         if not is_one_store(task.source, task.target):
-            yield Way(streamed, known.model_dump(), pace)
+            yield CopySession(streamed, known.model_dump(), pace)
             return
         larger = PartsCopier(source, target, terms, uploads) if terms.copies_parts else streamed
-        yield Way(ServerSideCopier(source, target, terms, larger), known.model_dump(), pace)
+        yield CopySession(ServerSideCopier(source, target, terms, larger), known.model_dump(), pace)
 
 
 def is_one_store(source: StoreAddress, target: StoreAddress) -> bool:
@@ -660,16 +668,16 @@ def is_one_store(source: StoreAddress, target: StoreAddress) -> bool:
     return source.kind == target.kind and source.endpoint == target.endpoint
 
 
-async def _into_a_folder(stack: AsyncExitStack, task: CopyTask, in_flight: int) -> Way:
+async def _open_folder_session(stack: AsyncExitStack, task: CopyTask, in_flight: int) -> CopySession:
     terms = CopyTerms(as_of=task.as_of, overwrite=task.overwrite)
     target = FolderStore(task.target)
     if task.source.kind == FOLDER:
-        return Way(FolderCopier(FolderStore(task.source), target, terms), {}, None)
+        return CopySession(FolderCopier(FolderStore(task.source), target, terms), {}, None)
     source = await stack.enter_async_context(AsyncS3(task.source, in_flight))
-    return Way(FetchingCopier(BucketSource(source), target, terms), {}, None)
+    return CopySession(FetchingCopier(BucketSource(source), target, terms), {}, None)
 
 
-TELL_S = 1.0
+PROGRESS_S = 1.0
 
 
 class LocalEngine:
@@ -686,36 +694,40 @@ class LocalEngine:
     ) -> None:
         self._capabilities, self._prefix_per_s = capabilities, prefix_per_s
 
-    def copy(self, task: CopyTask, tell: Tell) -> CopyRecord:
+    def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
         """Copy all rows of a task (CopyEngine.copy)."""
-        store, count = open_store(task.target), Count(task, tell)
-        run, ledger = Run(store, task), Ledger(store, task.work_prefix)
+        store, count = open_store(task.target), CopyCounter(task, report_progress)
+        run, ledger = CopyRun(store, task), Ledger(store, task.work_prefix)
         capabilities = asyncio.run(self._copied(task, ledger, count, run))
         run.require_wanted()
-        count.tell()
-        return finished(store, task, self.name, ledger, capabilities, count.seconds)
+        count.report_progress()
+        return finish_copy(store, task, self.name, ledger, capabilities, count.seconds)
 
     def cancel(self, task: CopyTask) -> None:
         """Stop the run of a task, in whichever process it is; it ends within seconds."""
-        Run.cancel(open_store(task.target), task)
+        CopyRun.cancel(open_store(task.target), task)
 
-    async def _copied(self, task: CopyTask, ledger: Ledger, count: Count, run: Run) -> dict[str, bool]:
+    async def _copied(
+        self, task: CopyTask, ledger: Ledger, count: CopyCounter, run: CopyRun
+    ) -> dict[str, bool]:
         bound = FailureBound(str(task.target))
 
-        def told(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             count.add(outcome)
-            bound.told(outcome)
+            bound.count_outcome(outcome)
 
         async def watch() -> None:
             while True:
                 await asyncio.to_thread(run.require_wanted)
-                count.tell()
-                await asyncio.sleep(TELL_S)
+                count.report_progress()
+                await asyncio.sleep(PROGRESS_S)
 
         # A folder's copies are to be on the disk before the ledger says so.
         settle = os.sync if task.target.kind == FOLDER else None
         writer = LedgerWriter(ledger, count.objects_of, task.in_flight, settle)
-        async with open_way(task, capabilities=self._capabilities, prefix_per_s=self._prefix_per_s) as way:
+        async with open_copy_session(
+            task, capabilities=self._capabilities, prefix_per_s=self._prefix_per_s
+        ) as way:
             rows = count.left(await asyncio.to_thread(ledger.copied))
-            await with_beside(copy_all(way.copier, rows, task.in_flight, writer, told), watch())
+            await run_with_background(copy_all(way.copier, rows, task.in_flight, writer, on_outcome), watch())
             return dict(way.capabilities)

@@ -20,9 +20,9 @@ from xml.sax.saxutils import escape
 from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import COPY_LIMIT_BYTES
-from lakeshare_pipelines.backup.copy.engine import NotCopied, Outcome, Wanted
+from lakeshare_pipelines.backup.copy.engine import CopyItem, NotCopied, Outcome
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import Answer, AsyncS3, element, quoted_path
+from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response, find_element, quote_path
 
 _CHECKSUM = re.compile(rb"<Checksum(CRC64NVME|SHA256|CRC32C|CRC32|SHA1)>([^<]+)</")
 
@@ -48,7 +48,7 @@ class CopyTerms:
 class Copier(Protocol):
     """Copies objects from one store to another; for one event loop."""
 
-    async def copy(self, wanted: Wanted) -> Outcome:
+    async def copy(self, item: CopyItem) -> Outcome:
         """Copy one.
 
         Raises:
@@ -58,42 +58,42 @@ class Copier(Protocol):
         ...
 
 
-async def copy_object(target: AsyncS3, wanted: Wanted, terms: CopyTerms) -> Outcome:
+async def copy_object(target: AsyncS3, item: CopyItem, terms: CopyTerms) -> Outcome:
     """Copy an object by one CopyObject request (S3 API), with the condition that it is the listed one.
 
     Raises:
         NotCopied: the store refused: `NoSuchKey` (vacuumed since), `PreconditionFailed` (changed), `AccessDenied`, …
         NoAnswer: it did not answer.
     """
-    there = await found_there(target, wanted, terms)
+    there = await find_existing_copy(target, item, terms)
     if there is not None:
         return there
-    headers = {**source_headers(wanted, terms), **written_headers(terms)}
-    answer = await target.request("PUT", wanted.stored_key, headers=headers)
-    if not answer.is_success:
-        raise NotCopied.by(answer)
-    return copied(wanted, answer)
+    headers = {**make_source_headers(item, terms), **make_target_headers(terms)}
+    response = await target.request("PUT", item.stored_key, headers=headers)
+    if not response.is_success:
+        raise NotCopied.from_response(response)
+    return make_copied_outcome(item, response)
 
 
-def source_headers(wanted: Wanted, terms: CopyTerms) -> dict[str, str]:
+def make_source_headers(item: CopyItem, terms: CopyTerms) -> dict[str, str]:
     """The source of a copy and its conditions."""
-    version = f"?versionId={quoted_path(wanted.version_id)}" if wanted.version_id else ""
-    headers = {"x-amz-copy-source": f"/{wanted.bucket}/{quoted_path(wanted.key)}{version}"}
-    if wanted.etag:
-        headers["x-amz-copy-source-if-match"] = f'"{wanted.etag}"'
-    if terms.source and terms.source.account and terms.source.bucket == wanted.bucket:
+    version = f"?versionId={quote_path(item.version_id)}" if item.version_id else ""
+    headers = {"x-amz-copy-source": f"/{item.bucket}/{quote_path(item.key)}{version}"}
+    if item.etag:
+        headers["x-amz-copy-source-if-match"] = f'"{item.etag}"'
+    if terms.source and terms.source.account and terms.source.bucket == item.bucket:
         headers["x-amz-source-expected-bucket-owner"] = terms.source.account
-    if not wanted.etag:
+    if not item.etag:
         headers["x-amz-copy-source-if-unmodified-since"] = format_datetime(terms.as_of, usegmt=True)
     return headers
 
 
-def written_headers(terms: CopyTerms) -> dict[str, str]:
+def make_target_headers(terms: CopyTerms) -> dict[str, str]:
     """Headers of what is written."""
     return {**terms.headers, **({} if terms.overwrite else {"if-none-match": "*"})}
 
 
-async def found_there(target: AsyncS3, wanted: Wanted, terms: CopyTerms) -> Outcome | None:
+async def find_existing_copy(target: AsyncS3, item: CopyItem, terms: CopyTerms) -> Outcome | None:
     """Where nothing is to be overwritten: the copy that is there already, None where the key is free.
 
     Asked before, as not all stores keep the condition.
@@ -103,41 +103,41 @@ async def found_there(target: AsyncS3, wanted: Wanted, terms: CopyTerms) -> Outc
     """
     if terms.overwrite:
         return None
-    answer = await target.request("HEAD", wanted.stored_key)
-    if answer.status == 404:
+    response = await target.request("HEAD", item.stored_key)
+    if response.status == 404:
         return None
-    if not answer.is_success:
-        raise NotCopied.by(answer)
-    size, etag = answer.headers.get("content-length"), answer.headers.get("etag", "").strip('"')
-    if etag != wanted.etag or size != str(wanted.size_bytes):
-        raise already_there(target.address.location(wanted.stored_key))
-    return copied(wanted, answer)
+    if not response.is_success:
+        raise NotCopied.from_response(response)
+    size, etag = response.headers.get("content-length"), response.headers.get("etag", "").strip('"')
+    if etag != item.etag or size != str(item.size_bytes):
+        raise make_key_taken_error(target.address.location(item.stored_key))
+    return make_copied_outcome(item, response)
 
 
-def already_there(location: str) -> NotCopied:
+def make_key_taken_error(location: str) -> NotCopied:
     """What is said of a key that something else has."""
     return NotCopied("AlreadyThere", 412, f"something else is at {location}, and nothing is overwritten")
 
 
-def copied(wanted: Wanted, answer: Answer, checksum: str | None = None) -> Outcome:
+def make_copied_outcome(item: CopyItem, response: Response, checksum: str | None = None) -> Outcome:
     """The row of a copy; a store that gives no ETag has not copied.
 
     Raises:
         NotCopied: there is no ETag in the answer.
     """
-    etag = (answer.text("ETag") or answer.headers.get("etag", "")).strip('"')
+    etag = (response.text("ETag") or response.headers.get("etag", "")).strip('"')
     if not etag:
-        raise NotCopied("NoETag", answer.status, "the store said it was done, but gave no ETag")
-    version = answer.headers.get("x-amz-version-id")
+        raise NotCopied("NoETag", response.status, "the store said it was done, but gave no ETag")
+    version = response.headers.get("x-amz-version-id")
     return Outcome(
-        wanted,
+        item,
         stored_etag=etag,
         stored_version_id=None if version == "null" else version,
-        checksum=checksum or _checksum_in(answer.body),
+        checksum=checksum or _find_checksum(response.body),
     )
 
 
-def _checksum_in(body: bytes) -> str | None:
+def _find_checksum(body: bytes) -> str | None:
     found = _CHECKSUM.search(body)
     # "…-3" is a checksum of checksums of parts: not one of the content.
     if found is None or b"-" in found[2]:
@@ -151,33 +151,33 @@ class ServerSideCopier:
     def __init__(self, source: AsyncS3, target: AsyncS3, terms: CopyTerms, larger: Copier) -> None:
         self._source, self._target, self._terms, self._larger = source, target, terms, larger
 
-    async def copy(self, wanted: Wanted) -> Outcome:
+    async def copy(self, item: CopyItem) -> Outcome:
         """Copy one: by a request, or by parts where it is larger than one takes."""
         if not self._terms.is_conditional:
-            await self._require_unchanged(wanted)
-        if wanted.size_bytes > self._terms.copy_limit_bytes:
-            outcome = await self._larger.copy(wanted)
+            await self._require_unchanged(item)
+        if item.size_bytes > self._terms.copy_limit_bytes:
+            outcome = await self._larger.copy(item)
         else:
-            outcome = await copy_object(self._target, wanted, self._terms)
+            outcome = await copy_object(self._target, item, self._terms)
         if not self._terms.is_conditional:
-            await self._require_unchanged(wanted)
+            await self._require_unchanged(item)
         return outcome
 
-    async def _require_unchanged(self, wanted: Wanted) -> None:
-        query = {"versionId": wanted.version_id} if wanted.version_id else {}
-        answer = await self._source.at(wanted.bucket).request("HEAD", wanted.key, query)
-        if not answer.is_success:
-            raise NotCopied.by(answer)
-        if wanted.etag and answer.headers.get("etag", "").strip('"') != wanted.etag:
+    async def _require_unchanged(self, item: CopyItem) -> None:
+        query = {"versionId": item.version_id} if item.version_id else {}
+        response = await self._source.at(item.bucket).request("HEAD", item.key, query)
+        if not response.is_success:
+            raise NotCopied.from_response(response)
+        if item.etag and response.headers.get("etag", "").strip('"') != item.etag:
             raise NotCopied.changed("it changed since it was listed")
 
 
-def blocks(body: bytes, tag: str) -> list[bytes]:
+def find_elements(body: bytes, tag: str) -> list[bytes]:
     """The content of each element of a name."""
     return re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), body, re.DOTALL)
 
 
-def completed_upload(etags: list[str]) -> bytes:
+def make_completion_body(etags: list[str]) -> bytes:
     """The body that completes an upload of these parts (S3 API, CompleteMultipartUpload)."""
     parts = "".join(
         f'<Part><PartNumber>{number}</PartNumber><ETag>"{escape(etag)}"</ETag></Part>'
@@ -205,7 +205,7 @@ Bounds = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Opened:
+class SourceObject:
     """What is known of an object that is about to be copied."""
 
     size_bytes: int
@@ -218,15 +218,15 @@ class Opened:
 class Source(Protocol):
     """Where objects are read from."""
 
-    async def opened(self, wanted: Wanted) -> Opened:
+    async def opened(self, item: CopyItem) -> SourceObject:
         """What is known of an object. Raises NotCopied where it is gone or changed."""
         ...
 
-    async def whole(self, wanted: Wanted) -> tuple[Opened, bytes]:
+    async def whole(self, item: CopyItem) -> tuple[SourceObject, bytes]:
         """A small object at once. Raises NotCopied where it is gone or changed."""
         ...
 
-    async def piece(self, wanted: Wanted, start: int, end: int) -> bytes:
+    async def piece(self, item: CopyItem, start: int, end: int) -> bytes:
         """Some bytes of an object. Raises NotCopied where it is gone or changed."""
         ...
 
@@ -237,100 +237,103 @@ class BucketSource:
     def __init__(self, s3: AsyncS3) -> None:
         self._s3 = s3
 
-    async def opened(self, wanted: Wanted) -> Opened:
+    async def opened(self, item: CopyItem) -> SourceObject:
         """By HEAD, of the whole object and, where its ETag tells of parts, of its first one (S3 API, partNumber)."""
-        answer = await self._asked(wanted, "HEAD")
-        headers = carried(answer)
-        if int(answer.headers.get("x-amz-tagging-count", "0")):
-            headers["x-amz-tagging"] = await self._tags(wanted)
-        size = int(answer.headers["content-length"])
-        bounds = await self._bounds(wanted, size) if "-" in answer.headers.get("etag", "") else None
-        return Opened(size, modified_ns(answer), headers, bounds)
+        response = await self._asked(item, "HEAD")
+        headers = select_carried_headers(response)
+        if int(response.headers.get("x-amz-tagging-count", "0")):
+            headers["x-amz-tagging"] = await self._tags(item)
+        size = int(response.headers["content-length"])
+        bounds = await self._bounds(item, size) if "-" in response.headers.get("etag", "") else None
+        return SourceObject(size, get_modified_ns(response), headers, bounds)
 
-    async def whole(self, wanted: Wanted) -> tuple[Opened, bytes]:
-        answer = await self._asked(wanted, "GET")
-        if len(answer.body) != wanted.size_bytes:
-            raise NotCopied.changed(f"it has {len(answer.body)} bytes, {wanted.size_bytes} were listed")
-        headers = carried(answer)
-        if int(answer.headers.get("x-amz-tagging-count", "0")):
-            headers["x-amz-tagging"] = await self._tags(wanted)
-        return Opened(len(answer.body), modified_ns(answer), headers), answer.body
+    async def whole(self, item: CopyItem) -> tuple[SourceObject, bytes]:
+        response = await self._asked(item, "GET")
+        if len(response.body) != item.size_bytes:
+            raise NotCopied.changed(f"it has {len(response.body)} bytes, {item.size_bytes} were listed")
+        headers = select_carried_headers(response)
+        if int(response.headers.get("x-amz-tagging-count", "0")):
+            headers["x-amz-tagging"] = await self._tags(item)
+        return SourceObject(len(response.body), get_modified_ns(response), headers), response.body
 
-    async def piece(self, wanted: Wanted, start: int, end: int) -> bytes:
-        answer = await self._asked(wanted, "GET", {"range": f"bytes={start}-{end - 1}"})
-        if len(answer.body) != end - start:
-            raise NotCopied.changed(f"it ends after {start + len(answer.body)} bytes")
-        return answer.body
+    async def piece(self, item: CopyItem, start: int, end: int) -> bytes:
+        response = await self._asked(item, "GET", {"range": f"bytes={start}-{end - 1}"})
+        if len(response.body) != end - start:
+            raise NotCopied.changed(f"it ends after {start + len(response.body)} bytes")
+        return response.body
 
     async def _asked(
         self,
-        wanted: Wanted,
+        item: CopyItem,
         method: str,
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
-    ) -> Answer:
-        condition = {"if-match": f'"{wanted.etag}"'} if wanted.etag else {}
-        said = {**(query or {}), **({"versionId": wanted.version_id} if wanted.version_id else {})}
-        answer = await self._s3.at(wanted.bucket).request(
-            method, wanted.key, said, {**condition, **(headers or {})}
+    ) -> Response:
+        condition = {"if-match": f'"{item.etag}"'} if item.etag else {}
+        parameters = {**(query or {}), **({"versionId": item.version_id} if item.version_id else {})}
+        response = await self._s3.at(item.bucket).request(
+            method, item.key, parameters, {**condition, **(headers or {})}
         )
-        if not answer.is_success:
-            raise NotCopied.by(answer)
-        return answer
+        if not response.is_success:
+            raise NotCopied.from_response(response)
+        return response
 
-    async def _tags(self, wanted: Wanted) -> str:
-        query = {"tagging": "", **({"versionId": wanted.version_id} if wanted.version_id else {})}
-        answer = await self._s3.at(wanted.bucket).request("GET", wanted.key, query)
-        if not answer.is_success:
-            raise NotCopied.by(answer)
-        tags = [(element(tag, "Key"), element(tag, "Value")) for tag in blocks(answer.body, "Tag")]
+    async def _tags(self, item: CopyItem) -> str:
+        query = {"tagging": "", **({"versionId": item.version_id} if item.version_id else {})}
+        response = await self._s3.at(item.bucket).request("GET", item.key, query)
+        if not response.is_success:
+            raise NotCopied.from_response(response)
+        tags = [
+            (find_element(tag, "Key"), find_element(tag, "Value"))
+            for tag in find_elements(response.body, "Tag")
+        ]
         return "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in tags)
 
-    async def _bounds(self, wanted: Wanted, size_bytes: int) -> Bounds | None:
-        first = await self._asked(wanted, "HEAD", query={"partNumber": "1"})
+    async def _bounds(self, item: CopyItem, size_bytes: int) -> Bounds | None:
+        first = await self._asked(item, "HEAD", query={"partNumber": "1"})
         parts = int(first.headers.get("x-amz-mp-parts-count", "0"))
         part_bytes = int(first.headers["content-length"])
         if not parts:
             return None
         if -(-size_bytes // part_bytes) == parts:
-            return cut(size_bytes, part_bytes)
+            return split_ranges(size_bytes, part_bytes)
         # Parts of different sizes: each tells its own.
         sizes = [part_bytes]
         for number in range(2, parts + 1):
-            answer = await self._asked(wanted, "HEAD", query={"partNumber": str(number)})
-            sizes.append(int(answer.headers["content-length"]))
+            response = await self._asked(item, "HEAD", query={"partNumber": str(number)})
+            sizes.append(int(response.headers["content-length"]))
         ends = [sum(sizes[: number + 1]) for number in range(parts)]
         return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def cut(size_bytes: int, part_bytes: int) -> Bounds:
+def split_ranges(size_bytes: int, part_bytes: int) -> Bounds:
     """Equal parts; the last one is what is left."""
     return [
         (start, min(start + part_bytes, size_bytes)) for start in range(0, max(size_bytes, 1), part_bytes)
     ]
 
 
-def carried(answer: Answer) -> dict[str, str]:
+def select_carried_headers(response: Response) -> dict[str, str]:
     """Headers of an object that its copy must have too."""
     return {
         name.lower(): value
-        for name, value in answer.headers.items()
+        for name, value in response.headers.items()
         if name.lower() in CARRIED or name.lower().startswith(METADATA)
     }
 
 
-def modified_ns(answer: Answer) -> int:
+def get_modified_ns(response: Response) -> int:
     """When the content was written, as far as is known: that of the file it was, else of the object."""
-    kept = answer.headers.get(MTIME)
-    if kept is not None and kept.replace(".", "", 1).isdigit():
-        whole, _, part = kept.partition(".")
+    mtime = response.headers.get(MTIME)
+    if mtime is not None and mtime.replace(".", "", 1).isdigit():
+        whole, _, part = mtime.partition(".")
         return int(whole) * 10**9 + int(part[:9].ljust(9, "0") or "0")
-    return int(parsedate_to_datetime(answer.headers["last-modified"]).timestamp()) * 10**9
+    return int(parsedate_to_datetime(response.headers["last-modified"]).timestamp()) * 10**9
 
 
-MOST_PARTS = 10_000
+MAX_PARTS = 10_000
 PART_BYTES = 64 * 1024**2
-LEAST_PART_BYTES = 5 * 1024**2
+MIN_PART_BYTES = 5 * 1024**2
 AT_A_TIME = 16
 
 SendPart = Callable[[str, int, int, int], Awaitable[str]]
@@ -354,7 +357,7 @@ class Uploads:
         self._target, self._prefix, self._terms = target, f"{work_prefix}uploads/", terms
 
     async def copy(
-        self, wanted: Wanted, opened: Opened, bounds: Bounds, send: SendPart, at_a_time: int = AT_A_TIME
+        self, item: CopyItem, opened: SourceObject, bounds: Bounds, send: SendPart, at_a_time: int = AT_A_TIME
     ) -> Outcome:
         """Bring all parts that are not there yet, and complete the upload.
 
@@ -362,12 +365,14 @@ class Uploads:
             NotCopied: a part was refused; the upload is given up.
             NoAnswer: the store is silent; the next run goes on with the upload.
         """
-        upload = await self._unfinished(wanted)
+        upload = await self._unfinished(item)
         if upload is None:
-            before = await self._ended_before(wanted) or await found_there(self._target, wanted, self._terms)
+            before = await self._ended_before(item) or await find_existing_copy(
+                self._target, item, self._terms
+            )
             if before is not None:
                 return before
-            upload = await self._begun(wanted, opened, bounds)
+            upload = await self._begun(item, opened, bounds)
 
         async def bring(number: int, start: int, end: int) -> None:
             upload.sent[number] = await send(upload.id, number, start, end)
@@ -378,90 +383,90 @@ class Uploads:
             if number not in upload.sent
         ]
         try:
-            await side_by_side((partial(bring, *one) for one in missing), at_a_time)
-            answer = await self._completed(wanted, upload)
+            await run_concurrently((partial(bring, *one) for one in missing), at_a_time)
+            response = await self._completed(item, upload)
         except NotCopied:
-            await self._given_up(wanted, upload)
+            await self._given_up(item, upload)
             raise
-        await self._remember(wanted, _Record())
-        return copied(wanted, answer)
+        await self._remember(item, _Record())
+        return make_copied_outcome(item, response)
 
-    async def _begun(self, wanted: Wanted, opened: Opened, bounds: Bounds) -> Upload:
+    async def _begun(self, item: CopyItem, opened: SourceObject, bounds: Bounds) -> Upload:
         headers = {**opened.headers, **self._terms.headers}
-        answer = await self._target.request("POST", wanted.stored_key, {"uploads": ""}, headers)
-        if not answer.is_success:
-            raise NotCopied.by(answer)
-        upload = Upload(answer.text("UploadId"), bounds)
-        await self._remember(wanted, _Record(upload_id=upload.id, bounds=bounds))
+        response = await self._target.request("POST", item.stored_key, {"uploads": ""}, headers)
+        if not response.is_success:
+            raise NotCopied.from_response(response)
+        upload = Upload(response.text("UploadId"), bounds)
+        await self._remember(item, _Record(upload_id=upload.id, bounds=bounds))
         return upload
 
-    async def _completed(self, wanted: Wanted, upload: Upload) -> Answer:
+    async def _completed(self, item: CopyItem, upload: Upload) -> Response:
         etags = [upload.sent[number] for number in range(1, len(upload.bounds) + 1)]
         headers = {} if self._terms.overwrite else {"if-none-match": "*"}
-        answer = await self._target.request(
-            "POST", wanted.stored_key, {"uploadId": upload.id}, headers, completed_upload(etags)
+        response = await self._target.request(
+            "POST", item.stored_key, {"uploadId": upload.id}, headers, make_completion_body(etags)
         )
-        if not answer.is_success:
-            raise NotCopied.by(answer)
-        return answer
+        if not response.is_success:
+            raise NotCopied.from_response(response)
+        return response
 
-    async def _given_up(self, wanted: Wanted, upload: Upload) -> None:
-        answer = await self._target.request("DELETE", wanted.stored_key, {"uploadId": upload.id})
-        if answer.is_success or answer.status == 404:
-            await self._remember(wanted, _Record())
+    async def _given_up(self, item: CopyItem, upload: Upload) -> None:
+        response = await self._target.request("DELETE", item.stored_key, {"uploadId": upload.id})
+        if response.is_success or response.status == 404:
+            await self._remember(item, _Record())
 
-    async def _unfinished(self, wanted: Wanted) -> Upload | None:
+    async def _unfinished(self, item: CopyItem) -> Upload | None:
         """The upload of an earlier run, with the parts it has; None where there is none to go on with."""
-        record = await self._remembered(wanted)
+        record = await self._remembered(item)
         if record is None or record.upload_id is None:
             return None
         upload = Upload(record.upload_id, record.bounds)
         marker = ""
         while True:
             query = {"uploadId": upload.id, **({"part-number-marker": marker} if marker else {})}
-            answer = await self._target.request("GET", wanted.stored_key, query)
-            if answer.status == 404:
+            response = await self._target.request("GET", item.stored_key, query)
+            if response.status == 404:
                 return None
-            if not answer.is_success:
-                raise NotCopied.by(answer)
-            for part in blocks(answer.body, "Part"):
-                number, size = int(element(part, "PartNumber")), int(element(part, "Size"))
+            if not response.is_success:
+                raise NotCopied.from_response(response)
+            for part in find_elements(response.body, "Part"):
+                number, size = int(find_element(part, "PartNumber")), int(find_element(part, "Size"))
                 start, end = upload.bounds[number - 1]
                 if size == end - start:
-                    upload.sent[number] = element(part, "ETag").strip('"')
-            marker = answer.text("NextPartNumberMarker")
-            if answer.text("IsTruncated") != "true":
+                    upload.sent[number] = find_element(part, "ETag").strip('"')
+            marker = response.text("NextPartNumberMarker")
+            if response.text("IsTruncated") != "true":
                 return upload
 
-    async def _ended_before(self, wanted: Wanted) -> Outcome | None:
+    async def _ended_before(self, item: CopyItem) -> Outcome | None:
         """The copy that an earlier run completed right before it broke off, known by its composite ETag."""
-        record = await self._remembered(wanted)
-        if record is None or wanted.etag is None:
+        record = await self._remembered(item)
+        if record is None or item.etag is None:
             return None
-        answer = await self._target.request("HEAD", wanted.stored_key)
+        response = await self._target.request("HEAD", item.stored_key)
         is_it = (
-            answer.is_success
-            and answer.headers.get("etag", "").strip('"') == wanted.etag
-            and answer.headers.get("content-length") == str(wanted.size_bytes)
+            response.is_success
+            and response.headers.get("etag", "").strip('"') == item.etag
+            and response.headers.get("content-length") == str(item.size_bytes)
         )
-        return copied(wanted, answer) if is_it else None
+        return make_copied_outcome(item, response) if is_it else None
 
-    async def _remembered(self, wanted: Wanted) -> "_Record | None":
-        answer = await self._target.request("GET", self._record_key(wanted))
-        if answer.status == 404:
+    async def _remembered(self, item: CopyItem) -> "_Record | None":
+        response = await self._target.request("GET", self._record_key(item))
+        if response.status == 404:
             return None
-        if not answer.is_success:
-            raise NotCopied.by(answer)
-        return _Record.model_validate_json(answer.body)
+        if not response.is_success:
+            raise NotCopied.from_response(response)
+        return _Record.model_validate_json(response.body)
 
-    async def _remember(self, wanted: Wanted, record: "_Record") -> None:
+    async def _remember(self, item: CopyItem, record: "_Record") -> None:
         body = record.model_dump_json().encode()
-        answer = await self._target.request("PUT", self._record_key(wanted), body=body)
-        if not answer.is_success:
-            raise NotCopied.by(answer)
+        response = await self._target.request("PUT", self._record_key(item), body=body)
+        if not response.is_success:
+            raise NotCopied.from_response(response)
 
-    def _record_key(self, wanted: Wanted) -> str:
-        return f"{self._prefix}{wanted.digest.hex()}.json"
+    def _record_key(self, item: CopyItem) -> str:
+        return f"{self._prefix}{item.digest.hex()}.json"
 
 
 class _Record(BaseModel):
@@ -477,38 +482,38 @@ class PartsCopier:
     def __init__(self, source: AsyncS3, target: AsyncS3, terms: CopyTerms, uploads: Uploads) -> None:
         self._source, self._target, self._terms, self._uploads = BucketSource(source), target, terms, uploads
 
-    async def copy(self, wanted: Wanted) -> Outcome:
+    async def copy(self, item: CopyItem) -> Outcome:
         """Copy one, by UploadPartCopy (S3 API)."""
-        opened = await self._source.opened(wanted)
-        condition = source_headers(wanted, self._terms)
+        opened = await self._source.opened(item)
+        condition = make_source_headers(item, self._terms)
 
         async def send(upload_id: str, number: int, start: int, end: int) -> str:
-            answer = await self._target.request(
+            response = await self._target.request(
                 "PUT",
-                wanted.stored_key,
+                item.stored_key,
                 {"partNumber": str(number), "uploadId": upload_id},
                 {**condition, "x-amz-copy-source-range": f"bytes={start}-{end - 1}"},
             )
-            if not answer.is_success:
-                raise NotCopied.by(answer)
-            etag = answer.text("ETag").strip('"')
+            if not response.is_success:
+                raise NotCopied.from_response(response)
+            etag = response.text("ETag").strip('"')
             if not etag:
-                raise NotCopied("NoETag", answer.status, f"the store gave no ETag for part {number}")
+                raise NotCopied("NoETag", response.status, f"the store gave no ETag for part {number}")
             return etag
 
-        bounds = part_bounds(opened, self._terms.copy_limit_bytes)
-        return await self._uploads.copy(wanted, opened, bounds, send)
+        bounds = choose_part_bounds(opened, self._terms.copy_limit_bytes)
+        return await self._uploads.copy(item, opened, bounds, send)
 
 
-def part_bounds(opened: Opened, most_bytes: int, wanted_bytes: int = PART_BYTES) -> Bounds:
+def choose_part_bounds(opened: SourceObject, most_bytes: int, wanted_bytes: int = PART_BYTES) -> Bounds:
     """The source's own parts where they are no larger than `most_bytes`; else parts of a size that suits."""
     if opened.bounds and all(end - start <= most_bytes for start, end in opened.bounds):
         return opened.bounds
-    least = max(LEAST_PART_BYTES, -(-opened.size_bytes // MOST_PARTS))
-    return cut(opened.size_bytes, max(least, min(wanted_bytes, most_bytes)))
+    least = max(MIN_PART_BYTES, -(-opened.size_bytes // MAX_PARTS))
+    return split_ranges(opened.size_bytes, max(least, min(wanted_bytes, most_bytes)))
 
 
-async def side_by_side(works: Iterable[Callable[[], Awaitable[None]]], most: int) -> None:
+async def run_concurrently(works: Iterable[Callable[[], Awaitable[None]]], most: int) -> None:
     """Do all, at most so many at a time, begun in their order; the first fault ends the others and is raised."""
     left = iter(works)
 
@@ -526,13 +531,13 @@ async def side_by_side(works: Iterable[Callable[[], Awaitable[None]]], most: int
 
 WHOLE_BYTES = 16 * 1024**2
 """Up to so many bytes an object is one request."""
-MOST_PIECE_BYTES = 64 * 1024**2
+MAX_PIECE_BYTES = 64 * 1024**2
 """Parts of the source that are larger are not kept as they are: a piece is held in memory."""
 MEMORY_BYTES = 256 * 1024**2
 PARTS_AT_A_TIME = 4
 
 
-class Memory:
+class MemoryBudget:
     """Bytes that may be held at a time, by all objects under way."""
 
     def __init__(self, most_bytes: int = MEMORY_BYTES) -> None:
@@ -540,7 +545,7 @@ class Memory:
         self._freed = asyncio.Condition()
 
     @asynccontextmanager
-    async def held(self, size_bytes: int) -> AsyncIterator[None]:
+    async def reserve(self, size_bytes: int) -> AsyncIterator[None]:
         """Wait until there is place for so many; one piece always finds it."""
         size_bytes = min(size_bytes, self._most)
         async with self._freed:
@@ -558,77 +563,77 @@ class StreamedCopier:
     """Reads from any source and writes into a bucket."""
 
     def __init__(
-        self, source: Source, target: AsyncS3, terms: CopyTerms, uploads: Uploads, memory: Memory
+        self, source: Source, target: AsyncS3, terms: CopyTerms, uploads: Uploads, memory: MemoryBudget
     ) -> None:
         self._source, self._target, self._terms = source, target, terms
         self._uploads, self._memory = uploads, memory
 
-    async def copy(self, wanted: Wanted) -> Outcome:
+    async def copy(self, item: CopyItem) -> Outcome:
         """Copy one: small ones by one PutObject, others in parts (S3 API)."""
-        if wanted.size_bytes > min(WHOLE_BYTES, self._terms.copy_limit_bytes):
-            return await self._in_parts(wanted)
-        there = await found_there(self._target, wanted, self._terms)
+        if item.size_bytes > min(WHOLE_BYTES, self._terms.copy_limit_bytes):
+            return await self._in_parts(item)
+        there = await find_existing_copy(self._target, item, self._terms)
         if there is not None:
             return there
-        async with self._memory.held(wanted.size_bytes):
-            opened, content = await self._source.whole(wanted)
-            return await self._put(wanted, opened, content)
+        async with self._memory.reserve(item.size_bytes):
+            opened, content = await self._source.whole(item)
+            return await self._put(item, opened, content)
 
-    async def _put(self, wanted: Wanted, opened: Opened, content: bytes) -> Outcome:
+    async def _put(self, item: CopyItem, opened: SourceObject, content: bytes) -> Outcome:
         digest = sha256(content)
         headers = {
             **opened.headers,
-            **written_headers(self._terms),
+            **make_target_headers(self._terms),
             "x-amz-checksum-sha256": b64encode(digest.digest()).decode(),
         }
-        answer = await self._target.request("PUT", wanted.stored_key, headers=headers, body=content)
-        if not answer.is_success:
-            raise NotCopied.by(answer)
-        return copied(wanted, answer, f"sha256:{digest.hexdigest()}")
+        response = await self._target.request("PUT", item.stored_key, headers=headers, body=content)
+        if not response.is_success:
+            raise NotCopied.from_response(response)
+        return make_copied_outcome(item, response, f"sha256:{digest.hexdigest()}")
 
-    async def _in_parts(self, wanted: Wanted) -> Outcome:
-        opened = await self._source.opened(wanted)
-        if opened.size_bytes != wanted.size_bytes:
-            raise NotCopied.changed(f"it has {opened.size_bytes} bytes, {wanted.size_bytes} were listed")
-        bounds = part_bounds(opened, MOST_PIECE_BYTES, WHOLE_BYTES)
-        passing = _InOrder(self._source, wanted)
+    async def _in_parts(self, item: CopyItem) -> Outcome:
+        opened = await self._source.opened(item)
+        if opened.size_bytes != item.size_bytes:
+            raise NotCopied.changed(f"it has {opened.size_bytes} bytes, {item.size_bytes} were listed")
+        bounds = choose_part_bounds(opened, MAX_PIECE_BYTES, WHOLE_BYTES)
+        passing = _InOrder(self._source, item)
 
         async def send(upload_id: str, number: int, start: int, end: int) -> str:
             async with AsyncExitStack() as holding:
                 # Who asks for the turn first has it first, and parts ask in their order.
                 async with passing.turn:
-                    await holding.enter_async_context(self._memory.held(end - start))
+                    await holding.enter_async_context(self._memory.reserve(end - start))
                     content = await passing.piece(start, end)
-                return await self._send_part(wanted, upload_id, number, content)
+                return await self._send_part(item, upload_id, number, content)
 
-        outcome = await self._uploads.copy(wanted, opened, bounds, send, PARTS_AT_A_TIME)
-        if passing.size_bytes != wanted.size_bytes:
+        outcome = await self._uploads.copy(item, opened, bounds, send, PARTS_AT_A_TIME)
+        if passing.size_bytes != item.size_bytes:
             # A run before this one sent some of the parts: their bytes did not pass here.
             return outcome
         return Outcome(
-            wanted,
+            item,
             stored_etag=outcome.stored_etag,
             stored_version_id=outcome.stored_version_id,
             checksum=f"sha256:{passing.digest.hexdigest()}",
         )
 
-    async def _send_part(self, wanted: Wanted, upload_id: str, number: int, content: bytes) -> str:
-        answer = await self._target.request(
-            "PUT", wanted.stored_key, {"partNumber": str(number), "uploadId": upload_id}, body=content
+    async def _send_part(self, item: CopyItem, upload_id: str, number: int, content: bytes) -> str:
+        response = await self._target.request(
+            "PUT", item.stored_key, {"partNumber": str(number), "uploadId": upload_id}, body=content
         )
-        if not answer.is_success:
-            raise NotCopied.by(answer)
-        etag = answer.headers.get("etag", "").strip('"')
+        if not response.is_success:
+            raise NotCopied.from_response(response)
+        etag = response.headers.get("etag", "").strip('"')
         if not etag:
-            raise NotCopied("NoETag", answer.status, f"the store gave no ETag for part {number}")
+            raise NotCopied("NoETag", response.status, f"the store gave no ETag for part {number}")
         return etag
 
 
 class _InOrder:
     """Reads the pieces of an object one after the other, so that the checksum is of the whole."""
 
-    def __init__(self, source: Source, wanted: Wanted) -> None:
-        self._source, self._wanted = source, wanted
+    def __init__(self, source: Source, item: CopyItem) -> None:
+        self._source, self._wanted = source, item
         self.turn, self.digest, self.size_bytes = asyncio.Lock(), sha256(), 0
 
     async def piece(self, start: int, end: int) -> bytes:

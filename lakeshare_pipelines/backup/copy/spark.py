@@ -21,15 +21,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress, Tell, plan_digest
-from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, capabilities_of
+from lakeshare_pipelines.backup.copy.engine import CopyTask, Progress, ReportProgress, compute_plan_digest
+from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, probe_capabilities
 from lakeshare_pipelines.backup.model import (
-    DONE,
+    COPY_RESULTS,
     PLAN,
     CopyRecord,
     read_rows,
-    to_copy,
-    whole_table,
+    read_table,
+    select_rows_to_copy,
     write_rows,
 )
 from lakeshare_pipelines.backup.stores import BackupStore, open_store
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 HEAVY_BYTES = 64 * 1024**2
 BYTES_A_REQUEST = 4 * 1024**2
 """Copying so many bytes takes about as long as one more request."""
-LEAST_ROWS = 256
-MOST_ROWS = 1_000_000
+MIN_ROWS = 256
+MAX_ROWS = 1_000_000
 PORTIONS_A_WORKER = 3
 """Several, so that who is done early takes another."""
 
@@ -64,16 +64,20 @@ class Portions(BaseModel):
         return f"{self.prefix}{number}/"
 
 
-def portions_of(store: BackupStore, prefix: str, plan: Path, workers: int) -> Portions:
+def load_or_make_portions(store: BackupStore, prefix: str, plan: Path, workers: int) -> Portions:
     """The portions of a plan below a prefix of the target: as they were made once, or made now for so many workers."""
     if store.head(f"{prefix}portions.json") is not None:
         return Portions.model_validate_json(store.read(f"{prefix}portions.json"))
-    rows, size_bytes = _sums(to_copy(read_rows(plan)))
-    made = Portions(prefix=prefix, count=portion_count(rows, workers), objects=rows, size_bytes=size_bytes)
+    rows, size_bytes = _sums(select_rows_to_copy(read_rows(plan)))
+    portions = Portions(
+        prefix=prefix, count=choose_portion_count(rows, workers), objects=rows, size_bytes=size_bytes
+    )
     with tempfile.TemporaryDirectory() as scratch:
-        write_portions(store, prefix, made.count, lambda: to_copy(read_rows(plan)), Path(scratch))
-    store.put(f"{prefix}portions.json", made.model_dump_json().encode())
-    return made
+        write_portions(
+            store, prefix, portions.count, lambda: select_rows_to_copy(read_rows(plan)), Path(scratch)
+        )
+    store.put(f"{prefix}portions.json", portions.model_dump_json().encode())
+    return portions
 
 
 def _sums(batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
@@ -84,13 +88,13 @@ def _sums(batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
     return rows, size_bytes
 
 
-def portion_count(rows: int, workers: int) -> int:
+def choose_portion_count(rows: int, workers: int) -> int:
     """How many portions to make for so many workers: none is tiny, none is more than fits into memory."""
-    wanted = min(workers * PORTIONS_A_WORKER, -(-rows // LEAST_ROWS))
-    return max(1, wanted, -(-rows // MOST_ROWS))
+    wanted = min(workers * PORTIONS_A_WORKER, -(-rows // MIN_ROWS))
+    return max(1, wanted, -(-rows // MAX_ROWS))
 
 
-def cost(size_bytes: int) -> float:
+def estimate_cost(size_bytes: int) -> float:
     """What one object takes, in requests."""
     return 1 + size_bytes / BYTES_A_REQUEST
 
@@ -113,22 +117,22 @@ def write_portions(
         _write_heavy(writers, read())
         for batch in read():
             light = batch.filter(pc.invert(_is_heavy(batch)))
-            _write(writers, light, _places(light, count))
+            _write(writers, light, _assign_portions(light, count))
     finally:
         for writer in writers:
             writer.close()
     for number in range(count):
         path = scratch / f"{number}.parquet"
-        store.put(portion_key(prefix, number), path.read_bytes())
+        store.put(get_portion_key(prefix, number), path.read_bytes())
         path.unlink()
 
 
 def read_portion(store: BackupStore, prefix: str, number: int) -> pa.Table:
     """The rows of one portion."""
-    return pq.read_table(io.BytesIO(store.read(portion_key(prefix, number))))
+    return pq.read_table(io.BytesIO(store.read(get_portion_key(prefix, number))))
 
 
-def portion_key(prefix: str, number: int) -> str:
+def get_portion_key(prefix: str, number: int) -> str:
     """Where a portion is."""
     return f"{prefix}{number}.parquet"
 
@@ -148,11 +152,11 @@ def _write_heavy(writers: list[pq.ParquetWriter], batches: Iterable[pa.RecordBat
     for size_bytes in table["size_bytes"].to_pylist():
         load, number = heapq.heappop(loads)
         places.append(number)
-        heapq.heappush(loads, (load + cost(size_bytes), number))
+        heapq.heappush(loads, (load + estimate_cost(size_bytes), number))
     _write(writers, table, np.array(places))
 
 
-def _places(batch: pa.RecordBatch, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+def _assign_portions(batch: pa.RecordBatch, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     return np.fromiter(
         (crc32(key.encode()) % count for key in batch["key"].to_pylist()), np.int64, batch.num_rows
     )
@@ -202,13 +206,13 @@ class PortionWork:
         """For Spark's mapInArrow: numbers of portions in, outcomes as JSON out."""
         for batch in batches:
             outcomes = [self.copy(number) for number in batch["id"].to_pylist()]
-            yield pa.RecordBatch.from_pydict({"outcome": [one.model_dump_json() for one in outcomes]})
+            yield pa.RecordBatch.from_pydict({"outcome": [outcome.model_dump_json() for outcome in outcomes]})
 
     def copy(self, number: int) -> PortionOutcome:
         """Copy one portion, or what is left of it. A refusal is an outcome: who tries again gets the same."""
         store = open_store(self.task.target)
         try:
-            record = done_record(store, self.portions, number)
+            record = read_portion_record(store, self.portions, number)
             if record is None or record.failed:
                 record = self._copied(store, number)
         except BackupError as error:
@@ -225,15 +229,15 @@ class PortionWork:
         with tempfile.TemporaryDirectory(prefix="lakeshare-portion-") as scratch:
             task = self.task_of(number, Path(scratch))
             write_rows(task.plan, PLAN, [read_portion(store, self.portions.prefix, number)])
-            record = self.engine.copy(task, _nobody)
+            record = self.engine.copy(task, _ignore_progress)
             content = io.BytesIO()
-            pq.write_table(whole_table(task.done, DONE), content, compression="zstd")
+            pq.write_table(read_table(task.done, COPY_RESULTS), content, compression="zstd")
         store.put(f"{task.work_prefix}done.parquet", content.getvalue())
         store.put(f"{task.work_prefix}record.json", record.model_dump_json().encode())
         return record
 
 
-def done_record(store: BackupStore, portions: Portions, number: int) -> CopyRecord | None:
+def read_portion_record(store: BackupStore, portions: Portions, number: int) -> CopyRecord | None:
     """The record of a portion that was copied to its end; None while it was not."""
     try:
         return CopyRecord.model_validate_json(store.read(f"{portions.folder(number)}record.json"))
@@ -241,17 +245,17 @@ def done_record(store: BackupStore, portions: Portions, number: int) -> CopyReco
         return None
 
 
-def done_rows(store: BackupStore, portions: Portions) -> Iterator[pa.Table]:
+def read_done_rows(store: BackupStore, portions: Portions) -> Iterator[pa.Table]:
     """What became of the rows of all portions, portion by portion; schema DONE."""
     for number in range(portions.count):
         yield pq.read_table(io.BytesIO(store.read(f"{portions.folder(number)}done.parquet")))
 
 
-def _nobody(_: Progress) -> None:
+def _ignore_progress(_: Progress) -> None:
     """The driver reads the ledgers instead: it sees all portions, and those of executors that died."""
 
 
-MOST_IN_FLIGHT = 1024
+MAX_IN_FLIGHT = 1024
 POLL_S = 2.0
 ENDING_S = 5.0
 
@@ -269,7 +273,7 @@ class SparkEngine:
         self,
         open_spark: "Callable[[], SparkSession]",
         *,
-        most_in_flight: int = MOST_IN_FLIGHT,
+        most_in_flight: int = MAX_IN_FLIGHT,
         workers: int | None = None,
         poll_s: float = POLL_S,
     ) -> None:
@@ -277,39 +281,41 @@ class SparkEngine:
         self._most_in_flight, self._workers, self._poll_s = most_in_flight, workers, poll_s
         self._running: SparkSession | None = None
 
-    def copy(self, task: CopyTask, tell: Tell) -> CopyRecord:
+    def copy(self, task: CopyTask, report_progress: ReportProgress) -> CopyRecord:
         """See CopyEngine. Portions that are copied whole are left alone, the others go on by their ledgers.
 
         Raises:
             BackupError: a portion is refused, or Spark ends before all portions are copied.
         """
         began = time.monotonic()
-        if next(to_copy(read_rows(task.plan)), None) is None:
+        if next(select_rows_to_copy(read_rows(task.plan)), None) is None:
             # A day without changes needs no Spark.
-            write_rows(task.done, DONE, ())
+            write_rows(task.done, COPY_RESULTS, ())
             return CopyRecord(engine=self.name, succeeded=0, failed=0, size_bytes=0, seconds=0.0, reports=())
         store, spark = open_store(task.target), self._open_spark()
-        workers = self._workers or _workers(spark)
-        prefix = f"{_folder_of(task)}{plan_digest(read_rows(task.plan))}/"
-        portions = portions_of(store, prefix, task.plan, workers)
+        workers = self._workers or _count_workers(spark)
+        prefix = f"{_folder_of(task)}{compute_plan_digest(read_rows(task.plan))}/"
+        portions = load_or_make_portions(store, prefix, task.plan, workers)
         at_a_time = min(workers, portions.count)
         in_flight = max(1, min(task.in_flight, self._most_in_flight // at_a_time))
-        shared = LocalEngine(capabilities=_probed(task), prefix_per_s=PREFIX_PER_S / at_a_time)
+        shared = LocalEngine(capabilities=_probe_target(task), prefix_per_s=PREFIX_PER_S / at_a_time)
         work = PortionWork(replace(task, in_flight=in_flight), portions, shared)
         self._running = spark
         try:
-            outcomes = _run(spark, task, work, _Followed(store, portions, tell, began), self._poll_s)
+            outcomes = _run(
+                spark, task, work, _PortionProgress(store, portions, report_progress, began), self._poll_s
+            )
         finally:
             self._running = None
-        records = _records(outcomes)
-        write_rows(task.done, DONE, done_rows(store, portions))
+        records = _require_records(outcomes)
+        write_rows(task.done, COPY_RESULTS, read_done_rows(store, portions))
         return CopyRecord(
             engine=self.name,
-            succeeded=sum(one.succeeded for one in records),
-            failed=sum(one.failed for one in records),
-            size_bytes=sum(one.size_bytes for one in records),
+            succeeded=sum(record.succeeded for record in records),
+            failed=sum(record.failed for record in records),
+            size_bytes=sum(record.size_bytes for record in records),
             seconds=time.monotonic() - began,
-            reports=tuple(report for one in records for report in one.reports),
+            reports=tuple(report for record in records for report in record.reports),
             capabilities=records[0].capabilities,
         )
 
@@ -327,19 +333,19 @@ class SparkEngine:
 
 
 @dataclass
-class _Followed:
+class _PortionProgress:
     """How far all portions are, by their ledgers, those of earlier runs included."""
 
     store: BackupStore
     portions: Portions
-    tell: Tell
+    report_progress: ReportProgress
     began: float
     succeeded: int = 0
     failed: int = 0
     size_bytes: int = 0
     seen: set[str] = field(default_factory=set)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read what was written since the last look, and tell the sum."""
         for one in self.store.list(self.portions.prefix):
             if "/ledger/" in one.key and one.key not in self.seen:
@@ -347,7 +353,7 @@ class _Followed:
                 self._add(one.key)
         # What failed in an earlier run is told again when it is tried again.
         done = min(self.succeeded + self.failed, self.portions.objects)
-        self.tell(
+        self.report_progress(
             Progress(
                 objects=done,
                 objects_of=self.portions.objects,
@@ -367,20 +373,20 @@ class _Followed:
 
 
 def _run(
-    spark: "SparkSession", task: CopyTask, work: PortionWork, followed: _Followed, poll_s: float
+    spark: "SparkSession", task: CopyTask, work: PortionWork, followed: _PortionProgress, poll_s: float
 ) -> list[PortionOutcome]:
     """Copy all portions, a Spark task each; `followed` is told every `poll_s` and at the end."""
     count = work.portions.count
     # Exactly one number in each partition, in every mode of Spark: nothing is shuffled.
     frame = spark.range(0, count, 1, count).mapInArrow(work.mapped, "outcome string")
-    said: list[str] = []
+    outcomes: list[str] = []
     faults: list[Exception] = []
 
     def collect() -> None:
         try:
             # Tags belong to a thread.
             spark.addTag(_tag(task))
-            said.extend(row.outcome for row in frame.collect())
+            outcomes.extend(row.outcome for row in frame.collect())
         except Exception as error:  # raised again below, in the thread of the caller
             faults.append(error)
 
@@ -389,17 +395,17 @@ def _run(
     try:
         while thread.is_alive():
             thread.join(poll_s)
-            followed.look()
+            followed.poll()
     finally:
         if thread.is_alive():
             spark.interruptTag(_tag(task))
             thread.join()
     if faults:
-        raise _ended(task, faults[0]) from faults[0]
-    return [PortionOutcome.model_validate_json(one) for one in said]
+        raise _make_ended_error(task, faults[0]) from faults[0]
+    return [PortionOutcome.model_validate_json(one) for one in outcomes]
 
 
-def _ended(task: CopyTask, fault: Exception) -> BackupError:
+def _make_ended_error(task: CopyTask, fault: Exception) -> BackupError:
     # A driver that is gone cannot be asked for the text of its exception.
     is_gone = has_driver_ended(wait_s=ENDING_S)
     why = "its driver died" if is_gone else (str(fault).strip().splitlines() or [type(fault).__name__])[0]
@@ -410,24 +416,28 @@ def _ended(task: CopyTask, fault: Exception) -> BackupError:
     )
 
 
-def _records(outcomes: list[PortionOutcome]) -> list[CopyRecord]:
-    for one in outcomes:
-        if one.refusal is not None:
-            raise one.refusal.error()
-    return [one.record for one in sorted(outcomes, key=lambda found: found.number) if one.record is not None]
+def _require_records(outcomes: list[PortionOutcome]) -> list[CopyRecord]:
+    for outcome in outcomes:
+        if outcome.refusal is not None:
+            raise outcome.refusal.error()
+    return [
+        outcome.record
+        for outcome in sorted(outcomes, key=lambda found: found.number)
+        if outcome.record is not None
+    ]
 
 
-def _probed(task: CopyTask) -> Capabilities | None:
+def _probe_target(task: CopyTask) -> Capabilities | None:
     """What the target does, found out once for all executors; a folder is not asked."""
 
     async def probe() -> Capabilities:
         async with AsyncS3(task.target, 1) as target:
-            return await capabilities_of(target, task.work_prefix)
+            return await probe_capabilities(target, task.work_prefix)
 
     return None if task.target.kind == FOLDER else asyncio.run(probe())
 
 
-def _workers(spark: "SparkSession") -> int:
+def _count_workers(spark: "SparkSession") -> int:
     """How many tasks the session runs at a time."""
     from pyspark.sql.utils import is_remote
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.points import OWN_PREFIX
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.store import FOLDER, REFUSALS, s3_client
+from lakeshare_pipelines.backup.stores.store import FOLDER, REFUSALS, make_s3_client
 from lakeshare_pipelines.errors import BackupError
 
 ReportFormat = Literal["CSV", "ORC", "Parquet"]
@@ -118,12 +118,12 @@ _PARQUET = {
 _BY_FIELD = {column.field: column for column in (BUCKET, KEY, *VERSION_COLUMNS, *OPTIONAL_COLUMNS)}
 
 
-def report_columns(
+def select_report_columns(
     fields: Collection[str] = NEEDED_FIELDS, *, versions: bool = False
 ) -> tuple[InventoryColumn, ...]:
     """The columns of a report that was asked for some optional fields, in their order."""
-    asked = tuple(column for column in OPTIONAL_COLUMNS if column.field in fields)
-    return (BUCKET, KEY, *(VERSION_COLUMNS if versions else ()), *asked)
+    selected = tuple(column for column in OPTIONAL_COLUMNS if column.field in fields)
+    return (BUCKET, KEY, *(VERSION_COLUMNS if versions else ()), *selected)
 
 
 def arrow_schema(columns: Sequence[InventoryColumn]) -> pa.Schema:
@@ -131,52 +131,52 @@ def arrow_schema(columns: Sequence[InventoryColumn]) -> pa.Schema:
     return pa.schema([column.arrow_field for column in columns])
 
 
-def file_schema(file_format: ReportFormat, columns: Sequence[InventoryColumn]) -> str:
+def format_file_schema(file_format: ReportFormat, columns: Sequence[InventoryColumn]) -> str:
     """The `fileSchema` of a manifest (S3 User Guide, "Inventory manifest")."""
     if file_format == "CSV":
         return ", ".join(column.field for column in columns)
     if file_format == "ORC":
         return f"struct<{','.join(f'{column.name}:{column.kind}' for column in columns)}>"
-    told = (
+    fields = (
         f"{'required' if column.is_required else 'optional'} {_PARQUET[column.kind].format(column.name)};"
         for column in columns
     )
-    return f"message s3.inventory {{ {' '.join(told)} }}"
+    return f"message s3.inventory {{ {' '.join(fields)} }}"
 
 
-def names_in(file_format: ReportFormat, told: str) -> tuple[str, ...]:
+def parse_file_schema(file_format: ReportFormat, schema: str) -> tuple[str, ...]:
     """The names of the columns a `fileSchema` tells, in its order, as data files spell them; unknown ones as told.
 
     Raises:
         BackupError: it is no schema of that format, or has no bucket and key.
     """
-    found = tuple(_NAMES[file_format](told))
+    found = tuple(_NAMES[file_format](schema))
     if not {"bucket", "key"} <= set(found):
         raise BackupError(
-            f"fileSchema {told!r}",
+            f"fileSchema {schema!r}",
             f"it is no schema of a {file_format} report with a bucket and a key",
             "Take a report that AWS S3 Inventory or `lakeshare inventory generate` wrote.",
         )
     return found
 
 
-def _csv_names(told: str) -> list[str]:
-    fields = (field.strip() for field in told.split(","))
+def _parse_csv_schema(schema: str) -> list[str]:
+    fields = (field.strip() for field in schema.split(","))
     return [_BY_FIELD[field].name if field in _BY_FIELD else field for field in fields]
 
 
-def _orc_names(told: str) -> list[str]:
-    body = re.fullmatch(r"\s*struct<(.*)>\s*", told, re.DOTALL)
+def _parse_orc_schema(schema: str) -> list[str]:
+    body = re.fullmatch(r"\s*struct<(.*)>\s*", schema, re.DOTALL)
     return re.findall(r"(?:^|,)\s*(\w+)\s*:", body[1]) if body else []
 
 
-def _parquet_names(told: str) -> list[str]:
+def _parse_parquet_schema(schema: str) -> list[str]:
     # Reports say (UTF8) and (TIMESTAMP_MILLIS), or by newer writers (STRING) and (TIMESTAMP(MILLIS,true)).
-    body = re.fullmatch(r"\s*message\s+\S+\s*\{(.*)\}\s*", told, re.DOTALL)
+    body = re.fullmatch(r"\s*message\s+\S+\s*\{(.*)\}\s*", schema, re.DOTALL)
     return re.findall(r"(?:required|optional)\s+\w+\s+(\w+)", body[1]) if body else []
 
 
-_NAMES = {"CSV": _csv_names, "ORC": _orc_names, "Parquet": _parquet_names}
+_NAMES = {"CSV": _parse_csv_schema, "ORC": _parse_orc_schema, "Parquet": _parse_parquet_schema}
 
 
 def own_prefixes(backup: Backup) -> tuple[str, ...]:
@@ -190,19 +190,19 @@ def own_prefixes(backup: Backup) -> tuple[str, ...]:
     # Of a target with a day in it all days: they begin alike.
     places = [target.model_copy(update={"url": target.url.split("{day}")[0]}), backup.records]
     if backup.listing.kind != "manifest_csv":
-        told = (backup.listing.location, backup.listing.journal)
-        places += [reached(backup, location) for location in told if location is not None]
+        locations = (backup.listing.location, backup.listing.journal)
+        places += [resolve_address(backup, location) for location in locations if location is not None]
     found |= {below for place in places if (below := _below(place, source))}
     return tuple(sorted(found))
 
 
-def reached(backup: Backup, location: str) -> StoreAddress:
+def resolve_address(backup: Backup, location: str) -> StoreAddress:
     """The address of a location that a listing is told of, reached as `listing.store` says, or as the source is."""
     url = location.rstrip("/") if location.startswith("/") else location
     return (backup.listing.store or backup.source).model_copy(update={"url": url})
 
 
-def without_prefixes(rows: pa.RecordBatch, prefixes: Sequence[str]) -> pa.RecordBatch:
+def drop_prefixes(rows: pa.RecordBatch, prefixes: Sequence[str]) -> pa.RecordBatch:
     """The rows of a listing whose keys begin with none of the prefixes."""
     for prefix in prefixes:
         is_own = pc.starts_with(rows["key"], prefix)
@@ -230,7 +230,7 @@ USE_GENERATOR = "Use the generator: leave `listing` out, or set `listing.kind: g
 
 
 @dataclass(frozen=True)
-class Wanted:
+class InventoryOptions:
     """What is asked of a store besides what a backup declares."""
 
     file_format: ReportFormat = "Parquet"
@@ -250,7 +250,7 @@ class Destination:
     configuration: str
 
 
-def destination_of(backup: Backup) -> Destination:
+def get_destination(backup: Backup) -> Destination:
     """The destination that `listing.location` tells.
 
     Raises:
@@ -263,7 +263,7 @@ def destination_of(backup: Backup) -> Destination:
             f"its listing is of kind {backup.listing.kind}, of {backup.source}",
             "Set `listing.kind: s3_inventory` and `listing.location` for a bucket of S3.",
         )
-    address = reached(backup, location)
+    address = resolve_address(backup, location)
     parts = address.prefix.rstrip("/").split("/")
     if address.kind == FOLDER or len(parts) < 2 or parts[-2] != backup.source.bucket:
         raise BackupError(
@@ -274,11 +274,11 @@ def destination_of(backup: Backup) -> Destination:
     return Destination(address.at(address.bucket), "/".join(parts[:-2]), parts[-1])
 
 
-def configuration_of(backup: Backup, wanted: Wanted) -> Document:
+def make_configuration(backup: Backup, wanted: InventoryOptions) -> Document:
     """The InventoryConfiguration (S3 API, PutBucketInventoryConfiguration)."""
-    destination = destination_of(backup)
+    destination = get_destination(backup)
     bucket: Document = {
-        "Bucket": arn(destination.address),
+        "Bucket": make_arn(destination.address),
         "Format": wanted.file_format,
         "Encryption": {"SSEKMS": {"KeyId": wanted.kms_key}} if wanted.kms_key else {"SSES3": {}},
     }
@@ -299,13 +299,13 @@ def configuration_of(backup: Backup, wanted: Wanted) -> Document:
     return configuration
 
 
-def statement_of(backup: Backup) -> Document:
+def make_statement(backup: Backup) -> Document:
     """What the destination's bucket policy has to allow (S3 User Guide, "Granting permissions for … Inventory").
 
     Raises:
         BackupError: the source's account is not declared.
     """
-    destination = destination_of(backup)
+    destination = get_destination(backup)
     if backup.source.account is None:
         raise BackupError(
             f"backup {backup.name}",
@@ -317,9 +317,9 @@ def statement_of(backup: Backup) -> Document:
         "Effect": "Allow",
         "Principal": {"Service": "s3.amazonaws.com"},
         "Action": "s3:PutObject",
-        "Resource": f"{arn(destination.address)}/*",
+        "Resource": f"{make_arn(destination.address)}/*",
         "Condition": {
-            "ArnLike": {"aws:SourceArn": arn(backup.source)},
+            "ArnLike": {"aws:SourceArn": make_arn(backup.source)},
             "StringEquals": {
                 "aws:SourceAccount": backup.source.account,
                 "s3:x-amz-acl": "bucket-owner-full-control",
@@ -328,36 +328,36 @@ def statement_of(backup: Backup) -> Document:
     }
 
 
-def configured(backup: Backup) -> Document | None:
+def get_configuration(backup: Backup) -> Document | None:
     """The configuration that the store has under the backup's id; None when it has none.
 
     Raises:
         BackupError: the store knows no inventories, refuses, or does not answer.
     """
-    destination = destination_of(backup)
+    destination = get_destination(backup)
     try:
-        with _asking(backup.source) as asked:
-            answer = asked.get_bucket_inventory_configuration(
+        with _open_client(backup.source) as client:
+            response = client.get_bucket_inventory_configuration(
                 Bucket=backup.source.bucket, Id=destination.configuration, **_owner(backup.source)
             )
     except _Absent:
         return None
-    found: Document = answer.get("InventoryConfiguration", {})
+    found: Document = response.get("InventoryConfiguration", {})
     if "Id" not in found:
         # It took the request for a listing of the bucket.
         raise BackupError(f"{backup.source}", "the store knows no inventories", USE_GENERATOR)
     return found
 
 
-def put_configuration(backup: Backup, wanted: Wanted) -> Document:
+def put_configuration(backup: Backup, wanted: InventoryOptions) -> Document:
     """Put the configuration into the store and read it back; one of the same id is replaced, no other is touched.
 
     Raises:
         BackupError: the store knows no inventories or did not keep this one, or the destination is in another region.
     """
-    document, destination = configuration_of(backup, wanted), destination_of(backup)
+    document, destination = make_configuration(backup, wanted), get_destination(backup)
     # Looked at first: a store that knows no inventories may take the request for another one.
-    configured(backup)
+    get_configuration(backup)
     regions = [_region(backup.source), _region(destination.address)]
     if regions[0] != regions[1]:
         raise BackupError(
@@ -365,21 +365,21 @@ def put_configuration(backup: Backup, wanted: Wanted) -> Document:
             f"it is in {regions[1]}, and {backup.source} in {regions[0]}: inventories go to the same region",
             "Let the reports arrive in a bucket of the source's region.",
         )
-    with _asking(backup.source) as asked:
-        asked.put_bucket_inventory_configuration(
+    with _open_client(backup.source) as client:
+        client.put_bucket_inventory_configuration(
             Bucket=backup.source.bucket,
             Id=document["Id"],
             InventoryConfiguration=document,
             **_owner(backup.source),
         )
-    kept = configured(backup)
-    if kept is None or _comparable(kept) != _comparable(document):
+    stored = get_configuration(backup)
+    if stored is None or _comparable(stored) != _comparable(document):
         raise BackupError(
             f"{backup.source}",
             f"the store did not keep inventory configuration {document['Id']} as it was put",
             USE_GENERATOR,
         )
-    return kept
+    return stored
 
 
 def put_statement(backup: Backup) -> Document:
@@ -388,18 +388,18 @@ def put_statement(backup: Backup) -> Document:
     Raises:
         BackupError: the destination refuses, or did not keep it.
     """
-    address, statement = destination_of(backup).address, statement_of(backup)
+    address, statement = get_destination(backup).address, make_statement(backup)
     policy: Document = _policy(address) or {"Version": "2012-10-17", "Statement": []}
     others = [one for one in policy["Statement"] if one.get("Sid") != statement["Sid"]]
     policy = {**policy, "Statement": [*others, statement]}
-    with _asking(address) as asked:
-        asked.put_bucket_policy(Bucket=address.bucket, Policy=json.dumps(policy), **_owner(address))
+    with _open_client(address) as client:
+        client.put_bucket_policy(Bucket=address.bucket, Policy=json.dumps(policy), **_owner(address))
     if statement not in (_policy(address) or {"Statement": []})["Statement"]:
         raise BackupError(f"{address}", "the store did not keep the bucket policy", "Put it there by hand.")
     return policy
 
 
-def arn(address: StoreAddress) -> str:
+def make_arn(address: StoreAddress) -> str:
     """The ARN of a bucket; its partition follows from the region."""
     region = address.region or ""
     partition = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
@@ -409,18 +409,18 @@ def arn(address: StoreAddress) -> str:
 
 def _policy(address: StoreAddress) -> Document | None:
     try:
-        with _asking(address) as asked:
-            answer = asked.get_bucket_policy(Bucket=address.bucket, **_owner(address))
+        with _open_client(address) as client:
+            response = client.get_bucket_policy(Bucket=address.bucket, **_owner(address))
     except _Absent:
         return None
-    found: Document = json.loads(answer["Policy"])
+    found: Document = json.loads(response["Policy"])
     return found
 
 
 def _region(address: StoreAddress) -> str:
-    with _asking(address) as asked:
-        answer = asked.get_bucket_location(Bucket=address.bucket, **_owner(address))
-    return str(answer.get("LocationConstraint") or "us-east-1")
+    with _open_client(address) as client:
+        response = client.get_bucket_location(Bucket=address.bucket, **_owner(address))
+    return str(response.get("LocationConstraint") or "us-east-1")
 
 
 def _comparable(document: Document) -> Document:
@@ -443,12 +443,12 @@ def _owner(address: StoreAddress) -> dict[str, str]:
 
 
 @contextmanager
-def _asking(address: StoreAddress) -> Iterator[Any]:
+def _open_client(address: StoreAddress) -> Iterator[Any]:
     """A client of boto3, which has no types; what the store refuses becomes a sentence."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        yield s3_client(address)
+        yield make_s3_client(address)
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
         if code in ABSENT:
@@ -469,11 +469,11 @@ def _asking(address: StoreAddress) -> Iterator[Any]:
         ) from error
 
 
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 log = logging.getLogger("lakeshare_pipelines.backup.inventory")
 
 
-def to_log(sentence: str) -> None:
+def log_message(sentence: str) -> None:
     """Tell it to the log."""
     log.info("%s", sentence)

@@ -22,19 +22,19 @@ from lakeshare_pipelines.backup.inventory.configuration import (
     MANIFEST_VERSION,
     InventoryColumn,
     ReportFormat,
-    Tell,
-    file_schema,
+    ReportProgress,
+    drop_prefixes,
+    format_file_schema,
+    log_message,
     own_prefixes,
-    report_columns,
-    to_log,
-    without_prefixes,
+    select_report_columns,
 )
 from lakeshare_pipelines.backup.inventory.list_objects import (
     IN_FLIGHT,
     KeyRange,
-    first_ranges,
-    listed,
-    listed_ranges,
+    find_first_ranges,
+    list_range_rows,
+    list_rows,
 )
 from lakeshare_pipelines.backup.inventory.reports import SCAN_TIME
 from lakeshare_pipelines.backup.model import LISTING, ListingRecord, write_rows
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     OpenSpark = Callable[[], SparkSession]
 
-TOLD_BY_LISTINGS = (
+LISTED_FIELDS = (
     "Size",
     "LastModifiedDate",
     "ETag",
@@ -66,7 +66,7 @@ HIVE_TIME = "%Y-%m-%d-%H-%M"
 
 
 @dataclass(frozen=True)
-class ReportPlace:
+class ReportDestination:
     """Where reports of a source go and how they are written; small, goes to Spark's executors."""
 
     source: StoreAddress
@@ -84,7 +84,7 @@ class ReportPlace:
     @property
     def columns(self) -> tuple[InventoryColumn, ...]:
         """The columns of the data files."""
-        return report_columns(TOLD_BY_LISTINGS, versions=self.versions)
+        return select_report_columns(LISTED_FIELDS, versions=self.versions)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class WrittenFile:
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedReport:
     """A report that is written, and what it tells."""
 
     location: str
@@ -113,7 +113,7 @@ class Generated:
 
 
 def write_files(
-    place: ReportPlace, batches: Iterable[pa.RecordBatch], rows_a_file: int = ROWS_A_FILE
+    place: ReportDestination, batches: Iterable[pa.RecordBatch], rows_a_file: int = ROWS_A_FILE
 ) -> Iterator[WrittenFile]:
     """Write rows of schema LISTING as data files; they are no report yet.
 
@@ -121,21 +121,21 @@ def write_files(
         BackupError: the destination refuses them.
     """
     store = open_store(place.destination)
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
-        held.append(batch)
+        pending.append(batch)
         rows += batch.num_rows
         if rows >= rows_a_file:
-            yield _write_file(store, place, pa.Table.from_batches(held))
-            held, rows = [], 0
+            yield _write_file(store, place, pa.Table.from_batches(pending))
+            pending, rows = [], 0
     if rows:
-        yield _write_file(store, place, pa.Table.from_batches(held))
+        yield _write_file(store, place, pa.Table.from_batches(pending))
 
 
 def write_manifest(
-    place: ReportPlace, files: Sequence[WrittenFile], started_at: dt.datetime, ended_at: dt.datetime
-) -> Generated:
+    place: ReportDestination, files: Sequence[WrittenFile], started_at: dt.datetime, ended_at: dt.datetime
+) -> GeneratedReport:
     """Make a report of data files: the links for Hive, the manifest, and its checksum last.
 
     Raises:
@@ -149,24 +149,24 @@ def write_manifest(
         raise BackupError(
             where, "there is a report of this minute already", "Read that one, or generate again in a minute."
         )
-    links = "\n".join(_url(destination, one.key) for one in files)
+    links = "\n".join(_url(destination, file.key) for file in files)
     store.put(f"{place.prefix}hive/dt={started_at.strftime(HIVE_TIME)}/symlink.txt", links.encode())
     store.put(f"{folder}manifest.checksum", md5(manifest, usedforsecurity=False).hexdigest().encode())
-    rows, size = sum(one.rows for one in files), sum(one.listed_bytes for one in files)
-    return Generated(where, started_at, ended_at, len(files), rows, size)
+    rows, size = sum(file.rows for file in files), sum(file.listed_bytes for file in files)
+    return GeneratedReport(where, started_at, ended_at, len(files), rows, size)
 
 
-def _manifest(place: ReportPlace, files: Sequence[WrittenFile], started_at: dt.datetime) -> bytes:
-    told = {
+def _manifest(place: ReportDestination, files: Sequence[WrittenFile], started_at: dt.datetime) -> bytes:
+    manifest = {
         "sourceBucket": place.source.bucket,
         "destinationBucket": f"arn:aws:s3:::{place.destination.bucket}",
         "version": MANIFEST_VERSION,
         "creationTimestamp": str(int(started_at.timestamp() * 1000)),
         "fileFormat": place.file_format,
-        "fileSchema": file_schema(place.file_format, place.columns),
-        "files": [{"key": one.key, "size": one.size_bytes, "MD5checksum": one.md5} for one in files],
+        "fileSchema": format_file_schema(place.file_format, place.columns),
+        "files": [{"key": file.key, "size": file.size_bytes, "MD5checksum": file.md5} for file in files],
     }
-    return json.dumps(told, indent=2).encode()
+    return json.dumps(manifest, indent=2).encode()
 
 
 def _url(destination: StoreAddress, key: str) -> str:
@@ -174,7 +174,7 @@ def _url(destination: StoreAddress, key: str) -> str:
     return f"file://{location}" if destination.kind == FOLDER else location
 
 
-def _write_file(store: BackupStore, place: ReportPlace, listing: pa.Table) -> WrittenFile:
+def _write_file(store: BackupStore, place: ReportDestination, listing: pa.Table) -> WrittenFile:
     told_as = {LISTED_AS[column.name]: column for column in place.columns}
     rows = listing.select(list(told_as)).rename_columns([column.name for column in told_as.values()])
     content = _FORMATS[place.file_format](rows, place.columns)
@@ -195,14 +195,14 @@ def _as_csv(rows: pa.Table, columns: Sequence[InventoryColumn]) -> bytes:
         if column.kind == "timestamp":
             values = pc.strftime(values, format=CSV_TIME)
         texts.append(pc.fill_null(values.cast(pa.string()), ""))
-    texts[1] = pa.chunked_array([_encoded(chunk) for chunk in texts[1].chunks], pa.string())
+    texts[1] = pa.chunked_array([_encode_keys(chunk) for chunk in texts[1].chunks], pa.string())
     lines = pa.BufferOutputStream()
     options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
     csv.write_csv(pa.table(texts, names=[column.name for column in columns]), lines, options)
     return gzip.compress(lines.getvalue(), mtime=0)
 
 
-def _encoded(keys: pa.Array) -> pa.Array:
+def _encode_keys(keys: pa.Array) -> pa.Array:
     is_plain = pc.invert(pc.match_substring_regex(keys, _TO_ENCODE))
     if pc.all(is_plain).as_py():
         return keys
@@ -216,17 +216,17 @@ def _as_orc(rows: pa.Table, columns: Sequence[InventoryColumn]) -> bytes:
     # With a zone it would be another of ORC's types than Hive's timestamp; the values are UTC either way.
     kinds = {"timestamp": pa.timestamp("ms")}
     schema = pa.schema([(column.name, kinds.get(column.kind, column.arrow_field.type)) for column in columns])
-    return _written(lambda sink: orc.write_table(rows.cast(schema), sink, compression="zlib"))
+    return _write_to_bytes(lambda sink: orc.write_table(rows.cast(schema), sink, compression="zlib"))
 
 
 def _as_parquet(rows: pa.Table, columns: Sequence[InventoryColumn]) -> bytes:
     import pyarrow.parquet as pq
 
     schema = pa.schema([column.arrow_field for column in columns])
-    return _written(lambda sink: pq.write_table(rows.cast(schema), sink, compression="snappy"))
+    return _write_to_bytes(lambda sink: pq.write_table(rows.cast(schema), sink, compression="snappy"))
 
 
-def _written(write: Callable[[pa.BufferOutputStream], None]) -> bytes:
+def _write_to_bytes(write: Callable[[pa.BufferOutputStream], None]) -> bytes:
     sink = pa.BufferOutputStream()
     write(sink)
     return bytes(sink.getvalue())
@@ -239,8 +239,8 @@ RANGES_A_CORE = 16
 TASKS_A_CORE = 4
 """Some tasks have much to list, others little; the last ones should be short."""
 CORES_OF_CONNECT = 16
-TELL_EVERY_S = 2.0
-_TOLD = pa.schema(
+PROGRESS_EVERY_S = 2.0
+_WRITTEN_SCHEMA = pa.schema(
     [
         ("key", pa.string()),
         ("size_bytes", pa.int64()),
@@ -253,14 +253,16 @@ _TOLD = pa.schema(
         ("fix", pa.string()),
     ]
 )
-_TOLD_TO_SPARK = (
+_WRITTEN_DDL = (
     "key string, size_bytes long, md5 string, rows long, listed_bytes long, "
     "subject string, reason string, fix string"
 )
 Write = Callable[[Iterable[pa.RecordBatch]], Iterator[WrittenFile]]
 
 
-def files_by_spark(spark: "SparkSession", place: ReportPlace, tell: Tell) -> list[WrittenFile]:
+def write_files_by_spark(
+    spark: "SparkSession", place: ReportDestination, report_progress: ReportProgress
+) -> list[WrittenFile]:
     """List a bucket into data files of a report, which the tasks write to its destination.
 
     Raises:
@@ -270,17 +272,17 @@ def files_by_spark(spark: "SparkSession", place: ReportPlace, tell: Tell) -> lis
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
         return write_files(place, batches)
 
-    return _written_by_spark(spark, place.source, place.versions, write, tell)
+    return _run_spark_tasks(spark, place.source, place.versions, write, report_progress)
 
 
-def rows_by_spark(
+def write_rows_by_spark(
     spark: "SparkSession",
     source: StoreAddress,
     folder: Path,
     own: tuple[str, ...],
     *,
     versions: bool,
-    tell: Tell,
+    report_progress: ReportProgress,
 ) -> tuple[int, int]:
     """List a bucket into a folder of rows that all executors see, but for keys that begin with one of `own`.
 
@@ -296,13 +298,13 @@ def rows_by_spark(
         path, rows, size = making / f"{uuid4().hex}.writing", 0, 0
         with pq.ParquetWriter(path, LISTING, compression="zstd") as writer:
             for batch in batches:
-                kept = without_prefixes(batch, own)
-                writer.write_batch(kept)
-                rows += kept.num_rows
-                size += pc.sum(kept["size_bytes"]).as_py() or 0
+                filtered = drop_prefixes(batch, own)
+                writer.write_batch(filtered)
+                rows += filtered.num_rows
+                size += pc.sum(filtered["size_bytes"]).as_py() or 0
         yield WrittenFile(path.name, path.stat().st_size, "", rows, size)
 
-    files = _written_by_spark(spark, source, versions, write, tell)
+    files = _run_spark_tasks(spark, source, versions, write, report_progress)
     for number, file in enumerate(files):
         (making / file.key).rename(making / f"part-{number:05}.parquet")
     for left in making.glob("*.writing"):
@@ -311,44 +313,48 @@ def rows_by_spark(
     return sum(file.rows for file in files), sum(file.listed_bytes for file in files)
 
 
-def _written_by_spark(
-    spark: "SparkSession", source: StoreAddress, versions: bool, write: Write, tell: Tell
+def _run_spark_tasks(
+    spark: "SparkSession", source: StoreAddress, versions: bool, write: Write, report_progress: ReportProgress
 ) -> list[WrittenFile]:
-    cores = _cores(spark)
-    ranges, beside = first_ranges(source, RANGES_A_CORE * cores, versions=versions)
+    cores = _count_cores(spark)
+    ranges, beside = find_first_ranges(source, RANGES_A_CORE * cores, versions=versions)
     tasks = max(1, min(len(ranges), TASKS_A_CORE * cores))
-    tell(f"{source}: {len(ranges)} ranges of keys are listed by {tasks} tasks")
+    report_progress(f"{source}: {len(ranges)} ranges of keys are listed by {tasks} tasks")
 
     def list_some(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch["id"].to_pylist():
-                yield from _told_by_task(source, ranges[number::tasks], versions, write)
+                yield from _run_task(source, ranges[number::tasks], versions, write)
 
-    answers = spark.range(0, tasks, 1, tasks).mapInArrow(list_some, _TOLD_TO_SPARK)
+    answers = spark.range(0, tasks, 1, tasks).mapInArrow(list_some, _WRITTEN_DDL)
     found = []
-    for row in _collected(spark, answers, tasks, tell):
+    for row in _collect_rows(spark, answers, tasks, report_progress):
         if row.reason is not None:
             raise BackupError(row.subject, row.reason, row.fix)
         found.append(WrittenFile(row.key, row.size_bytes, row.md5, row.rows, row.listed_bytes))
     return [*found, *(write(beside) if beside else ())]
 
 
-def _cores(spark: "SparkSession") -> int:
+def _count_cores(spark: "SparkSession") -> int:
     """The cores that tasks have; behind Spark Connect nobody tells."""
     return CORES_OF_CONNECT if _is_remote(spark) else spark.sparkContext.defaultParallelism
 
 
-def _collected(spark: "SparkSession", answers: "DataFrame", tasks: int, tell: Tell) -> "list[Row]":
+def _collect_rows(
+    spark: "SparkSession", answers: "DataFrame", tasks: int, report_progress: ReportProgress
+) -> "list[Row]":
     """All rows, while it is told how many tasks are done."""
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(answers.collect)
-        while not wait([asked], timeout=TELL_EVERY_S).done:
+        future = pool.submit(answers.collect)
+        while not wait([future], timeout=PROGRESS_EVERY_S).done:
             if not _is_remote(spark):
-                tell(f"{_done(spark, tasks)} of {tasks} tasks have listed their ranges")
-        return asked.result()
+                report_progress(
+                    f"{_count_done_tasks(spark, tasks)} of {tasks} tasks have listed their ranges"
+                )
+        return future.result()
 
 
-def _done(spark: "SparkSession", tasks: int) -> int:
+def _count_done_tasks(spark: "SparkSession", tasks: int) -> int:
     tracker = spark.sparkContext.statusTracker()
     stages = (tracker.getStageInfo(number) for number in tracker.getActiveStageIds())
     return max(
@@ -360,29 +366,29 @@ def _is_remote(spark: "SparkSession") -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def _told_by_task(
+def _run_task(
     source: StoreAddress, ranges: list[KeyRange], versions: bool, write: Write
 ) -> Iterator[pa.RecordBatch]:
     try:
-        for file in write(listed_ranges(source, ranges, versions=versions)):
-            told = (file.key, file.size_bytes, file.md5, file.rows, file.listed_bytes, None, None, None)
-            yield _one_row(told)
+        for file in write(list_range_rows(source, ranges, versions=versions)):
+            values = (file.key, file.size_bytes, file.md5, file.rows, file.listed_bytes, None, None, None)
+            yield _make_row(values)
     except BackupError as error:
-        yield _one_row((None, None, None, None, None, error.subject, error.reason, error.fix))
+        yield _make_row((None, None, None, None, None, error.subject, error.reason, error.fix))
 
 
-def _one_row(values: tuple[object, ...]) -> pa.RecordBatch:
-    arrays = [pa.array([value], field.type) for value, field in zip(values, _TOLD, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_TOLD)
+def _make_row(values: tuple[object, ...]) -> pa.RecordBatch:
+    arrays = [pa.array([value], field.type) for value, field in zip(values, _WRITTEN_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_WRITTEN_SCHEMA)
 
 
 def generate_report(
-    place: ReportPlace,
+    place: ReportDestination,
     *,
     in_flight: int = IN_FLIGHT,
     spark: "OpenSpark | None" = None,
-    tell: Tell = to_log,
-) -> Generated:
+    report_progress: ReportProgress = log_message,
+) -> GeneratedReport:
     """List all of a source and write the report of it; until its checksum is written, there is no report.
 
     The moment before the listing began is the report's time: what was changed later may be in it or not.
@@ -392,18 +398,23 @@ def generate_report(
     """
     started_at = _now()
     if spark is not None and place.source.kind != FOLDER:
-        files = files_by_spark(spark(), place, tell)
+        files = write_files_by_spark(spark(), place, report_progress)
     else:
-        batches = listed(place.source, versions=place.versions, in_flight=in_flight, tell=tell)
+        batches = list_rows(
+            place.source, versions=place.versions, in_flight=in_flight, report_progress=report_progress
+        )
         files = list(write_files(place, batches))
     ended_at = _now()
     generated = write_manifest(place, files, started_at, ended_at)
-    tell(f"{generated.location}: {generated.rows:,} objects in {generated.files} files")
+    report_progress(f"{generated.location}: {generated.rows:,} objects in {generated.files} files")
     return generated
 
 
 def list_source(
-    backup: Backup, workspace: Workspace, spark: "OpenSpark | None" = None, tell: Tell = to_log
+    backup: Backup,
+    workspace: Workspace,
+    spark: "OpenSpark | None" = None,
+    report_progress: ReportProgress = log_message,
 ) -> ListingRecord:
     """List a backup's source into the workspace's folder `listing`, without what lakeshare keeps there itself.
 
@@ -416,11 +427,18 @@ def list_source(
     started_at = _now()
     folder = workspace.clear("listing")
     if spark is not None and backup.engine == "spark" and source.kind != FOLDER:
-        rows, size = rows_by_spark(spark(), source, folder, own, versions=versions, tell=tell)
+        rows, size = write_rows_by_spark(
+            spark(), source, folder, own, versions=versions, report_progress=report_progress
+        )
     else:
-        batches = listed(source, versions=versions, in_flight=min(backup.in_flight, IN_FLIGHT), tell=tell)
-        counted = _Counted()
-        write_rows(folder, LISTING, counted.counting(without_prefixes(batch, own) for batch in batches))
+        batches = list_rows(
+            source,
+            versions=versions,
+            in_flight=min(backup.in_flight, IN_FLIGHT),
+            report_progress=report_progress,
+        )
+        counted = _RowCounter()
+        write_rows(folder, LISTING, counted.counting(drop_prefixes(batch, own) for batch in batches))
         rows, size = counted.rows, counted.size_bytes
     if not rows:
         workspace.clear("listing")
@@ -438,7 +456,7 @@ def list_source(
     )
 
 
-class _Counted:
+class _RowCounter:
     """What passes by."""
 
     rows = size_bytes = 0

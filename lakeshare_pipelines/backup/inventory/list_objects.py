@@ -19,11 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import GIB
-from lakeshare_pipelines.backup.inventory.configuration import Tell, to_log
+from lakeshare_pipelines.backup.inventory.configuration import ReportProgress, log_message
 from lakeshare_pipelines.backup.model import LISTING
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3
-from lakeshare_pipelines.backup.stores.store import FOLDER, UNFINISHED, etag_of, explained, refused
+from lakeshare_pipelines.backup.stores.store import (
+    FOLDER,
+    UNFINISHED,
+    compute_etag,
+    make_refusal,
+    translate_errors,
+)
 from lakeshare_pipelines.errors import BackupError
 
 THREADS = 8
@@ -32,14 +38,14 @@ SCANNING = 4 * THREADS
 """Folders at a time that are scanned, or wait for whoever writes them down."""
 
 
-def folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
+def list_folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
     """All files below a folder, a folder at a time, in no order: rows of schema LISTING.
 
     Raises:
         BackupError: a folder cannot be read, or a file's name is no UTF-8.
     """
     root = Path(address.url)
-    with explained(str(root)):
+    with translate_errors(str(root)):
         # Of what vanishes below, nothing is told; the folder itself must be there.
         os.scandir(root).close()
     with ThreadPoolExecutor(THREADS, "folders") as pool:
@@ -47,7 +53,7 @@ def folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
         try:
             while waiting or scanning:
                 while waiting and len(scanning) < SCANNING:
-                    scanning.add(pool.submit(_scanned, root, waiting.pop()))
+                    scanning.add(pool.submit(_scan_folder, root, waiting.pop()))
                 done, scanning = wait(scanning, return_when=FIRST_COMPLETED)
                 for one in done:
                     rows, folders = one.result()
@@ -58,11 +64,11 @@ def folder_rows(address: StoreAddress) -> Iterator[pa.RecordBatch]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _scanned(root: Path, folder: str) -> tuple[pa.RecordBatch, list[str]]:
+def _scan_folder(root: Path, folder: str) -> tuple[pa.RecordBatch, list[str]]:
     """The files of one folder, and the folders in it: keys, those of folders with a slash at their end."""
     files: list[tuple[str, os.stat_result]] = []
     folders: list[str] = []
-    with explained(str(root / folder)):
+    with translate_errors(str(root / folder)):
         try:
             entries = os.scandir(root / folder)
         except FileNotFoundError:
@@ -108,7 +114,7 @@ def _rows(root: Path, files: list[tuple[str, os.stat_result]]) -> pa.RecordBatch
         "is_delete_marker": pa.repeat(False, count),
         "size_bytes": pa.array([found.st_size for _, found in files], pa.int64()),
         "last_modified": pa.array(milliseconds, pa.int64()).cast(LISTING.field("last_modified").type),
-        "etag": pa.array([etag_of(found) for _, found in files], pa.string()),
+        "etag": pa.array([compute_etag(found) for _, found in files], pa.string()),
         "storage_class": pa.repeat("STANDARD", count),
         "is_multipart": pa.repeat(False, count),
         "encryption": pa.nulls(count, pa.string()),
@@ -193,10 +199,10 @@ def read_page(body: bytes) -> Page:
     kinds = None
     if MARKER in body:
         kinds = [kind == b"DeleteMarker" for kind, _ in _ENTRY.findall(body)]
-    keys = _decoded([key for key in columns["key"] if key is not None], is_encoded)
+    keys = _decode_keys([key for key in columns["key"] if key is not None], is_encoded)
     if len(keys) != len(columns["etag"]):
         raise ValueError("the answer tells of objects without a key")
-    prefixes = _decoded(_PREFIX.findall(body), is_encoded)
+    prefixes = _decode_keys(_PREFIX.findall(body), is_encoded)
     return Page(keys, columns, kinds, prefixes, _next_page(body, is_encoded))
 
 
@@ -204,10 +210,13 @@ def _next_page(body: bytes, is_encoded: bool) -> dict[str, str]:
     if b"<IsTruncated>true</IsTruncated>" not in body:
         return {}
     found = {name: expression.search(body) for name, expression in _NEXT.items()}
-    told = {name: match[1] for name, match in found.items() if match and match[1]}
-    if not told:
+    markers_of_page = {name: match[1] for name, match in found.items() if match and match[1]}
+    if not markers_of_page:
         raise ValueError("the answer is not the last, but does not tell how to go on")
-    return {name: _decoded([value], is_encoded and name == "key-marker")[0] for name, value in told.items()}
+    return {
+        name: _decode_keys([value], is_encoded and name == "key-marker")[0]
+        for name, value in markers_of_page.items()
+    }
 
 
 def _in_step(body: bytes) -> dict[str, Column] | None:
@@ -237,12 +246,12 @@ def _first(expression: re.Pattern[bytes], entry: bytes) -> bytes | None:
     return found[1] if found else None
 
 
-def _decoded(spelt: Sequence[bytes], is_encoded: bool) -> list[str]:
+def _decode_keys(spelt: Sequence[bytes], is_encoded: bool) -> list[str]:
     """Keys as they are: S3 encodes them like forms (a blank is a plus), or escapes them as XML does."""
     joined = b"\n".join(spelt)
     is_plain = b"&" not in joined and b"%0A" not in joined and b"%0a" not in joined
     if not spelt or not is_plain or joined.count(b"\n") >= len(spelt):
-        return [_one(key, is_encoded) for key in spelt]
+        return [_decode_key(key, is_encoded) for key in spelt]
     if is_encoded and (b"%" in joined or b"+" in joined):
         for escape, plain in _FREQUENT:
             joined = joined.replace(escape, plain)
@@ -251,7 +260,7 @@ def _decoded(spelt: Sequence[bytes], is_encoded: bool) -> list[str]:
     return joined.decode().split("\n")
 
 
-def _one(spelt: bytes, is_encoded: bool) -> str:
+def _decode_key(spelt: bytes, is_encoded: bool) -> str:
     text = unescape(spelt.decode()) if b"&" in spelt else spelt.decode()
     return unquote_to_bytes(text.replace("+", " ")).decode() if is_encoded else text
 
@@ -272,11 +281,11 @@ def _latest(column: Column | None, count: int) -> pa.Array:
 
 def _classes(column: Column, is_marker: list[bool] | None, count: int) -> pa.Array:
     """The classes told; S3 does not tell that of delete markers, and some stores tell none at all."""
-    told = _text(column)
-    if told.null_count == 0:
-        return told
+    classes = _text(column)
+    if classes.null_count == 0:
+        return classes
     markers = pa.array(is_marker or [False] * count, pa.bool_())
-    return pc.if_else(markers, told, pc.fill_null(told, "STANDARD"))
+    return pc.if_else(markers, classes, pc.fill_null(classes, "STANDARD"))
 
 
 HIGHEST = "~"
@@ -287,7 +296,7 @@ FIRST_THREE = 3
 """Names that begin alike: an object's, that of a folder called the same, and in either order one more."""
 
 
-class Look(Protocol):
+class ListNames(Protocol):
     """A few names in a bucket: one small request."""
 
     async def __call__(
@@ -313,7 +322,7 @@ class KeyRange:
         return self.until is not None and key > self.until
 
 
-async def cut_of(look: Look, keys: KeyRange, last: str, *, in_any_order: bool = True) -> str | None:
+async def find_cut(look: ListNames, keys: KeyRange, last: str, *, in_any_order: bool = True) -> str | None:
     """A place about in the middle of what a range has after the key `last`; None where none was found.
 
     By bisection: first for the leftmost character of `last` in which a later key differs, then for the highest
@@ -373,12 +382,12 @@ def _raised(key: str, position: int) -> str:
     return key[:position] + chr(higher if higher not in SURROGATES else SURROGATES.stop)
 
 
-def folders_behind(prefix: str, key: str) -> list[str]:
+def find_enclosing_folders(prefix: str, key: str) -> list[str]:
     """The folders that come before a key when folders are sorted by their names, and behind it by whole keys."""
     return [f"{key[:at]}/" for at in range(len(prefix), len(key)) if key[at] < "/"]
 
 
-async def has_folder(look: Look, folder: str) -> bool:
+async def has_folder(look: ListNames, folder: str) -> bool:
     """Whether some key begins with a folder's name, which has its slash; true as well where that is not certain.
 
     Two names are looked at rather than one key below the folder: where there is none, SeaweedFS 4.48 reads all names
@@ -394,7 +403,7 @@ async def has_folder(look: Look, folder: str) -> bool:
     return folder in first or any(name <= folder for name in behind)
 
 
-async def _is_safe(look: Look, prefix: str, cut: str) -> bool:
+async def _is_safe(look: ListNames, prefix: str, cut: str) -> bool:
     """Whether a cut divides keys alike in both orders.
 
     It does not where a folder's name ends while the cut goes on below a slash (`a/` and the cut `a-5`), nor where the
@@ -402,7 +411,9 @@ async def _is_safe(look: Look, prefix: str, cut: str) -> bool:
     """
     slashes = [at for at in range(len(prefix), len(cut)) if cut[at] == "/"]
     folders, names = await asyncio.gather(
-        asyncio.gather(*(has_folder(look, folder) for folder in (*folders_behind(prefix, cut), f"{cut}/"))),
+        asyncio.gather(
+            *(has_folder(look, folder) for folder in (*find_enclosing_folders(prefix, cut), f"{cut}/"))
+        ),
         # In either order the first three names have one below the slash, if there is any.
         asyncio.gather(*(look(cut[:at], most=FIRST_THREE, by_folder=True) for at in slashes)),
     )
@@ -473,14 +484,14 @@ class BucketListing:
     async def page(self, prefix: str, place: Mapping[str, str], **more: str) -> Page:
         """One answer of the store's listing, of names with a prefix, after a place."""
         kind = {"versions": ""} if self.versions else {"list-type": "2"}
-        asked = {"prefix": prefix, "encoding-type": "url", "max-keys": self.page_keys}
-        query = kind | asked | more | dict(place)
-        answer = await self.s3.request("GET", query=query)
+        parameters = {"prefix": prefix, "encoding-type": "url", "max-keys": self.page_keys}
+        query = kind | parameters | more | dict(place)
+        response = await self.s3.request("GET", query=query)
         where = self.s3.address.location(prefix)
-        if not answer.is_success:
-            raise refused(where, answer.code, answer.message)
+        if not response.is_success:
+            raise make_refusal(where, response.code, response.message)
         try:
-            return read_page(answer.body)
+            return read_page(response.body)
         except ValueError as error:
             fix = "Check that the endpoint is S3's or of its kind."
             raise BackupError(where, f"its listing cannot be read: {error}", fix) from error
@@ -489,7 +500,7 @@ class BucketListing:
         """The query for what lies after a place."""
         return {"key-marker" if self.versions else "start-after": place} if place else {}
 
-    async def look(
+    async def list_names(
         self, prefix: str, after: str = "", *, most: int = 1, by_folder: bool = False
     ) -> list[str]:
         """A few names (ranges.Look)."""
@@ -587,13 +598,15 @@ class _Work:
 
     async def _refuse_confusion(self, prefix: str, marker: str) -> None:
         """Stop where a page ends between two names that the store may take in either order."""
-        behind = [folder for folder in folders_behind(prefix, marker) if folder not in self.looked_behind]
+        behind = [
+            folder for folder in find_enclosing_folders(prefix, marker) if folder not in self.looked_behind
+        ]
         self.looked_behind.update(behind)
-        found = await asyncio.gather(*(self.listing.look(folder) for folder in behind))
+        found = await asyncio.gather(*(self.listing.list_names(folder) for folder in behind))
         confused = [key for keys in found for key in keys]
         if marker.endswith("/"):
             stem = marker.removesuffix("/")
-            beside = await self.listing.look(stem, most=FIRST_THREE, by_folder=True)
+            beside = await self.listing.list_names(stem, most=FIRST_THREE, by_folder=True)
             confused += [name for name in beside if name[len(stem) :] and name[len(stem)] < "/"]
         if confused:
             raise BackupError(
@@ -611,7 +624,7 @@ class _Work:
         one.is_being_cut = True
         keys = one.keys
         looking = asyncio.create_task(
-            cut_of(self.listing.look, keys, one.last, in_any_order=not self.listing.sorts_keys)
+            find_cut(self.listing.list_names, keys, one.last, in_any_order=not self.listing.sorts_keys)
         )
         over = asyncio.create_task(one.is_over.wait())
         try:
@@ -666,11 +679,15 @@ async def _all_done(
 IN_FLIGHT = 32
 """Listing requests at a time: at a thousand keys each they are bound by the processor long before by the store."""
 ROWS_A_BATCH = 131_072
-TELL_EVERY_S = 1.0
+PROGRESS_EVERY_S = 1.0
 
 
-def listed(
-    source: StoreAddress, *, versions: bool = False, in_flight: int = IN_FLIGHT, tell: Tell = to_log
+def list_rows(
+    source: StoreAddress,
+    *,
+    versions: bool = False,
+    in_flight: int = IN_FLIGHT,
+    report_progress: ReportProgress = log_message,
 ) -> Iterator[pa.RecordBatch]:
     """Everything below a source, in no order: rows of schema LISTING in batches of about `ROWS_A_BATCH`.
 
@@ -678,18 +695,20 @@ def listed(
         BackupError: the store refused, did not answer, or lists in an order that is none.
     """
     if source.kind == FOLDER:
-        return in_batches(_told(folder_rows(source), source, tell))
-    return in_batches(_told(_now(_bucket_rows(source, versions, in_flight)), source, tell))
+        return merge_batches(_report_rows(list_folder_rows(source), source, report_progress))
+    return merge_batches(
+        _report_rows(_now(_list_bucket_rows(source, versions, in_flight)), source, report_progress)
+    )
 
 
-def listed_ranges(
+def list_range_rows(
     source: StoreAddress, ranges: list[KeyRange], *, versions: bool, in_flight: int = IN_FLIGHT
 ) -> Iterator[pa.RecordBatch]:
     """The same of some ranges of a bucket."""
-    return in_batches(_now(_ranges_rows(source, ranges, versions, in_flight)))
+    return merge_batches(_now(_list_ranges_rows(source, ranges, versions, in_flight)))
 
 
-def first_ranges(
+def find_first_ranges(
     source: StoreAddress, wanted: int, *, versions: bool
 ) -> tuple[list[KeyRange], list[pa.RecordBatch]]:
     """Ranges that make up a bucket, `wanted` if it has so many folders, and the rows that are in none of them."""
@@ -703,21 +722,21 @@ def first_ranges(
     return asyncio.run(found())
 
 
-def in_batches(pages: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def merge_batches(pages: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Many small batches as few large ones."""
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     rows = 0
     for page in pages:
-        held.append(page)
+        pending.append(page)
         rows += page.num_rows
         if rows >= ROWS_A_BATCH:
-            yield pa.concat_batches(held)
-            held, rows = [], 0
+            yield pa.concat_batches(pending)
+            pending, rows = [], 0
     if rows:
-        yield pa.concat_batches(held)
+        yield pa.concat_batches(pending)
 
 
-async def _bucket_rows(
+async def _list_bucket_rows(
     source: StoreAddress, versions: bool, in_flight: int
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     async with AsyncS3(source, in_flight) as s3:
@@ -730,7 +749,7 @@ async def _bucket_rows(
             yield rows
 
 
-async def _ranges_rows(
+async def _list_ranges_rows(
     source: StoreAddress, ranges: list[KeyRange], versions: bool, in_flight: int
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     async with AsyncS3(source, in_flight) as s3:
@@ -747,26 +766,29 @@ def _now(pages: AsyncGenerator[pa.RecordBatch, None]) -> Iterator[pa.RecordBatch
         except StopAsyncIteration:
             return
         finally:
-            runner.run(_closed(pages))
+            runner.run(_close_pages(pages))
 
 
 async def _next(pages: AsyncGenerator[pa.RecordBatch, None]) -> pa.RecordBatch:
     return await anext(pages)
 
 
-async def _closed(pages: AsyncGenerator[pa.RecordBatch, None]) -> None:
+async def _close_pages(pages: AsyncGenerator[pa.RecordBatch, None]) -> None:
     await pages.aclose()
 
 
-def _told(batches: Iterator[pa.RecordBatch], source: StoreAddress, tell: Tell) -> Iterator[pa.RecordBatch]:
-    began = told_at = time.monotonic()
+def _report_rows(
+    batches: Iterator[pa.RecordBatch], source: StoreAddress, report_progress: ReportProgress
+) -> Iterator[pa.RecordBatch]:
+    began = reported_at = time.monotonic()
     rows = size = 0
     for batch in batches:
         rows += batch.num_rows
         size += pc.sum(batch.column("size_bytes")).as_py() or 0
-        if time.monotonic() - told_at >= TELL_EVERY_S:
-            told_at = time.monotonic()
-            tell(
-                f"{source}: {rows:,} objects of {size / GIB:,.2f} GiB listed, {rows / (told_at - began):,.0f} a second"
+        if time.monotonic() - reported_at >= PROGRESS_EVERY_S:
+            reported_at = time.monotonic()
+            report_progress(
+                f"{source}: {rows:,} objects of {size / GIB:,.2f} GiB listed, "
+                f"{rows / (reported_at - began):,.0f} a second"
             )
         yield batch

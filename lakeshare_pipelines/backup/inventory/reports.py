@@ -27,14 +27,14 @@ from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.inventory.configuration import (
     LISTED_AS,
     ReportFormat,
-    Tell,
-    names_in,
+    ReportProgress,
+    drop_prefixes,
     own_prefixes,
-    reached,
-    without_prefixes,
+    parse_file_schema,
+    resolve_address,
 )
 from lakeshare_pipelines.backup.model import LISTING, ListingRecord
-from lakeshare_pipelines.backup.points import Workspace, end_of
+from lakeshare_pipelines.backup.points import Workspace, get_point_time
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import FOLDER
 from lakeshare_pipelines.errors import BackupError, ObjectMissing, ReportUnusable
@@ -89,40 +89,40 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Late:
+class LateReport:
     """No report came in time; what there is to say about it."""
 
     reason: str
 
 
-def report_store(backup: Backup) -> BackupStore:
+def open_report_store(backup: Backup) -> BackupStore:
     """The store that reports of a backup arrive in: the whole bucket, or the folder of the reports."""
     location = backup.listing.location or ""
-    address = reached(backup, location)
+    address = resolve_address(backup, location)
     return open_store(address if address.kind == FOLDER else address.at(address.bucket))
 
 
-def arrivals(store: BackupStore, location: str) -> list[Arrival]:
+def list_arrivals(store: BackupStore, location: str) -> list[Arrival]:
     """The reports that have arrived at a location (…/source-bucket/config-id), oldest scan first."""
-    base = _base(location)
+    base = _get_key_prefix(location)
     # Data files, which are many, lie beside the dated folders: no year of a report begins otherwise.
     found = []
     for one in store.list(f"{base}2"):
-        told = _ARRIVED.fullmatch(one.key.removeprefix(base))
-        if told is not None:
-            began = dt.datetime.strptime(told[1], SCAN_TIME).replace(tzinfo=dt.UTC)
+        match = _ARRIVED.fullmatch(one.key.removeprefix(base))
+        if match is not None:
+            began = dt.datetime.strptime(match[1], SCAN_TIME).replace(tzinfo=dt.UTC)
             found.append(Arrival(one.key.removesuffix("manifest.checksum"), began, one.last_modified))
     return sorted(found, key=lambda arrival: arrival.scan_started_at)
 
 
-def reports_at(store: BackupStore, location: str) -> Iterator[Report]:
+def read_reports(store: BackupStore, location: str) -> Iterator[Report]:
     """The reports that have arrived at a location, oldest scan first.
 
     Raises:
         ReportUnusable: at a report whose manifest is damaged.
         BackupError: the store cannot be read.
     """
-    for arrival in arrivals(store, location):
+    for arrival in list_arrivals(store, location):
         yield read_report(store, location, arrival)
 
 
@@ -135,13 +135,13 @@ def read_report(store: BackupStore, location: str, arrival: Arrival) -> Report:
     key = f"{arrival.folder}manifest.json"
     where = store.address.location(key)
     try:
-        written, told = store.read(key), store.read(f"{arrival.folder}manifest.checksum")
+        written, checksum = store.read(key), store.read(f"{arrival.folder}manifest.checksum")
     except ObjectMissing as error:
         raise ReportUnusable(where, "it is gone since it was listed", NEXT_REPORT) from error
     digest = md5(written, usedforsecurity=False).hexdigest()
-    if digest != told.decode("ascii", "replace").strip().lower():
+    if digest != checksum.decode("ascii", "replace").strip().lower():
         raise ReportUnusable(where, f"its MD5 is {digest}, manifest.checksum tells another", NEXT_REPORT)
-    manifest = _parsed(written, where)
+    manifest = _parse_manifest(written, where)
     return Report(
         store.address,
         where,
@@ -150,65 +150,66 @@ def read_report(store: BackupStore, location: str, arrival: Arrival) -> Report:
         dt.datetime.fromtimestamp(int(manifest.creation_timestamp) / 1000, dt.UTC),
         arrival.arrived_at,
         manifest.file_format,
-        _columns(manifest, where),
+        _parse_columns(manifest, where),
         tuple(
-            ReportFile(_placed(store.address, location, file.key), file.size, file.md5)
+            ReportFile(_resolve_key(store.address, location, file.key), file.size, file.md5)
             for file in manifest.files
         ),
         digest,
     )
 
 
-def earliest_scan(backup: Backup, day: str) -> dt.datetime:
+def compute_earliest_scan(backup: Backup, day: str) -> dt.datetime:
     """When the scan of a report may begin that speaks for a day: at D+lag 00:00 UTC, and not before the day ends."""
-    as_of = end_of(day)
+    as_of = get_point_time(day)
     if "T" in day:
         return as_of
     return as_of + dt.timedelta(days=max(0, backup.listing.lag_days - 1))
 
 
-def deadline(backup: Backup, day: str) -> dt.datetime:
+def compute_deadline(backup: Backup, day: str) -> dt.datetime:
     """Until when a report of a day is waited for. A point of a moment waits for none."""
     hours = 0 if "T" in day else backup.listing.wait_hours
-    return earliest_scan(backup, day) + dt.timedelta(hours=hours)
+    return compute_earliest_scan(backup, day) + dt.timedelta(hours=hours)
 
 
-def candidates(backup: Backup, store: BackupStore, day: str) -> list[Arrival]:
+def list_candidates(backup: Backup, store: BackupStore, day: str) -> list[Arrival]:
     """The reports that may speak for a day, by the minute that their folders tell; the first to be taken first."""
-    earliest = earliest_scan(backup, day)
-    found = arrivals(store, backup.listing.location or "")
+    earliest = compute_earliest_scan(backup, day)
+    found = list_arrivals(store, backup.listing.location or "")
     return [arrival for arrival in found if arrival.scan_started_at + dt.timedelta(minutes=1) > earliest]
 
 
-def speaks_for(backup: Backup, day: str, report: Report) -> bool:
+def covers_day(backup: Backup, day: str, report: Report) -> bool:
     """Whether a report's scan began late enough, by the millisecond that its manifest tells."""
-    return report.scan_started_at >= earliest_scan(backup, day)
+    return report.scan_started_at >= compute_earliest_scan(backup, day)
 
 
-def awaited_report(backup: Backup, day: str, now: dt.datetime) -> Report | Late | None:
+def find_report(backup: Backup, day: str, now: dt.datetime) -> Report | LateReport | None:
     """The first whole report that may speak for a day; None while it is waited for, Late when that is over.
 
     Raises:
         BackupError: the reports are those of another bucket, or their store cannot be read.
     """
-    store, unusable = report_store(backup), []
-    for arrival in candidates(backup, store, day):
+    store, unusable = open_report_store(backup), []
+    for arrival in list_candidates(backup, store, day):
         try:
             report = read_report(store, backup.listing.location or "", arrival)
-            if speaks_for(backup, day, report):
+            if covers_day(backup, day, report):
                 return require_source(backup, report)
         except ReportUnusable as error:
             unusable.append(str(error))
-    if now < deadline(backup, day):
+    if now < compute_deadline(backup, day):
         return None
-    return Late(" ".join([too_late(backup, day), *unusable]))
+    return LateReport(" ".join([describe_late_reports(backup, day), *unusable]))
 
 
-def too_late(backup: Backup, day: str) -> str:
+def describe_late_reports(backup: Backup, day: str) -> str:
     """A sentence about reports that have not come."""
     return (
-        f"{backup.listing.location}: no usable report whose scan began at {earliest_scan(backup, day):%Y-%m-%d %H:%M} "
-        f"UTC or later had come by {deadline(backup, day):%Y-%m-%d %H:%M} UTC; the generator lists instead."
+        f"{backup.listing.location}: no usable report whose scan began at "
+        f"{compute_earliest_scan(backup, day):%Y-%m-%d %H:%M} "
+        f"UTC or later had come by {compute_deadline(backup, day):%Y-%m-%d %H:%M} UTC; the generator lists instead."
     )
 
 
@@ -242,7 +243,7 @@ class _Manifest(BaseModel):
     files: tuple[_ManifestFile, ...]
 
 
-def _parsed(written: bytes, where: str) -> _Manifest:
+def _parse_manifest(written: bytes, where: str) -> _Manifest:
     try:
         return _Manifest.model_validate(json.loads(written), strict=False)
     except (ValueError, ValidationError) as error:
@@ -250,20 +251,20 @@ def _parsed(written: bytes, where: str) -> _Manifest:
         raise ReportUnusable(where, f"it is no manifest of an inventory: {first}", NEXT_REPORT) from error
 
 
-def _columns(manifest: _Manifest, where: str) -> tuple[str, ...]:
+def _parse_columns(manifest: _Manifest, where: str) -> tuple[str, ...]:
     try:
-        return names_in(manifest.file_format, manifest.file_schema)
+        return parse_file_schema(manifest.file_format, manifest.file_schema)
     except BackupError as error:
         raise ReportUnusable(where, f"{error.subject}: {error.reason}", NEXT_REPORT) from error
 
 
-def _base(location: str) -> str:
+def _get_key_prefix(location: str) -> str:
     """What the keys of a location's reports begin with, in the store that `report_store` opens."""
     prefix = StoreAddress(url=location).prefix
     return "" if location.startswith("/") else prefix
 
 
-def _placed(address: StoreAddress, location: str, key: str) -> str:
+def _resolve_key(address: StoreAddress, location: str, key: str) -> str:
     """Manifests tell keys of the whole bucket; a store that is a folder begins at the reports themselves."""
     if address.kind != FOLDER:
         return key
@@ -300,7 +301,7 @@ class InventoryStatus:
     reports: tuple[ReportStatus, ...]
     arrived: int
     due_day: str
-    late: Late | None
+    late: LateReport | None
     """Set when no report came for that day; the generator lists it instead."""
     next_day: str
     """The day that is waited for next, or whose report may come already."""
@@ -308,14 +309,14 @@ class InventoryStatus:
     next_until: dt.datetime
 
 
-def inventory_status(backup: Backup, now: dt.datetime) -> InventoryStatus:
+def get_inventory_status(backup: Backup, now: dt.datetime) -> InventoryStatus:
     """Look at the reports of a backup of kind s3_inventory; of each shown one the manifest is read and checked.
 
     Raises:
         BackupError: their place cannot be read, or they are of another bucket.
     """
-    store, location = report_store(backup), backup.listing.location or ""
-    arrived = arrivals(store, location)
+    store, location = open_report_store(backup), backup.listing.location or ""
+    arrived = list_arrivals(store, location)
     shown = []
     for arrival in reversed(arrived[-SHOWN:]):
         day = _newest_day(backup, arrival.scan_started_at)
@@ -330,22 +331,22 @@ def inventory_status(backup: Backup, now: dt.datetime) -> InventoryStatus:
                 arrival.arrived_at,
                 now - arrival.scan_started_at,
                 day,
-                arrival.arrived_at <= deadline(backup, day),
+                arrival.arrived_at <= compute_deadline(backup, day),
                 report,
                 problem,
             )
         )
     due = _newest_day(backup, now - dt.timedelta(hours=backup.listing.wait_hours))
-    awaited = awaited_report(backup, due, now) if due >= str(backup.first_day) else None
+    awaited = find_report(backup, due, now) if due >= str(backup.first_day) else None
     following = str(dt.date.fromisoformat(due) + dt.timedelta(days=1))
     return InventoryStatus(
         tuple(shown),
         len(arrived),
         due,
-        awaited if isinstance(awaited, Late) else None,
+        awaited if isinstance(awaited, LateReport) else None,
         following,
-        earliest_scan(backup, following),
-        deadline(backup, following),
+        compute_earliest_scan(backup, following),
+        compute_deadline(backup, following),
     )
 
 
@@ -377,7 +378,7 @@ def require_needed(report: Report) -> None:
         )
 
 
-def listed_rows(store: BackupStore, report: Report, file: ReportFile) -> Iterator[pa.RecordBatch]:
+def read_listed_rows(store: BackupStore, report: Report, file: ReportFile) -> Iterator[pa.RecordBatch]:
     """The rows of one data file, as batches of schema LISTING.
 
     Raises:
@@ -392,7 +393,7 @@ def listed_rows(store: BackupStore, report: Report, file: ReportFile) -> Iterato
         _require_whole(content, file, where)
         try:
             for rows in _READERS[report.file_format](content, report.columns):
-                yield _normalised(rows, report, where)
+                yield _normalize_rows(rows, report, where)
         except (pa.ArrowException, ValueError, OSError, EOFError, zlib.error) as error:
             # Not what its schema says, or cut off: Arrow tells the row or the column.
             raise ReportUnusable(
@@ -400,7 +401,7 @@ def listed_rows(store: BackupStore, report: Report, file: ReportFile) -> Iterato
             ) from error
 
 
-def decoded_keys(keys: pa.Array) -> pa.Array:
+def decode_keys(keys: pa.Array) -> pa.Array:
     """Keys as CSV reports spell them (URL-encoded, a space as `+`), decoded.
 
     Raises:
@@ -432,7 +433,7 @@ def _require_whole(content: IO[bytes], file: ReportFile, where: str) -> None:
     content.seek(0)
 
 
-def _normalised(rows: pa.RecordBatch, report: Report, where: str) -> pa.RecordBatch:
+def _normalize_rows(rows: pa.RecordBatch, report: Report, where: str) -> pa.RecordBatch:
     """Rows under a listing's names and types."""
     names = rows.schema.names
     lacking = [name for name in ("bucket", "key", *NEEDED) if name not in names]
@@ -441,18 +442,18 @@ def _normalised(rows: pa.RecordBatch, report: Report, where: str) -> pa.RecordBa
             where, f"it lacks {', '.join(lacking)}, which its manifest tells of", NEXT_REPORT
         )
     columns = {
-        listed: rows.column(names.index(told)).cast(LISTING.field(listed).type)
-        for told, listed in LISTED_AS.items()
-        if told in names
+        listed: rows.column(names.index(column_name)).cast(LISTING.field(listed).type)
+        for column_name, listed in LISTED_AS.items()
+        if column_name in names
     }
     if pc.any(pc.not_equal(columns["bucket"], report.source_bucket)).as_py():
         raise ReportUnusable(where, f"it has rows of other buckets than {report.source_bucket}", NEXT_REPORT)
     if report.file_format == "CSV":
-        columns["key"] = decoded_keys(columns["key"])
+        columns["key"] = decode_keys(columns["key"])
     # A report of current objects tells no versions; markers have neither size nor ETag.
     for name, otherwise in (("is_latest", True), ("is_delete_marker", False)):
         columns[name] = (
-            pc.fill_null(columns[name], otherwise) if name in columns else _repeated(otherwise, len(rows))
+            pc.fill_null(columns[name], otherwise) if name in columns else _repeat_value(otherwise, len(rows))
         )
     if "version_id" in columns:
         version = columns["version_id"]
@@ -465,7 +466,7 @@ def _normalised(rows: pa.RecordBatch, report: Report, where: str) -> pa.RecordBa
     )
 
 
-def _repeated(value: bool, rows: int) -> pa.Array:
+def _repeat_value(value: bool, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(value), rows)
 
 
@@ -519,15 +520,15 @@ _READERS: dict[ReportFormat, Callable[[IO[bytes], Sequence[str]], Iterator[pa.Re
 SPARK_BYTES = 512 * 1024**2
 """From this size of its data files on (some ten million rows) a report is read by Spark, where there is one."""
 
-TELL_EVERY_S = 1.0
+PROGRESS_EVERY_S = 1.0
 
 
-def _to_nobody(_: int) -> None:
+def _ignore_progress(_: int) -> None:
     """Who reads on an executor has nobody to tell."""
 
 
 @dataclass(frozen=True)
-class ReadFile:
+class FileResult:
     """What became of one data file."""
 
     number: int
@@ -538,7 +539,7 @@ class ReadFile:
 
 
 @dataclass(frozen=True)
-class ReportReading:
+class ReportReader:
     """One report on its way into a folder of rows; small, goes to Spark's executors."""
 
     report: Report
@@ -553,7 +554,7 @@ class ReportReading:
         """Opened once by whoever reads: a client of boto3 takes as long to make as a small file to read."""
         return open_store(self.report.store)
 
-    def read(self, number: int, seen: Callable[[int], None] = _to_nobody) -> ReadFile:
+    def read(self, number: int, seen: Callable[[int], None] = _ignore_progress) -> FileResult:
         """Write the rows of one data file as one Parquet file; again, it is written again. `seen` is told of rows."""
         path = self.folder / f"part-{number:05}.parquet"
         part = path.with_suffix(".writing")
@@ -561,30 +562,30 @@ class ReportReading:
         rows = size = 0
         try:
             with pq.ParquetWriter(part, LISTING, compression="zstd") as writer:
-                for batch in self._kept(listed_rows(self.store, self.report, file)):
+                for batch in self._kept(read_listed_rows(self.store, self.report, file)):
                     writer.write_batch(batch)
                     rows += len(batch)
                     seen(len(batch))
                     size += pc.sum(batch["size_bytes"]).as_py() or 0
         except ReportUnusable as error:
             part.unlink(missing_ok=True)
-            return ReadFile(number, refusal=(error.subject, error.reason, error.fix))
+            return FileResult(number, refusal=(error.subject, error.reason, error.fix))
         part.replace(path)
-        return ReadFile(number, rows, size)
+        return FileResult(number, rows, size)
 
     def _kept(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             of_source = batch.filter(pc.starts_with(batch["key"], self.prefix)) if self.prefix else batch
-            kept = without_prefixes(of_source, self.own)
-            if len(kept):
-                yield kept
+            filtered = drop_prefixes(of_source, self.own)
+            if len(filtered):
+                yield filtered
 
 
 def list_report(
     backup: Backup,
     report: Report,
     workspace: Workspace,
-    tell: Tell,
+    report_progress: ReportProgress,
     spark: "Callable[[], SparkSession] | None" = None,
 ) -> ListingRecord:
     """Read a report into the workspace's folder `listing`, which appears when all of it is read.
@@ -597,12 +598,12 @@ def list_report(
     folder = workspace.clear("listing")
     making = folder.with_name(f".{folder.name}.part")
     making.mkdir(parents=True)
-    reading = ReportReading(report, making, backup.source.prefix, own_prefixes(backup))
+    reading = ReportReader(report, making, backup.source.prefix, own_prefixes(backup))
     size = sum(file.size_bytes for file in report.files)
     if spark is not None and size >= SPARK_BYTES:
-        found = _read_by_spark(spark(), reading, tell)
+        found = _read_by_spark(spark(), reading, report_progress)
     else:
-        found = _read_by_threads(reading, tell)
+        found = _read_by_threads(reading, report_progress)
     rows = sum(one.rows for one in found)
     if not rows:
         raise ReportUnusable(
@@ -632,41 +633,43 @@ def _warnings(backup: Backup, report: Report) -> tuple[str, ...]:
     return ()
 
 
-def _read_by_threads(reading: ReportReading, tell: Tell) -> list[ReadFile]:
-    files, found, seen = len(reading.report.files), list[ReadFile](), list[int]()
+def _read_by_threads(reading: ReportReader, report_progress: ReportProgress) -> list[FileResult]:
+    files, found, seen = len(reading.report.files), list[FileResult](), list[int]()
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         left = {pool.submit(reading.read, number, seen.append) for number in range(files)}
         try:
             while left:
-                done, left = wait(left, TELL_EVERY_S, FIRST_COMPLETED)
-                found += [_usable(one.result()) for one in done]
-                tell(f"read {len(found)} of {files} files of the report: {sum(seen):,} objects")
+                done, left = wait(left, PROGRESS_EVERY_S, FIRST_COMPLETED)
+                found += [_require_readable(one.result()) for one in done]
+                report_progress(f"read {len(found)} of {files} files of the report: {sum(seen):,} objects")
         except BackupError:
             pool.shutdown(cancel_futures=True)
             raise
     return found
 
 
-def _read_by_spark(spark: "SparkSession", reading: ReportReading, tell: Tell) -> list[ReadFile]:
+def _read_by_spark(
+    spark: "SparkSession", reading: ReportReader, report_progress: ReportProgress
+) -> list[FileResult]:
     """Each task reads some files and writes their rows itself; the folder is one that all executors see."""
     files = len(reading.report.files)
-    tell(f"Spark reads {files} files of the report")
+    report_progress(f"Spark reads {files} files of the report")
     numbers = spark.range(0, files, 1, min(files, 4 * spark.sparkContext.defaultParallelism))
 
     def read_some(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         for batch in batches:
             for number in batch["id"].to_pylist():
                 one = reading.read(number)
-                told = [number, one.rows, one.size_bytes, *(one.refusal or (None, None, None))]
+                values = [number, one.rows, one.size_bytes, *(one.refusal or (None, None, None))]
                 yield pa.RecordBatch.from_arrays(
-                    [pa.array([value], kind) for value, kind in zip(told, _TOLD_KINDS, strict=True)],
-                    list(_TOLD_NAMES),
+                    [pa.array([value], kind) for value, kind in zip(values, _RESULT_TYPES, strict=True)],
+                    list(_RESULT_NAMES),
                 )
 
-    answers = numbers.mapInArrow(read_some, _TOLD_SCHEMA).collect()
+    answers = numbers.mapInArrow(read_some, _RESULT_DDL).collect()
     return [
-        _usable(
-            ReadFile(
+        _require_readable(
+            FileResult(
                 row.number,
                 row.rows,
                 row.size_bytes,
@@ -677,12 +680,12 @@ def _read_by_spark(spark: "SparkSession", reading: ReportReading, tell: Tell) ->
     ]
 
 
-def _usable(one: ReadFile) -> ReadFile:
+def _require_readable(one: FileResult) -> FileResult:
     if one.refusal is not None:
         raise ReportUnusable(*one.refusal)
     return one
 
 
-_TOLD_SCHEMA = "number long, rows long, size_bytes long, subject string, reason string, fix string"
-_TOLD_NAMES: Sequence[str] = ("number", "rows", "size_bytes", "subject", "reason", "fix")
-_TOLD_KINDS = (pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.string(), pa.string())
+_RESULT_DDL = "number long, rows long, size_bytes long, subject string, reason string, fix string"
+_RESULT_NAMES: Sequence[str] = ("number", "rows", "size_bytes", "subject", "reason", "fix")
+_RESULT_TYPES = (pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.string(), pa.string())

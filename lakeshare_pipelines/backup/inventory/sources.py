@@ -19,28 +19,28 @@ import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.inventory.configuration import (
-    Tell,
+    ReportProgress,
+    drop_prefixes,
+    log_message,
     own_prefixes,
-    reached,
-    to_log,
-    without_prefixes,
+    resolve_address,
 )
 from lakeshare_pipelines.backup.inventory.reports import (
-    Late,
-    awaited_report,
-    candidates,
-    deadline,
-    earliest_scan,
+    LateReport,
+    compute_deadline,
+    compute_earliest_scan,
+    covers_day,
+    describe_late_reports,
+    find_report,
+    list_candidates,
     list_report,
+    open_report_store,
     read_report,
-    report_store,
     require_source,
-    speaks_for,
-    too_late,
 )
 from lakeshare_pipelines.backup.model import LISTING, ListingRecord, write_rows
-from lakeshare_pipelines.backup.points import Workspace, end_of
-from lakeshare_pipelines.backup.stores import Head, StoreAddress, open_store
+from lakeshare_pipelines.backup.points import Workspace, get_point_time
+from lakeshare_pipelines.backup.stores import ObjectHead, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import FOLDER
 from lakeshare_pipelines.errors import BackupError, ReportUnusable
 
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 
 HEADS_AT_ONCE = 10
 HEADS_A_BATCH = 1_000
-TOLD_MISSING = 20
+MAX_MISSING_NAMED = 20
 """So many keys that are not there are named; the others are counted."""
 
 
 @dataclass(frozen=True)
-class Named:
+class ManifestEntry:
     """One line of a manifest."""
 
     key: str
@@ -66,18 +66,20 @@ class Named:
     """`null` is the null version, None the current one."""
 
 
-def list_manifest(backup: Backup, workspace: Workspace, now: dt.datetime, tell: Tell) -> ListingRecord:
+def list_manifest(
+    backup: Backup, workspace: Workspace, now: dt.datetime, report_progress: ReportProgress
+) -> ListingRecord:
     """Ask the source for each object of a manifest, into the workspace's folder `listing`.
 
     Raises:
         BackupError: a line is not one of a manifest or names another bucket, or the source has none of the objects.
     """
     location = backup.listing.location or ""
-    content = _manifest(reached(backup, location))
+    content = _manifest(resolve_address(backup, location))
     own = own_prefixes(backup)
     named = [
         one
-        for one in named_in(content, location, backup.source.bucket)
+        for one in parse_manifest(content, location, backup.source.bucket)
         if one.key.startswith(backup.source.prefix) and not one.key.startswith(own)
     ]
     store, missing, size = open_store(backup.source), list[str](), 0
@@ -91,7 +93,9 @@ def list_manifest(backup: Backup, workspace: Workspace, now: dt.datetime, tell: 
                 there = [(one, head) for one, head in zip(some, heads, strict=True) if head is not None]
                 missing.extend(one.key for one, head in zip(some, heads, strict=True) if head is None)
                 size += sum(head.size_bytes for _, head in there)
-                tell(f"asked for {min(start + HEADS_A_BATCH, len(named)):,} of {len(named):,} objects")
+                report_progress(
+                    f"asked for {min(start + HEADS_A_BATCH, len(named)):,} of {len(named):,} objects"
+                )
                 yield _rows(backup.source.bucket, there)
 
     rows = write_rows(workspace.clear("listing"), LISTING, batches())
@@ -113,13 +117,13 @@ def list_manifest(backup: Backup, workspace: Workspace, now: dt.datetime, tell: 
     )
 
 
-def named_in(content: bytes, location: str, bucket: str) -> list[Named]:
+def parse_manifest(content: bytes, location: str, bucket: str) -> list[ManifestEntry]:
     """The objects that a manifest names, each once, in its order.
 
     Raises:
         BackupError: a line has not two or three columns, a key that is no UTF-8, or another bucket.
     """
-    found: dict[Named, None] = {}
+    found: dict[ManifestEntry, None] = {}
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -137,7 +141,7 @@ def named_in(content: bytes, location: str, bucket: str) -> list[Named]:
                     location, lines.line_num, f"names bucket {fields[0]!r}, the source is {bucket!r}"
                 )
             version = fields[2] if len(fields) == 3 else ""
-            named = Named(unquote_plus(fields[1], errors="strict"), version or None)
+            named = ManifestEntry(unquote_plus(fields[1], errors="strict"), version or None)
             found[named] = None
     except (UnicodeDecodeError, csv.Error) as error:
         raise _refusal(location, lines.line_num, f"cannot be read: {error}") from error
@@ -157,8 +161,8 @@ def _manifest(address: StoreAddress) -> bytes:
     return open_store(address.at(address.bucket)).read(address.prefix.rstrip("/"))
 
 
-def _rows(bucket: str, found: list[tuple[Named, Head]]) -> pa.RecordBatch:
-    newest: dict[str, Head] = {}
+def _rows(bucket: str, found: list[tuple[ManifestEntry, ObjectHead]]) -> pa.RecordBatch:
+    newest: dict[str, ObjectHead] = {}
     for _, head in found:
         if head.key not in newest or head.last_modified > newest[head.key].last_modified:
             newest[head.key] = head
@@ -187,17 +191,17 @@ def _rows(bucket: str, found: list[tuple[Named, Head]]) -> pa.RecordBatch:
 def _missing(location: str, missing: list[str]) -> tuple[str, ...]:
     if not missing:
         return ()
-    more = f" and {len(missing) - TOLD_MISSING:,} more" if len(missing) > TOLD_MISSING else ""
+    more = f" and {len(missing) - MAX_MISSING_NAMED:,} more" if len(missing) > MAX_MISSING_NAMED else ""
     return (
         f"{location} names {len(missing):,} objects that the source does not have: "
-        f"{', '.join(missing[:TOLD_MISSING])}{more}. They are left out.",
+        f"{', '.join(missing[:MAX_MISSING_NAMED])}{more}. They are left out.",
     )
 
 
 METADATA = ".metadata.json"
 
 
-def open_table(address: StoreAddress, told: str) -> "Table":
+def open_table(address: StoreAddress, name: str) -> "Table":
     """A table told as its folder, its metadata.json, or catalog.namespace.table.
 
     `address` says how the store is reached. A catalog is one of pyiceberg's own configuration.
@@ -209,16 +213,18 @@ def open_table(address: StoreAddress, told: str) -> "Table":
     from pyiceberg.table import StaticTable
 
     try:
-        if told.startswith(("/", "s3://")):
-            return StaticTable.from_metadata(_metadata_location(address, told), _reading(address))
-        catalog, _, table = told.partition(".")
+        if name.startswith(("/", "s3://")):
+            return StaticTable.from_metadata(
+                _metadata_location(address, name), _make_file_properties(address)
+            )
+        catalog, _, table = name.partition(".")
         return load_catalog(catalog).load_table(table)
     except BackupError:
         raise
     except Exception as error:
         # pyiceberg lets errors of a catalog's client, of Arrow and of its parsers through: any of them means this.
         raise BackupError(
-            told,
+            name,
             f"the table cannot be opened: {error}",
             "Name its folder, its metadata.json, or catalog.namespace.table of a catalog that pyiceberg's "
             "configuration has.",
@@ -230,14 +236,14 @@ def has_zone(table: "Table", name: str) -> bool:
     return "tz" in str(table.schema().find_type(name))
 
 
-def _metadata_location(address: StoreAddress, told: str) -> str:
-    if told.endswith(METADATA):
-        return told
-    place = address.model_copy(update={"url": told})
+def _metadata_location(address: StoreAddress, location: str) -> str:
+    if location.endswith(METADATA):
+        return location
+    place = address.model_copy(update={"url": location})
     store = open_store(place if place.kind == FOLDER else place.at(place.bucket))
     found = [one for one in store.list(f"{place.prefix}metadata/") if one.key.endswith(METADATA)]
     if not found:
-        raise BackupError(told, "no metadata of an Iceberg table is there", "Name the folder of a table.")
+        raise BackupError(location, "no metadata of an Iceberg table is there", "Name the folder of a table.")
     return store.address.location(max(found, key=lambda one: (_number(one.key), one.last_modified)).key)
 
 
@@ -247,22 +253,22 @@ def _number(key: str) -> int:
     return int(number[1]) if number else -1
 
 
-def _reading(address: StoreAddress) -> dict[str, str]:
+def _make_file_properties(address: StoreAddress) -> dict[str, str]:
     """What pyiceberg is told to read a store as boto3 does."""
     if address.kind == FOLDER:
         return {}
     import boto3
 
     session = boto3.Session(profile_name=address.profile, region_name=address.region)
-    told = {"s3.endpoint": address.endpoint, "s3.region": session.region_name}
+    properties = {"s3.endpoint": address.endpoint, "s3.region": session.region_name}
     if (credentials := session.get_credentials()) is not None:
         keys = credentials.get_frozen_credentials()
-        told |= {
+        properties |= {
             "s3.access-key-id": keys.access_key,
             "s3.secret-access-key": keys.secret_key,
             "s3.session-token": keys.token,
         }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in properties.items() if value is not None}
 
 
 LISTED_AS = {
@@ -280,10 +286,10 @@ LISTED_AS = {
 }
 """Columns of both tables that a listing keeps."""
 NEEDED = ("bucket", "key", "sequence_number", "version_id", "size", "last_modified_date", "e_tag")
-OF_JOURNAL = ("record_type", "record_timestamp")
+JOURNAL_COLUMNS = ("record_type", "record_timestamp")
 
 
-def awaited_snapshot(backup: Backup, day: str, now: dt.datetime) -> "Snapshot | Late | None":
+def find_snapshot(backup: Backup, day: str, now: dt.datetime) -> "Snapshot | LateReport | None":
     """The live inventory's snapshot that speaks for a day; None while it is waited for, Late when that is over.
 
     Without a journal it is the first that was made at D+lag or later. With one it is the newest of before the day's
@@ -292,25 +298,25 @@ def awaited_snapshot(backup: Backup, day: str, now: dt.datetime) -> "Snapshot | 
     Raises:
         BackupError: a table cannot be opened.
     """
-    earliest = earliest_scan(backup, day)
+    earliest = compute_earliest_scan(backup, day)
     if backup.listing.journal is None:
-        found = [one for one in _snapshots(_inventory(backup)) if _made_at(one) >= earliest]
-    elif any(_made_at(one) >= earliest for one in _snapshots(_journal(backup))):
+        found = [one for one in _snapshots(_inventory(backup)) if _get_snapshot_time(one) >= earliest]
+    elif any(_get_snapshot_time(one) >= earliest for one in _snapshots(_journal(backup))):
         every = _snapshots(_inventory(backup))
-        found = [one for one in every if _made_at(one) <= end_of(day)][-1:] or every[:1]
+        found = [one for one in every if _get_snapshot_time(one) <= get_point_time(day)][-1:] or every[:1]
     else:
         found = []
     if found:
         return found[0]
-    if now < deadline(backup, day):
+    if now < compute_deadline(backup, day):
         return None
-    return Late(
+    return LateReport(
         f"{backup.listing.location}: the tables of S3 Metadata told nothing of {earliest:%Y-%m-%d %H:%M} UTC or later "
-        f"by {deadline(backup, day):%Y-%m-%d %H:%M} UTC; the generator lists instead."
+        f"by {compute_deadline(backup, day):%Y-%m-%d %H:%M} UTC; the generator lists instead."
     )
 
 
-def newest_snapshots(backup: Backup) -> dict[str, dt.datetime | None]:
+def list_newest_snapshots(backup: Backup) -> dict[str, dt.datetime | None]:
     """When the newest snapshot of each table was made, by where the table is; None for one without any.
 
     Raises:
@@ -318,12 +324,12 @@ def newest_snapshots(backup: Backup) -> dict[str, dt.datetime | None]:
     """
     tables = [_inventory(backup), *([_journal(backup)] if backup.listing.journal else [])]
     places = [backup.listing.location or "", backup.listing.journal or ""]
-    newest = [max((_made_at(one) for one in table.snapshots()), default=None) for table in tables]
+    newest = [max((_get_snapshot_time(one) for one in table.snapshots()), default=None) for table in tables]
     return dict(zip(places, newest, strict=False))
 
 
 def list_metadata(
-    backup: Backup, workspace: Workspace, day: str, snapshot: "Snapshot", tell: Tell
+    backup: Backup, workspace: Workspace, day: str, snapshot: "Snapshot", report_progress: ReportProgress
 ) -> ListingRecord:
     """Read a snapshot of the live inventory into the workspace's folder `listing`.
 
@@ -338,24 +344,24 @@ def list_metadata(
     _require(inventory, NEEDED)
     prefixes, size = own_prefixes(backup), 0
 
-    def kept(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def select(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         nonlocal size
         rows = 0
         for batch in batches:
-            own = without_prefixes(_of_source(backup, batch), prefixes)
+            own = drop_prefixes(_filter_source(backup, batch), prefixes)
             size += pc.sum(own["size_bytes"]).as_py() or 0
             rows += len(own)
-            tell(f"read {rows:,} objects of {backup.listing.location}")
+            report_progress(f"read {rows:,} objects of {backup.listing.location}")
             yield own
 
     has_versions = _has_versions(inventory, snapshot)
     if has_versions or backup.listing.journal is not None:
-        tell(f"reading all records of {backup.listing.location}")
-        state = _state(_records(backup, inventory, snapshot, day))
+        report_progress(f"reading all records of {backup.listing.location}")
+        state = _replay_records(_read_records(backup, inventory, snapshot, day))
         batches: Iterator[pa.RecordBatch] = iter(state.to_batches())
     else:
-        batches = (_listed(batch, True) for batch in _scanned(inventory, snapshot))
-    rows = write_rows(workspace.clear("listing"), LISTING, kept(batches))
+        batches = (_normalize_records(batch, True) for batch in _scan_table(inventory, snapshot))
+    rows = write_rows(workspace.clear("listing"), LISTING, select(batches))
     if not rows:
         workspace.clear("listing")
         raise ReportUnusable(
@@ -366,19 +372,21 @@ def list_metadata(
     return ListingRecord(
         kind="s3_metadata",
         location=inventory.metadata_location,
-        scan_started_at=end_of(day) if backup.listing.journal is not None else _made_at(snapshot),
+        scan_started_at=get_point_time(day)
+        if backup.listing.journal is not None
+        else _get_snapshot_time(snapshot),
         has_versions=has_versions,
         rows=rows,
         size_bytes=size,
     )
 
 
-def _of_source(backup: Backup, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _filter_source(backup: Backup, batch: pa.RecordBatch) -> pa.RecordBatch:
     is_in_bucket = pc.equal(batch["bucket"], backup.source.bucket)
     return batch.filter(pc.and_(is_in_bucket, pc.starts_with(batch["key"], backup.source.prefix)))
 
 
-def _records(backup: Backup, inventory: "Table", snapshot: "Snapshot", day: str) -> pa.Table:
+def _read_records(backup: Backup, inventory: "Table", snapshot: "Snapshot", day: str) -> pa.Table:
     """All records that may count, with the columns of both tables."""
     wanted = [*LISTED_AS, "sequence_number"]
     present = [name for name in wanted if name in inventory.schema().column_names]
@@ -389,29 +397,33 @@ def _records(backup: Backup, inventory: "Table", snapshot: "Snapshot", day: str)
     if backup.listing.journal is None:
         return records
     journal = _journal(backup)
-    _require(journal, (*NEEDED, *OF_JOURNAL))
-    until = end_of(day).replace(tzinfo=dt.UTC if has_zone(journal, "record_timestamp") else None).isoformat()
+    _require(journal, (*NEEDED, *JOURNAL_COLUMNS))
+    until = (
+        get_point_time(day)
+        .replace(tzinfo=dt.UTC if has_zone(journal, "record_timestamp") else None)
+        .isoformat()
+    )
     present = [name for name in (*wanted, "record_type") if name in journal.schema().column_names]
-    told = journal.scan(
+    changes = journal.scan(
         row_filter=f"record_timestamp <= '{until}'", selected_fields=tuple(present)
     ).to_arrow()
-    return pa.concat_tables([records, _with_all(told, records.schema.names).cast(records.schema)])
+    return pa.concat_tables([records, _with_all(changes, records.schema.names).cast(records.schema)])
 
 
-def _state(records: pa.Table) -> pa.Table:
+def _replay_records(records: pa.Table) -> pa.Table:
     """What is there after all records, as rows of schema LISTING."""
     records = records.set_column(
         records.schema.get_field_index("version_id"), "version_id", pc.fill_null(records["version_id"], "")
     )
-    last = _first_of_each(records, ["key", "version_id"])
+    last = _select_newest(records, ["key", "version_id"])
     there = last.filter(pc.not_equal(last["record_type"], "DELETE"))
-    newest = _first_of_each(there.append_column("row", pa.array(range(len(there)), pa.int64())), ["key"])
+    newest = _select_newest(there.append_column("row", pa.array(range(len(there)), pa.int64())), ["key"])
     is_latest = pc.is_in(pa.array(range(len(there)), pa.int64()), newest["row"].combine_chunks())
     batches = there.append_column("is_latest", is_latest).combine_chunks().to_batches(max_chunksize=131_072)
-    return pa.Table.from_batches([_listed(batch) for batch in batches], LISTING)
+    return pa.Table.from_batches([_normalize_records(batch) for batch in batches], LISTING)
 
 
-def _first_of_each(records: pa.Table, names: list[str]) -> pa.Table:
+def _select_newest(records: pa.Table, names: list[str]) -> pa.Table:
     """Of the records that agree in some columns the one with the greatest sequence number."""
     ordered = records.sort_by(
         [*((name, "ascending") for name in names), ("sequence_number", "descending")]
@@ -425,13 +437,13 @@ def _first_of_each(records: pa.Table, names: list[str]) -> pa.Table:
     return ordered.filter(pa.concat_arrays([pa.array([True]), pc.invert(is_same)]))
 
 
-def _listed(batch: pa.RecordBatch, is_latest: bool | None = None) -> pa.RecordBatch:
+def _normalize_records(batch: pa.RecordBatch, is_latest: bool | None = None) -> pa.RecordBatch:
     """Records under a listing's names and types."""
     names = batch.schema.names
     columns = {
-        listed: batch[told].cast(LISTING.field(listed).type)
-        for told, listed in LISTED_AS.items()
-        if told in names
+        listed: batch[name].cast(LISTING.field(listed).type)
+        for name, listed in LISTED_AS.items()
+        if name in names
     }
     columns["is_latest"] = (
         pa.repeat(pa.scalar(True), len(batch)) if is_latest is not None else batch["is_latest"]
@@ -447,7 +459,7 @@ def _listed(batch: pa.RecordBatch, is_latest: bool | None = None) -> pa.RecordBa
     )
 
 
-def _scanned(table: "Table", snapshot: "Snapshot") -> Iterator[pa.RecordBatch]:
+def _scan_table(table: "Table", snapshot: "Snapshot") -> Iterator[pa.RecordBatch]:
     present = tuple(name for name in LISTED_AS if name in table.schema().column_names)
     yield from table.scan(snapshot_id=snapshot.snapshot_id, selected_fields=present).to_arrow_batch_reader()
 
@@ -487,7 +499,7 @@ def _snapshots(table: "Table") -> "list[Snapshot]":
     return sorted(table.snapshots(), key=lambda one: one.timestamp_ms)
 
 
-def _made_at(snapshot: "Snapshot") -> dt.datetime:
+def _get_snapshot_time(snapshot: "Snapshot") -> dt.datetime:
     return dt.datetime.fromtimestamp(snapshot.timestamp_ms / 1000, dt.UTC)
 
 
@@ -497,12 +509,12 @@ def is_listing_ready(backup: Backup, day: str, now: dt.datetime) -> bool:
     Raises:
         BackupError: the place of the reports cannot be read.
     """
-    if now < end_of(day):
+    if now < get_point_time(day):
         return False
     if backup.listing.kind == "s3_inventory":
-        return awaited_report(backup, day, now) is not None
+        return find_report(backup, day, now) is not None
     if backup.listing.kind == "s3_metadata":
-        return awaited_snapshot(backup, day, now) is not None
+        return find_snapshot(backup, day, now) is not None
     return True
 
 
@@ -512,7 +524,7 @@ def make_listing(
     day: str,
     now: dt.datetime,
     spark: "OpenSpark | None" = None,
-    tell: Tell = to_log,
+    report_progress: ReportProgress = log_message,
 ) -> ListingRecord | None:
     """List the source for a day; None while a report is waited for, or the day is not over.
 
@@ -522,16 +534,16 @@ def make_listing(
     Raises:
         BackupError: the source or the reports cannot be read, or the reports are of another bucket.
     """
-    if now < end_of(day):
+    if now < get_point_time(day):
         return None
     if backup.listing.kind == "s3_inventory":
-        record = _from_reports(backup, workspace, day, now, spark, tell)
+        record = _from_reports(backup, workspace, day, now, spark, report_progress)
     elif backup.listing.kind == "s3_metadata":
-        record = _from_metadata(backup, workspace, day, now, spark, tell)
+        record = _from_metadata(backup, workspace, day, now, spark, report_progress)
     elif backup.listing.kind == "manifest_csv":
-        record = list_manifest(backup, workspace, now, tell)
+        record = list_manifest(backup, workspace, now, report_progress)
     else:
-        record = _generated(backup, workspace, spark, tell)
+        record = _generate_listing(backup, workspace, spark, report_progress)
     if record is not None:
         workspace.save("listing", record)
     return record
@@ -543,24 +555,28 @@ def _from_reports(
     day: str,
     now: dt.datetime,
     spark: "OpenSpark | None",
-    tell: Tell,
+    report_progress: ReportProgress,
 ) -> ListingRecord | None:
-    store, passed_over = report_store(backup), list[str]()
-    for arrival in candidates(backup, store, day):
+    store, passed_over = open_report_store(backup), list[str]()
+    for arrival in list_candidates(backup, store, day):
         try:
             report = read_report(store, backup.listing.location or "", arrival)
-            if not speaks_for(backup, day, report):
+            if not covers_day(backup, day, report):
                 continue
-            record = list_report(backup, require_source(backup, report), workspace, tell, spark)
+            record = list_report(backup, require_source(backup, report), workspace, report_progress, spark)
         except ReportUnusable as error:
-            tell(str(error))
+            report_progress(str(error))
             passed_over.append(str(error))
             continue
-        is_late = bool(passed_over) or ("T" not in day and arrival.scan_started_at > deadline(backup, day))
+        is_late = bool(passed_over) or (
+            "T" not in day and arrival.scan_started_at > compute_deadline(backup, day)
+        )
         return record.model_copy(update={"is_late": is_late, "warnings": (*passed_over, *record.warnings)})
-    if now < deadline(backup, day):
+    if now < compute_deadline(backup, day):
         return None
-    return _instead(backup, workspace, day, (too_late(backup, day), *passed_over), spark, tell)
+    return _generate_instead(
+        backup, workspace, day, (describe_late_reports(backup, day), *passed_over), spark, report_progress
+    )
 
 
 def _from_metadata(
@@ -569,32 +585,34 @@ def _from_metadata(
     day: str,
     now: dt.datetime,
     spark: "OpenSpark | None",
-    tell: Tell,
+    report_progress: ReportProgress,
 ) -> ListingRecord | None:
-    snapshot = awaited_snapshot(backup, day, now)
+    snapshot = find_snapshot(backup, day, now)
     if snapshot is None:
         return None
-    if isinstance(snapshot, Late):
-        return _instead(backup, workspace, day, (snapshot.reason,), spark, tell)
-    return list_metadata(backup, workspace, day, snapshot, tell)
+    if isinstance(snapshot, LateReport):
+        return _generate_instead(backup, workspace, day, (snapshot.reason,), spark, report_progress)
+    return list_metadata(backup, workspace, day, snapshot, report_progress)
 
 
-def _instead(
+def _generate_instead(
     backup: Backup,
     workspace: Workspace,
     day: str,
     reasons: tuple[str, ...],
     spark: "OpenSpark | None",
-    tell: Tell,
+    report_progress: ReportProgress,
 ) -> ListingRecord:
     """The generator's listing, where reports were to be had. Of a point of a moment nobody could have waited."""
     for reason in reasons:
-        tell(reason)
-    record = _generated(backup, workspace, spark, tell)
+        report_progress(reason)
+    record = _generate_listing(backup, workspace, spark, report_progress)
     return record.model_copy(update={"is_late": "T" not in day, "warnings": (*reasons, *record.warnings)})
 
 
-def _generated(backup: Backup, workspace: Workspace, spark: "OpenSpark | None", tell: Tell) -> ListingRecord:
+def _generate_listing(
+    backup: Backup, workspace: Workspace, spark: "OpenSpark | None", report_progress: ReportProgress
+) -> ListingRecord:
     from lakeshare_pipelines.backup.inventory.generate import list_source
 
-    return list_source(backup, workspace, spark=spark, tell=tell)
+    return list_source(backup, workspace, spark=spark, report_progress=report_progress)

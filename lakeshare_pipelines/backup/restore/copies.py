@@ -24,38 +24,42 @@ from lakeshare_pipelines.backup.copy.engine import (
     CopyEngine,
     CopyTask,
     Progress,
-    Tell,
+    ReportProgress,
     thaw,
 )
-from lakeshare_pipelines.backup.model import DONE, PLAN, whole_table, write_rows
+from lakeshare_pipelines.backup.model import COPY_RESULTS, PLAN, read_table, write_rows
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Workspace
-from lakeshare_pipelines.backup.restore.selection import OF_TABLE, Chosen, RestoreRecord
-from lakeshare_pipelines.backup.stores import BackupStore, Listed, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import file_properties, remove_unfinished, storage_options
-from lakeshare_pipelines.backup.verify.delta import opened_rows
-from lakeshare_pipelines.backup.verify.iceberg import column_of_files
+from lakeshare_pipelines.backup.restore.selection import TABLE_FILE, RestoreRecord, SelectedTable
+from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, StoreAddress, open_store
+from lakeshare_pipelines.backup.stores.store import (
+    make_file_properties,
+    make_storage_options,
+    remove_unfinished,
+)
+from lakeshare_pipelines.backup.verify.delta import count_rows
+from lakeshare_pipelines.backup.verify.iceberg import choose_file_column
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.storage import normalised
+from lakeshare_server.storage import normalise_location
 
 if TYPE_CHECKING:
     from pyiceberg.table import StaticTable
 
-ASKED_AT_ONCE = 16
+CONCURRENT_REQUESTS = 16
 DAMAGED = "Restore from another point; `lakeshare backup drill` tells which ones are whole."
 Row: TypeAlias = dict[str, Any]  # of HELD, with `to_bucket` and `to_key`
 
 
 @dataclass(frozen=True)
-class Copying:
+class RestoreCopy:
     """One restore's copying; done again after a crash it goes on where it was."""
 
     backup: Backup
-    choice: Chosen
+    selected: SelectedTable
     workspace: Workspace
     work_prefix: str
     engine: CopyEngine
-    tell: Tell
+    report_progress: ReportProgress
 
     def bring(self, rows: pa.Table, to: StoreAddress, *, into_live_log: bool = False) -> None:
         """Bring rows (schema HELD, with `to_bucket` and `to_key`) to their places, which are empty.
@@ -65,9 +69,9 @@ class Copying:
         Raises:
             BackupError: a copy is missing or damaged, or its place cannot be written. What was brought stays.
         """
-        stored = stored_objects(self.choice, rows)
+        stored = head_copies(self.selected, rows)
         self._thaw(stored)
-        makes_table = pc.match_substring_regex(rows["to_key"], OF_TABLE)
+        makes_table = pc.match_substring_regex(rows["to_key"], TABLE_FILE)
         for step, chosen_rows in (("data", pc.invert(makes_table)), ("table", makes_table)):
             part = rows.filter(chosen_rows)
             for number, bucket in enumerate(sorted(set(part["to_bucket"].to_pylist()))):
@@ -77,20 +81,20 @@ class Copying:
                     continue
                 self._copy(f"{step}-{number}", mine, stored, to if bucket == to.bucket else to.at(bucket))
 
-    def _thaw(self, stored: dict[str, Listed]) -> None:
+    def _thaw(self, stored: dict[str, ListedObject]) -> None:
         frozen = [
-            Archived(self.choice.copies.bucket, one.key, one.version_id, one.size_bytes or 0)
-            for one in archived(stored)
+            Archived(self.selected.copies.bucket, one.key, one.version_id, one.size_bytes or 0)
+            for one in select_archived(stored)
         ]
         if frozen:
-            thaw(self.choice.copies, frozen, self.tell)
+            thaw(self.selected.copies, frozen, self.report_progress)
 
-    def _copy(self, name: str, rows: list[Row], stored: dict[str, Listed], to: StoreAddress) -> None:
+    def _copy(self, name: str, rows: list[Row], stored: dict[str, ListedObject], to: StoreAddress) -> None:
         plan, done = self.workspace.clear(f"plan-{name}"), self.workspace.clear(f"done-{name}")
         planned = [self._planned(row, stored[row["stored_key"]]) for row in rows]
         write_rows(plan, PLAN, [pa.Table.from_pylist(planned, PLAN)])
         task = CopyTask(
-            source=self.choice.copies,
+            source=self.selected.copies,
             target=to,
             plan=plan,
             done=done,
@@ -99,13 +103,13 @@ class Copying:
             copy_limit_bytes=self.backup.copy_limit_bytes,
             in_flight=self.backup.in_flight,
         )
-        self.engine.copy(task, self.tell)
-        _require_done(self.choice, rows, whole_table(done, DONE).to_pylist(), to)
+        self.engine.copy(task, self.report_progress)
+        _require_done(self.selected, rows, read_table(done, COPY_RESULTS).to_pylist(), to)
 
     def _commit(self, rows: list[Row], to: StoreAddress) -> None:
-        copies, store = open_store(self.choice.copies), open_store(to)
+        copies, store = open_store(self.selected.copies), open_store(to)
         for row in sorted(rows, key=lambda one: str(one["to_key"])):
-            content = read_whole(self.choice, copies, row)
+            content = read_verified(self.selected, copies, row)
             if not store.put(row["to_key"], content, if_absent=True) and store.read(row["to_key"]) != content:
                 raise BackupError(
                     to.location(row["to_key"]),
@@ -113,9 +117,9 @@ class Copying:
                     "Run the restore again: it goes by what is there then.",
                 )
 
-    def _planned(self, row: Row, stored: Listed) -> Row:
+    def _planned(self, row: Row, stored: ListedObject) -> Row:
         return {
-            "bucket": self.choice.copies.bucket,
+            "bucket": self.selected.copies.bucket,
             "key": row["stored_key"],
             "version_id": stored.version_id,
             "is_latest": True,
@@ -127,11 +131,11 @@ class Copying:
             "lane": "large" if row["size_bytes"] > self.backup.copy_limit_bytes else "small",
             "stored_key": row["to_key"],
             "table_root": row["table_root"],
-            "first_point": self.choice.point.day,
+            "first_point": self.selected.point.day,
         }
 
 
-def read_whole(choice: Chosen, copies: BackupStore, row: Row) -> bytes:
+def read_verified(selected: SelectedTable, copies: BackupStore, row: Row) -> bytes:
     """The content of a copy (a row of schema HELD).
 
     Raises:
@@ -140,50 +144,52 @@ def read_whole(choice: Chosen, copies: BackupStore, row: Row) -> bytes:
     content = copies.read(row["stored_key"], row["stored_version_id"])
     kind, _, digest = (row["checksum"] or "").partition(":")
     if kind == "sha256" and sha256(content).hexdigest() != digest:
-        raise _damaged(choice, row, "it was changed since it was backed up")
+        raise _make_damaged_error(selected, row, "it was changed since it was backed up")
     return content
 
 
-def stored_objects(choice: Chosen, rows: pa.Table) -> dict[str, Listed]:
+def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, ListedObject]:
     """What the store of the copies says of those that rows tell of, by key.
 
     Raises:
         BackupError: a copy is not there any more, has another size, or is another than the point holds.
     """
-    store = open_store(choice.copies)
-    root = choice.table.stored_root
+    store = open_store(selected.copies)
+    root = selected.table.stored_root
     # Of what belongs to no table each is asked for by itself.
     listed = {one.key: one for one in store.list(f"{root}/") if not one.is_delete_marker} if root else {}
 
-    def found(row: Row) -> Listed:
+    def found(row: Row) -> ListedObject:
         there = listed.get(row["stored_key"])
         if there is None or (row["stored_etag"] not in (None, there.etag) and row["stored_version_id"]):
             there = _version(store, row)
         if there is None:
-            raise _damaged(choice, row, "it is not there any more")
+            raise _make_damaged_error(selected, row, "it is not there any more")
         if there.size_bytes != row["size_bytes"]:
-            raise _damaged(
-                choice, row, f"it has {there.size_bytes} bytes, {row['size_bytes']} were backed up"
+            raise _make_damaged_error(
+                selected, row, f"it has {there.size_bytes} bytes, {row['size_bytes']} were backed up"
             )
         if row["stored_etag"] not in (None, there.etag):
-            raise _damaged(choice, row, "it was changed since it was backed up")
+            raise _make_damaged_error(selected, row, "it was changed since it was backed up")
         return there
 
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        told = rows.to_pylist()
-        return {row["stored_key"]: there for row, there in zip(told, pool.map(found, told), strict=True)}
+    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
+        records = rows.to_pylist()
+        return {
+            row["stored_key"]: there for row, there in zip(records, pool.map(found, records), strict=True)
+        }
 
 
-def archived(stored: dict[str, Listed]) -> list[Listed]:
+def select_archived(stored: dict[str, ListedObject]) -> list[ListedObject]:
     """Those that have to be thawed before they can be copied."""
     return [one for one in stored.values() if one.storage_class in ARCHIVES]
 
 
-def _version(store: BackupStore, row: Row) -> Listed | None:
+def _version(store: BackupStore, row: Row) -> ListedObject | None:
     head = store.head(row["stored_key"], row["stored_version_id"])
     if head is None:
         return None
-    return Listed(
+    return ListedObject(
         head.key,
         head.size_bytes,
         head.last_modified,
@@ -193,17 +199,19 @@ def _version(store: BackupStore, row: Row) -> Listed | None:
     )
 
 
-def _damaged(choice: Chosen, row: Row, reason: str) -> BackupError:
-    return BackupError(f"the copy {choice.copies.location(row['stored_key'])}", reason, DAMAGED)
+def _make_damaged_error(selected: SelectedTable, row: Row, reason: str) -> BackupError:
+    return BackupError(f"the copy {selected.copies.location(row['stored_key'])}", reason, DAMAGED)
 
 
-def _require_done(choice: Chosen, rows: list[Row], done: list[Row], to: StoreAddress) -> None:
+def _require_done(selected: SelectedTable, rows: list[Row], done: list[Row], to: StoreAddress) -> None:
     """Every row copied, with the content that was backed up where both sides know it."""
     backed_up = {row["stored_key"]: row for row in rows}
     for one in _failed(done):
-        said = one["message"] or one["error_code"] or "no reason was given"
+        reason = one["message"] or one["error_code"] or "no reason was given"
         raise BackupError(
-            to.location(one["stored_key"]), f"it could not be copied there: {said}", "Run the restore again."
+            to.location(one["stored_key"]),
+            f"it could not be copied there: {reason}",
+            "Run the restore again.",
         )
     for one in done:
         row = backed_up[one["key"]]
@@ -211,7 +219,9 @@ def _require_done(choice: Chosen, rows: list[Row], done: list[Row], to: StoreAdd
         if len(kinds) == 1 and one["checksum"] != row["checksum"]:
             # It was written to an empty place a moment ago, and must not pass for what was lost there.
             open_store(to).delete(one["stored_key"])
-            raise _damaged(choice, row, f"its content is {one['checksum']}, {row['checksum']} was backed up")
+            raise _make_damaged_error(
+                selected, row, f"its content is {one['checksum']}, {row['checksum']} was backed up"
+            )
     if len(done) != len(rows):
         raise BackupError(
             str(to), f"{len(rows) - len(done)} copies are not told of", "Run the restore again."
@@ -228,7 +238,7 @@ BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Placed:
+class DestinationState:
     """Rows of HELD, with `to_bucket` and `to_key`, by what is at that place."""
 
     missing: pa.Table
@@ -239,12 +249,12 @@ class Placed:
     """Keys below the root that the point does not tell of."""
 
 
-def placed(
-    choice: Chosen,
+def compare_destination(
+    selected: SelectedTable,
     address: StoreAddress,
     root: str,
-    goes: Callable[[str, str], tuple[str, str]],
-) -> Placed:
+    map_key: Callable[[str, str], tuple[str, str]],
+) -> DestinationState:
     """Compare the copies of a table with the place they are to go to: `root` is the key of that place in `address`.
 
     `goes` gives the new bucket and key of an object of the source.
@@ -252,25 +262,25 @@ def placed(
     Raises:
         BackupError: the place cannot be looked at.
     """
-    rows = choice.rows.to_pylist()
+    rows = selected.rows.to_pylist()
     prefix = f"{root}/" if root else ""
     found = {one.key: one for one in open_store(address).list(prefix) if not one.is_delete_marker}
     missing: list[dict[str, Any]] = []
     differing: list[str] = []
     wanted: set[str] = set()
     for row in rows:
-        bucket, key = goes(row["bucket"], row["key"])
+        bucket, key = map_key(row["bucket"], row["key"])
         store = address if bucket == address.bucket else address.at(bucket)
         there = found.get(key) if bucket == address.bucket else _head(open_store(store), key)
         wanted.add(key)
         if there is None:
             missing.append({**row, "to_bucket": bucket, "to_key": key})
-        elif not _is_same(choice, row, open_store(store), there):
+        elif not _is_same(selected, row, open_store(store), there):
             differing.append(store.location(key))
-    schema = pa.schema([*choice.rows.schema, *ROW])
+    schema = pa.schema([*selected.rows.schema, *ROW])
     others = tuple(key for key in found if key not in wanted)
     table = pa.Table.from_pylist(missing, schema)
-    return Placed(table, len(rows) - len(missing) - len(differing), tuple(differing), others)
+    return DestinationState(table, len(rows) - len(missing) - len(differing), tuple(differing), others)
 
 
 def require_outside_target(backup: Backup, to: StoreAddress) -> None:
@@ -293,12 +303,12 @@ def require_outside_target(backup: Backup, to: StoreAddress) -> None:
             )
 
 
-def _head(store: BackupStore, key: str) -> Listed | None:
+def _head(store: BackupStore, key: str) -> ListedObject | None:
     head = store.head(key)
-    return None if head is None else Listed(key, head.size_bytes, head.last_modified, head.etag)
+    return None if head is None else ListedObject(key, head.size_bytes, head.last_modified, head.etag)
 
 
-def _is_same(choice: Chosen, row: dict[str, Any], store: BackupStore, there: Listed) -> bool:
+def _is_same(selected: SelectedTable, row: dict[str, Any], store: BackupStore, there: ListedObject) -> bool:
     """By size and ETag; where only the ETag differs, by content: a copy may have got another one."""
     if there.size_bytes != row["size_bytes"]:
         return False
@@ -308,7 +318,7 @@ def _is_same(choice: Chosen, row: dict[str, Any], store: BackupStore, there: Lis
     digest = _digest(store, there.key)
     if kind == "sha256":
         return digest == checksum
-    return digest == _digest(open_store(choice.copies), row["stored_key"], row["stored_version_id"])
+    return digest == _digest(open_store(selected.copies), row["stored_key"], row["stored_version_id"])
 
 
 def _digest(store: BackupStore, key: str, version_id: str | None = None) -> str:
@@ -319,7 +329,7 @@ def _digest(store: BackupStore, key: str, version_id: str | None = None) -> str:
     return digest.hexdigest()
 
 
-def refuse_taken(place: str, taken: Iterable[str]) -> None:
+def require_not_taken(place: str, taken: Iterable[str]) -> None:
     """Refuse a place where something is that is none of the table's.
 
     Raises:
@@ -336,7 +346,7 @@ ANOTHER = "Restore from another point; what is there now was not registered."
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedTable:
     """What an independent reader found: all rows, each read, and how many data files they are in.
 
     `rows` is None where the reader does not read all: a Delta table of very many files, deletes by value.
@@ -347,7 +357,7 @@ class Opened:
     reader: str
 
 
-def opened_delta(address: StoreAddress, root: str, version: int) -> Opened:
+def open_delta(address: StoreAddress, root: str, version: int) -> OpenedTable:
     """A Delta table at a version, read by delta-rs.
 
     Raises:
@@ -358,14 +368,14 @@ def opened_delta(address: StoreAddress, root: str, version: int) -> Opened:
 
     location = address.location(root)
     try:
-        files = len(DeltaTable(location, version, storage_options(address) or None).file_uris())
-        rows, reader = opened_rows(address, root, version, files)
+        files = len(DeltaTable(location, version, make_storage_options(address) or None).file_uris())
+        rows, reader = count_rows(address, root, version, files)
     except (DeltaError, OSError, ValueError) as error:
-        raise _does_not_open(location, error) from error
-    return Opened(rows, files, reader)
+        raise _make_open_error(location, error) from error
+    return OpenedTable(rows, files, reader)
 
 
-def opened_iceberg(address: StoreAddress, metadata_location: str, snapshot_id: int) -> Opened:
+def open_iceberg(address: StoreAddress, metadata_location: str, snapshot_id: int) -> OpenedTable:
     """An Iceberg table at a snapshot, read by PyIceberg: every data file is opened.
 
     Raises:
@@ -377,15 +387,15 @@ def opened_iceberg(address: StoreAddress, metadata_location: str, snapshot_id: i
 
     reader = f"pyiceberg {version_of('pyiceberg')}"
     try:
-        table = StaticTable.from_metadata(metadata_location, file_properties(address))
-        counted = _counted(table, snapshot_id)
+        table = StaticTable.from_metadata(metadata_location, make_file_properties(address))
+        counted = _count_rows(table, snapshot_id)
     # What file systems and decoders raise through PyIceberg has no class of its own.
     except Exception as error:
-        raise _does_not_open(metadata_location, error) from error
-    return Opened(*counted, reader)
+        raise _make_open_error(metadata_location, error) from error
+    return OpenedTable(*counted, reader)
 
 
-def _counted(table: "StaticTable", snapshot_id: int) -> tuple[int | None, int]:
+def _count_rows(table: "StaticTable", snapshot_id: int) -> tuple[int | None, int]:
     scan = table.scan(snapshot_id=snapshot_id)
     try:
         files = [task.file for task in scan.plan_files()]
@@ -396,21 +406,21 @@ def _counted(table: "StaticTable", snapshot_id: int) -> tuple[int | None, int]:
         at = table.inspect.data_files(snapshot_id=snapshot_id)
         return None, len(at)
     # A column is looked at, because the manifests alone would answer a mere count.
-    smallest = table.scan(snapshot_id=snapshot_id, selected_fields=(column_of_files(scan),))
+    smallest = table.scan(snapshot_id=snapshot_id, selected_fields=(choose_file_column(scan),))
     return sum(batch.num_rows for batch in smallest.to_arrow_batch_reader()), len(files)
 
 
-def _does_not_open(location: str, error: Exception) -> BackupError:
+def _make_open_error(location: str, error: Exception) -> BackupError:
     if isinstance(error, BackupError):
         return error
-    said = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return BackupError(location, f"it does not open: {said}", ANOTHER)
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return BackupError(location, f"it does not open: {reason}", ANOTHER)
 
 
-Say = Callable[[str], None]
+ReportMessage = Callable[[str], None]
 
 
-def silent(progress: Progress) -> None:
+def ignore_progress(progress: Progress) -> None:
     """Tell nobody."""
 
 
@@ -424,21 +434,21 @@ def remove_empty(root: Path, prefix: str) -> None:
             above.rmdir()
 
 
-def unsaid(sentence: str) -> None:
+def ignore_message(sentence: str) -> None:
     """Say it to nobody."""
 
 
 @dataclass
-class Work:
+class TableRestore:
     """A table of a point on its way to `root` in the store `to`."""
 
     settings: LakeSettings
     backup: Backup
-    choice: Chosen
+    selected: SelectedTable
     to: StoreAddress
     root: str
-    say: Say = unsaid
-    tell: Tell = silent
+    report_message: ReportMessage = ignore_message
+    report_progress: ReportProgress = ignore_progress
     began: float = field(default_factory=time.monotonic)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     objects: int = 0
@@ -465,15 +475,17 @@ class Work:
     @property
     def title(self) -> str:
         """What is done, for people."""
-        return f"restore of {self.choice.table.root or 'other files'} to {self.place}"
+        return f"restore of {self.selected.table.root or 'other files'} to {self.place}"
 
     @property
     def name(self) -> str:
         """The same for the same restore, whoever does it again."""
-        told = f"{self.choice.point.day}\n{self.choice.table.root}\n{self.choice.version}\n{self.place}"
-        return sha256(told.encode()).hexdigest()[:16]
+        content = (
+            f"{self.selected.point.day}\n{self.selected.table.root}\n{self.selected.version}\n{self.place}"
+        )
+        return sha256(content.encode()).hexdigest()[:16]
 
-    def bring(self, at: Placed, *, into_live_log: bool = False) -> None:
+    def bring(self, at: DestinationState, *, into_live_log: bool = False) -> None:
         """Copy what is missing, and count it; what the engine keeps for itself goes when all is there."""
         if not at.missing.num_rows:
             return
@@ -482,12 +494,16 @@ class Work:
             remove_unfinished(Path(self.to.url) / self.root)
         # A ledger of an earlier attempt tells of what may be gone again: what is missing now is copied now.
         prefix = f"{self._prefix}{uuid4().hex}/"
-        copying = Copying(self.backup, self.choice, self._workspace, prefix, self.engine, self.tell)
+        copying = RestoreCopy(
+            self.backup, self.selected, self._workspace, prefix, self.engine, self.report_progress
+        )
         copying.bring(at.missing, self.to, into_live_log=into_live_log)
         self.objects += at.missing.num_rows
         self.size_bytes += sum(at.missing["size_bytes"].to_pylist())
         self._forget()
-        self.say(f"{at.missing.num_rows:,} objects brought to {self.place}, {at.there:,} were there")
+        self.report_message(
+            f"{at.missing.num_rows:,} objects brought to {self.place}, {at.there:,} were there"
+        )
 
     @property
     def _prefix(self) -> str:
@@ -510,10 +526,10 @@ class Work:
 
         What the point does not hold moves with the root it is under, or stays.
         """
-        old, new = normalised(self.backup.source.location(self.choice.table.root)), self.place
+        old, new = normalise_location(self.backup.source.location(self.selected.table.root)), self.place
 
         def moved(location: str) -> str:
-            at = normalised(location)
+            at = normalise_location(location)
             if at in keys:
                 return keys[at]
             return f"{new}/{at.removeprefix(old + '/')}" if at.startswith(old + "/") else location
@@ -521,7 +537,7 @@ class Work:
         return moved
 
     def record(
-        self, location: str, opened: Opened, *, is_part: bool = False, **more: object
+        self, location: str, opened: OpenedTable, *, is_part: bool = False, **more: object
     ) -> RestoreRecord:
         """What was done.
 
@@ -532,9 +548,9 @@ class Work:
             self.require_rows(location, opened)
         return RestoreRecord.model_validate(
             {
-                "day": self.choice.point.day,
-                "table": self.choice.table,
-                "version": self.choice.version,
+                "day": self.selected.point.day,
+                "table": self.selected.table,
+                "version": self.selected.version,
                 "location": location,
                 "rows": opened.rows,
                 "files": opened.files,
@@ -548,16 +564,16 @@ class Work:
             }
         )
 
-    def require_rows(self, location: str, opened: Opened) -> None:
+    def require_rows(self, location: str, opened: OpenedTable) -> None:
         """Refuse a table that is not what the point proved of it.
 
         Raises:
             BackupError: it has more rows, or fewer.
         """
-        proof = self.choice.proof
+        proof = self.selected.proof
         proved = proof.snapshot_id if proof.table.format == "iceberg" else proof.version
         if (
-            self.choice.version == proved
+            self.selected.version == proved
             and None not in (proof.rows, opened.rows)
             and proof.rows != opened.rows
         ):

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from lakeshare_pipelines.backup.restore.selection import LOG
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
-from lakeshare_pipelines.backup.stores.store import storage_options
+from lakeshare_pipelines.backup.stores.store import make_storage_options
 from lakeshare_pipelines.errors import BackupError
 
 if TYPE_CHECKING:
@@ -25,24 +25,24 @@ CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.\d{10}\.(\d{10}))?\.parquet")
 Add: TypeAlias = dict[str, Any]  # an `add` action, as the log has it
 
 
-def log_names(store: BackupStore, root: str) -> list[str]:
+def list_log_names(store: BackupStore, root: str) -> list[str]:
     """Names below the folder of a table's log; none when there is no log."""
     folder = _folder(root)
     return [one.key.removeprefix(folder) for one in store.list(folder)]
 
 
-def newest_commit(names: list[str]) -> int | None:
+def find_newest_commit(names: list[str]) -> int | None:
     """The newest version of a log; None when it has no commit."""
-    return max((int(told[1]) for name in names if (told := COMMIT.fullmatch(name))), default=None)
+    return max((int(match[1]) for name in names if (match := COMMIT.fullmatch(name))), default=None)
 
 
-def require_no_hole(place: str, names: list[str], version: int) -> None:
+def require_contiguous_commits(place: str, names: list[str], version: int) -> None:
     """Refuse a log whose commits after a version do not follow each other: nothing can be committed to it.
 
     Raises:
         BackupError: one is missing.
     """
-    found = {int(told[1]) for name in names if (told := COMMIT.fullmatch(name))}
+    found = {int(match[1]) for name in names if (match := COMMIT.fullmatch(name))}
     for expected in range(version + 1, max(found, default=version)):
         if expected not in found:
             raise BackupError(
@@ -54,10 +54,10 @@ def require_no_hole(place: str, names: list[str], version: int) -> None:
 
 def write_pointer(store: BackupStore, root: str) -> None:
     """Write `_last_checkpoint` (Delta PROTOCOL.md, "Last Checkpoint File") unless it holds."""
-    names = log_names(store, root)
+    names = list_log_names(store, root)
     folder = _folder(root)
-    newest = _newest_checkpoint(names, newest_commit(names) or 0)
-    if POINTER in names and _pointed(store.read(folder + POINTER)) in _checkpoints(names):
+    newest = _newest_checkpoint(names, find_newest_commit(names) or 0)
+    if POINTER in names and _parse_pointer(store.read(folder + POINTER)) in _checkpoints(names):
         return
     if newest is None:
         # A pointer to what is not there keeps readers from the table.
@@ -65,11 +65,11 @@ def write_pointer(store: BackupStore, root: str) -> None:
         return
     version, parts = newest
     size = sum(_rows(store, folder + name) for name in parts)
-    told = {"version": version, "size": size} | ({"parts": len(parts)} if len(parts) > 1 else {})
-    store.put(folder + POINTER, json.dumps(told).encode())
+    pointer = {"version": version, "size": size} | ({"parts": len(parts)} if len(parts) > 1 else {})
+    store.put(folder + POINTER, json.dumps(pointer).encode())
 
 
-def committed_back(address: StoreAddress, root: str, version: int, properties: Mapping[str, str]) -> int:
+def commit_restore(address: StoreAddress, root: str, version: int, properties: Mapping[str, str]) -> int:
     """Commit that a table shows an older version again (Delta's RESTORE); returns the version that does.
 
     A table that shows its files already gets no commit.
@@ -83,18 +83,18 @@ def committed_back(address: StoreAddress, root: str, version: int, properties: M
 
     location = address.location(root)
     try:
-        table = DeltaTable(location, storage_options=storage_options(address) or None)
-        then = DeltaTable(location, version, storage_options=storage_options(address) or None)
+        table = DeltaTable(location, storage_options=make_storage_options(address) or None)
+        then = DeltaTable(location, version, storage_options=make_storage_options(address) or None)
         if _state(table) == _state(then):
             return table.version()
         commit = CommitProperties(custom_metadata=dict(properties), max_commit_retries=0)
         table.restore(version, commit_properties=commit)
     except DeltaError as error:
-        raise _not_committed(location, error) from error
+        raise _make_commit_error(location, error) from error
     return int(table.version())
 
 
-def taken_over(
+def commit_takeover(
     address: StoreAddress, root: str, beside: str, version: int, properties: Mapping[str, str]
 ) -> int:
     """Commit that a live table has the files of another one below its root, and no others; returns the new version.
@@ -106,27 +106,27 @@ def taken_over(
     from deltalake.exceptions import DeltaError
     from deltalake.transaction import CommitProperties
 
-    location, options = address.location(root), storage_options(address) or None
+    location, options = address.location(root), make_storage_options(address) or None
     try:
         live, other = (
             DeltaTable(location, storage_options=options),
             DeltaTable(address.location(beside), version, storage_options=options),
         )
-        adds = live_adds(open_store(address), beside, version)
+        adds = read_live_adds(open_store(address), beside, version)
         _require_like(location, live, other, adds)
         live.create_write_transaction(
-            [_taken(beside.removeprefix(f"{root}/"), add) for add in adds.values()],
+            [_make_add_action(beside.removeprefix(f"{root}/"), add) for add in adds.values()],
             "overwrite",
             other.schema(),
             other.metadata().partition_columns,
             commit_properties=CommitProperties(custom_metadata=dict(properties), max_commit_retries=0),
         )
     except DeltaError as error:
-        raise _not_committed(location, error) from error
+        raise _make_commit_error(location, error) from error
     return int(DeltaTable(location, storage_options=options).version())
 
 
-def numbers_skipped(
+def skip_versions(
     address: StoreAddress, root: str, newest: int, last: int, properties: Mapping[str, str]
 ) -> int:
     """Let a log go on behind version `last` without a change; returns the version after it, which has `properties`.
@@ -135,15 +135,15 @@ def numbers_skipped(
         BackupError: somebody committed meanwhile.
     """
     for version in range(newest + 1, last + 2):
-        said: dict[str, Any] = {
+        commit_info: dict[str, Any] = {
             "timestamp": int(time.time() * 1000),
             "operation": "RESTORE",
             "isBlindAppend": False,
         }
-        said |= {"operationParameters": {"version": str(newest)}, "engineInfo": "lakeshare"}
+        commit_info |= {"operationParameters": {"version": str(newest)}, "engineInfo": "lakeshare"}
         if version > last:
-            said |= properties
-        put_commit(address, root, version, [{"commitInfo": said}])
+            commit_info |= properties
+        put_commit(address, root, version, [{"commitInfo": commit_info}])
     return last + 1
 
 
@@ -160,7 +160,7 @@ def put_commit(address: StoreAddress, root: str, version: int, actions: Sequence
         raise BackupError(place, f"somebody committed version {version} meanwhile", "Run the restore again.")
 
 
-def live_adds(store: BackupStore, root: str, version: int) -> dict[tuple[str, str | None], Add]:
+def read_live_adds(store: BackupStore, root: str, version: int) -> dict[tuple[str, str | None], Add]:
     """The `add` actions that make a table at a version, by path and deletion vector, as its log has them.
 
     Raises:
@@ -168,7 +168,7 @@ def live_adds(store: BackupStore, root: str, version: int) -> dict[tuple[str, st
     """
     import pyarrow.parquet as pq
 
-    names = log_names(store, root)
+    names = list_log_names(store, root)
     folder = _folder(root)
     newest = _newest_checkpoint(names, version)
     adds: dict[tuple[str, str | None], Add] = {}
@@ -217,7 +217,7 @@ def _require_like(location: str, live: "DeltaTable", other: "DeltaTable", adds: 
         )
 
 
-def _taken(folder: str, add: Add) -> "AddAction":
+def _make_add_action(folder: str, add: Add) -> "AddAction":
     from deltalake.transaction import AddAction
 
     return AddAction(
@@ -231,10 +231,10 @@ def _taken(folder: str, add: Add) -> "AddAction":
     )
 
 
-def _not_committed(location: str, error: Exception) -> BackupError:
-    said = str(error).splitlines()[0]
+def _make_commit_error(location: str, error: Exception) -> BackupError:
+    reason = str(error).splitlines()[0]
     fix = "Run the restore again, or restore to another place with --to."
-    return BackupError(location, f"the restored state could not be committed: {said}", fix)
+    return BackupError(location, f"the restored state could not be committed: {reason}", fix)
 
 
 def _apply(adds: dict[tuple[str, str | None], Add], action: Mapping[str, Any]) -> None:
@@ -255,8 +255,8 @@ def _checkpoints(names: list[str]) -> dict[int, list[str]]:
     """Whole classic checkpoints by version: one file, or all parts of one."""
     found: dict[tuple[int, int], list[str]] = {}
     for name in sorted(names):
-        if told := CHECKPOINT.fullmatch(name):
-            found.setdefault((int(told[1]), int(told[3] or 1)), []).append(name)
+        if match := CHECKPOINT.fullmatch(name):
+            found.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
     return {version: parts for (version, of), parts in sorted(found.items()) if len(parts) == of}
 
 
@@ -265,12 +265,12 @@ def _newest_checkpoint(names: list[str], version: int) -> tuple[int, list[str]] 
     return (max(whole), whole[max(whole)]) if whole else None
 
 
-def _pointed(content: bytes) -> int | None:
+def _parse_pointer(content: bytes) -> int | None:
     try:
-        told = json.loads(content)
+        pointer = json.loads(content)
     except ValueError:
         return None
-    return told.get("version") if isinstance(told, dict) else None
+    return pointer.get("version") if isinstance(pointer, dict) else None
 
 
 def _rows(store: BackupStore, key: str) -> int:

@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
-from lakeshare_pipelines.backup.model import GOOD, HELD, FoundTable, Point, TableProof
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, FoundTable, Point, TableProof
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 
-Way = Literal["in_place", "elsewhere", "mount"]
+RestoreMode = Literal["in_place", "elsewhere", "mount"]
 
 
 @dataclass(frozen=True)
-class Wish:
+class RestoreRequest:
     """One table of a point, and where it shall be.
 
     `table` is its name in the lake (`flights.departures`), or the key of its root. `version` is a Delta version or
@@ -46,7 +46,7 @@ class RestorePlan(_Record):
     """Delta version, or Iceberg's snapshot id."""
     place: str
     """Location of the table's root afterwards."""
-    way: Way
+    way: RestoreMode
     objects: int
     size_bytes: int
     there: int
@@ -85,16 +85,16 @@ class RestoreRecord(_Record):
 
 
 LOG = "/_delta_log/"
-OF_TABLE = r"(^|/)(_delta_log/|metadata/[^/]*metadata\.json)"
+TABLE_FILE = r"(^|/)(_delta_log/|metadata/[^/]*metadata\.json)"
 """What makes files a table: it comes when they are there."""
 COMPACTED = re.compile(r"\d{20}\.(\d{20})\.compacted\.json")
 # Commits, checksums and checkpoints of every kind begin with their version (Delta PROTOCOL.md, "Delta Log Entries").
-OF_VERSION = re.compile(r"(\d{20})\.(json|crc|checkpoint\..+)")
+VERSION_FILE = re.compile(r"(\d{20})\.(json|crc|checkpoint\..+)")
 METADATA_JSON = re.compile(r"v(\d+)(\.gz)?\.metadata\.json(\.gz)?")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedTable:
     """A table of a point at one version, with the rows (schema HELD) of all copies that belong to it."""
 
     point: Point
@@ -109,28 +109,34 @@ class Chosen:
         return self.proof.table
 
 
-def chosen(points: Points, wish: Wish) -> Chosen:
+def select_table(points: Points, request: RestoreRequest) -> SelectedTable:
     """The table that is wished for.
 
     Raises:
         BackupError: there is no such point, table or version, or the point does not hold it whole.
     """
-    point = point_of(points, wish.day)
-    proof = proof_of(point, wish.table)
+    point = get_point(points, request.day)
+    proof = get_proof(point, request.table)
     subject = f"point {point.day}, table {proof.table.root}"
     # An older state, or a small one, is restored where it is asked for by its version; a damaged one never.
-    is_asked_for = wish.version is not None and proof.version is not None
-    if proof.status not in GOOD and not (is_asked_for and not _is_damaged(point, proof)):
+    is_asked_for = request.version is not None and proof.version is not None
+    if proof.status not in GOOD_STATUSES and not (is_asked_for and not _is_damaged(point, proof)):
         why = "; ".join(proof.reasons) or "it was not proved to open"
         raise BackupError(subject, f"it is {proof.status}: {why}", "Restore it from another point.")
-    version = _version(subject, proof, wish.version)
-    rows = rows_of(points, point, proof.table)
-    cut = _delta_cut(proof.table.root, version) if proof.table.format == "delta" else _iceberg_cut(proof)
-    kept = pa.array([cut(key) for key in rows["key"].to_pylist()], pa.bool_())
-    return Chosen(point, proof, version, rows.filter(kept), points.backup.target_of(point.day))
+    version = _version(subject, proof, request.version)
+    rows = read_table_copies(points, point, proof.table)
+    cut = (
+        _make_delta_filter(proof.table.root, version)
+        if proof.table.format == "delta"
+        else _make_iceberg_filter(proof)
+    )
+    is_selected = pa.array([cut(key) for key in rows["key"].to_pylist()], pa.bool_())
+    return SelectedTable(point, proof, version, rows.filter(is_selected), points.backup.target_of(point.day))
 
 
-def point_of(points: Points, day: str | None, say: Callable[[str], None] = lambda sentence: None) -> Point:
+def get_point(
+    points: Points, day: str | None, report_message: Callable[[str], None] = lambda sentence: None
+) -> Point:
     """The point of a day; by default the newest that is fully verified, else the newest with fallbacks.
 
     `say` gets a sentence about why it was chosen.
@@ -142,7 +148,7 @@ def point_of(points: Points, day: str | None, say: Callable[[str], None] = lambd
         return points.get(day)
     readable, damaged = points.readable()
     fully = [point for point in readable if point.status == "verified"]
-    point = next(reversed(fully or [point for point in readable if point.status in GOOD]), None)
+    point = next(reversed(fully or [point for point in readable if point.status in GOOD_STATUSES]), None)
     if point is not None:
         newer = [f"{other.day} is {other.status}" for other in readable if other.day > point.day]
         unreadable = [error.subject.rpartition("point ")[2] for error in damaged]
@@ -153,7 +159,7 @@ def point_of(points: Points, day: str | None, say: Callable[[str], None] = lambd
             else "none is fully verified, the newest with fallbacks"
         )
         passed_over = f" Passed over: {'; '.join(sorted(newer))}." if newer else ""
-        say(f"Point {point.day} is taken: {why}.{passed_over}")
+        report_message(f"Point {point.day} is taken: {why}.{passed_over}")
     if point is None:
         raise BackupError(
             f"backup {points.backup.name}",
@@ -167,7 +173,7 @@ def _is_damaged(point: Point, proof: TableProof) -> bool:
     return point.damage is not None and proof.table.root in point.damage.tables
 
 
-def proof_of(point: Point, name: str) -> TableProof:
+def get_proof(point: Point, name: str) -> TableProof:
     """What a point proved of a table, told by its root's key or by its name in the lake.
 
     Raises:
@@ -188,22 +194,22 @@ def proof_of(point: Point, name: str) -> TableProof:
     )
 
 
-def rows_of(points: Points, point: Point, table: FoundTable) -> pa.Table:
+def read_table_copies(points: Points, point: Point, table: FoundTable) -> pa.Table:
     """Rows of schema HELD of all that a point holds of a table.
 
     A table may have files below the root of another one that is inside of it: these are told of by the nearer root.
     """
     found = []
-    for batch in points.held(point):
+    for batch in points.read_copies(point):
         inside = pc.and_(
             pc.starts_with(batch.column("key"), f"{table.root}/"),
-            pc.invert(pc.match_substring_regex(batch.column("key"), OF_TABLE)),
+            pc.invert(pc.match_substring_regex(batch.column("key"), TABLE_FILE)),
         )
         own = pc.fill_null(pc.equal(batch.column("table_root"), table.root), False)
         found.append(
             batch.filter(pc.or_(own, pc.and_(inside, pc.equal(batch.column("bucket"), table.bucket))))
         )
-    return pa.Table.from_batches([one.cast(HELD) for one in found], HELD)
+    return pa.Table.from_batches([one.cast(POINT_COPIES) for one in found], POINT_COPIES)
 
 
 def _version(subject: str, proof: TableProof, wanted: int | None) -> int:
@@ -226,7 +232,7 @@ def _version(subject: str, proof: TableProof, wanted: int | None) -> int:
     return proof.version if wanted is None else wanted
 
 
-def _delta_cut(root: str, version: int) -> Callable[[str], bool]:
+def _make_delta_filter(root: str, version: int) -> Callable[[str], bool]:
     """Whether a key of a Delta table belongs to it at a version, or to time travel below it."""
     log = f"{root}{LOG}".lstrip("/")
 
@@ -234,18 +240,18 @@ def _delta_cut(root: str, version: int) -> Callable[[str], bool]:
         if not key.startswith(log):
             return True
         name = key.removeprefix(log)
-        told = COMPACTED.fullmatch(name) or OF_VERSION.fullmatch(name)
-        return int(told[1]) <= version if told else name.startswith("_sidecars/")
+        match = COMPACTED.fullmatch(name) or VERSION_FILE.fullmatch(name)
+        return int(match[1]) <= version if match else name.startswith("_sidecars/")
 
     return belongs
 
 
-def _iceberg_cut(proof: TableProof) -> Callable[[str], bool]:
+def _make_iceberg_filter(proof: TableProof) -> Callable[[str], bool]:
     """Whether a key belongs to a table at the metadata that was proved: catalogs of folders take the newest one."""
     proved = METADATA_JSON.fullmatch((proof.metadata_key or "").rpartition("/")[2])
 
     def belongs(key: str) -> bool:
-        told = METADATA_JSON.fullmatch(key.rpartition("/")[2])
-        return told is None or proved is None or int(told[1]) <= int(proved[1])
+        match = METADATA_JSON.fullmatch(key.rpartition("/")[2])
+        return match is None or proved is None or int(match[1]) <= int(proved[1])
 
     return belongs

@@ -1,5 +1,11 @@
 """Stores that are backed up and stores that hold backups: a folder of this host, or a bucket of S3 or its relatives."""
 
-from lakeshare_pipelines.backup.stores.store import BackupStore, Head, Listed, StoreAddress, open_store
+from lakeshare_pipelines.backup.stores.store import (
+    BackupStore,
+    ListedObject,
+    ObjectHead,
+    StoreAddress,
+    open_store,
+)
 
-__all__ = ["BackupStore", "Head", "Listed", "StoreAddress", "open_store"]
+__all__ = ["BackupStore", "ListedObject", "ObjectHead", "StoreAddress", "open_store"]

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from lakeshare_pipelines.backup.stores.store import CREDENTIALS, StoreAddress, s3_client
-from lakeshare_pipelines.errors import BackupError, NoAnswer
+from lakeshare_pipelines.backup.stores.store import CREDENTIALS, StoreAddress, make_s3_client
+from lakeshare_pipelines.errors import BackupError, NoResponse
 
 if TYPE_CHECKING:
     import aiohttp
@@ -52,19 +52,19 @@ CODE_OF_STATUS = {
     503: "SlowDown",
 }
 """What a HEAD says, whose answer has no body."""
-SLOW = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
-PASSING = {
+SLOW_DOWN_CODES = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
+TRANSIENT_CODES = {
     "InternalError",
     "ServiceUnavailable",
     "RequestTimeout",
     "OperationAborted",
     "ConditionalRequestConflict",
 }
-_INSIDE = re.compile(rb"^\s*(?:<\?xml[^>]*\?>)?\s*<Error[\s>]")
+_ERROR_BODY = re.compile(rb"^\s*(?:<\?xml[^>]*\?>)?\s*<Error[\s>]")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """One answer; names of headers are found in any case."""
 
     status: int
@@ -89,17 +89,17 @@ class Answer:
         return self.text("Message") or self.code
 
     @property
-    def asks_to_slow_down(self) -> bool:
+    def is_throttled(self) -> bool:
         """503 and 429: too much is asked of it."""
-        return self.status in {429, 503} or self.code in SLOW
+        return self.status in {429, 503} or self.code in SLOW_DOWN_CODES
 
     @property
-    def is_passing(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether the same request may go well a moment later; never for 403, 404 and 412."""
         return (
             self.status in {500, 502, 504}
-            or self.asks_to_slow_down
-            or (self.status in {400, 408, 409} and self.code in PASSING)
+            or self.is_throttled
+            or (self.status in {400, 408, 409} and self.code in TRANSIENT_CODES)
         )
 
     @property
@@ -117,10 +117,10 @@ class Answer:
 
     def text(self, tag: str) -> str:
         """The text of the first XML element of a name; empty where there is none."""
-        return element(self.body, tag)
+        return find_element(self.body, tag)
 
 
-def element(body: bytes, tag: str) -> str:
+def find_element(body: bytes, tag: str) -> str:
     """The text of the first XML element of a name, which has no attributes; empty where there is none."""
     opening = f"<{tag}>".encode()
     at = body.find(opening)
@@ -131,15 +131,15 @@ def element(body: bytes, tag: str) -> str:
     return unescape(text) if "&" in text else text
 
 
-def said_by(method: str, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
+def make_response(method: str, status: int, headers: Mapping[str, str], body: bytes) -> Response:
     """An answer; the error that a copy or a completed upload may have inside a 200 becomes its status.
 
     S3 API, CopyObject: "A 200 OK response can contain either a success or an error".
     """
-    answer = Answer(status, headers, body)
-    if answer.is_success and method in {"PUT", "POST"} and _INSIDE.match(body):
-        return Answer(STATUS_OF_CODE.get(answer.text("Code"), 500), headers, body)
-    return answer
+    response = Response(status, headers, body)
+    if response.is_success and method in {"PUT", "POST"} and _ERROR_BODY.match(body):
+        return Response(STATUS_OF_CODE.get(response.text("Code"), 500), headers, body)
+    return response
 
 
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -207,12 +207,12 @@ class Signer:
         return found
 
 
-def quoted_path(key: str) -> str:
+def quote_path(key: str) -> str:
     """A key as it stands in a path: S3 takes it as it is, so nothing is normalised."""
     return quote(key, safe="/~")
 
 
-def quoted_query(query: Mapping[str, str]) -> str:
+def quote_query(query: Mapping[str, str]) -> str:
     """A query in the one form that is both sent and signed: sorted, all quoted, a value even where it is empty."""
     pairs = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in query.items())
     return "&".join(f"{name}={value}" for name, value in pairs)
@@ -230,8 +230,8 @@ class Identity:
     """Credentials by botocore's chain and the endpoint by boto3's configuration, of one address."""
 
     def __init__(self, address: StoreAddress) -> None:
-        said, endpoint, credentials = _configured(address)
-        self.region: str = DEFAULT_REGION if said in {None, "aws-global"} else str(said)
+        region, endpoint, credentials = _load_configuration(address)
+        self.region: str = DEFAULT_REGION if region in {None, "aws-global"} else str(region)
         self._address, self._endpoint = address, endpoint.rstrip("/")
         self._lock = asyncio.Lock()
         self._keys: SigningKeys | None = None
@@ -264,7 +264,7 @@ class Identity:
                     self._looked_at = time.monotonic()
         return self._keys
 
-    async def renewed(self) -> bool:
+    async def renew(self) -> bool:
         """Look for other keys than those that have ended; False where there are none."""
         had = self._keys
         self._keys = None
@@ -283,22 +283,22 @@ class Identity:
 
 
 # Credentials of botocore come without types.
-def _configured(address: StoreAddress) -> tuple[str | None, str, Any]:
+def _load_configuration(address: StoreAddress) -> tuple[str | None, str, Any]:
     """Region, endpoint and credentials, as boto3 is set up; a client takes a while: it is made for AWS's endpoint."""
     import boto3
 
     if address.endpoint:
         session = boto3.Session(profile_name=address.profile, region_name=address.region)
         return session.region_name, address.endpoint, session.get_credentials()
-    client = s3_client(address)
+    client = make_s3_client(address)
     return client.meta.region_name, client.meta.endpoint_url, client._request_signer._credentials
 
 
 PREFIX_PER_S = 3500.0
 """Requests that write which S3 takes a second below one prefix (user guide, "Optimizing performance")."""
-REST_S = 1.0
+RECOVERY_S = 1.0
 """Requests that were under way together tell of the same congestion: between two cuts passes so long."""
-MOST_PREFIXES = 4096
+MAX_PREFIXES = 4096
 SHORTEST_S = 0.001
 
 
@@ -310,7 +310,7 @@ class Pace:
         self.slowed = 0
         self._prefix_per_s = prefix_per_s
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._cut_at = -REST_S
+        self._cut_at = -RECOVERY_S
         self._tokens: dict[str, tuple[float, float]] = {}
 
     async def enter(self, prefix: str | None = None) -> None:
@@ -330,11 +330,11 @@ class Pace:
     def slow_down(self) -> None:
         """The store asked for it: half as many from now on."""
         now = time.monotonic()
-        if now - self._cut_at >= REST_S:
+        if now - self._cut_at >= RECOVERY_S:
             self._cut_at, self.limit = now, max(1.0, self.limit / 2)
             self.slowed += 1
 
-    def went_well(self) -> None:
+    def record_success(self) -> None:
         """An answer came: one more in flight after as many answers as there are places."""
         if self.limit < self.most:
             self.limit = min(float(self.most), self.limit + 1 / self.limit)
@@ -366,7 +366,7 @@ class Pace:
             left = min(rate, left + (now - at) * rate)
             if left >= 1:
                 self._tokens[prefix] = (left - 1, now)
-                if len(self._tokens) > MOST_PREFIXES:
+                if len(self._tokens) > MAX_PREFIXES:
                     self._forget(now)
                 return
             await asyncio.sleep(max(SHORTEST_S, (1 - left) / rate))
@@ -378,7 +378,7 @@ class Pace:
 
 ATTEMPTS = 8
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 20.0
-CONNECT_S, ANSWER_S = 10.0, 300.0
+CONNECT_S, RESPONSE_S = 10.0, 300.0
 """A large copy may be silent for minutes."""
 LARGE_BYTES = 1024**2
 CHUNK_BYTES = 256 * 1024
@@ -386,15 +386,15 @@ WRITES = {"PUT", "POST", "DELETE"}
 
 
 @dataclass(frozen=True)
-class Streamed:
+class StreamedResponse:
     """An answer whose body is still to come; `answer.body` is whole where the store refused, else empty."""
 
-    answer: Answer
+    response: Response
     chunks: AsyncIterator[bytes]
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Route:
     """How requests get to a bucket; what does not change between two of them."""
 
     origin: str
@@ -403,7 +403,7 @@ class _Way:
     proxy: str | None
 
     @classmethod
-    def to(cls, url: str) -> "_Way":
+    def to(cls, url: str) -> "_Route":
         parts = urlsplit(url)
         host = parts.netloc.removesuffix(":443" if parts.scheme == "https" else ":80")
         proxy = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
@@ -424,7 +424,7 @@ class _Pool:
             self._session = aiohttp.ClientSession(
                 # How many there are is decided by the pace.
                 connector=aiohttp.TCPConnector(limit=0, ssl=trusted, ttl_dns_cache=60),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=RESPONSE_S),
                 auto_decompress=False,
                 skip_auto_headers=("Content-Type", "User-Agent", "Accept", "Accept-Encoding"),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -453,7 +453,7 @@ class AsyncS3:
         self.pace = pace or Pace(in_flight)
         self.identity = identity or Identity(address)
         self._signer = Signer(self.identity.region)
-        self._way = _Way.to(self.identity.bucket_url(address.bucket))
+        self._way = _Route.to(self.identity.bucket_url(address.bucket))
         self._pool = _Pool()
         self._others: dict[str, AsyncS3] = {}
 
@@ -466,7 +466,7 @@ class AsyncS3:
         body: bytes = b"",
         *,
         attempts: int | None = None,
-    ) -> Answer:
+    ) -> Response:
         """The store's answer, whatever its status, after passing faults were tried again with growing waits.
 
         `key` is as it is, decoded; without one the bucket is asked. Names in `query` and `headers` are as S3 spells
@@ -479,14 +479,14 @@ class AsyncS3:
         most = attempts or self.attempts
         for attempt in range(1, most + 1):
             try:
-                answer = await self._answered(method, key, query, headers, body)
+                response = await self._answered(method, key, query, headers, body)
             except self._faults() as fault:
                 if attempt == most:
                     raise self._silent(key, fault) from fault
             else:
-                if not await self._comes_again(answer) or attempt == most:
-                    return answer
-            await asyncio.sleep(waiting_s(attempt))
+                if not await self._comes_again(response) or attempt == most:
+                    return response
+            await asyncio.sleep(compute_backoff_s(attempt))
         raise AssertionError("the last attempt returns or raises")
 
     @asynccontextmanager
@@ -495,7 +495,7 @@ class AsyncS3:
         key: str,
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Streamed]:
+    ) -> AsyncIterator[StreamedResponse]:
         """An object piece by piece, as they come; one attempt: who has used a piece knows what to do about a fault.
 
         Raises:
@@ -503,12 +503,12 @@ class AsyncS3:
         """
         await self.pace.enter()
         try:
-            async with await self._begun("GET", key, query, headers, b"") as answer:
-                refused = b"" if answer.status < 300 else await answer.read()
-                told = said_by("GET", answer.status, answer.headers, refused)
-                if not told.is_success:
-                    await self._comes_again(told)
-                yield Streamed(told, answer.content.iter_chunked(CHUNK_BYTES))
+            async with await self._begun("GET", key, query, headers, b"") as response:
+                refused = b"" if response.status < 300 else await response.read()
+                error = make_response("GET", response.status, response.headers, refused)
+                if not error.is_success:
+                    await self._comes_again(error)
+                yield StreamedResponse(error, response.content.iter_chunked(CHUNK_BYTES))
         except self._faults() as fault:
             raise self._silent(key, fault) from fault
         finally:
@@ -548,12 +548,12 @@ class AsyncS3:
         query: Mapping[str, str] | None,
         headers: Mapping[str, str] | None,
         body: bytes,
-    ) -> Answer:
+    ) -> Response:
         """One request and its whole answer; a place and tokens are waited for, and given back at the end."""
         await self.pace.enter(key.rpartition("/")[0] if method in WRITES else None)
         try:
-            async with await self._begun(method, key, query, headers, body) as answer:
-                return said_by(method, answer.status, answer.headers, await answer.read())
+            async with await self._begun(method, key, query, headers, body) as response:
+                return make_response(method, response.status, response.headers, await response.read())
         finally:
             self.pace.leave()
 
@@ -568,41 +568,41 @@ class AsyncS3:
         """A signed request, to be entered."""
         from yarl import URL
 
-        way, asked = self._way, quoted_query(query) if query else ""
-        path = f"{way.path}/{quoted_path(key)}"
-        said = {name.lower(): value for name, value in headers.items()} if headers else {}
+        way, query_text = self._way, quote_query(query) if query else ""
+        path = f"{way.path}/{quote_path(key)}"
+        lowered = {name.lower(): value for name, value in headers.items()} if headers else {}
         if self.address.account:
-            said.setdefault("x-amz-expected-bucket-owner", self.address.account)
+            lowered.setdefault("x-amz-expected-bucket-owner", self.address.account)
         keys, content_sha256 = await self.identity.keys(), await _sha256(body)
-        sent = self._signer.signed(keys, method, way.host, path, asked, said, content_sha256)
-        target = URL(f"{way.origin}{path}{'?' if asked else ''}{asked}", encoded=True)
+        sent = self._signer.signed(keys, method, way.host, path, query_text, lowered, content_sha256)
+        target = URL(f"{way.origin}{path}{'?' if query_text else ''}{query_text}", encoded=True)
         return self._pool.session().request(
             method, target, headers=sent, data=_payload(body), allow_redirects=False, proxy=way.proxy
         )
 
-    async def _comes_again(self, answer: Answer) -> bool:
+    async def _comes_again(self, response: Response) -> bool:
         """Whether the same request may be answered otherwise next time; what the answer teaches is learnt."""
-        if answer.asks_to_slow_down:
+        if response.is_throttled:
             self.pace.slow_down()
             return True
-        self.pace.went_well()
-        if answer.has_expired_keys:
-            return await self.identity.renewed()
-        region = answer.other_region
+        self.pace.record_success()
+        if response.has_expired_keys:
+            return await self.identity.renew()
+        region = response.other_region
         if region and region != self._signer.region:
             self._signer = Signer(region)
-            self._way = _Way.to(self.identity.bucket_url(self.address.bucket, region))
+            self._way = _Route.to(self.identity.bucket_url(self.address.bucket, region))
             return True
-        if answer.status == 307 and answer.headers.get("location"):
+        if response.status == 307 and response.headers.get("location"):
             # A new bucket, whose name does not lead everywhere yet.
-            moved = urlsplit(answer.headers["location"])
-            self._way = _Way.to(f"{moved.scheme}://{moved.netloc}{self._way.path}")
+            moved = urlsplit(response.headers["location"])
+            self._way = _Route.to(f"{moved.scheme}://{moved.netloc}{self._way.path}")
             return True
-        return answer.is_passing
+        return response.is_transient
 
-    def _silent(self, key: str, fault: BaseException) -> NoAnswer:
+    def _silent(self, key: str, fault: BaseException) -> NoResponse:
         reason = str(fault).rstrip(".") or type(fault).__name__
-        return NoAnswer(self.address.location(key), f"the store does not answer: {reason}")
+        return NoResponse(self.address.location(key), f"the store does not answer: {reason}")
 
     @staticmethod
     def _faults() -> tuple[type[Exception], ...]:
@@ -623,7 +623,7 @@ def _payload(body: bytes) -> "bytes | io.BytesIO | None":
     return None if not body else body if len(body) < LARGE_BYTES else io.BytesIO(body)
 
 
-def waiting_s(attempt: int) -> float:
+def compute_backoff_s(attempt: int) -> float:
     """How long to wait before the next attempt: exponential, with full jitter, so that nobody comes back together."""
     longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
     return random.uniform(0, longest_s)  # noqa: S311

@@ -79,7 +79,7 @@ class StoreAddress(BaseModel):
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedObject:
     """One version of one key, as the store's own listing tells it.
 
     `etag` has no quotes. `version_id` is None for the null version and in stores without versions. A delete marker
@@ -98,7 +98,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Head:
+class ObjectHead:
     """What a store says of one object; `checksums` by algorithm ("crc64nvme"), their values spelt as the store does."""
 
     key: str
@@ -121,15 +121,15 @@ class BackupStore(Protocol):
 
     address: StoreAddress
 
-    def list(self, prefix: str = "", start_after: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ListedObject]:
         """Current objects whose key begins with `prefix`, in order of the key's UTF-8 bytes."""
         ...
 
-    def versions(self, prefix: str = "") -> Iterator[Listed]:
+    def versions(self, prefix: str = "") -> Iterator[ListedObject]:
         """All versions and delete markers; newest first within a key. The same as `list` in a folder."""
         ...
 
-    def head(self, key: str, version_id: str | None = None) -> Head | None:
+    def head(self, key: str, version_id: str | None = None) -> ObjectHead | None:
         """What the store says of an object; None when it is not there (or its newest version is a delete marker)."""
         ...
 
@@ -152,7 +152,7 @@ class BackupStore(Protocol):
 
 UNFINISHED = ".lakeshare-unfinished-"
 """How files begin that are being written; listings leave them out."""
-GONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+MISSING_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 class FolderStore:
@@ -162,52 +162,54 @@ class FolderStore:
         self.address = address
         self._root = Path(address.url)
 
-    def list(self, prefix: str = "", start_after: str = "") -> Iterator[Listed]:
-        with explained(str(self._root)):
-            for key, found in _walked(self._root, prefix):
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ListedObject]:
+        with translate_errors(str(self._root)):
+            for key, found in _walk(self._root, prefix):
                 if key.startswith(prefix) and key.encode() > start_after.encode():
-                    yield Listed(key, found.st_size, _time(found), etag_of(found), storage_class="STANDARD")
+                    yield ListedObject(
+                        key, found.st_size, _time(found), compute_etag(found), storage_class="STANDARD"
+                    )
 
-    def versions(self, prefix: str = "") -> Iterator[Listed]:
+    def versions(self, prefix: str = "") -> Iterator[ListedObject]:
         return self.list(prefix)
 
-    def head(self, key: str, version_id: str | None = None) -> Head | None:
-        if not _can_be_held(key):
+    def head(self, key: str, version_id: str | None = None) -> ObjectHead | None:
+        if not _is_valid_path(key):
             return None
         try:
-            with explained(str(self.path(key))):
+            with translate_errors(str(self.path(key))):
                 found = self.path(key).stat()
         except ObjectMissing:
             return None
         if not stat.S_ISREG(found.st_mode):
             return None
-        return Head(key, found.st_size, _time(found), etag_of(found), storage_class="STANDARD")
+        return ObjectHead(key, found.st_size, _time(found), compute_etag(found), storage_class="STANDARD")
 
     def read(self, key: str, version_id: str | None = None) -> bytes:
-        with explained(str(self.path(key))):
+        with translate_errors(str(self.path(key))):
             return self.path(key).read_bytes()
 
     def open(self, key: str, version_id: str | None = None) -> IO[bytes]:
-        with explained(str(self.path(key))):
+        with translate_errors(str(self.path(key))):
             return self.path(key).open("rb")
 
     def put(self, key: str, content: bytes, *, if_absent: bool = False) -> bool:
         path = self.path(key)
         unfinished = path.with_name(f"{UNFINISHED}{uuid4().hex}")
-        with explained(str(path)):
+        with translate_errors(str(path)):
             make_private(path.parent)
             try:
                 with unfinished.open("xb") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
-                return moved_into_place(unfinished, path, if_absent=if_absent)
+                return move_into_place(unfinished, path, if_absent=if_absent)
             finally:
                 with suppress(FileNotFoundError):
                     unfinished.unlink()
 
     def delete(self, key: str, version_id: str | None = None) -> None:
-        with suppress(ObjectMissing), explained(str(self.path(key))):
+        with suppress(ObjectMissing), translate_errors(str(self.path(key))):
             self.path(key).unlink()
 
     def path(self, key: str) -> Path:
@@ -216,7 +218,7 @@ class FolderStore:
         Raises:
             BackupError: no file can have such a name.
         """
-        if not _can_be_held(key):
+        if not _is_valid_path(key):
             raise BackupError(
                 f"{self._root}: key {key!r}",
                 "a folder cannot hold such a key",
@@ -225,7 +227,7 @@ class FolderStore:
         return self._root / key
 
 
-def _can_be_held(key: str) -> bool:
+def _is_valid_path(key: str) -> bool:
     """Whether a file below a folder can have this key as its path."""
     return bool(key) and not any(part in {"", ".", ".."} for part in key.split("/"))
 
@@ -250,12 +252,12 @@ def remove_unfinished(folder: Path, before: dt.datetime | None = None) -> int:
     return removed
 
 
-def etag_of(found: os.stat_result) -> str:
+def compute_etag(found: os.stat_result) -> str:
     """What tells that a file changed: 32 hexadecimal digits of its modification time and size."""
     return f"{found.st_mtime_ns:016x}{found.st_size:016x}"
 
 
-def moved_into_place(unfinished: Path, path: Path, *, if_absent: bool) -> bool:
+def move_into_place(unfinished: Path, path: Path, *, if_absent: bool) -> bool:
     """Give a written file its name; False when `if_absent` and the name is taken: then it still has the old one."""
     if not if_absent:
         unfinished.replace(path)
@@ -267,7 +269,7 @@ def moved_into_place(unfinished: Path, path: Path, *, if_absent: bool) -> bool:
     return True
 
 
-def _walked(root: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(root: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
     """Keys in order of their bytes: a folder sorts as its name with a slash."""
     start = prefix.rpartition("/")[0]
     folder = root / start
@@ -295,11 +297,11 @@ def _time(found: os.stat_result) -> dt.datetime:
 
 
 @contextmanager
-def explained(path: str) -> Iterator[None]:
+def translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in GONE:
+        if error.errno in MISSING_ERRNOS:
             raise ObjectMissing(path) from None
         raise BackupError(path, f"the disk refused: {error.strerror}", _remedy(error)) from error
 
@@ -313,10 +315,10 @@ def _remedy(error: OSError) -> str:
 
 
 ATTEMPTS = 5
-HELD_BYTES = 32 * 1024**2
+MAX_MEMORY_BYTES = 32 * 1024**2
 """What is read as a file is held in memory up to this size, and on the disk beyond it."""
-NOT_THERE = {"NoSuchKey", "NoSuchVersion", "404"}
-TAKEN = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
+MISSING_CODES = {"NoSuchKey", "NoSuchVersion", "404"}
+TAKEN_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role."
 REFUSALS = {
     "NoSuchBucket": ("there is no such bucket", "Create it, or correct the backup's URL."),
@@ -346,9 +348,9 @@ class S3Store:
     @cached_property
     def client(self) -> Any:
         """boto3's client; it ships no types."""
-        return s3_client(self.address)
+        return make_s3_client(self.address)
 
-    def list(self, prefix: str = "", start_after: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ListedObject]:
         prefix = prefix or self.address.prefix
         with self._explained(prefix):
             pages = self.client.get_paginator("list_objects_v2").paginate(
@@ -358,7 +360,7 @@ class S3Store:
                 for one in page.get("Contents", ()):
                     yield _listed(one)
 
-    def versions(self, prefix: str = "") -> Iterator[Listed]:
+    def versions(self, prefix: str = "") -> Iterator[ListedObject]:
         prefix = prefix or self.address.prefix
         with self._explained(prefix):
             pages = self.client.get_paginator("list_object_versions").paginate(
@@ -373,10 +375,10 @@ class S3Store:
                 for one, is_marker in found:
                     yield _listed(one, is_marker)
 
-    def head(self, key: str, version_id: str | None = None) -> Head | None:
+    def head(self, key: str, version_id: str | None = None) -> ObjectHead | None:
         try:
             with self._explained(key):
-                said = self.client.head_object(
+                response = self.client.head_object(
                     Bucket=self.address.bucket,
                     Key=key,
                     ChecksumMode="ENABLED",
@@ -387,40 +389,40 @@ class S3Store:
             return None
         sums = {
             name.removeprefix("Checksum").lower(): value
-            for name, value in said.items()
+            for name, value in response.items()
             if name.startswith("Checksum") and name != "ChecksumType"
         }
-        return Head(
+        return ObjectHead(
             key,
-            said["ContentLength"],
-            said["LastModified"],
-            said["ETag"].strip('"'),
-            said.get("VersionId"),
-            said.get("StorageClass", "STANDARD"),
-            said.get("ServerSideEncryption"),
-            said.get("PartsCount"),
-            said.get("Restore"),
+            response["ContentLength"],
+            response["LastModified"],
+            response["ETag"].strip('"'),
+            response.get("VersionId"),
+            response.get("StorageClass", "STANDARD"),
+            response.get("ServerSideEncryption"),
+            response.get("PartsCount"),
+            response.get("Restore"),
             sums,
         )
 
     def read(self, key: str, version_id: str | None = None) -> bytes:
         with self._explained(key):
-            answer = self.client.get_object(
+            response = self.client.get_object(
                 Bucket=self.address.bucket, Key=key, **_version(version_id), **self._owner()
             )
-            content: bytes = answer["Body"].read()
+            content: bytes = response["Body"].read()
             return content
 
     def open(self, key: str, version_id: str | None = None) -> IO[bytes]:
         # Logs and manifests are small enough to be held; data files of a report may have two gigabytes.
         # Whoever asked for it closes it.
         with self._explained(key):
-            answer = self.client.get_object(
+            response = self.client.get_object(
                 Bucket=self.address.bucket, Key=key, **_version(version_id), **self._owner()
             )
-            file = cast("IO[bytes]", SpooledTemporaryFile(max_size=HELD_BYTES))  # noqa: SIM115
+            file = cast("IO[bytes]", SpooledTemporaryFile(max_size=MAX_MEMORY_BYTES))  # noqa: SIM115
             try:
-                shutil.copyfileobj(answer["Body"], file)
+                shutil.copyfileobj(response["Body"], file)
             except BaseException:
                 file.close()
                 raise
@@ -434,7 +436,7 @@ class S3Store:
                 self.client.put_object(
                     Bucket=self.address.bucket, Key=key, Body=content, **condition, **self._owner()
                 )
-        except _Taken:
+        except _KeyTaken:
             return False
         return True
 
@@ -456,11 +458,11 @@ class S3Store:
             yield
         except ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
-            if code in NOT_THERE:
+            if code in MISSING_CODES:
                 raise ObjectMissing(where) from error
-            if code in TAKEN:
-                raise _Taken(where, "the key is taken", "Nothing was written.") from error
-            raise refused(where, code, str(error)) from error
+            if code in TAKEN_CODES:
+                raise _KeyTaken(where, "the key is taken", "Nothing was written.") from error
+            raise make_refusal(where, code, str(error)) from error
         except BotoCoreError as error:
             reason = f"the store cannot be asked: {str(error).rstrip('.')}"
             raise BackupError(
@@ -468,17 +470,17 @@ class S3Store:
             ) from error
 
 
-class _Taken(BackupError):
+class _KeyTaken(BackupError):
     """A conditional write found the key taken."""
 
 
-def refused(where: str, code: str, message: str) -> BackupError:
+def make_refusal(where: str, code: str, message: str) -> BackupError:
     """What a store's refusal means, by S3's error code, and what to do about it."""
     reason, fix = REFUSALS.get(code, (f"the store refused: {message}", "What is copied already stays."))
     return BackupError(where, reason, fix)
 
 
-def s3_client(address: StoreAddress, service: str = "s3") -> Any:
+def make_s3_client(address: StoreAddress, service: str = "s3") -> Any:
     """A client of boto3 for the store's endpoint and identity: path addressing where an endpoint is given."""
     import boto3
     import botocore.session
@@ -486,7 +488,7 @@ def s3_client(address: StoreAddress, service: str = "s3") -> Any:
     from botocore.handlers import add_expect_header
 
     own = botocore.session.Session()
-    own.register_component("data_loader", _service_models())
+    own.register_component("data_loader", _load_service_models())
     session = boto3.Session(profile_name=address.profile, region_name=address.region, botocore_session=own)
     options: dict[str, Any] = {"addressing_style": "path"} if address.endpoint else {}
     config = Config(
@@ -504,16 +506,16 @@ def s3_client(address: StoreAddress, service: str = "s3") -> Any:
 
 
 @cache
-def _service_models() -> Any:
+def _load_service_models() -> Any:
     """botocore's descriptions of services, for all clients: reading them is most of what making a client takes."""
     from botocore.loaders import create_loader
 
     return create_loader()
 
 
-def _listed(one: dict[str, Any], is_marker: bool = False) -> Listed:
+def _listed(one: dict[str, Any], is_marker: bool = False) -> ListedObject:
     version = one.get("VersionId")
-    return Listed(
+    return ListedObject(
         one["Key"],
         None if is_marker else one["Size"],
         one["LastModified"],
@@ -544,7 +546,7 @@ PROPERTIES = {
 }
 
 
-def storage_options(address: StoreAddress) -> dict[str, str]:
+def make_storage_options(address: StoreAddress) -> dict[str, str]:
     """What object_store needs to reach a store; empty for a folder."""
     if address.kind == "folder":
         return {}
@@ -565,6 +567,8 @@ def storage_options(address: StoreAddress) -> dict[str, str]:
     return options
 
 
-def file_properties(address: StoreAddress) -> dict[str, str]:
+def make_file_properties(address: StoreAddress) -> dict[str, str]:
     """What pyiceberg needs to reach a store; empty for a folder."""
-    return {PROPERTIES[name]: said for name, said in storage_options(address).items() if name in PROPERTIES}
+    return {
+        PROPERTIES[name]: value for name, value in make_storage_options(address).items() if name in PROPERTIES
+    }

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Status, TableProof
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
-from lakeshare_pipelines.backup.stores.store import storage_options
+from lakeshare_pipelines.backup.stores.store import make_storage_options
 from lakeshare_pipelines.backup.verify.delta_replay import (
     NOT_WHOLE,
     SIDECARS,
@@ -25,23 +25,23 @@ from lakeshare_pipelines.backup.verify.delta_replay import (
     Read,
     Replayed,
     VersionCount,
-    checkpoint_events,
-    commit_name,
-    compaction_name,
-    log_files,
+    format_commit_name,
+    format_compaction_name,
+    list_sidecars,
+    parse_version,
+    read_chain,
+    read_checkpoint,
     replay,
-    sidecars_of,
-    spark_replay,
-    told_by,
-    version_of,
+    replay_by_spark,
+    sort_log_files,
 )
 from lakeshare_pipelines.backup.verify.objects import (
     Need,
     TableCopy,
-    is_beyond,
-    outside_reasons,
-    spark_rows,
-    too_small,
+    count_rows_by_spark,
+    explain_outside_needs,
+    explain_too_small,
+    is_unsupported,
 )
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_server.tables.delta.log import LOG, STAGED_COMMIT, STAGED_FOLDERS
@@ -80,15 +80,15 @@ class DeltaAssessment:
     """A catalog may count commits that are not in the log: no version of the copy is sure to be the newest."""
 
 
-def replay_here(copy: TableCopy, chain: Chain, read: Read) -> tuple[Replayed, dict[int, int]]:
+def replay_locally(copy: TableCopy, chain: Chain, read: Read) -> tuple[Replayed, dict[int, int]]:
     """Replay in this process."""
-    told = told_by(copy.location, chain, read)
-    named = pa.chunked_array([*told.events["location"].chunks, *told.events["dv_location"].chunks])
+    events = read_chain(copy.location, chain, read)
+    named = pa.chunked_array([*events.events["location"].chunks, *events.events["dv_location"].chunks])
     there = copy.there(named.combine_chunks())
-    return replay(told.events, chain.versions, there), told.times_ms
+    return replay(events.events, chain.versions, there), events.times_ms
 
 
-def replay_in(spark: "SparkSession") -> Replay:
+def make_spark_replay(spark: "SparkSession") -> Replay:
     """Replay in Spark."""
 
     def replay_chain(copy: TableCopy, chain: Chain, read: Read) -> tuple[Replayed, dict[int, int]]:
@@ -96,28 +96,28 @@ def replay_in(spark: "SparkSession") -> Replay:
         log = log.filter(log["is_whole"])
         names = pc.utf8_slice_codeunits(log["key"], len(f"{copy.table.root}/{LOG}/".lstrip("/")))
         stored = log.select(["stored_key", "stored_version_id"]).append_column("name", names)
-        return spark_replay(spark, copy.store.address, copy.location, chain, stored, copy.there, read)
+        return replay_by_spark(spark, copy.store.address, copy.location, chain, stored, copy.there, read)
 
     return replay_chain
 
 
-def log_bytes(copy: TableCopy) -> int:
+def compute_log_bytes(copy: TableCopy) -> int:
     """How large a copied log is."""
     log = copy.below(f"{LOG}/")
     return int(pc.sum(log["size_bytes"], min_count=0).as_py())
 
 
-def assess(copy: TableCopy, as_of: dt.datetime, replay_chain: Replay = replay_here) -> DeltaAssessment:
+def assess(copy: TableCopy, as_of: dt.datetime, replay_chain: Replay = replay_locally) -> DeltaAssessment:
     """What the copy of a Delta table can be opened at."""
     reader = LogReader(copy)
-    found = DeltaAssessment(log=log_files(reader.whole_names))
-    replayed = _replayed(copy, reader, found, replay_chain)
+    found = DeltaAssessment(log=sort_log_files(reader.whole_names))
+    replayed = _replay_chains(copy, reader, found, replay_chain)
     found.committed_at = reader.times | found.committed_at
-    known = log_files(reader.names)
-    told = {*known.commits, *known.checkpoints, *(last for _, last in known.compacted)}
-    before = {at for at in told if _time(reader, known, found, at) < as_of}
+    known = sort_log_files(reader.names)
+    known_versions = {*known.commits, *known.checkpoints, *(last for _, last in known.compacted)}
+    before = {at for at in known_versions if _time(reader, known, found, at) < as_of}
     found.wanted = max(before, default=None)
-    found.newest_known = commit_name(max(known.commits)) if known.commits else None
+    found.newest_known = format_commit_name(max(known.commits)) if known.commits else None
     staged = max(reader.staged_before(as_of), default=-1)
     if found.wanted is not None and staged > found.wanted:
         found.has_unpublished = True
@@ -130,11 +130,11 @@ def assess(copy: TableCopy, as_of: dt.datetime, replay_chain: Replay = replay_he
         found.complete += [one for one in chain.versions if not one.lacking and one.version in before]
     found.complete.sort(key=lambda one: one.version, reverse=True)
     if found.wanted is not None:
-        _tell_needs(copy, reader, found, replayed, found.wanted)
+        _add_needs(copy, reader, found, replayed, found.wanted)
     return found
 
 
-def refused(copy: TableCopy, found: DeltaAssessment, count: VersionCount) -> str | None:
+def find_contradiction(copy: TableCopy, found: DeltaAssessment, count: VersionCount) -> str | None:
     """Why a complete version proves nothing: its checksum file or checkpoint says otherwise; None when they agree."""
     if count.absolute:
         return f"its log names {count.absolute} files by their whole place, so that a copy of it reads the originals"
@@ -146,12 +146,14 @@ def refused(copy: TableCopy, found: DeltaAssessment, count: VersionCount) -> str
         if checkpoint in found.bases:
             continue
         try:
-            events = checkpoint_events(copy.location, checkpoint, reader.read)
+            events = read_checkpoint(copy.location, checkpoint, reader.read)
         except BrokenLogFile as error:
             return str(error)
-        made = found.counts.get(checkpoint.version)
-        if made is not None and events.num_rows != made.files:
-            return f"{LOG}/{checkpoint.names[0]} has {events.num_rows} files, the commits make {made.files}"
+        expected = found.counts.get(checkpoint.version)
+        if expected is not None and events.num_rows != expected.files:
+            return (
+                f"{LOG}/{checkpoint.names[0]} has {events.num_rows} files, the commits make {expected.files}"
+            )
     return None
 
 
@@ -179,8 +181,8 @@ class LogReader:
     def times(self) -> dict[int, dt.datetime]:
         """When commits were written, as the source's store says."""
         return {
-            version: self._rows[commit_name(version)]["last_modified"]
-            for version in log_files(self._rows).commits
+            version: self._rows[format_commit_name(version)]["last_modified"]
+            for version in sort_log_files(self._rows).commits
         }
 
     def staged_before(self, as_of: dt.datetime) -> Iterator[int]:
@@ -215,7 +217,7 @@ class LogReader:
             raise BrokenLogFile(name, "it is not in the copy any more") from error
 
 
-def _replayed(
+def _replay_chains(
     copy: TableCopy, reader: LogReader, found: DeltaAssessment, replay_chain: Replay
 ) -> list[Replayed]:
     """All chains, replayed; a file that turns out to be broken is left out, and the chains are made again."""
@@ -242,7 +244,7 @@ def _leave_out(found: DeltaAssessment, chain: Chain, error: BrokenLogFile) -> fr
     """Take a broken file out of the log; the checkpoint that cannot be used, where it is one."""
     for step in chain.steps:
         if step.name == error.name:
-            if step.name == commit_name(step.last):
+            if step.name == format_commit_name(step.last):
                 found.log.commits.discard(step.last)
             else:
                 found.log.compacted.discard((step.first, step.last))
@@ -252,7 +254,7 @@ def _leave_out(found: DeltaAssessment, chain: Chain, error: BrokenLogFile) -> fr
     return frozenset({chain.base})
 
 
-def _tell_needs(
+def _add_needs(
     copy: TableCopy, reader: LogReader, found: DeltaAssessment, replayed: list[Replayed], wanted: int
 ) -> None:
     for chain in replayed:
@@ -277,10 +279,10 @@ def _tell_needs(
             for at in range(max(last + 1, wanted - LONGEST_HOLE), wanted + 1)
             if at not in found.log.commits
         ]
-        found.needs += [Need(reader.location(commit_name(at))) for at in hole]
+        found.needs += [Need(reader.location(format_commit_name(at))) for at in hole]
     for checkpoint in found.log.newest_checkpoints(wanted):
         try:
-            sidecars = sidecars_of(checkpoint, reader.read)
+            sidecars = list_sidecars(checkpoint, reader.read)
         except BrokenLogFile as error:
             found.needs.append(Need(reader.location(error.name)))
             continue
@@ -293,15 +295,15 @@ def _time(reader: LogReader, known: LogFiles, found: DeltaAssessment, version: i
     if version in found.committed_at:
         return found.committed_at[version]
     names = [name for one in known.checkpoints.get(version, ()) for name in one.names]
-    names += [compaction_name(*one) for one in known.compacted if one[1] == version]
+    names += [format_compaction_name(*one) for one in known.compacted if one[1] == version]
     return max(reader.modified(name) for name in names)
 
 
 def _differs_from_crc(content: bytes, count: VersionCount) -> str | None:
     """What a version's checksum file says otherwise (PROTOCOL.md, "Version Checksum File")."""
     try:
-        said = orjson.loads(content)
-        files, size_bytes = said["numFiles"], said["tableSizeBytes"]
+        checksums = orjson.loads(content)
+        files, size_bytes = checksums["numFiles"], checksums["tableSizeBytes"]
     except NOT_WHOLE:
         return "nothing that can be read"
     if (files, size_bytes) == (count.files, count.size_bytes):
@@ -312,7 +314,7 @@ def _differs_from_crc(content: bytes, count: VersionCount) -> str | None:
 POINTER = "_last_checkpoint"
 
 
-def cut(copy: TableCopy, assessed: DeltaAssessment, version: int) -> list[str]:
+def cut_log(copy: TableCopy, assessed: DeltaAssessment, version: int) -> list[str]:
     """Remove commits, compactions, checkpoints with their sidecars and checksum files after a version from the copy.
 
     Returns their stored keys.
@@ -320,9 +322,9 @@ def cut(copy: TableCopy, assessed: DeltaAssessment, version: int) -> list[str]:
     reader = LogReader(copy)
     folder = f"{copy.table.stored_root}/{LOG}/"
     listed = [one.key.removeprefix(folder) for one in copy.store.list(folder)]
-    later = [name for name in listed if (of := version_of(name)) is not None and of > version]
-    kept = _sidecars(assessed, reader, version)
-    later += [name for name in listed if name.startswith(SIDECARS) and name not in kept]
+    later = [name for name in listed if (of := parse_version(name)) is not None and of > version]
+    needed = _sidecars(assessed, reader, version)
+    later += [name for name in listed if name.startswith(SIDECARS) and name not in needed]
     for name in later:
         copy.store.delete(folder + name)
     pointer = _pointer(assessed, version)
@@ -334,15 +336,15 @@ def cut(copy: TableCopy, assessed: DeltaAssessment, version: int) -> list[str]:
 
 
 def _sidecars(assessed: DeltaAssessment, reader: LogReader, version: int) -> set[str]:
-    kept: set[str] = set()
+    needed: set[str] = set()
     for at, checkpoints in assessed.log.checkpoints.items():
         for checkpoint in checkpoints if at <= version else ():
             try:
-                kept.update(sidecars_of(checkpoint, reader.read))
+                needed.update(list_sidecars(checkpoint, reader.read))
             except BrokenLogFile:
                 # A reader cannot use it either, so that it needs no sidecars.
                 continue
-    return kept
+    return needed
 
 
 def _pointer(assessed: DeltaAssessment, version: int) -> dict[str, int] | None:
@@ -361,7 +363,7 @@ READ_WHOLE_FILES = 20_000
 """Tables of more files are opened, but their data files are not: those of new ones were compared one by one."""
 
 
-def opened_rows(address: StoreAddress, root: str, version: int, files: int) -> tuple[int | None, str]:
+def count_rows(address: StoreAddress, root: str, version: int, files: int) -> tuple[int | None, str]:
     """How many rows the table has at a version, and who says so; None where it has too many files to read each.
 
     `root` is the key of the table's copy, `files` how many it has.
@@ -374,19 +376,19 @@ def opened_rows(address: StoreAddress, root: str, version: int, files: int) -> t
     location = address.location(root)
     reader = f"deltalake {package_version('deltalake')}"
     try:
-        table = DeltaTable(location, version=version, storage_options=storage_options(address) or None)
+        table = DeltaTable(location, version=version, storage_options=make_storage_options(address) or None)
         if files > READ_WHOLE_FILES:
             return None, f"{reader}, the log only"
-        return _counted(table), reader
+        return _read_all_rows(table), reader
     # What object stores and DataFusion raise through deltalake has no class of its own.
     except Exception as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BackupError(
-            f"{location} at version {version}", f"deltalake cannot open it: {said}", ""
+            f"{location} at version {version}", f"deltalake cannot open it: {reason}", ""
         ) from error
 
 
-def _counted(table: "OpenedTable") -> int:
+def _read_all_rows(table: "OpenedTable") -> int:
     """All rows; a column is looked at, because the log alone would answer a mere count."""
     from deltalake import QueryBuilder
 
@@ -401,17 +403,17 @@ def _counted(table: "OpenedTable") -> int:
 
 LARGE_LOG_BYTES = 1 << 30
 """Of some three million adds; columns of them take twice that in memory."""
-TRIED = 5
+MAX_TRIED = 5
 """So many versions are opened, newest first, before a table is given up."""
 SHOWN = 100
 
 
-def assessed_delta(
+def assess_delta_table(
     copy: TableCopy, as_of: dt.datetime, backup: Backup, spark: "Callable[[], SparkSession] | None"
 ) -> "DeltaTable":
     """Replay the copy of a table's log, here or, when it is large, in Spark."""
-    is_large = spark is not None and log_bytes(copy) > LARGE_LOG_BYTES
-    replay_chain = replay_in(spark()) if is_large and spark is not None else replay_here
+    is_large = spark is not None and compute_log_bytes(copy) > LARGE_LOG_BYTES
+    replay_chain = make_spark_replay(spark()) if is_large and spark is not None else replay_locally
     return DeltaTable(copy, assess(copy, as_of, replay_chain), backup, as_of, spark)
 
 
@@ -444,19 +446,19 @@ class DeltaTable:
             for one in source.list(folder)
             if one.key not in known
             and one.last_modified < self.as_of
-            and (version_of(one.key.removeprefix(folder)) is not None or "/_sidecars/" in one.key)
+            and (parse_version(one.key.removeprefix(folder)) is not None or "/_sidecars/" in one.key)
         ]
 
     def proof(self) -> TableProof:
         copy, assessed = self.copy, self.found
         reasons = list(assessed.reasons)
-        for count in assessed.complete[:TRIED]:
+        for count in assessed.complete[:MAX_TRIED]:
             try:
                 return self._opened(count, reasons)
             except BackupError as error:
                 reasons.append(f"{error.subject}: {error.reason}.")
-        missing = _missing(copy, assessed)
-        reasons += outside_reasons(copy, self.needs, self.backup)
+        missing = _list_missing(copy, assessed)
+        reasons += explain_outside_needs(copy, self.needs, self.backup)
         status: Status = "degraded" if assessed.wanted is not None else "failed"
         reasons.append(
             f"{len(missing)} files are missing at version {assessed.wanted} and no older version is complete: "
@@ -470,34 +472,36 @@ class DeltaTable:
             wanted_version=assessed.wanted,
             missing=tuple(missing[:SHOWN]),
             missing_count=len(missing),
-            healed=_healed(copy),
+            healed=_list_healed(copy),
             reasons=tuple(reasons),
         )
 
     def _opened(self, count: VersionCount, reasons: list[str]) -> TableProof:
         copy, assessed = self.copy, self.found
         version, where = count.version, f"version {count.version}"
-        if said := refused(copy, assessed, count):
-            raise BackupError(where, said, "")
+        if contradiction := find_contradiction(copy, assessed, count):
+            raise BackupError(where, contradiction, "")
         if self.backup.layout == "dated":
-            self.removed.extend(cut(copy, assessed, version))
+            self.removed.extend(cut_log(copy, assessed, version))
         rows, reader = self._rows(count)
         proved = copy.proved(self.backup.scrub.within_days, was_read=rows is not None)
         if None not in (rows, count.rows) and rows != count.rows:
             raise BackupError(where, f"{reader} reads {rows} rows, the log says {count.rows}", "")
         is_wanted = version == assessed.wanted
-        missing = [] if is_wanted else _missing(copy, assessed)
+        missing = [] if is_wanted else _list_missing(copy, assessed)
         if not is_wanted:
             reasons.append(
                 f"Version {assessed.wanted} is the newest before {self.as_of:%Y-%m-%d %H:%M} UTC, but {len(missing)} "
                 f"of its files are nowhere; version {version} is whole."
             )
-            reasons += outside_reasons(copy, self.needs, self.backup)
+            reasons += explain_outside_needs(copy, self.needs, self.backup)
         status, newest = (
             self._status(version),
             assessed.counts.get(-1 if assessed.wanted is None else assessed.wanted),
         )
-        shrunk = too_small(count.rows if rows is None else rows, None if newest is None else newest.rows)
+        shrunk = explain_too_small(
+            count.rows if rows is None else rows, None if newest is None else newest.rows
+        )
         if not is_wanted and shrunk is not None:
             status = "degraded"
             reasons.append(shrunk)
@@ -517,7 +521,7 @@ class DeltaTable:
             mount=copy.store.address.location(copy.table.stored_root),
             missing=tuple(missing[:SHOWN]),
             missing_count=len(missing),
-            healed=_healed(copy),
+            healed=_list_healed(copy),
             reasons=(*reasons, *proved.reasons),
         )
 
@@ -528,7 +532,7 @@ class DeltaTable:
         if version == self.found.wanted:
             return "verified"
         # An older version is no fallback from files that will never be in a copy: the next day lacks them as well.
-        lasts = outside_reasons(self.copy, self.needs, self.backup) or (
+        lasts = explain_outside_needs(self.copy, self.needs, self.backup) or (
             wanted is not None and wanted.absolute
         )
         return "degraded" if lasts else "verified_with_fallback"
@@ -536,16 +540,16 @@ class DeltaTable:
     def _rows(self, count: VersionCount) -> tuple[int | None, str]:
         address, root = self.copy.store.address, self.copy.table.stored_root
         try:
-            return opened_rows(address, root, count.version, count.files)
+            return count_rows(address, root, count.version, count.files)
         except BackupError as error:
-            if self.spark is None or not is_beyond(error):
+            if self.spark is None or not is_unsupported(error):
                 raise
-            return spark_rows(self.spark, "delta", address.location(root), count.version)
+            return count_rows_by_spark(self.spark, "delta", address.location(root), count.version)
 
     def _went_on(self, folder: str, source: BackupStore) -> bool:
         if self.found.wanted is None:
             return False
-        head = source.head(f"{folder}{commit_name(self.found.wanted + 1)}")
+        head = source.head(f"{folder}{format_commit_name(self.found.wanted + 1)}")
         return head is not None and head.last_modified < self.as_of
 
 
@@ -559,12 +563,12 @@ def _is_same_log(copy: TableCopy, folder: str, assessed: DeltaAssessment, source
     return head is not None and [head.etag] == listed
 
 
-def _missing(copy: TableCopy, assessed: DeltaAssessment) -> list[str]:
+def _list_missing(copy: TableCopy, assessed: DeltaAssessment) -> list[str]:
     """Keys, or locations outside of the source, that the wanted version needs."""
     inside = copy.source.at(copy.table.bucket).location("")
     return [need.location.removeprefix(inside) for need in assessed.needs]
 
 
-def _healed(copy: TableCopy) -> tuple[str, ...]:
+def _list_healed(copy: TableCopy) -> tuple[str, ...]:
     healed = copy.objects.filter(copy.objects["is_healed"])
     return tuple(healed["key"].slice(0, SHOWN).to_pylist())

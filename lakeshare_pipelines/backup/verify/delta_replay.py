@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.errors import ObjectMissing
 from lakeshare_server.errors import BadRequest, LakeshareError, TableFilesMissing
-from lakeshare_server.storage.locations import normalised, resolve_names
+from lakeshare_server.storage.locations import normalise_location, resolve_names
 from lakeshare_server.tables.delta.files import vector_id, vector_paths
 from lakeshare_server.tables.delta.log import CHECKPOINT, COMMIT, COMPACTED, LOG, parse_commit
 
@@ -111,15 +111,15 @@ class LogFiles:
         steps = []
         while True:
             if at + 1 in self.commits:
-                steps.append(Step(at + 1, at + 1, commit_name(at + 1)))
+                steps.append(Step(at + 1, at + 1, format_commit_name(at + 1)))
             elif at + 1 in wider:
-                steps.append(Step(at + 1, wider[at + 1], compaction_name(at + 1, wider[at + 1])))
+                steps.append(Step(at + 1, wider[at + 1], format_compaction_name(at + 1, wider[at + 1])))
             else:
                 return Chain(base, tuple(steps))
             at = steps[-1].last
 
 
-def log_files(names: Iterable[str]) -> LogFiles:
+def sort_log_files(names: Iterable[str]) -> LogFiles:
     """Sort the names of files below a table's `_delta_log/`; what is no file of a log is left out."""
     found = LogFiles()
     parts: dict[tuple[int, int], dict[int, str]] = {}
@@ -143,17 +143,17 @@ def log_files(names: Iterable[str]) -> LogFiles:
     return found
 
 
-def commit_name(version: int) -> str:
+def format_commit_name(version: int) -> str:
     """The name of a commit's file."""
     return f"{version:020}.json"
 
 
-def compaction_name(first: int, last: int) -> str:
+def format_compaction_name(first: int, last: int) -> str:
     """The name of a compaction's file."""
     return f"{first:020}.{last:020}.compacted.json"
 
 
-def version_of(name: str) -> int | None:
+def parse_version(name: str) -> int | None:
     """The last version that a file of a log speaks of; None for what is of no version: sidecars, pointers, folders."""
     if compacted := COMPACTED.fullmatch(name):
         return int(compacted[2])
@@ -208,7 +208,7 @@ class BrokenLogFile(LakeshareError):
 
 
 @dataclass
-class Told:
+class ChainEvents:
     """What a chain's files say, and the times that commits have in themselves, in milliseconds."""
 
     events: pa.Table
@@ -216,7 +216,7 @@ class Told:
 
 
 @dataclass
-class Columns:
+class EventColumns:
     """Actions of commits, on their way to columns."""
 
     paths: list[str | None] = dataclass_field(default_factory=list)
@@ -245,7 +245,7 @@ class Columns:
         storages, paths = pa.array(self.storages, pa.string()), pa.array(self.paths, pa.string())
         described = pa.table({"dv_storage": storages, "dv_path": pa.array(self.vectors, pa.string())})
         columns = {
-            "location": locations(root, paths),
+            "location": resolve_locations(root, paths),
             "is_absolute": _absolute(paths, storages),
             "dv_id": pa.array(self.ids, pa.string()),
             "dv_location": vector_paths(root, described),
@@ -257,27 +257,27 @@ class Columns:
         return pa.table(columns).select(EVENTS.names).cast(EVENTS)
 
 
-def told_by(root: str, chain: Chain, read: Read) -> Told:
+def read_chain(root: str, chain: Chain, read: Read) -> ChainEvents:
     """What a chain says; `root` is the table's location at its source.
 
     Raises:
         BrokenLogFile: the first of its files that is not whole.
     """
-    tables = [] if chain.base is None else [checkpoint_events(root, chain.base, read)]
+    tables = [] if chain.base is None else [read_checkpoint(root, chain.base, read)]
     times: dict[int, int] = {}
-    columns = Columns()
+    columns = EventColumns()
     for step, content in _contents(chain.steps, read):
-        at = commit_events(step, content, columns)
+        at = read_commit(step, content, columns)
         if at is not None:
             times[step.last] = at
     try:
         tables.append(columns.table(root))
     except TableFilesMissing as error:
         raise BrokenLogFile("", str(error)) from error
-    return Told(pa.concat_tables(tables), times)
+    return ChainEvents(pa.concat_tables(tables), times)
 
 
-def commit_events(step: Step, content: bytes, into: Columns) -> int | None:
+def read_commit(step: Step, content: bytes, into: EventColumns) -> int | None:
     """Take over the actions of a commit; the time that is told in it, in milliseconds.
 
     Raises:
@@ -297,22 +297,22 @@ def commit_events(step: Step, content: bytes, into: Columns) -> int | None:
         raise BrokenLogFile(step.name, "it is cut off, or no commit") from error
 
 
-def checkpoint_events(root: str, checkpoint: Checkpoint, read: Read) -> pa.Table:
+def read_checkpoint(root: str, checkpoint: Checkpoint, read: Read) -> pa.Table:
     """The files that a checkpoint says are there, sidecars included, as adds of its version.
 
     Raises:
         BrokenLogFile: a file of it is not whole, or a sidecar is not there.
     """
-    names = [*checkpoint.names, *sidecars_of(checkpoint, read)]
+    names = [*checkpoint.names, *list_sidecars(checkpoint, read)]
     try:
         return pa.concat_tables(
-            [checkpoint_file_events(root, checkpoint.version, name, read(name)) for name in names]
+            [read_checkpoint_file(root, checkpoint.version, name, read(name)) for name in names]
         )
     except TableFilesMissing as error:
         raise BrokenLogFile(checkpoint.names[0], str(error)) from error
 
 
-def sidecars_of(checkpoint: Checkpoint, read: Read) -> list[str]:
+def list_sidecars(checkpoint: Checkpoint, read: Read) -> list[str]:
     """The names of a checkpoint's sidecars, below the log's folder (PROTOCOL.md, "Sidecar Files").
 
     Raises:
@@ -340,29 +340,29 @@ def sidecars_of(checkpoint: Checkpoint, read: Read) -> list[str]:
     return [f"{SIDECARS}{path}" for path in paths]
 
 
-def locations(root: str, paths: pa.Array) -> pa.Array:
+def resolve_locations(root: str, paths: pa.Array) -> pa.Array:
     """Where files are, from the paths of a log: URL-encoded, and mostly relative to the root."""
     resolved = resolve_names(root, paths)
     if not root.startswith("/") and pc.all(pc.starts_with(resolved, f"{root}/"), min_count=0).as_py():
         return resolved
     if pc.all(pc.starts_with(resolved, f"{root.rstrip('/')}/"), min_count=0).as_py():
         return resolved
-    return pa.array([_normal(one) for one in resolved.to_pylist()], pa.string())
+    return pa.array([_normalize_location(one) for one in resolved.to_pylist()], pa.string())
 
 
 def _absolute(paths: pa.Array, storages: pa.Array) -> pa.Array:
     return pc.or_(pc.match_substring_regex(paths, ABSOLUTE), pc.fill_null(pc.equal(storages, "p"), False))
 
 
-def _normal(location: str | None) -> str | None:
+def _normalize_location(location: str | None) -> str | None:
     """An absolute location as stores spell it; one of a store that nobody knows stays as it is: it is not copied."""
     try:
-        return None if location is None else normalised(location)
+        return None if location is None else normalise_location(location)
     except BadRequest:
         return location
 
 
-def checkpoint_file_events(root: str, version: int, name: str, content: bytes) -> pa.Table:
+def read_checkpoint_file(root: str, version: int, name: str, content: bytes) -> pa.Table:
     """What one file of a checkpoint says.
 
     Raises:
@@ -370,14 +370,14 @@ def checkpoint_file_events(root: str, version: int, name: str, content: bytes) -
     """
     try:
         if name.endswith(".json"):
-            adds, columns = parse_commit(content, version, version, 0).adds, Columns()
+            adds, columns = parse_commit(content, version, version, 0).adds, EventColumns()
             for action in adds:
                 columns.take(action, version, is_add=True)
             return columns.table(root)
         added = _parquet_adds(content)
     except NOT_WHOLE as error:
         raise BrokenLogFile(name, "it is cut off, or no checkpoint") from error
-    return EVENTS.empty_table() if added is None else _added(root, version, added)
+    return EVENTS.empty_table() if added is None else _make_add_events(root, version, added)
 
 
 def _parquet_adds(content: bytes) -> pa.StructArray | None:
@@ -391,7 +391,7 @@ def _parquet_adds(content: bytes) -> pa.StructArray | None:
     return adds.filter(pc.is_valid(adds))
 
 
-def _added(root: str, version: int, adds: pa.StructArray) -> pa.Table:
+def _make_add_events(root: str, version: int, adds: pa.StructArray) -> pa.Table:
     count, there = len(adds), {member.name for member in adds.type}
     stats = pc.struct_field(adds, "stats").to_pylist() if "stats" in there else [None] * count
     vectors = (
@@ -406,7 +406,7 @@ def _added(root: str, version: int, adds: pa.StructArray) -> pa.Table:
         }
     )
     columns = {
-        "location": locations(root, paths),
+        "location": resolve_locations(root, paths),
         "is_absolute": _absolute(paths, storages),
         "dv_id": pa.array([vector_id(one) or "" for one in vectors], pa.string()),
         "dv_location": vector_paths(root, described),
@@ -473,7 +473,7 @@ class Replayed:
     @property
     def complete(self) -> list[int]:
         """The versions that lack nothing."""
-        return [one.version for one in self.versions if not one.lacking]
+        return [version.version for version in self.versions if not version.lacking]
 
     def at(self, version: int) -> VersionCount | None:
         """One version; None when the chain does not make it."""
@@ -494,10 +494,10 @@ def replay(events: pa.Table, versions: Sequence[int], there: pa.Table) -> Replay
     """
     lives = _lives(events)
     missing = _missing(lives, there)
-    return Replayed(counted(changes_by_version(lives, missing), versions), missing)
+    return Replayed(sum_changes(compute_changes(lives, missing), versions), missing)
 
 
-def changes_by_version(lives: pa.Table, missing: pa.Table) -> pa.Table:
+def compute_changes(lives: pa.Table, missing: pa.Table) -> pa.Table:
     """By how much each version has more or less than the one before it: files, bytes, rows and so on."""
     zeros = pa.array([0] * lives.num_rows, pa.int64())
     ones = pc.add(zeros, 1)
@@ -524,7 +524,7 @@ def changes_by_version(lives: pa.Table, missing: pa.Table) -> pa.Table:
     return grouped.rename_columns(["version", *amounts])
 
 
-def counted(changes: pa.Table, versions: Sequence[int]) -> tuple[VersionCount, ...]:
+def sum_changes(changes: pa.Table, versions: Sequence[int]) -> tuple[VersionCount, ...]:
     """What each version has, from the changes of all versions."""
     of_version = {row["version"]: row for row in changes.to_pylist()}
     wanted, found = set(versions), list[VersionCount]()
@@ -584,7 +584,7 @@ def _flat(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 FILES_A_TASK = 200
-TOLD = pa.schema(
+EVENTS_OR_FAULT = pa.schema(
     [
         *(pa.field(field.name, field.type) for field in EVENTS),
         # A row of its own for each commit that has its time in itself, and for each file that is not whole.
@@ -596,7 +596,7 @@ TOLD = pa.schema(
 _FILES = "first long, last long, name string, stored_key string, stored_version_id string, is_commit boolean"
 
 
-def spark_replay(
+def replay_by_spark(
     spark: "SparkSession",
     store: StoreAddress,
     root: str,
@@ -616,15 +616,15 @@ def spark_replay(
     files = _files(chain, stored, read)
     tasks = max(1, -(-len(files) // FILES_A_TASK))
     rows = spark.createDataFrame(files, _FILES).repartition(tasks, "name")
-    told = rows.mapInArrow(_reader(store, root), _ddl()).persist()
+    parsed = rows.mapInArrow(_FileReader(store, root), _make_ddl()).persist()
     try:
-        _require_whole(told)
-        times = {row["version"]: row["time_ms"] for row in told.where("time_ms IS NOT NULL").collect()}
-        events = told.where("location IS NOT NULL")
+        _require_whole(parsed)
+        times = {row["version"]: row["time_ms"] for row in parsed.where("time_ms IS NOT NULL").collect()}
+        events = parsed.where("location IS NOT NULL")
         own = there(pa.array([], pa.string()))
         return _replayed(spark, events, chain.versions, there(_others(spark, events, own))), times
     finally:
-        told.unpersist()
+        parsed.unpersist()
 
 
 def _files(chain: Chain, stored: pa.Table, read: Read) -> list[tuple[int, int, str, str, str | None, bool]]:
@@ -632,14 +632,14 @@ def _files(chain: Chain, stored: pa.Table, read: Read) -> list[tuple[int, int, s
     found = [(step.first, step.last, step.name, *places[step.name], True) for step in chain.steps]
     if chain.base is not None:
         at = chain.base.version
-        names = [*chain.base.names, *sidecars_of(chain.base, read)]
+        names = [*chain.base.names, *list_sidecars(chain.base, read)]
         if lost := [name for name in names if name not in places]:
             raise BrokenLogFile(lost[0], "it is not in the copy")
         found += [(at, at, name, *places[name], False) for name in names]
     return found
 
 
-class _reader:
+class _FileReader:
     """Turns rows of files into what they say."""
 
     def __init__(self, store: StoreAddress, root: str) -> None:
@@ -651,40 +651,42 @@ class _reader:
             for row in batch.to_pylist():
                 try:
                     content = store.read(row["stored_key"], row["stored_version_id"])
-                    told = self._told(row, content)
+                    table = self._told(row, content)
                 except (BrokenLogFile, ObjectMissing) as error:
-                    told = pa.table({"broken": [row["name"]], "reason": [str(error)]})
-                yield from _padded(told).to_batches()
+                    table = pa.table({"broken": [row["name"]], "reason": [str(error)]})
+                yield from _pad_columns(table).to_batches()
 
     def _told(self, row: dict[str, object], content: bytes) -> pa.Table:
         name, last = str(row["name"]), int(str(row["last"]))
         if not row["is_commit"]:
-            return checkpoint_file_events(self._root, last, name, content)
-        columns = Columns()
-        at = commit_events(Step(int(str(row["first"])), last, name), content, columns)
+            return read_checkpoint_file(self._root, last, name, content)
+        columns = EventColumns()
+        at = read_commit(Step(int(str(row["first"])), last, name), content, columns)
         events = columns.table(self._root)
         if at is None:
             return events
-        return pa.concat_tables([_padded(events), _padded(pa.table({"version": [last], "time_ms": [at]}))])
+        return pa.concat_tables(
+            [_pad_columns(events), _pad_columns(pa.table({"version": [last], "time_ms": [at]}))]
+        )
 
 
-def _padded(table: pa.Table) -> pa.Table:
+def _pad_columns(table: pa.Table) -> pa.Table:
     columns = {
         field.name: table[field.name]
         if field.name in table.column_names
         else pa.nulls(table.num_rows, field.type)
-        for field in TOLD
+        for field in EVENTS_OR_FAULT
     }
-    return pa.table(columns).cast(TOLD)
+    return pa.table(columns).cast(EVENTS_OR_FAULT)
 
 
-def _ddl() -> str:
+def _make_ddl() -> str:
     kinds = {pa.string(): "string", pa.int64(): "long", pa.bool_(): "boolean"}
-    return ", ".join(f"{field.name} {kinds[field.type]}" for field in TOLD)
+    return ", ".join(f"{field.name} {kinds[field.type]}" for field in EVENTS_OR_FAULT)
 
 
-def _require_whole(told: "DataFrame") -> None:
-    broken = told.where("broken IS NOT NULL").select("broken", "reason").orderBy("broken").first()
+def _require_whole(parsed: "DataFrame") -> None:
+    broken = parsed.where("broken IS NOT NULL").select("broken", "reason").orderBy("broken").first()
     if broken is not None:
         raise BrokenLogFile(broken["broken"], broken["reason"])
 
@@ -705,7 +707,7 @@ def _replayed(
         missing = _missing_in_spark(lives, spark.createDataFrame(there.select(["location", "size_bytes"])))
         lacking = missing.select("location", "size_bytes", "since", "until").toArrow().cast(INTERVALS)
         changes = _changes(lives, missing).toArrow()
-        return Replayed(counted(changes, versions), lacking)
+        return Replayed(sum_changes(changes, versions), lacking)
     finally:
         lives.unpersist()
 

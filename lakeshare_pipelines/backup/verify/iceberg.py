@@ -13,27 +13,27 @@ import pyarrow as pa
 
 from lakeshare_pipelines.backup.model import Status, TableProof
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.rewriting import MOUNTED, Rewritten, rewrite_table
+from lakeshare_pipelines.backup.rewriting import MOUNT_PROPERTIES, RewrittenTable, rewrite_table
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress
-from lakeshare_pipelines.backup.stores.store import file_properties
+from lakeshare_pipelines.backup.stores.store import make_file_properties
 from lakeshare_pipelines.backup.verify.objects import (
     Need,
     OpenSpark,
     TableCopy,
-    is_beyond,
-    outside_reasons,
-    spark_rows,
-    too_small,
+    count_rows_by_spark,
+    explain_outside_needs,
+    explain_too_small,
+    is_unsupported,
 )
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, nessie_dir
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.storage.locations import normalised
+from lakeshare_server.storage.locations import normalise_location
 from lakeshare_server.tables.iceberg.avro import Entries, read_container
-from lakeshare_server.tables.iceberg.manifests import Manifest, listed_manifests
-from lakeshare_server.tables.iceberg.metadata import LONGEST_BYTES, MetadataError, unpacked
+from lakeshare_server.tables.iceberg.manifests import Manifest, parse_manifest_list
+from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, MetadataError, decompress_metadata
 
 if TYPE_CHECKING:
     from pyiceberg.table import DataScan
@@ -77,15 +77,15 @@ def read_metadata(key: str, content: bytes) -> TableMetadata:
         ValueError: it is not whole, or no table's metadata.
     """
     try:
-        said = orjson.loads(unpacked(content, LONGEST_BYTES))
-        return _metadata(key, said)
+        metadata = orjson.loads(decompress_metadata(content, MAX_METADATA_BYTES))
+        return _metadata(key, metadata)
     except (MetadataError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{key} is not whole, or no table's metadata") from error
 
 
 # `said` is what JSON can say.
-def _metadata(key: str, said: Mapping[str, Any]) -> TableMetadata:
-    current = said.get("current-snapshot-id")
+def _metadata(key: str, metadata: Mapping[str, Any]) -> TableMetadata:
+    current = metadata.get("current-snapshot-id")
     snapshots = [
         Snapshot(
             int(one["snapshot-id"]),
@@ -94,26 +94,26 @@ def _metadata(key: str, said: Mapping[str, Any]) -> TableMetadata:
             tuple(one.get("manifests") or ()),
             _rows(one.get("summary") or {}),
         )
-        for one in said.get("snapshots") or ()
+        for one in metadata.get("snapshots") or ()
     ]
-    statistics = [*(said.get("statistics") or ()), *(said.get("partition-statistics") or ())]
+    statistics = [*(metadata.get("statistics") or ()), *(metadata.get("partition-statistics") or ())]
     return TableMetadata(
         key=key,
-        uuid=said.get("table-uuid"),
-        sequence_number=int(said.get("last-sequence-number") or 0),
-        updated_at=dt.datetime.fromtimestamp(said["last-updated-ms"] / 1000, dt.UTC),
+        uuid=metadata.get("table-uuid"),
+        sequence_number=int(metadata.get("last-sequence-number") or 0),
+        updated_at=dt.datetime.fromtimestamp(metadata["last-updated-ms"] / 1000, dt.UTC),
         current=None if current in (None, -1) else int(current),
         snapshots={one.id: one for one in snapshots},
         statistics=tuple(one["statistics-path"] for one in statistics),
-        earlier=tuple(one["metadata-file"] for one in reversed(said.get("metadata-log") or ())),
+        earlier=tuple(one["metadata-file"] for one in reversed(metadata.get("metadata-log") or ())),
     )
 
 
 def _rows(summary: Mapping[str, Any]) -> int | None:
     """A summary's values are texts (Iceberg spec, "Snapshot Summary"); deletes by row are counted by themselves."""
-    told = [summary.get(name, "0") for name in ("total-position-deletes", "total-equality-deletes")]
+    deletes = [summary.get(name, "0") for name in ("total-position-deletes", "total-equality-deletes")]
     total = summary.get("total-records")
-    numbers = [str(one) for one in (total, *told)]
+    numbers = [str(one) for one in (total, *deletes)]
     if total is None or not all(number.isdecimal() for number in numbers):
         return None
     records, positions, values = map(int, numbers)
@@ -142,7 +142,7 @@ class Closure:
         self.rows = None if self.rows is None or other.rows is None else self.rows + other.rows
 
 
-class Stored(NamedTuple):
+class StoredCopy(NamedTuple):
     """Where a copy is, and how large."""
 
     key: str
@@ -155,7 +155,7 @@ class CopiedFiles:
 
     def __init__(self, copy: TableCopy) -> None:
         self._copy = copy
-        self._stored: dict[str, Stored] = {}
+        self._stored: dict[str, StoredCopy] = {}
         self._asked: set[str] = set()
         self._manifests: dict[str, Closure] = {}
         self._take(copy.whole)
@@ -198,9 +198,9 @@ class CopiedFiles:
         if content is None:
             return []
         try:
-            return listed_manifests(content)
+            return parse_manifest_list(content)
         except ValueError:
-            into.needs.append(Need(spelt(snapshot.manifest_list)))
+            into.needs.append(Need(normalize_location(snapshot.manifest_list)))
             return []
 
     def _manifest(self, manifest: Manifest) -> Closure:
@@ -212,17 +212,17 @@ class CopiedFiles:
             entries = Entries()
             entries.read(read_container(content), manifest.spec_id or 0)
         except ValueError:
-            found.needs.append(Need(spelt(manifest.path), manifest.size_bytes or None))
+            found.needs.append(Need(normalize_location(manifest.path), manifest.size_bytes or None))
             return found
         columns = (entries.columns[name] for name in ("status", "path", "size", "rows"))
         live = [row[1:] for row in zip(*columns, strict=True) if row[0] != DELETED]
-        self._learn([spelt(path.decode()) for path, _, _ in live])
+        self._learn([normalize_location(path.decode()) for path, _, _ in live])
         for path, size_bytes, rows in live:
             self._file(path.decode(), size_bytes, rows, found)
         return found
 
     def _file(self, location: str, size_bytes: int, rows: int | None, into: Closure) -> None:
-        location = spelt(location)
+        location = normalize_location(location)
         # Of a deletion vector's file the manifest's size may be that of one vector only.
         there = self.size_bytes(location)
         if there is None or (there != size_bytes and not location.endswith(".puffin")):
@@ -236,18 +236,20 @@ class CopiedFiles:
         try:
             return self.read(location)
         except ObjectMissing:
-            into.needs.append(Need(spelt(location), size_bytes))
+            into.needs.append(Need(normalize_location(location), size_bytes))
             return None
 
-    def _of(self, location: str) -> "Stored | None":
-        location = spelt(location)
+    def _of(self, location: str) -> "StoredCopy | None":
+        location = normalize_location(location)
         if location not in self._stored:
             self._learn([location])
         return self._stored.get(location)
 
     def _learn(self, locations: Sequence[str]) -> None:
         """Look among the objects of other tables, and of none, for what is not among this one's."""
-        unknown = [one for one in locations if one not in self._stored and one not in self._asked]
+        unknown = [
+            location for location in locations if location not in self._stored and location not in self._asked
+        ]
         if unknown:
             self._asked.update(unknown)
             found = self._copy.elsewhere(unknown)
@@ -256,23 +258,23 @@ class CopiedFiles:
     def _take(self, objects: pa.Table) -> None:
         names = ("location", "stored_key", "stored_version_id", "size_bytes")
         for location, *stored in zip(*(objects[name].to_pylist() for name in names), strict=True):
-            self._stored[location] = Stored(*stored)
+            self._stored[location] = StoredCopy(*stored)
 
 
-def spelt(location: str) -> str:
+def normalize_location(location: str) -> str:
     """A location as stores spell it; one of a store that nobody knows stays as it is: it is not copied."""
     try:
-        return normalised(location)
+        return normalise_location(location)
     except BadRequest:
         return location
 
 
-NEWEST = 50
+MAX_NEWEST = 50
 """So many metadata files are looked at; tables keep a hundred by default."""
 
 
 @dataclass(frozen=True)
-class State:
+class CompleteState:
     """A metadata file whose current snapshot is complete; `complete` are all its snapshots that are."""
 
     metadata: TableMetadata
@@ -287,7 +289,7 @@ class IcebergAssessment:
     """What the copy of a table can be opened at, newest first, and what would make it better."""
 
     wanted: TableMetadata | None = None
-    states: list[State] = dataclass_field(default_factory=list)
+    states: list[CompleteState] = dataclass_field(default_factory=list)
     needs: list[Need] = dataclass_field(default_factory=list)
     reasons: list[str] = dataclass_field(default_factory=list)
     is_newest_read: bool = True
@@ -312,18 +314,18 @@ def assess(copy: TableCopy, as_of: dt.datetime, pointer: str | None, tried: int)
     """
     files, found = CopiedFiles(copy), IcebergAssessment()
     if pointer is None:
-        newest_first = _newest(copy, files, as_of, found)
+        newest_first = _read_newest(copy, files, as_of, found)
     else:
-        newest_first = _from_pointer(copy, files, spelt(pointer), found)
+        newest_first = _read_from_pointer(copy, files, normalize_location(pointer), found)
     found.wanted = newest_first[0] if newest_first else None
     for metadata in newest_first:
         closure = Closure() if metadata.current is None else _closure(copy, files, metadata, metadata.current)
-        lost = tuple(spelt(one) for one in metadata.statistics if files.size_bytes(one) is None)
+        lost = tuple(normalize_location(one) for one in metadata.statistics if files.size_bytes(one) is None)
         if metadata is found.wanted:
             found.needs += [*closure.needs, *(Need(one) for one in lost)]
         if not closure.needs:
             complete = [one.id for one in metadata.snapshots.values() if not files.closure(one).needs]
-            found.states.append(State(metadata, closure, tuple(complete), lost))
+            found.states.append(CompleteState(metadata, closure, tuple(complete), lost))
             if len(found.states) == tried:
                 break
     return found
@@ -339,7 +341,7 @@ def _location(copy: TableCopy, key: str) -> str:
     return copy.source.at(copy.table.bucket).location(key)
 
 
-def _newest(
+def _read_newest(
     copy: TableCopy, files: CopiedFiles, as_of: dt.datetime, found: IcebergAssessment
 ) -> list[TableMetadata]:
     """The newest metadata files that were listed, newest first; what of them is not whole is needed."""
@@ -347,8 +349,8 @@ def _newest(
     named = [row for row in rows if NAME.fullmatch(row["key"])]
     named.sort(key=lambda row: row["last_modified"], reverse=True)
     read: list[TableMetadata] = []
-    for row in named[:NEWEST]:
-        metadata = _read(files, row["location"], row["key"], found)
+    for row in named[:MAX_NEWEST]:
+        metadata = _read_metadata_file(files, row["location"], row["key"], found)
         if metadata is None:
             # Those before it were written later: only what comes before all that can be read hides a newer state.
             found.is_newest_read = found.is_newest_read and bool(read)
@@ -359,20 +361,24 @@ def _newest(
     return [one for one in read if one.uuid == read[0].uuid]
 
 
-def _from_pointer(
+def _read_from_pointer(
     copy: TableCopy, files: CopiedFiles, pointer: str, found: IcebergAssessment
 ) -> list[TableMetadata]:
     """The metadata file that the catalog names, and those it was made from, newest first."""
     root = _location(copy, "")
-    first = _read(files, pointer, pointer.removeprefix(root), found)
+    first = _read_metadata_file(files, pointer, pointer.removeprefix(root), found)
     if first is None:
         return []
-    earlier = [spelt(one) for one in first.earlier[:NEWEST] if files.size_bytes(one) is not None]
-    read = [_read(files, one, one.removeprefix(root), found) for one in earlier]
+    earlier = [
+        normalize_location(one) for one in first.earlier[:MAX_NEWEST] if files.size_bytes(one) is not None
+    ]
+    read = [_read_metadata_file(files, one, one.removeprefix(root), found) for one in earlier]
     return [first, *(one for one in read if one is not None)]
 
 
-def _read(files: CopiedFiles, location: str, key: str, found: IcebergAssessment) -> TableMetadata | None:
+def _read_metadata_file(
+    files: CopiedFiles, location: str, key: str, found: IcebergAssessment
+) -> TableMetadata | None:
     try:
         return read_metadata(key, files.read(location))
     except ObjectMissing:
@@ -387,7 +393,7 @@ READ_WHOLE_FILES = 20_000
 """Tables of more files are planned, but their data files are not read: new ones were compared one by one."""
 
 
-def opened_rows(address: StoreAddress, metadata_location: str, files: int) -> tuple[int | None, str]:
+def count_rows(address: StoreAddress, metadata_location: str, files: int) -> tuple[int | None, str]:
     """How many rows the table has, and who says so; None where it has too many files to read each.
 
     Raises:
@@ -397,25 +403,25 @@ def opened_rows(address: StoreAddress, metadata_location: str, files: int) -> tu
 
     reader = f"pyiceberg {version_of('pyiceberg')}"
     try:
-        table = StaticTable.from_metadata(metadata_location, file_properties(address))
+        table = StaticTable.from_metadata(metadata_location, make_file_properties(address))
         if table.current_snapshot() is None:
             return 0, reader
         if files > READ_WHOLE_FILES:
             sum(1 for _ in table.scan().plan_files())
             return None, f"{reader}, planned only"
-        batches = table.scan(selected_fields=(column_of_files(table.scan()),)).to_arrow_batch_reader()
+        batches = table.scan(selected_fields=(choose_file_column(table.scan()),)).to_arrow_batch_reader()
         return sum(batch.num_rows for batch in batches), reader
     # pyiceberg, pyarrow and what they call raise of everything; nothing of it may pass for an opened table.
     except Exception as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BackupError(
             metadata_location,
-            f"pyiceberg cannot open it: {said}",
+            f"pyiceberg cannot open it: {reason}",
             "Another reader, or an older state, is tried.",
         ) from error
 
 
-def column_of_files(scan: "DataScan") -> str:
+def choose_file_column(scan: "DataScan") -> str:
     """A column whose values are in the data files: those of partitions pyiceberg takes from the manifests."""
     partitions = {field.source_id for spec in scan.table_metadata.partition_specs for field in spec.fields}
     columns = scan.projection().fields
@@ -424,12 +430,12 @@ def column_of_files(scan: "DataScan") -> str:
     return chosen[0].name
 
 
-TRIED = 5
+MAX_TRIED = 5
 """So many states are opened, newest first, before a table is given up."""
 SHOWN = 100
 
 
-def assessed_iceberg(
+def assess_iceberg_table(
     copy: TableCopy,
     as_of: dt.datetime,
     pointer: str | None,
@@ -438,7 +444,7 @@ def assessed_iceberg(
     spark: OpenSpark | None,
 ) -> "IcebergTable":
     """Read the copy of a table's metadata."""
-    return IcebergTable(copy, assess(copy, as_of, pointer, TRIED), as_of, points, day, spark)
+    return IcebergTable(copy, assess(copy, as_of, pointer, MAX_TRIED), as_of, points, day, spark)
 
 
 @dataclass(frozen=True)
@@ -472,7 +478,7 @@ class IcebergTable:
             except BackupError as error:
                 reasons.append(f"{error.subject}: {error.reason}.")
         missing = self._missing()
-        reasons += outside_reasons(self.copy, self.needs, self.points.backup)
+        reasons += explain_outside_needs(self.copy, self.needs, self.points.backup)
         status: Status = "failed" if found.wanted is None else "degraded"
         reasons.append(
             f"{len(missing)} files are missing and no older state is complete: look for them in older points, or "
@@ -490,14 +496,14 @@ class IcebergTable:
             reasons=tuple(reasons),
         )
 
-    def _opened(self, state: State, reasons: list[str]) -> TableProof:
+    def _opened(self, state: CompleteState, reasons: list[str]) -> TableProof:
         metadata, closure = state.metadata, state.closure
         mount = self._mounted(state)
         rows, reader = self._rows(mount.metadata_location, closure.files)
         proved = self.copy.proved(self.points.backup.scrub.within_days, was_read=rows is not None)
         if None not in (rows, closure.rows) and rows != closure.rows:
-            said = f"{reader} reads {rows} rows, the manifests say {closure.rows}"
-            raise BackupError(metadata.key, said, "Look at the table at its source.")
+            contradiction = f"{reader} reads {rows} rows, the manifests say {closure.rows}"
+            raise BackupError(metadata.key, contradiction, "Look at the table at its source.")
         is_wanted = self.found.wanted is metadata and self.found.is_newest_read
         missing = [] if is_wanted else self._missing()
         if not is_wanted:
@@ -509,13 +515,15 @@ class IcebergTable:
             reasons.append(
                 f"{len(state.without_statistics)} files of statistics are nowhere; readers do without."
             )
-        outside = [] if is_wanted else outside_reasons(self.copy, self.needs, self.points.backup)
+        outside = [] if is_wanted else explain_outside_needs(self.copy, self.needs, self.points.backup)
         reasons += outside
         status: Status = (
             "verified" if is_wanted and not state.without_statistics else "verified_with_fallback"
         )
         shrunk = (
-            None if is_wanted else too_small(closure.rows if rows is None else rows, self.found.wanted_rows)
+            None
+            if is_wanted
+            else explain_too_small(closure.rows if rows is None else rows, self.found.wanted_rows)
         )
         if shrunk is not None:
             status = "degraded"
@@ -555,13 +563,13 @@ class IcebergTable:
 
     def _rows(self, mount: str, files: int) -> tuple[int | None, str]:
         try:
-            return opened_rows(self.points.store.address, mount, files)
+            return count_rows(self.points.store.address, mount, files)
         except BackupError as error:
-            if self.spark is None or not is_beyond(error):
+            if self.spark is None or not is_unsupported(error):
                 raise
-            return spark_rows(self.spark, "iceberg", mount)
+            return count_rows_by_spark(self.spark, "iceberg", mount)
 
-    def _mounted(self, state: State) -> Rewritten:
+    def _mounted(self, state: CompleteState) -> RewrittenTable:
         """Metadata of the point's own that names the copies: paths of Iceberg's are absolute up to version 3."""
         files = CopiedFiles(self.copy)
         target = self.copy.store.address
@@ -579,7 +587,7 @@ class IcebergTable:
                 self.points.store,
                 f"{self.points.folder(self.day)}mounts/{self.copy.table.root}",
                 state.complete,
-                properties=MOUNTED,
+                properties=MOUNT_PROPERTIES,
             )
         except ObjectMissing as error:
             raise BackupError(state.metadata.key, f"{error}", "An older state is tried.") from error
@@ -597,7 +605,7 @@ class IcebergTable:
 MAIN = "main"
 
 
-def pointers_of_main(settings: LakeSettings, as_of: dt.datetime) -> tuple[str, ...]:
+def list_main_pointers(settings: LakeSettings, as_of: dt.datetime) -> tuple[str, ...]:
     """Locations of the metadata files of all Iceberg tables of main, as the newest commit before `as_of` has them.
 
     Empty where no Nessie belongs to these settings, or nothing was committed before.

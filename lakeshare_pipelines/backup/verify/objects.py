@@ -20,17 +20,17 @@ import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import (
-    DONE,
-    HELD,
+    COPY_RESULTS,
     PLAN,
+    POINT_COPIES,
     Damage,
     DamagedCopy,
     FoundTable,
     Point,
     TableProof,
 )
-from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, end_of
-from lakeshare_pipelines.backup.stores import BackupStore, Head, Listed, StoreAddress
+from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, get_point_time
+from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ DAMAGE = (MISSING, RESIZED, CHANGED, DIFFERS)
 
 OBJECTS = pa.schema(
     [
-        *HELD,
+        *POINT_COPIES,
         # How tables spell the place of the original: StoreAddress.location.
         pa.field("location", pa.string(), nullable=False),
         # Copied (or held from an earlier point), there with its size, and not found to be of other content.
@@ -63,11 +63,11 @@ OBJECTS = pa.schema(
 """Rows of a plan with what is known of their copies."""
 
 Row = dict[str, Any]  # a row of an Arrow table, by column
-_TOLD = ("stored_etag", "stored_version_id", "checksum")
+_REPORTED_COLUMNS = ("stored_etag", "stored_version_id", "checksum")
 
 
-def reported_objects(
-    plan: Iterable[pa.RecordBatch], done: Iterable[pa.RecordBatch], held: Iterable[pa.RecordBatch]
+def join_reports(
+    plan: Iterable[pa.RecordBatch], done: Iterable[pa.RecordBatch], earlier: Iterable[pa.RecordBatch]
 ) -> tuple[pa.Table, bool]:
     """The plan's rows with what engines and the earlier point say of them, and L0: whether all are accounted for.
 
@@ -75,14 +75,14 @@ def reported_objects(
     """
     planned = pa.Table.from_batches(list(plan), PLAN)
     is_held = pc.equal(planned["lane"], "held")
-    fresh = _with_reports(planned.filter(pc.invert(is_held)), pa.Table.from_batches(list(done), DONE))
-    kept = _as_before(planned.filter(is_held), pa.Table.from_batches(list(held), HELD))
-    rows = pa.concat_tables([fresh, kept], promote_options="default").combine_chunks()
+    fresh = _join_fresh(planned.filter(pc.invert(is_held)), pa.Table.from_batches(list(done), COPY_RESULTS))
+    held_objects = _join_held(planned.filter(is_held), pa.Table.from_batches(list(earlier), POINT_COPIES))
+    rows = pa.concat_tables([fresh, held_objects], promote_options="default").combine_chunks()
     unaccounted = pc.any(pc.is_null(rows["status"]), min_count=0).as_py()
     return rows, not unaccounted and rows.num_rows == planned.num_rows
 
 
-def prefixes_of(objects: pa.Table) -> list[str]:
+def list_prefixes(objects: pa.Table) -> list[str]:
     """The prefixes that copies are stored below: what stands before the original key."""
     lengths = pc.subtract(pc.utf8_length(objects["stored_key"]), pc.utf8_length(objects["key"]))
     found: set[str] = set()
@@ -93,18 +93,18 @@ def prefixes_of(objects: pa.Table) -> list[str]:
     return sorted(one for one in found if not any(one != other and one.startswith(other) for other in found))
 
 
-def listed_copies(store: BackupStore, prefixes: Sequence[str]) -> pa.Table:
+def list_copies(store: BackupStore, prefixes: Sequence[str]) -> pa.Table:
     """What the target lists below these prefixes: `stored_key`, `listed_size`, `listed_etag`."""
-    return _listed(one for prefix in prefixes for one in store.list(prefix))
+    return _make_listed_table(one for prefix in prefixes for one in store.list(prefix))
 
 
-def looked_up(store: BackupStore, keys: Sequence[str]) -> pa.Table:
+def head_copies(store: BackupStore, keys: Sequence[str]) -> pa.Table:
     """The same of a few single objects."""
     with ThreadPoolExecutor(READERS) as pool:
-        return _listed(head for head in pool.map(store.head, keys) if head is not None)
+        return _make_listed_table(head for head in pool.map(store.head, keys) if head is not None)
 
 
-def _listed(found: Iterable[Listed | Head]) -> pa.Table:
+def _make_listed_table(found: Iterable[ListedObject | ObjectHead]) -> pa.Table:
     keys, sizes, etags = list[str](), list[int | None](), list[str | None]()
     for one in found:
         keys.append(one.key)
@@ -114,21 +114,23 @@ def _listed(found: Iterable[Listed | Head]) -> pa.Table:
     return pa.table(dict(zip(("stored_key", "listed_size", "listed_etag"), columns, strict=True)))
 
 
-def judged(reported: pa.Table, listed: pa.Table, source: StoreAddress, store: BackupStore) -> pa.Table:
+def judge_objects(reported: pa.Table, listed: pa.Table, source: StoreAddress, store: BackupStore) -> pa.Table:
     """Rows of schema OBJECTS: each object's level, and what is wrong with its copy.
 
     Content is read only where something new can be learnt of it: what an earlier point proved stays proved as long as
     the target lists the same ETag.
     """
     rows = reported.join(listed, "stored_key", join_type="left outer").combine_chunks()
-    problem, level = _by_listing(rows)
+    problem, level = _judge_by_listing(rows)
     rows = rows.set_column(rows.column_names.index("level"), "level", level)
     rows = rows.append_column("problem", problem)
-    unclear = _unclear(rows, source, store.address)
+    unclear = _select_unclear(rows, source, store.address)
     places = pc.indices_nonzero(unclear).to_pylist()
     with ThreadPoolExecutor(READERS) as pool:
-        said = pool.map(lambda row: _content(store, row), rows.take(pa.array(places, pa.int64())).to_pylist())
-        found = dict(zip(places, said, strict=True))
+        results = pool.map(
+            lambda row: _judge_content(store, row), rows.take(pa.array(places, pa.int64())).to_pylist()
+        )
+        found = dict(zip(places, results, strict=True))
     if found:
         levels, problems = level.to_pylist(), problem.to_pylist()
         for place, (one_level, one_problem) in found.items():
@@ -137,27 +139,27 @@ def judged(reported: pa.Table, listed: pa.Table, source: StoreAddress, store: Ba
     return _objects(rows, level, problem, source)
 
 
-def _with_reports(fresh: pa.Table, done: pa.Table) -> pa.Table:
-    said = done.select(["bucket", "key", "status", "error_code", "message", *_TOLD])
-    joined = fresh.join(said, ["bucket", "key"], join_type="left outer").combine_chunks()
+def _join_fresh(fresh: pa.Table, done: pa.Table) -> pa.Table:
+    results = done.select(["bucket", "key", "status", "error_code", "message", *_REPORTED_COLUMNS])
+    joined = fresh.join(results, ["bucket", "key"], join_type="left outer").combine_chunks()
     count = joined.num_rows
     return joined.append_column("level", pa.array([REPORTED] * count, pa.int8())).append_column(
         "is_healed", pa.array([False] * count, pa.bool_())
     )
 
 
-def _as_before(kept: pa.Table, earlier: pa.Table) -> pa.Table:
-    said = earlier.select(["bucket", "key", *_TOLD, "level", "is_healed"])
-    joined = kept.join(said, ["bucket", "key"], join_type="left outer").combine_chunks()
+def _join_held(held_objects: pa.Table, earlier: pa.Table) -> pa.Table:
+    results = earlier.select(["bucket", "key", *_REPORTED_COLUMNS, "level", "is_healed"])
+    joined = held_objects.join(results, ["bucket", "key"], join_type="left outer").combine_chunks()
     # Where the earlier point does not have it after all, nothing is reported of it.
     status = pc.if_else(pc.is_valid(joined["level"]), "held", pa.scalar(None, pa.string()))
     return joined.append_column("status", status)
 
 
-def _by_listing(rows: pa.Table) -> tuple[pa.Array, pa.Array]:
+def _judge_by_listing(rows: pa.Table) -> tuple[pa.Array, pa.Array]:
     """Problem and level of each row as the listing of the target tells, column-wise: there may be millions."""
     nothing = pa.scalar(None, pa.string())
-    said = pc.binary_join_element_wise(
+    etag = pc.binary_join_element_wise(
         pc.fill_null(rows["error_code"], "failed"), pc.fill_null(rows["message"], "no reason was told"), ": "
     )
     is_changed = pc.and_(
@@ -173,7 +175,7 @@ def _by_listing(rows: pa.Table) -> tuple[pa.Array, pa.Array]:
             pc.fill_null(is_changed, False),
         ),
         "nothing is reported of it",
-        said,
+        etag,
         MISSING,
         RESIZED,
         CHANGED,
@@ -187,7 +189,7 @@ def _by_listing(rows: pa.Table) -> tuple[pa.Array, pa.Array]:
     return _array(problem), _array(pc.cast(level, pa.int8()))
 
 
-def _unclear(rows: pa.Table, source: StoreAddress, target: StoreAddress) -> pa.Array:
+def _select_unclear(rows: pa.Table, source: StoreAddress, target: StoreAddress) -> pa.Array:
     """Which copies' content has to be looked at: it can be compared, and was not yet."""
     has_sum = pc.fill_null(pc.starts_with(rows["checksum"], SHA256), False)
     fine, succeeded = pc.is_null(rows["problem"]), pc.fill_null(pc.equal(rows["status"], "succeeded"), False)
@@ -206,7 +208,7 @@ def _unclear(rows: pa.Table, source: StoreAddress, target: StoreAddress) -> pa.A
     return _array(unclear)
 
 
-def _content(store: BackupStore, row: Row) -> tuple[int, str | None]:
+def _judge_content(store: BackupStore, row: Row) -> tuple[int, str | None]:
     """Level and problem of one object, from its content or what the target says of that."""
     wanted = (
         (row["checksum"] or "").removeprefix(SHA256) if (row["checksum"] or "").startswith(SHA256) else None
@@ -220,9 +222,9 @@ def _content(store: BackupStore, row: Row) -> tuple[int, str | None]:
     head = store.head(row["stored_key"], row["stored_version_id"])
     if head is None:
         return REPORTED, MISSING
-    told = head.checksums.get("sha256")
-    if wanted is not None and told is not None:
-        same = base64.b64decode(told).hex() == wanted
+    checksum = head.checksums.get("sha256")
+    if wanted is not None and checksum is not None:
+        same = base64.b64decode(checksum).hex() == wanted
         return (SAME_CHECKSUM, None) if same else (REPORTED, DIFFERS)
     if row["status"] == "held":
         return REPORTED, row["problem"]
@@ -294,7 +296,7 @@ READ = pa.schema(
 
 
 @dataclass(frozen=True)
-class Reading:
+class CopyReading:
     """What reading a copy gave: `problem` is None where it is what was backed up."""
 
     problem: str | None
@@ -302,7 +304,7 @@ class Reading:
     size_bytes: int = 0
 
 
-def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> Reading:
+def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> CopyReading:
     """Read a copy (a row of schema HELD) to its end and compare it with what is known of its content.
 
     That is the SHA-256 that was taken when it was copied; the MD5 that its ETag is; checksums that the store keeps;
@@ -319,23 +321,23 @@ def read_copy(store: BackupStore, row: Row, known_sha256: str | None = None) -> 
                 md5.update(chunk)
                 crc32, size = binascii.crc32(chunk, crc32), size + len(chunk)
     except ObjectMissing:
-        return Reading(MISSING)
+        return CopyReading(MISSING)
     except OSError as error:
         # A sector that cannot be read shows up here, not when the file is opened.
-        return Reading(f"the disk cannot read it: {error.strerror or error}")
+        return CopyReading(f"the disk cannot read it: {error.strerror or error}")
     digests = {"sha256": sha256.hexdigest(), "md5": md5.hexdigest(), "crc32": f"{crc32:08x}"}
     problem = None
     if size != row["size_bytes"]:
         problem = f"it has {size} bytes in the target, {row['size_bytes']} were backed up"
     else:
-        for algorithm, expected in _expected(store, row, known_sha256):
+        for algorithm, expected in _list_expected(store, row, known_sha256):
             if digests.get(algorithm) != expected:
                 problem = f"{DIFFERS}: its {algorithm} is not what was backed up"
                 break
-    return Reading(problem, digests["sha256"], size)
+    return CopyReading(problem, digests["sha256"], size)
 
 
-def _expected(store: BackupStore, row: Row, known_sha256: str | None) -> Iterator[tuple[str, str]]:
+def _list_expected(store: BackupStore, row: Row, known_sha256: str | None) -> Iterator[tuple[str, str]]:
     """Algorithm and digest, in hexadecimal, of everything that is known of a copy's content."""
     checksum = row["checksum"] or ""
     if checksum.startswith(SHA256):
@@ -355,16 +357,16 @@ def _expected(store: BackupStore, row: Row, known_sha256: str | None) -> Iterato
         yield "ETag", str(row["stored_etag"])
     for algorithm in ("sha256", "crc32"):
         # A checksum of checksums of parts has their number behind it.
-        if (told := head.checksums.get(algorithm)) is not None and "-" not in told:
-            yield algorithm, base64.b64decode(told).hex()
+        if (stated := head.checksums.get(algorithm)) is not None and "-" not in stated:
+            yield algorithm, base64.b64decode(stated).hex()
 
 
-def _is_md5(head: Head, etag: str | None) -> bool:
+def _is_md5(head: ObjectHead, etag: str | None) -> bool:
     is_hex = etag is not None and len(etag) == MD5_HEX and all(digit in "0123456789abcdef" for digit in etag)
     return is_hex and head.storage_class not in NO_MD5 and (head.encryption or "AES256") == "AES256"
 
 
-class Readings:
+class ReadingStore:
     """The readings of a backup's copies; for one writer at a time, where two write at once no row is lost."""
 
     def __init__(self, points: Points) -> None:
@@ -373,7 +375,7 @@ class Readings:
 
     def load(self) -> pa.Table:
         """The newest reading of each copy: rows of schema READ. A file that cannot be read is passed over."""
-        return _newest([rows for _, rows in self._files()])
+        return _select_newest([rows for _, rows in self._files()])
 
     def of_place(self, place: str) -> dict[tuple[str, str | None, str | None], Row]:
         """The newest readings of the copies in one store, by stored key, version and ETag."""
@@ -386,7 +388,7 @@ class Readings:
         if not rows:
             return
         before = self._files()
-        merged = _newest([*(table for _, table in before), pa.Table.from_pylist(list(rows), READ)])
+        merged = _select_newest([*(table for _, table in before), pa.Table.from_pylist(list(rows), READ)])
         file = io.BytesIO()
         pq.write_table(merged, file, compression="zstd")
         name = f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H%M%S.%fZ}.parquet"
@@ -408,7 +410,7 @@ class Readings:
         return found
 
 
-def _newest(tables: Sequence[pa.Table]) -> pa.Table:
+def _select_newest(tables: Sequence[pa.Table]) -> pa.Table:
     rows = pa.concat_tables([READ.empty_table(), *tables]).sort_by([("read_at", "descending")])
     names = ["place", "stored_key", "stored_version_id"]
     keys = pc.binary_join_element_wise(
@@ -420,14 +422,14 @@ def _newest(tables: Sequence[pa.Table]) -> pa.Table:
     )
 
 
-def last_compared(first_point: str, reading: Row | None) -> dt.datetime:
+def get_last_compared(first_point: str, reading: Row | None) -> dt.datetime:
     """When the content of a copy was compared last: when it was read again, else when it was made."""
-    made: dt.datetime = end_of(first_point)
-    return made if reading is None else max(made, reading["read_at"])
+    made_at: dt.datetime = get_point_time(first_point)
+    return made_at if reading is None else max(made_at, reading["read_at"])
 
 
 @dataclass
-class Rereading:
+class HeldCopyReader:
     """One run's look at copies that an earlier point holds already."""
 
     points: Points
@@ -443,7 +445,7 @@ class Rereading:
         value is what was read, as rows of schema READ. A bucket compares contents itself, and lists an ETag that is of
         the content: there only what a scrub found is taken over.
         """
-        known = Readings(self.points).of_place(self.place)
+        known = ReadingStore(self.points).of_place(self.place)
         rows = objects.select(
             [
                 "stored_key",
@@ -462,9 +464,9 @@ class Rereading:
         for at, row in enumerate(rows):
             earlier = known.get((row["stored_key"], row["stored_version_id"], row["stored_etag"]))
             is_held = row["first_point"] != day
-            compared.append(last_compared(row["first_point"], earlier) if is_held else self.now)
+            compared.append(get_last_compared(row["first_point"], earlier) if is_held else self.now)
             if is_held and problems[at] in DAMAGE:
-                found.append(read_row(self.place, row, Reading(problems[at]), self.now))
+                found.append(make_reading_row(self.place, row, CopyReading(problems[at]), self.now))
             if row["is_whole"] and is_held:
                 if earlier is not None and earlier["problem"] is not None:
                     problems[at] = earlier["problem"]
@@ -474,10 +476,12 @@ class Rereading:
         for at, reading in self._read([at for _, at in sorted(old)], rows, known):
             compared[at] = self.now
             problems[at] = reading.problem
-            found.append(read_row(self.place, rows[at], reading, self.now))
-        return _with(objects, problems, compared), found
+            found.append(make_reading_row(self.place, rows[at], reading, self.now))
+        return _replace_problems(objects, problems, compared), found
 
-    def _read(self, places: Sequence[int], rows: Sequence[Row], known: Any) -> Iterator[tuple[int, Reading]]:
+    def _read(
+        self, places: Sequence[int], rows: Sequence[Row], known: Any
+    ) -> Iterator[tuple[int, CopyReading]]:
         chosen, spent = list[int](), 0
         for at in places:
             if chosen and spent + rows[at]["size_bytes"] > self.budget_bytes:
@@ -485,7 +489,7 @@ class Rereading:
             spent += rows[at]["size_bytes"]
             chosen.append(at)
 
-        def read(at: int) -> Reading:
+        def read(at: int) -> CopyReading:
             row = rows[at]
             reading = known.get((row["stored_key"], row["stored_version_id"], row["stored_etag"]))
             return read_copy(self.store, row, None if reading is None else reading["sha256"])
@@ -494,7 +498,7 @@ class Rereading:
             yield from zip(chosen, pool.map(read, chosen), strict=True)
 
 
-def read_row(place: str, row: Row, reading: Reading, now: dt.datetime) -> Row:
+def make_reading_row(place: str, row: Row, reading: CopyReading, now: dt.datetime) -> Row:
     """A row of schema READ; of what differs no digest is remembered to compare with."""
     return {
         "place": place,
@@ -507,7 +511,9 @@ def read_row(place: str, row: Row, reading: Reading, now: dt.datetime) -> Row:
     }
 
 
-def _with(objects: pa.Table, problems: Sequence[str | None], compared: Sequence[dt.datetime]) -> pa.Table:
+def _replace_problems(
+    objects: pa.Table, problems: Sequence[str | None], compared: Sequence[dt.datetime]
+) -> pa.Table:
     problem = pa.array(problems, pa.string())
     columns = {
         "problem": problem,
@@ -525,14 +531,14 @@ def report_damage(points: Points, now: dt.datetime) -> list[str]:
 
     Returns the days that are downgraded now. Of dated points only their own place is theirs.
     """
-    readings = Readings(points).load()
+    readings = ReadingStore(points).load()
     rotten = readings.filter(pc.is_valid(readings["problem"]))
     downgraded = []
     for point in points.readable(as_made=True)[0]:
         place = points.backup.target_of(point.day).url
         mine = rotten.filter(pc.equal(rotten["place"], place))
         try:
-            damage = _damage_of(points, point, mine, now)
+            damage = _find_damage(points, point, mine, now)
         except DamagedRecord as error:
             roots = tuple(proof.table.root for proof in point.verification.tables)
             damage = Damage(found_at=now, count=1, copies=(), tables=roots, record=error.reason)
@@ -542,11 +548,11 @@ def report_damage(points: Points, now: dt.datetime) -> list[str]:
     return downgraded
 
 
-def _damage_of(points: Points, point: Point, rotten: pa.Table, now: dt.datetime) -> Damage | None:
+def _find_damage(points: Points, point: Point, rotten: pa.Table, now: dt.datetime) -> Damage | None:
     problems = {(row["stored_key"], row["stored_version_id"]): row["problem"] for row in rotten.to_pylist()}
     keys = rotten["stored_key"].combine_chunks()
     copies: list[DamagedCopy] = []
-    for batch in points.held(point, ["key", "stored_key", "stored_version_id", "table_root"]):
+    for batch in points.read_copies(point, ["key", "stored_key", "stored_version_id", "table_root"]):
         for row in batch.filter(pc.is_in(batch["stored_key"], keys)).to_pylist():
             problem = problems.get((row["stored_key"], row["stored_version_id"]))
             if problem is not None:
@@ -560,17 +566,17 @@ def _damage_of(points: Points, point: Point, rotten: pa.Table, now: dt.datetime)
                 )
     if not copies:
         return None
-    tables = {one.table_root for one in copies if one.table_root is not None}
+    tables = {copy.table_root for copy in copies if copy.table_root is not None}
     # A table may have files below the root of another one that is inside of it.
     tables |= {
         proof.table.root
         for proof in point.verification.tables
-        if any(one.key.startswith(f"{proof.table.root}/") for one in copies)
+        if any(copy.key.startswith(f"{proof.table.root}/") for copy in copies)
     }
     return Damage(found_at=now, count=len(copies), copies=tuple(copies[:SHOWN]), tables=tuple(sorted(tables)))
 
 
-def repair_points(points: Points, place: str, stored_key: str, head: Head, was: Row) -> None:
+def repair_points(points: Points, place: str, stored_key: str, head: ObjectHead, was: Row) -> None:
     """Let points that hold a copy, which was made again, know its new version and ETag, where these are others."""
     for point in points.readable(as_made=True)[0]:
         if points.backup.target_of(point.day).url != place:
@@ -578,7 +584,7 @@ def repair_points(points: Points, place: str, stored_key: str, head: Head, was: 
         try:
             rows = [
                 row
-                for batch in points.held(point)
+                for batch in points.read_copies(point)
                 for row in batch.filter(pc.equal(batch["stored_key"], stored_key)).to_pylist()
                 if row["stored_version_id"] == was["stored_version_id"]
             ]
@@ -587,7 +593,7 @@ def repair_points(points: Points, place: str, stored_key: str, head: Head, was: 
         new = {"stored_etag": head.etag, "stored_version_id": head.version_id}
         changed = [row | new for row in rows if row | new != row]
         if changed:
-            points.record_repaired(point, pa.Table.from_pylist(changed, HELD))
+            points.record_repaired(point, pa.Table.from_pylist(changed, POINT_COPIES))
 
 
 ENOUGH = 0.5
@@ -658,7 +664,7 @@ class TableCopy:
         found = self.elsewhere(others.to_pylist())
         return pa.concat_tables([own, found.filter(found["is_whole"])])
 
-    def proved(self, within_days: int, *, was_read: bool) -> "Proved":
+    def proved(self, within_days: int, *, was_read: bool) -> "ProvenLevel":
         """What is proved of the copies of an opened table; `was_read`: its reader read every data file."""
         whole = self.whole
         compared_at = pc.min(whole["compared_at"]).as_py()
@@ -671,15 +677,15 @@ class TableCopy:
                 f"Some of its copies were compared last on {compared_at:%Y-%m-%d}, more than {within_days} days ago: "
                 "`lakeshare backup scrub` reads them again."
             )
-            return Proved(min(lowest, TABLE_COPY_PRESENT), compared_at, (reason,))
+            return ProvenLevel(min(lowest, TABLE_COPY_PRESENT), compared_at, (reason,))
         if not was_read:
             reason = "It has too many files for all of them to be read: opened was its log, or its manifests."
-            return Proved(lowest, compared_at, (reason,))
-        return Proved(OPENED, compared_at, ())
+            return ProvenLevel(lowest, compared_at, (reason,))
+        return ProvenLevel(OPENED, compared_at, ())
 
 
 @dataclass(frozen=True)
-class Proved:
+class ProvenLevel:
     """The level that the copies of an opened table have reached, since when, and why it is not the highest."""
 
     level: int
@@ -714,7 +720,7 @@ class AssessedTable(Protocol):
         ...
 
 
-def too_small(rows: int | None, newest_rows: int | None) -> str | None:
+def explain_too_small(rows: int | None, newest_rows: int | None) -> str | None:
     """Why an older state is no fallback: it is empty, or has less than half of the newest state's rows."""
     if rows is None or (newest_rows is not None and rows >= newest_rows * ENOUGH):
         return None
@@ -731,7 +737,7 @@ def too_small(rows: int | None, newest_rows: int | None) -> str | None:
     )
 
 
-def outside_reasons(copy: TableCopy, needs: Sequence[Need], backup: Backup) -> list[str]:
+def explain_outside_needs(copy: TableCopy, needs: Sequence[Need], backup: Backup) -> list[str]:
     """What to say of needs that are outside of the source and were not followed; nothing where there are none."""
     inside = copy.source.at(copy.table.bucket).location("")
     outside = [need.location for need in needs if not need.location.startswith(inside)]
@@ -744,7 +750,7 @@ def outside_reasons(copy: TableCopy, needs: Sequence[Need], backup: Backup) -> l
 
 
 OpenSpark = Callable[[], "SparkSession"]
-BEYOND = (
+UNSUPPORTED_PHRASES = (
     "unsupported",
     "not supported",
     "not yet support",
@@ -754,13 +760,13 @@ BEYOND = (
 )
 
 
-def is_beyond(reader_said: BackupError) -> bool:
+def is_unsupported(reader_said: BackupError) -> bool:
     """Whether a reader refused for what it does not know, and not for what is wrong with the table."""
-    said = reader_said.reason.lower()
-    return any(words in said for words in BEYOND)
+    reason = reader_said.reason.lower()
+    return any(words in reason for words in UNSUPPORTED_PHRASES)
 
 
-def spark_rows(
+def count_rows_by_spark(
     open_spark: OpenSpark,
     table_format: Literal["delta", "iceberg"],
     location: str,
@@ -789,7 +795,7 @@ def spark_rows(
         return int(counted.collect()[0]["rows"]), reader
     # Spark raises what its sources raise, through a gateway: nothing of it may pass for an opened table.
     except Exception as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BackupError(
-            location, f"{reader} cannot open it: {said}", "Look at the table at its source."
+            location, f"{reader} cannot open it: {reason}", "Look at the table at its source."
         ) from error

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import CopyEngine, CopyTask, Progress
 from lakeshare_pipelines.backup.model import (
-    HELD,
     PLAN,
+    POINT_COPIES,
     CopyRecord,
     FoundTable,
     PlanRecord,
@@ -31,41 +31,41 @@ from lakeshare_pipelines.backup.model import (
     write_rows,
 )
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
-from lakeshare_pipelines.backup.stores import BackupStore, Head, Listed, StoreAddress, open_store
-from lakeshare_pipelines.backup.verify.delta import assessed_delta
-from lakeshare_pipelines.backup.verify.iceberg import assessed_iceberg, spelt
+from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress, open_store
+from lakeshare_pipelines.backup.verify.delta import assess_delta_table
+from lakeshare_pipelines.backup.verify.iceberg import assess_iceberg_table, normalize_location
 from lakeshare_pipelines.backup.verify.objects import (
     OBJECTS,
     AssessedTable,
+    CopyReading,
+    HeldCopyReader,
     Need,
-    Reading,
-    Readings,
-    Rereading,
+    ReadingStore,
     TableCopy,
-    judged,
-    listed_copies,
-    looked_up,
-    prefixes_of,
-    read_row,
+    head_copies,
+    join_reports,
+    judge_objects,
+    list_copies,
+    list_prefixes,
+    make_reading_row,
     repair_points,
     report_damage,
-    reported_objects,
 )
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_server.errors import BadRequest
-from lakeshare_server.storage.locations import LOCAL, place_of
+from lakeshare_server.storage.locations import LOCAL, parse_location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ASKING = 16
-MOST = 100_000
+CONCURRENT_REQUESTS = 16
+MAX_OBJECTS = 100_000
 """Of more objects that failed than that the copy is to be run again: it asks faster than we do."""
 ARCHIVED = {"GLACIER", "DEEP_ARCHIVE"}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MissingObject:
     """An object to look for: by key in its bucket; what is known of it narrows down which version is the right one."""
 
     bucket: str
@@ -88,18 +88,18 @@ class Healer:
     day: str
     as_of: dt.datetime
     target: BackupStore
-    tell: Callable[[Progress], None]
+    report_progress: Callable[[Progress], None]
     refusals: list[str] = field(default_factory=list)
     """What the source's store said instead of an answer: what it refuses to tell of is not healed."""
     _stores: dict[str, BackupStore] = field(default_factory=dict)
 
-    def heal(self, wanted: Sequence[Wanted]) -> pa.Table:
+    def heal(self, wanted: Sequence[MissingObject]) -> pa.Table:
         """Rows of schema OBJECTS of all that was found, each object once; those that are whole now are healed.
 
         An object may be wanted twice, as it was listed and as a table describes it: the first description that is found
         counts.
         """
-        with ThreadPoolExecutor(ASKING) as pool:
+        with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
             found = [row for row in pool.map(self._row, wanted) if row is not None]
         if not found:
             return OBJECTS.empty_table()
@@ -118,7 +118,7 @@ class Healer:
             self._stores[bucket] = open_store(self.backup.source.at(bucket))
         return self._stores[bucket]
 
-    def _row(self, wanted: Wanted) -> dict[str, Any] | None:
+    def _row(self, wanted: MissingObject) -> dict[str, Any] | None:
         """The plan's row of the right version of an object; None when there is none, or nobody may ask."""
         try:
             return self._found(wanted)
@@ -126,10 +126,12 @@ class Healer:
             self.refusals.append(str(error))
             return None
 
-    def _found(self, wanted: Wanted) -> dict[str, Any] | None:
+    def _found(self, wanted: MissingObject) -> dict[str, Any] | None:
         store = self.store(wanted.bucket)
         head = store.head(wanted.key)
-        one: Head | Listed | None = head if head is not None and self._is_right(wanted, head) else None
+        one: ObjectHead | ListedObject | None = (
+            head if head is not None and self._is_right(wanted, head) else None
+        )
         one = one or next(
             (
                 listed
@@ -140,14 +142,16 @@ class Healer:
         )
         return None if one is None else self._planned(wanted, one, is_latest=one is head)
 
-    def _is_right(self, wanted: Wanted, found: Head | Listed) -> bool:
+    def _is_right(self, wanted: MissingObject, found: ObjectHead | ListedObject) -> bool:
         if wanted.size_bytes is not None and found.size_bytes != wanted.size_bytes:
             return False
         if wanted.etag is not None:
             return found.etag == wanted.etag
         return found.last_modified < self.as_of
 
-    def _planned(self, wanted: Wanted, found: Head | Listed, *, is_latest: bool) -> dict[str, Any]:
+    def _planned(
+        self, wanted: MissingObject, found: ObjectHead | ListedObject, *, is_latest: bool
+    ) -> dict[str, Any]:
         size_bytes = found.size_bytes or 0
         large = size_bytes > self.backup.copy_limit_bytes
         return {
@@ -182,21 +186,21 @@ class Healer:
             copy_limit_bytes=self.backup.copy_limit_bytes,
             in_flight=self.backup.in_flight,
         )
-        self.engine.copy(task, self.tell)
-        reported, _ = reported_objects(read_rows(plan), read_rows(done), ())
+        self.engine.copy(task, self.report_progress)
+        reported, _ = join_reports(read_rows(plan), read_rows(done), ())
         for folder in (plan, done):
             shutil.rmtree(folder)
-        listed = looked_up(self.target, [row["stored_key"] for row in rows])
-        objects = judged(reported, listed, source, self.target)
+        listed = head_copies(self.target, [row["stored_key"] for row in rows])
+        objects = judge_objects(reported, listed, source, self.target)
         healed = objects["is_whole"]
         return objects.set_column(OBJECTS.names.index("is_healed"), OBJECTS.field("is_healed"), healed)
 
 
-def wanted_of(objects: pa.Table) -> list[Wanted]:
+def list_missing(objects: pa.Table) -> list[MissingObject]:
     """What to look for, of objects that are not whole."""
-    lost = objects.filter(pc.invert(objects["is_whole"])).slice(0, MOST)
+    lost = objects.filter(pc.invert(objects["is_whole"])).slice(0, MAX_OBJECTS)
     return [
-        Wanted(
+        MissingObject(
             row["bucket"], row["key"], row["stored_key"], row["table_root"], row["size_bytes"], row["etag"]
         )
         for row in lost.select(
@@ -205,7 +209,7 @@ def wanted_of(objects: pa.Table) -> list[Wanted]:
     ]
 
 
-def replaced(objects: pa.Table, healed: pa.Table) -> pa.Table:
+def replace_healed(objects: pa.Table, healed: pa.Table) -> pa.Table:
     """The objects, with the healed ones in the place of what they were."""
     if healed.num_rows == 0:
         return objects
@@ -216,7 +220,7 @@ def replaced(objects: pa.Table, healed: pa.Table) -> pa.Table:
 def bucket_and_key(location: str, folders: Sequence[str]) -> tuple[str, str] | None:
     """Where a location is; of a local one the bucket is one of these folders, the longest that it is below."""
     try:
-        place = place_of(location)
+        place = parse_location(location)
     except BadRequest:
         return None
     if place.kind != LOCAL:
@@ -246,31 +250,31 @@ class Tables:
         objects: pa.Table,
         pointers: Sequence[str],
         spark: "Callable[[], SparkSession] | None",
-        tell: Callable[[str], None],
+        report_progress: Callable[[str], None],
     ) -> None:
         self.objects = objects
         self._backup, self._plan, self._target, self._points = backup, plan, target, points
-        self._spark, self._tell = spark, tell
-        self._pointers = _by_root(plan.tables, backup.source, pointers)
+        self._spark, self._tell = spark, report_progress
+        self._pointers = _map_pointers_to_roots(plan.tables, backup.source, pointers)
         self._assessed: dict[str, AssessedTable] = {}
         self._assess(plan.tables)
 
     def heal(self, healer: Healer) -> None:
         """Copy what is not whole and can be found at the source, until nothing more is found."""
-        asked: set[tuple[str, str, int | None]] = set()
-        wanted = wanted_of(self.objects)
+        looked_up_before: set[tuple[str, str, int | None]] = set()
+        wanted = list_missing(self.objects)
         for _ in range(ROUNDS):
             wanted += [one for table in self._plan.tables for one in self._wanted_by(table, healer)]
             new = {(one.bucket, one.key, one.size_bytes): one for one in wanted}
-            new = {key: one for key, one in new.items() if key not in asked}
+            new = {key: one for key, one in new.items() if key not in looked_up_before}
             if not new:
                 return
-            asked |= new.keys()
+            looked_up_before |= new.keys()
             self._tell(f"{len(new):,} objects are looked for at the source.")
             healed = healer.heal(list(new.values()))
             if healed.num_rows == 0:
                 return
-            self.objects = replaced(self.objects, healed)
+            self.objects = replace_healed(self.objects, healed)
             touched = set(healed["table_root"].to_pylist())
             # What lacks something may have got it from another table's objects, or from those of none.
             again = [
@@ -292,13 +296,13 @@ class Tables:
         return proved
 
     def _assess(self, tables: Sequence[FoundTable]) -> None:
-        slices = _slices(self.objects)
+        slices = _group_by_root(self.objects)
         nothing = self.objects.slice(0, 0)
         copies = [
             TableCopy(
-                one, self._backup.source, self._target, slices.get(one.root, nothing), self._by_location
+                table, self._backup.source, self._target, slices.get(table.root, nothing), self._by_location
             )
-            for one in tables
+            for table in tables
         ]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for copy, assessed in zip(copies, pool.map(self._one, copies), strict=True):
@@ -309,8 +313,8 @@ class Tables:
         as_of = self._plan.as_of
         if copy.table.format == "iceberg":
             pointer = self._pointers.get(copy.table.root)
-            return assessed_iceberg(copy, as_of, pointer, self._points, self._plan.day, self._spark)
-        return assessed_delta(copy, as_of, self._backup, self._spark)
+            return assess_iceberg_table(copy, as_of, pointer, self._points, self._plan.day, self._spark)
+        return assess_delta_table(copy, as_of, self._backup, self._spark)
 
     def _by_location(self, locations: Sequence[str]) -> pa.Table:
         wanted = pa.array(locations, pa.string())
@@ -319,7 +323,7 @@ class Tables:
     def _proof(self, table: FoundTable) -> TableProof:
         return self._assessed[table.root].proof()
 
-    def _wanted_by(self, table: FoundTable, healer: Healer) -> list[Wanted]:
+    def _wanted_by(self, table: FoundTable, healer: Healer) -> list[MissingObject]:
         assessed = self._assessed[table.root]
         needs = list(assessed.needs)
         try:
@@ -336,7 +340,7 @@ class Tables:
         found = (self._wanted(assessed.copy, need, known.get(need.location)) for need in needs)
         return [one for one in found if one is not None]
 
-    def _wanted(self, copy: TableCopy, need: Need, row: "dict[str, object] | None") -> Wanted | None:
+    def _wanted(self, copy: TableCopy, need: Need, row: "dict[str, object] | None") -> MissingObject | None:
         place = bucket_and_key(need.location, [self._backup.source.bucket])
         if place is None:
             return None
@@ -356,20 +360,22 @@ class Tables:
         if row is not None and need.size_bytes in (None, row["size_bytes"]):
             etag = str(row["etag"])
         root = copy.table.root if copy.is_inside(need.location) else None
-        return Wanted(bucket, key, stored_key, root, need.size_bytes, etag)
+        return MissingObject(bucket, key, stored_key, root, need.size_bytes, etag)
 
 
-def _by_root(tables: Sequence[FoundTable], source: StoreAddress, pointers: Sequence[str]) -> dict[str, str]:
+def _map_pointers_to_roots(
+    tables: Sequence[FoundTable], source: StoreAddress, pointers: Sequence[str]
+) -> dict[str, str]:
     """The metadata file that the catalog names for each table, by the table's root."""
     found = {}
-    for pointer in map(spelt, pointers):
+    for pointer in map(normalize_location, pointers):
         for table in tables:
             if pointer.startswith(f"{source.at(table.bucket).location(table.root).rstrip('/')}/"):
                 found[table.root] = pointer
     return found
 
 
-def _slices(objects: pa.Table) -> dict[str | None, pa.Table]:
+def _group_by_root(objects: pa.Table) -> dict[str | None, pa.Table]:
     """The objects of each table by its root; in one pass, for there may be thousands of tables."""
     rows = objects.sort_by("table_root").combine_chunks()
     if rows.num_rows == 0:
@@ -385,12 +391,12 @@ def _slices(objects: pa.Table) -> dict[str | None, pa.Table]:
 
 _log = logging.getLogger(__name__)
 
-WORST: tuple[Status, ...] = ("failed", "degraded", "verified_with_fallback", "verified")
-TOLD = 5
-VANISHED = ("NoSuchKey", "NoSuchVersion", "PreconditionFailed", "404", "412")
-UNSTORABLE = ("InvalidKey", "KeyTooLongError")
+STATUSES_WORST_FIRST: tuple[Status, ...] = ("failed", "degraded", "verified_with_fallback", "verified")
+MAX_NAMED = 5
+VANISHED_CODES = ("NoSuchKey", "NoSuchVersion", "PreconditionFailed", "404", "412")
+UNSTORABLE_CODES = ("InvalidKey", "KeyTooLongError")
 """No copy can have such a key in the target; what is of a table is judged with the table."""
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
 def verify_copies(
@@ -401,7 +407,7 @@ def verify_copies(
     points: Points,
     day: str,
     spark: "Callable[[], SparkSession] | None" = None,
-    tell: Tell = _log.info,
+    report_progress: ReportProgress = _log.info,
     pointers: Sequence[str] = (),
 ) -> Verification:
     """Prove what a day's copies are worth, heal what can be healed, and write the rows of what the point holds.
@@ -414,24 +420,24 @@ def verify_copies(
         BackupError: source or target cannot be asked.
     """
     target = open_store(backup.target_of(day))
-    reported, accounted_for = _reported(workspace, plan, points)
-    tell(f"{reported.num_rows:,} objects: what the target lists is compared.")
-    listed = listed_copies(target, prefixes_of(reported))
-    objects = judged(reported, listed, backup.source, target)
+    reported, accounted_for = _join_reports(workspace, plan, points)
+    report_progress(f"{reported.num_rows:,} objects: what the target lists is compared.")
+    listed = list_copies(target, list_prefixes(reported))
+    objects = judge_objects(reported, listed, backup.source, target)
     now = dt.datetime.now(dt.UTC)
     place, budget = backup.target_of(day).url, backup.scrub.bytes_per_run
-    objects, readings = Rereading(points, place, target, budget, now).again(objects, day)
-    healer = _healer(backup, workspace, plan, day, target, tell)
-    tables = Tables(backup, plan, target, points, objects, pointers, spark, tell)
+    objects, readings = HeldCopyReader(points, place, target, budget, now).again(objects, day)
+    healer = _make_healer(backup, workspace, plan, day, target, report_progress)
+    tables = Tables(backup, plan, target, points, objects, pointers, spark, report_progress)
     tables.heal(healer)
     proofs = tables.proofs()
-    held = tables.objects.filter(tables.objects["is_whole"])
-    write_rows(workspace.clear("held"), HELD, [held.select(HELD.names)])
-    _remember(points, place, target, tables.objects, readings, now)
-    return _verification(tables.objects, proofs, held, healer.refusals, accounted_for=accounted_for)
+    copies = tables.objects.filter(tables.objects["is_whole"])
+    write_rows(workspace.clear("held"), POINT_COPIES, [copies.select(POINT_COPIES.names)])
+    _save_readings(points, place, target, tables.objects, readings, now)
+    return _make_verification(tables.objects, proofs, copies, healer.refusals, accounted_for=accounted_for)
 
 
-def _remember(
+def _save_readings(
     points: Points,
     place: str,
     target: BackupStore,
@@ -447,44 +453,55 @@ def _remember(
         head = target.head(row["stored_key"])
         if head is not None:
             repair_points(points, place, row["stored_key"], head, was[row["stored_key"]])
-            told = row | {"stored_etag": head.etag, "stored_version_id": head.version_id}
-            readings.append(read_row(place, told, Reading(None), now + dt.timedelta(microseconds=1)))
-    Readings(points).add(readings)
+            copy = row | {"stored_etag": head.etag, "stored_version_id": head.version_id}
+            readings.append(
+                make_reading_row(place, copy, CopyReading(None), now + dt.timedelta(microseconds=1))
+            )
+    ReadingStore(points).add(readings)
     if was:
         report_damage(points, now)
 
 
-def _reported(workspace: Workspace, plan: PlanRecord, points: Points) -> tuple[pa.Table, bool]:
-    held: Iterable[pa.RecordBatch] = ()
+def _join_reports(workspace: Workspace, plan: PlanRecord, points: Points) -> tuple[pa.Table, bool]:
+    earlier: Iterable[pa.RecordBatch] = ()
     if plan.previous is not None:
-        held = points.held(points.get(plan.previous))
-    return reported_objects(read_rows(workspace.rows("plan")), read_rows(workspace.rows("done")), held)
+        earlier = points.read_copies(points.get(plan.previous))
+    return join_reports(read_rows(workspace.rows("plan")), read_rows(workspace.rows("done")), earlier)
 
 
-def _healer(
-    backup: Backup, workspace: Workspace, plan: PlanRecord, day: str, target: BackupStore, tell: Tell
+def _make_healer(
+    backup: Backup,
+    workspace: Workspace,
+    plan: PlanRecord,
+    day: str,
+    target: BackupStore,
+    report_progress: ReportProgress,
 ) -> Healer:
     from lakeshare_pipelines.backup.copy.local import LocalEngine
 
-    def told(progress: Progress) -> None:
-        tell(f"healing: {progress.objects:,} of {progress.objects_of:,} objects")
+    def ignore(progress: Progress) -> None:
+        report_progress(f"healing: {progress.objects:,} of {progress.objects_of:,} objects")
 
     work_prefix = f"{target.address.prefix}{OWN_PREFIX}{backup.name}/points/{day}/engine/"
-    return Healer(backup, workspace, LocalEngine(), work_prefix, day, plan.as_of, target, told)
+    return Healer(backup, workspace, LocalEngine(), work_prefix, day, plan.as_of, target, ignore)
 
 
-def _verification(
+def _make_verification(
     objects: pa.Table,
     proofs: Sequence[TableProof],
-    held: pa.Table,
+    copies: pa.Table,
     refusals: Sequence[str],
     *,
     accounted_for: bool,
 ) -> Verification:
     lost = objects.filter(pc.and_(pc.invert(objects["is_whole"]), pc.is_null(objects["table_root"])))
     problems = lost["problem"].to_pylist()
-    reasons = [f"{count} of no table: {problem}." for problem, count in Counter(problems).most_common(TOLD)]
-    reasons += [f"The source did not answer: {said}" for said in list(dict.fromkeys(refusals))[:TOLD]]
+    reasons = [
+        f"{count} of no table: {problem}." for problem, count in Counter(problems).most_common(MAX_NAMED)
+    ]
+    reasons += [
+        f"The source did not answer: {refusal}" for refusal in list(dict.fromkeys(refusals))[:MAX_NAMED]
+    ]
     statuses: list[Status] = [proof.status for proof in proofs]
     if statuses and set(statuses) != {"failed"}:
         # One table that nobody can open must not keep the others from having a point.
@@ -492,16 +509,16 @@ def _verification(
     if not accounted_for:
         statuses.append("failed")
         reasons.insert(0, "The engine's report does not tell of every planned object; run the copy again.")
-    problems = [problem for problem in problems if problem.split(":")[0] not in UNSTORABLE]
+    problems = [problem for problem in problems if problem.split(":")[0] not in UNSTORABLE_CODES]
     if problems:
-        vanished = all(problem.split(":")[0] in VANISHED for problem in problems)
+        vanished = all(problem.split(":")[0] in VANISHED_CODES for problem in problems)
         # What is gone from the source, or was overwritten, since it was listed is no fault of the copy.
         statuses.append("verified_with_fallback" if vanished else "degraded")
     return Verification(
-        status=min(statuses, key=WORST.index, default="verified"),
+        status=min(statuses, key=STATUSES_WORST_FIRST.index, default="verified"),
         tables=tuple(proofs),
-        objects=held.num_rows,
-        size_bytes=pc.sum(held["size_bytes"], min_count=0).as_py(),
+        objects=copies.num_rows,
+        size_bytes=pc.sum(copies["size_bytes"], min_count=0).as_py(),
         accounted_for=accounted_for,
         failed_objects=lost.num_rows,
         reasons=tuple(reasons),

@@ -28,8 +28,8 @@ from lakeshare_server.errors import BadRequest, Unavailable
 from lakeshare_server.settings import make_private
 
 Kind = Literal["request", "end", "change"]
-LONGEST_TEXT = 4000
-LARGEST = 1 << 53
+MAX_TEXT_CHARS = 4000
+MAX_NUMBER = 1 << 53
 GENESIS = "0" * 64
 
 
@@ -63,14 +63,14 @@ class AuditEvent:
 NAMES = tuple(field.name for field in fields(AuditEvent))
 EVENT_COLUMNS = {name: AuditRow.__table__.c[name].type for name in NAMES}
 LENGTHS = {
-    name: getattr(column, "length", None) or LONGEST_TEXT
+    name: getattr(column, "length", None) or MAX_TEXT_CHARS
     for name, column in EVENT_COLUMNS.items()
     if isinstance(column, AnyText)
 }
 
 
 @dataclass(frozen=True)
-class Written:
+class SerializedEvent:
     """An event as every database gives it back: by column, and as the canonical JSON that its hash covers."""
 
     values: dict[str, Any]
@@ -82,7 +82,7 @@ class Written:
         return AuditEvent(**self.values)
 
 
-def written(event: AuditEvent) -> Written:
+def serialize_event(event: AuditEvent) -> SerializedEvent:
     """Write an event: texts cut to their columns, what not every database takes replaced."""
     # `asdict` copies deeply, at thirty times the price.
     values = vars(event).copy()
@@ -92,62 +92,63 @@ def written(event: AuditEvent) -> Written:
             values[name] = _text(text, length)
     values["at"] = event.at.astimezone(UTC)
     if event.details is not None:
-        values["details"] = plain(event.details)
-    return Written(values, canonical(values))
+        values["details"] = storable_value(event.details)
+    return SerializedEvent(values, canonical_json(values))
 
 
-def read_back(text: bytes) -> Written:
+def deserialize_event(text: bytes) -> SerializedEvent:
     """The event that this canonical JSON says.
 
     Raises:
         ValueError: it says none.
     """
-    said = orjson.loads(text)
-    if not isinstance(said, dict) or not set(said) <= set(NAMES) or not said.keys() >= {"at", "action"}:
+    fields = orjson.loads(text)
+    if not isinstance(fields, dict) or not set(fields) <= set(NAMES) or not fields.keys() >= {"at", "action"}:
         raise ValueError("not an event of the audit log")
-    values = {name: said.get(name) for name in NAMES}
-    values["at"] = datetime.fromisoformat(said["at"])
-    return Written(values, text)
+    values = {name: fields.get(name) for name in NAMES}
+    values["at"] = datetime.fromisoformat(fields["at"])
+    return SerializedEvent(values, text)
 
 
-def canonical(values: Mapping[str, Any]) -> bytes:
+def canonical_json(values: Mapping[str, Any]) -> bytes:
     """What an event's hash covers: JSON with its keys sorted, no spaces, and no null.
 
     So a column that is added later changes the hash of no event from before it.
     """
-    said = {name: value for name in NAMES if (value := values[name]) is not None}
-    said["at"] = instant(values["at"])
-    return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    fields = {name: value for name in NAMES if (value := values[name]) is not None}
+    fields["at"] = format_instant(values["at"])
+    return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
 
 
-def chained(previous_hash: str, text: bytes) -> str:
+def chain_hash(previous_hash: str, text: bytes) -> str:
     """The hash of an event: SHA-256 of the hash before it, a line feed, and its canonical JSON."""
     return hashlib.sha256(b"%b\n%b" % (previous_hash.encode(), text)).hexdigest()
 
 
-def instant(moment: datetime) -> str:
+def format_instant(moment: datetime) -> str:
     """A moment as the log spells it: UTC, always with microseconds."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-def plain(value: Any) -> Any:
+def storable_value(value: Any) -> Any:
     """What JSON and every database take, of any value: texts without NUL, numbers within 53 bits."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _text(value, LONGEST_TEXT)
+        return _text(value, MAX_TEXT_CHARS)
     if isinstance(value, int):
-        return value if abs(value) < LARGEST else str(value)
+        return value if abs(value) < MAX_NUMBER else str(value)
     if isinstance(value, datetime):
-        return instant(value)
+        return format_instant(value)
     if isinstance(value, Mapping):
-        return {_text(str(name), LONGEST_TEXT): plain(one) for name, one in value.items()}
+        return {_text(str(name), MAX_TEXT_CHARS): storable_value(one) for name, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [
-            plain(one) for one in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
+            storable_value(one)
+            for one in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
         ]
     # Floats are spelt differently by different libraries, and would be hashed differently.
-    return _text(str(value), LONGEST_TEXT)
+    return _text(str(value), MAX_TEXT_CHARS)
 
 
 def _text(value: str, length: int) -> str:
@@ -157,7 +158,7 @@ def _text(value: str, length: int) -> str:
 
 
 BATCH = 2000
-REFUSED = 400
+REFUSED_STATUS = 400
 
 
 @dataclass(frozen=True)
@@ -171,11 +172,11 @@ class ChainedEvent:
 
     def as_json(self) -> dict[str, Any]:
         """All that is known of it, as the export spells it."""
-        said = {name: getattr(self.event, name) for name in NAMES}
+        fields = {name: getattr(self.event, name) for name in NAMES}
         return {
             "number": self.number,
-            **said,
-            "at": instant(self.event.at),
+            **fields,
+            "at": format_instant(self.event.at),
             "previous_hash": self.previous_hash,
             "hash": self.hash,
         }
@@ -204,8 +205,8 @@ class Search:
     def conditions(self) -> list[ColumnElement[bool]]:
         """The same for the database."""
         names = ("recipient", "principal", "action", "request_id", "ip", "kind")
-        asked = [(getattr(AuditRow, name), getattr(self, name)) for name in names]
-        found = [column == value for column, value in asked if value is not None]
+        conditions = [(getattr(AuditRow, name), getattr(self, name)) for name in names]
+        found = [column == value for column, value in conditions if value is not None]
         if self.object_name is not None:
             inside = AuditRow.object_name.startswith(f"{self.object_name}.", autoescape=True)
             found.append((AuditRow.object_name == self.object_name) | inside)
@@ -214,41 +215,43 @@ class Search:
         if self.until is not None:
             found.append(AuditRow.at < self.until)
         if self.refused:
-            found.append(AuditRow.status >= REFUSED)
+            found.append(AuditRow.status >= REFUSED_STATUS)
         return found
 
 
-def search(catalog: Catalog, wanted: Search, limit: int) -> list[ChainedEvent]:
+def search(catalog: Catalog, query: Search, limit: int) -> list[ChainedEvent]:
     """The newest events that match, oldest first.
 
     Raises:
         Unavailable: the database does not answer.
     """
-    look = select(AuditRow).where(*wanted.conditions()).order_by(AuditRow.key.desc()).limit(limit)
+    statement = select(AuditRow).where(*query.conditions()).order_by(AuditRow.key.desc()).limit(limit)
     with catalog.reading() as session:
-        return [_chained(row) for row in session.scalars(look)][::-1]
+        return [_chained(row) for row in session.scalars(statement)][::-1]
 
 
 def events_after(
-    catalog: Catalog, number: int, wanted: Search | None = None, batch: int = BATCH
+    catalog: Catalog, number: int, query: Search | None = None, batch: int = BATCH
 ) -> Iterator[ChainedEvent]:
     """All events behind a number that match, in the order of the chain; nobody waits while they are taken.
 
     Raises:
         Unavailable: the database does not answer.
     """
-    conditions = [] if wanted is None else wanted.conditions()
+    conditions = [] if query is None else query.conditions()
     while True:
-        look = select(AuditRow).where(AuditRow.key > number, *conditions).order_by(AuditRow.key).limit(batch)
+        statement = (
+            select(AuditRow).where(AuditRow.key > number, *conditions).order_by(AuditRow.key).limit(batch)
+        )
         with catalog.reading() as session:
-            events = [_chained(row) for row in session.scalars(look)]
+            events = [_chained(row) for row in session.scalars(statement)]
         yield from events
         if len(events) < batch:
             return
         number = events[-1].number
 
 
-def newest_number(catalog: Catalog) -> int:
+def newest_event_number(catalog: Catalog) -> int:
     """The number of the newest event, 0 when there is none."""
     with catalog.reading() as session:
         return session.scalar(select(func.max(AuditRow.key))) or 0
@@ -321,27 +324,27 @@ class Journal:
         os.close(self._file)
 
 
-def mark_taken(session: Session, name: str, taken: int) -> None:
+def mark_imported(session: Session, name: str, taken: int) -> None:
     """Note how much of a journal is in the log, in the transaction that brings it there."""
     mark = update(AuditJournalRow).where(AuditJournalRow.name == name).values(taken=taken)
     if not session.execute(mark).rowcount:  # type: ignore[attr-defined]  # of an update it is a CursorResult
         session.execute(insert(AuditJournalRow).values(name=name, taken=taken))
 
 
-def forget(catalog: Catalog, name: str) -> None:
+def forget_journal(catalog: Catalog, name: str) -> None:
     """Take the note of a journal away whose file is gone."""
     with catalog.writing(seen=False) as session:
         session.execute(delete(AuditJournalRow).where(AuditJournalRow.name == name))
 
 
 @contextmanager
-def orphans(folder: Path) -> Iterator[list[Path]]:
+def find_orphans(folder: Path) -> Iterator[list[Path]]:
     """The journals in a folder that have lost their process, held for as long as they are looked at."""
     with ExitStack() as held:
-        yield [path for path in sorted(folder.glob(f"*{SUFFIX}")) if _held(path, held)]
+        yield [path for path in sorted(folder.glob(f"*{SUFFIX}")) if _lock_journal(path, held)]
 
 
-def events_in(catalog: Catalog, path: Path) -> Iterator[tuple[Written, int]]:
+def events_in(catalog: Catalog, path: Path) -> Iterator[tuple[SerializedEvent, int]]:
     """The events of a journal that are not in the log yet, each with where it ends."""
     with catalog.reading() as session:
         taken = session.scalar(select(AuditJournalRow.taken).where(AuditJournalRow.name == path.stem)) or 0
@@ -356,7 +359,7 @@ def events_in(catalog: Catalog, path: Path) -> Iterator[tuple[Written, int]]:
                 return
             taken += len(line)
             try:
-                yield read_back(line.rstrip(b"\n")), taken
+                yield deserialize_event(line.rstrip(b"\n")), taken
             except ValueError as error:
                 # The machine lost its power: what was begun is told of, and passed over.
                 _log.error("audit journal %s, up to byte %d: %s: %r", path, taken, error, line)
@@ -372,7 +375,7 @@ def _mapped(file: int, length: int) -> mmap.mmap:
     return mmap.mmap(file, length)
 
 
-def _held(path: Path, held: ExitStack) -> bool:
+def _lock_journal(path: Path, held: ExitStack) -> bool:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -400,19 +403,19 @@ def append_events(session: Session, events: Sequence[AuditEvent]) -> None:
 
     Nobody else appends until that has ended: do it last in a transaction, and end it soon.
     """
-    append_written(session, [written(event) for event in events])
+    append_serialized(session, [serialize_event(event) for event in events])
 
 
-def append_written(session: Session, events: Sequence[Written]) -> None:
+def append_serialized(session: Session, events: Sequence[SerializedEvent]) -> None:
     """Append events that are written already."""
     if not events:
         return
-    head = locked_head(session)
+    head = lock_head(session)
     previous, number = head.hash, head.number
     rows = []
     for event in events:
         number += 1
-        digest = chained(previous, event.text)
+        digest = chain_hash(previous, event.text)
         rows.append((number, event.values, previous, digest))
         previous = digest
     _insert(session.connection(), rows)
@@ -447,10 +450,10 @@ def _insert(connection: Connection, rows: Sequence[tuple[int, dict[str, Any], st
         )
 
 
-def locked_head(session: Session) -> AuditChainRow:
+def lock_head(session: Session) -> AuditChainRow:
     # SQLite has one writer at a time anyway; elsewhere the row is what writers wait for.
-    look = select(AuditChainRow).where(AuditChainRow.name == HEAD).with_for_update()
-    head = session.scalars(look.execution_options(populate_existing=True)).one()
+    statement = select(AuditChainRow).where(AuditChainRow.name == HEAD).with_for_update()
+    head = session.scalars(statement.execution_options(populate_existing=True)).one()
     session.expunge(head)
     newest = session.scalar(select(func.max(AuditRow.key))) or 0
     # A head that somebody has set back must not keep events out: `verify` tells of it.
@@ -459,14 +462,14 @@ def locked_head(session: Session) -> AuditChainRow:
 
 
 BACKLOG = 20_000
-GATHER_S = 0.2
+FLUSH_EVERY_S = 0.2
 RETRY_S = 1.0
-MOST = 2000
-LOOK_S = 10.0
+MAX_BATCH = 2000
+ORPHAN_CHECK_S = 10.0
 CLOSE_ATTEMPTS = 3
 LOG_REFUSED = "refused.jsonl"
 
-Taken = tuple[Written, int]
+Taken = tuple[SerializedEvent, int]
 
 
 class AuditLog:
@@ -493,7 +496,7 @@ class AuditLog:
         Raises:
             OSError: the journal does not take it, as of a full disk.
         """
-        item = written(event)
+        item = serialize_event(event)
         with self._changed:
             self._unwritten.append((item, self._journal.write(item.text)))
             self._changed.notify()
@@ -513,7 +516,7 @@ class AuditLog:
             failures += not self._write_some()
         if not self._unwritten:
             self._journal.remove()
-            forget(self.catalog, self._journal.name)
+            forget_journal(self.catalog, self._journal.name)
             return
         _log.error(
             "audit log: %d events wait in %s; the next server on this state folder brings them into the log",
@@ -526,19 +529,19 @@ class AuditLog:
         self._look_around()
         while not self._closing.is_set():
             with self._changed:
-                self._changed.wait_for(lambda: self._unwritten or self._closing.is_set(), LOOK_S)
+                self._changed.wait_for(lambda: self._unwritten or self._closing.is_set(), ORPHAN_CHECK_S)
             # Requests come in flocks: a moment's wait makes one transaction of them.
-            self._closing.wait(GATHER_S)
+            self._closing.wait(FLUSH_EVERY_S)
             if not (self._write_some() and self._look_around()):
                 self._closing.wait(RETRY_S)
 
     def _write_some(self) -> bool:
         with self._changed:
-            batch = self._unwritten[:MOST]
+            batch = self._unwritten[:MAX_BATCH]
         if not batch:
             return True
         try:
-            bring(self.catalog, self.folder, self._journal.name, batch)
+            import_journal(self.catalog, self.folder, self._journal.name, batch)
         # There is no other writer: whatever ends one attempt, the next is made.
         except Exception as error:
             is_foreseen = isinstance(error, SQLAlchemyError | Unavailable)
@@ -551,14 +554,14 @@ class AuditLog:
                 return True
             full, self._journal = self._journal, Journal(self.folder)
         full.remove()
-        forget(self.catalog, full.name)
+        forget_journal(self.catalog, full.name)
         return True
 
     def _look_around(self) -> bool:
-        if time.monotonic() - self._looked_at < LOOK_S:
+        if time.monotonic() - self._looked_at < ORPHAN_CHECK_S:
             return True
         try:
-            adopt(self.catalog, self.folder)
+            import_orphans(self.catalog, self.folder)
         except Exception as error:
             is_foreseen = isinstance(error, SQLAlchemyError | Unavailable | OSError)
             _log.warning("audit log: journals of ended processes wait: %s", error, exc_info=not is_foreseen)
@@ -567,25 +570,25 @@ class AuditLog:
         return True
 
 
-def adopt(catalog: Catalog, folder: Path) -> int:
+def import_orphans(catalog: Catalog, folder: Path) -> int:
     """Bring into the log what processes that are no more have left in their journals; returns how many events.
 
     Raises:
         Unavailable: the database does not answer.
     """
     found = 0
-    with orphans(folder) as paths:
+    with find_orphans(folder) as paths:
         for path in paths:
             events = events_in(catalog, path)
-            while batch := list(islice(events, MOST)):
-                bring(catalog, folder, path.stem, batch)
+            while batch := list(islice(events, MAX_BATCH)):
+                import_journal(catalog, folder, path.stem, batch)
                 found += len(batch)
             path.unlink()
-            forget(catalog, path.stem)
+            forget_journal(catalog, path.stem)
     return found
 
 
-def bring(catalog: Catalog, folder: Path, journal: str, batch: Sequence[Taken]) -> None:
+def import_journal(catalog: Catalog, folder: Path, journal: str, batch: Sequence[Taken]) -> None:
     """Bring events of a journal into the log. One that the database can never hold keeps no other from it.
 
     Raises:
@@ -594,17 +597,17 @@ def bring(catalog: Catalog, folder: Path, journal: str, batch: Sequence[Taken]) 
     """
     try:
         with catalog.writing(seen=False) as session:
-            append_written(session, [event for event, _ in batch])
-            mark_taken(session, journal, batch[-1][1])
+            append_serialized(session, [event for event, _ in batch])
+            mark_imported(session, journal, batch[-1][1])
     except (BadRequest, StatementError, OverflowError) as error:
         if not _is_their_own(error):
             raise
         if len(batch) == 1:
-            _put_aside(catalog, folder, journal, batch[0], error)
+            _set_aside(catalog, folder, journal, batch[0], error)
             return
         middle = len(batch) // 2
-        bring(catalog, folder, journal, batch[:middle])
-        bring(catalog, folder, journal, batch[middle:])
+        import_journal(catalog, folder, journal, batch[:middle])
+        import_journal(catalog, folder, journal, batch[middle:])
 
 
 def _is_their_own(error: Exception) -> bool:
@@ -614,11 +617,11 @@ def _is_their_own(error: Exception) -> bool:
     )
 
 
-def _put_aside(catalog: Catalog, folder: Path, journal: str, taken: Taken, error: Exception) -> None:
+def _set_aside(catalog: Catalog, folder: Path, journal: str, taken: Taken, error: Exception) -> None:
     event, ends_at = taken
     path = folder / LOG_REFUSED
     with path.open("ab") as kept:
         kept.write(event.text + b"\n")
     _log.error("audit log: an event that the database cannot hold (%s) is in %s: %r", error, path, event.text)
     with catalog.writing(seen=False) as session:
-        mark_taken(session, journal, ends_at)
+        mark_imported(session, journal, ends_at)

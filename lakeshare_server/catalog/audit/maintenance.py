@@ -24,10 +24,10 @@ from lakeshare_server.catalog.audit.log import (
     AuditEvent,
     ChainedEvent,
     append_events,
-    canonical,
-    chained,
-    instant,
-    locked_head,
+    canonical_json,
+    chain_hash,
+    format_instant,
+    lock_head,
     values_of,
 )
 from lakeshare_server.catalog.database import Catalog
@@ -71,7 +71,7 @@ class Usage:
     refused: int
 
 
-def usage(
+def read_usage(
     catalog: Catalog, since: date, until: date, recipient: str | None = None, table: str | None = None
 ) -> list[Usage]:
     """Usage from one day to another, both included: of one recipient, and of one table (share.schema.table), if named.
@@ -90,10 +90,10 @@ def usage(
         one for one in found if recipient in (None, one.recipient) and (table is None or one.table == table)
     )
     # A day can be in both: a part of its events was pruned.
-    return _merged(wanted)
+    return _merge(wanted)
 
 
-def grouped(found: Iterable[Usage], by: Sequence[str]) -> list[dict[str, Any]]:
+def group_usage(found: Iterable[Usage], by: Sequence[str]) -> list[dict[str, Any]]:
     """Counts by some of `DIMENSIONS`, the most queries first; `versions` counts the distinct ones of all tables."""
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     versions: dict[tuple[Any, ...], set[tuple[str | None, int]]] = {}
@@ -110,20 +110,20 @@ def grouped(found: Iterable[Usage], by: Sequence[str]) -> list[dict[str, Any]]:
     return sorted(groups.values(), key=lambda group: (-group["queries"], -group["requests"]))
 
 
-def last_seen(catalog: Catalog) -> dict[str, datetime]:
+def read_last_seen(catalog: Catalog) -> dict[str, datetime]:
     """When each recipient was last answered, by name; of events that were pruned the day is known."""
-    look = select(AuditRow.recipient, func.max(AuditRow.at)).where(
+    statement = select(AuditRow.recipient, func.max(AuditRow.at)).where(
         *_by_recipients(), AuditRow.status < REFUSED
     )
     with catalog.reading() as session:
         kept = select(UsageRow.recipient, func.max(UsageRow.day)).where(UsageRow.requests > 0)
         days = session.execute(kept.group_by(UsageRow.recipient))
         seen = {name: datetime.fromisoformat(day).replace(tzinfo=UTC) for name, day in days}
-        seen |= {name: at for name, at in session.execute(look.group_by(AuditRow.recipient)) if name}
+        seen |= {name: at for name, at in session.execute(statement.group_by(AuditRow.recipient)) if name}
         return seen
 
 
-def keep_usage(session: Session, gone: ColumnElement[bool]) -> None:
+def store_usage(session: Session, gone: ColumnElement[bool]) -> None:
     """Keep the usage that events tell which are about to be pruned."""
     rows = [dict(row._mapping) for row in session.execute(_counted(session, gone))]
     if rows:
@@ -141,12 +141,12 @@ def _counted(session: Session, where: ColumnElement[bool]) -> Select[Any]:
         "size_bytes": func.sum(func.coalesce(AuditRow.size_bytes, 0)),
         "refused": func.sum(case((is_request & (AuditRow.status >= REFUSED), 1), else_=0)),
     }
-    by = (day, AuditRow.recipient, AuditRow.object_name, AuditRow.version)
+    columns_by = (day, AuditRow.recipient, AuditRow.object_name, AuditRow.version)
     columns = [column.label(name) for name, column in counts.items()]
-    look = select(day.label("day"), *by[1:], *columns).where(
+    statement = select(day.label("day"), *columns_by[1:], *columns).where(
         where, *_by_recipients(), AuditRow.action.not_in(NOT_COUNTED)
     )
-    return look.group_by(*by)
+    return statement.group_by(*columns_by)
 
 
 def _by_recipients() -> tuple[ColumnElement[bool], ...]:
@@ -171,7 +171,7 @@ def _usage(values: Any) -> Usage:
     )
 
 
-def _merged(found: Iterable[Usage]) -> list[Usage]:
+def _merge(found: Iterable[Usage]) -> list[Usage]:
     merged: dict[tuple[Any, ...], Usage] = {}
     for one in found:
         key = (one.day, one.recipient, one.table, one.version)
@@ -214,7 +214,7 @@ SCHEMA = pa.schema(
 )
 
 
-def format_of(path: Path) -> Format:
+def export_format(path: Path) -> Format:
     """The format that a file's name asks for.
 
     Raises:
@@ -235,19 +235,21 @@ def export(events: Iterable[ChainedEvent], path: Path) -> int:
         BadRequest: there is such a file already, or its name asks for no format that there is.
         OSError: it cannot be written.
     """
-    wanted = format_of(path)
+    format_name = export_format(path)
     if path.exists():
         raise BadRequest("file", str(path), "It is there already. Name another, or remove it.")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        count = _write_lines(events, unfinished) if wanted == "jsonl" else _write_parquet(events, unfinished)
+        count = (
+            _write_lines(events, unfinished) if format_name == "jsonl" else _write_parquet(events, unfinished)
+        )
         unfinished.rename(path)
     finally:
         unfinished.unlink(missing_ok=True)
     return count
 
 
-def line_of(event: ChainedEvent) -> bytes:
+def event_line(event: ChainedEvent) -> bytes:
     """An event as a line of JSON."""
     return orjson.dumps(event.as_json(), option=orjson.OPT_APPEND_NEWLINE)
 
@@ -256,7 +258,7 @@ def _write_lines(events: Iterable[ChainedEvent], path: Path) -> int:
     count = 0
     with path.open("wb") as file:
         for event in events:
-            file.write(line_of(event))
+            file.write(event_line(event))
             count += 1
     return count
 
@@ -277,10 +279,10 @@ def _batches(events: Iterable[ChainedEvent]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _row(event: ChainedEvent) -> dict[str, Any]:
-    said = {**event.as_json(), "at": event.event.at}
-    if said["details"] is not None:
-        said["details"] = json.dumps(said["details"], ensure_ascii=False)
-    return said
+    fields = {**event.as_json(), "at": event.event.at}
+    if fields["details"] is not None:
+        fields["details"] = json.dumps(fields["details"], ensure_ascii=False)
+    return fields
 
 
 AT_ONCE = 20_000
@@ -294,7 +296,7 @@ class Pruned:
     through: int
 
 
-def prune(catalog: Catalog, before: datetime, by: str) -> Pruned:
+def prune(catalog: Catalog, before: datetime, principal: str) -> Pruned:
     """Remove events from before a moment, in the name of `by`. Their usage stays, by day.
 
     Raises:
@@ -309,14 +311,14 @@ def prune(catalog: Catalog, before: datetime, by: str) -> Pruned:
     while True:
         # A piece at a time: nobody appends while one is removed.
         with catalog.writing(seen=False) as session:
-            pruned = _prune_some(session, before, by)
+            pruned = _prune_some(session, before, principal)
         if not pruned.events:
             return Pruned(events, through)
         events, through = events + pruned.events, pruned.through
 
 
-def _prune_some(session: Session, before: datetime, by: str) -> Pruned:
-    locked_head(session)
+def _prune_some(session: Session, before: datetime, principal: str) -> Pruned:
+    lock_head(session)
     oldest = session.scalar(select(func.min(AuditRow.key)))
     if oldest is None:
         return Pruned(0, 0)
@@ -329,24 +331,24 @@ def _prune_some(session: Session, before: datetime, by: str) -> Pruned:
     gone = AuditRow.key <= through
     last = session.scalars(select(AuditRow).where(gone).order_by(AuditRow.key.desc()).limit(1)).one()
     through, digest = last.key, last.hash
-    keep_usage(session, gone)
+    store_usage(session, gone)
     events = session.scalar(select(func.count()).where(gone)) or 0
     session.expunge_all()
     session.execute(delete(AuditRow).where(gone))
     if digest is not None:
         anchor = update(AuditChainRow).where(AuditChainRow.name == ANCHOR)
         session.execute(anchor.values(number=through, hash=digest))
-    told = {"through": through, "hash": digest, "events": events, "before": instant(before)}
+    details = {"through": through, "hash": digest, "events": events, "before": format_instant(before)}
     append_events(
         session,
         [
             AuditEvent(
                 kind="change",
                 at=datetime.now(UTC),
-                principal=by,
+                principal=principal,
                 action=PRUNED,
                 request_id=uuid.uuid4().hex,
-                details=told,
+                details=details,
             )
         ],
     )
@@ -354,7 +356,7 @@ def _prune_some(session: Session, before: datetime, by: str) -> Pruned:
 
 
 BATCH = 2000
-MOST_FINDINGS = 100
+MAX_FINDINGS = 100
 
 
 @dataclass(frozen=True)
@@ -367,7 +369,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Place:
+class ChainPosition:
     """An event's number and hash: kept elsewhere, a receipt for all events up to it."""
 
     number: int
@@ -381,8 +383,8 @@ class Place:
 class Verification:
     """What was looked at, and what was found; `unchained` events are from before there was a chain."""
 
-    anchor: Place
-    head: Place
+    anchor: ChainPosition
+    head: ChainPosition
     events: int = 0
     unchained: int = 0
     findings: list[Finding] = field(default_factory=list)
@@ -393,7 +395,7 @@ class Verification:
         return not self.findings
 
 
-def receipt_of(text: str) -> Place:
+def parse_receipt(text: str) -> ChainPosition:
     """A receipt as `lakeshare audit verify` prints it.
 
     Raises:
@@ -404,12 +406,12 @@ def receipt_of(text: str) -> Place:
         colon and number.isascii() and number.isdigit() and len(number) < 19 and len(digest) == len(GENESIS)
     ):
         raise BadRequest("receipt", text, "Give NUMBER:HASH, as `lakeshare audit verify` prints it.")
-    return Place(int(number), digest)
+    return ChainPosition(int(number), digest)
 
 
 def verify(
     catalog: Catalog,
-    receipt: Place | None = None,
+    receipt: ChainPosition | None = None,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Verification:
     """Go through the whole chain; `progress` is told how many events of how many are done.
@@ -432,14 +434,14 @@ def verify(
     # What was pruned meanwhile was not removed.
     pruned = _ends(catalog).anchor.number
     if pruned > found.anchor.number:
-        found.findings = [one for one in found.findings if one.number > pruned + 1]
+        found.findings = [finding for finding in found.findings if finding.number > pruned + 1]
     return found
 
 
 class _Walk:
     """The way along the chain: where it is, and what it expects next."""
 
-    def __init__(self, catalog: Catalog, found: Verification, receipt: Place | None) -> None:
+    def __init__(self, catalog: Catalog, found: Verification, receipt: ChainPosition | None) -> None:
         self._catalog, self._found, self._receipt = catalog, found, receipt
         self._number, self._hash = found.anchor.number, found.anchor.hash
         self._is_vouched = found.anchor.hash == GENESIS
@@ -454,10 +456,10 @@ class _Walk:
             self._out_of_place(row)
         if row.hash is None or row.previous_hash is None or not _is_as_it_was(row, values):
             self._note(row.key, "changed", f"event {row.key} is not what it was when it was appended")
-        if row.action == PRUNED and _told_place(values) == found.anchor:
+        if row.action == PRUNED and _recorded_position(values) == found.anchor:
             self._is_vouched = True
         self._number, self._hash = row.key, row.hash or ""
-        self._is_met = self._is_met or Place(row.key, self._hash) == self._receipt
+        self._is_met = self._is_met or ChainPosition(row.key, self._hash) == self._receipt
         found.events += 1
 
     def finish(self) -> None:
@@ -466,15 +468,17 @@ class _Walk:
         if self._number < head.number:
             self._removed(self._number + 1, head.number)
         elif self._hash != head.hash:
-            said = f"the head of the chain names another hash than event {head.number} has"
-            self._note(head.number, "changed", said)
+            problem = f"the head of the chain names another hash than event {head.number} has"
+            self._note(head.number, "changed", problem)
         if not self._is_vouched:
-            said = f"the log begins after event {anchor.number}, but no event tells of a pruning up to there"
-            self._note(anchor.number + 1, "removed", said)
+            problem = (
+                f"the log begins after event {anchor.number}, but no event tells of a pruning up to there"
+            )
+            self._note(anchor.number + 1, "removed", problem)
         if self._receipt is not None and not self._is_met:
             number = self._receipt.number
-            said = f"event {number} is not the one that the receipt was given for: the chain was made anew"
-            self._note(number, "changed", said)
+            problem = f"event {number} is not the one that the receipt was given for: the chain was made anew"
+            self._note(number, "changed", problem)
 
     def _removed(self, first: int, last: int) -> None:
         events = f"event {first} was" if first == last else f"events {first} to {last} were"
@@ -483,43 +487,45 @@ class _Walk:
     def _out_of_place(self, row: AuditRow) -> None:
         with self._catalog.reading() as session:
             before = session.scalar(select(AuditRow.key).where(AuditRow.hash == row.previous_hash).limit(1))
-        said = f"event {row.key} does not follow event {row.key - 1}"
+        problem = f"event {row.key} does not follow event {row.key - 1}"
         if before is None:
-            self._note(row.key, "removed", f"{said}: the one that it followed was removed or changed")
+            self._note(row.key, "removed", f"{problem}: the one that it followed was removed or changed")
         else:
-            self._note(row.key, "moved", f"{said}, but event {before}: events were moved")
+            self._note(row.key, "moved", f"{problem}, but event {before}: events were moved")
 
-    def _note(self, number: int, kind: Literal["removed", "changed", "moved"], said: str) -> None:
-        if len(self._found.findings) < MOST_FINDINGS:
-            self._found.findings.append(Finding(number, kind, said))
+    def _note(self, number: int, kind: Literal["removed", "changed", "moved"], problem: str) -> None:
+        if len(self._found.findings) < MAX_FINDINGS:
+            self._found.findings.append(Finding(number, kind, problem))
 
 
 def _is_as_it_was(row: AuditRow, values: dict[str, Any]) -> bool:
-    return chained(row.previous_hash or "", canonical(values)) == row.hash
+    return chain_hash(row.previous_hash or "", canonical_json(values)) == row.hash
 
 
-def _told_place(values: dict[str, Any]) -> Place | None:
+def _recorded_position(values: dict[str, Any]) -> ChainPosition | None:
     details = values["details"] or {}
     number, digest = details.get("through"), details.get("hash")
-    return Place(number, digest) if isinstance(number, int) and isinstance(digest, str) else None
+    return ChainPosition(number, digest) if isinstance(number, int) and isinstance(digest, str) else None
 
 
 def _ends(catalog: Catalog) -> Verification:
     with catalog.reading() as session:
-        ends = {row.name: Place(row.number, row.hash) for row in session.scalars(select(AuditChainRow))}
+        ends = {
+            row.name: ChainPosition(row.number, row.hash) for row in session.scalars(select(AuditChainRow))
+        }
         newest = session.scalar(select(func.max(AuditRow.key))) or 0
         missing = [name for name in (ANCHOR, HEAD) if name not in ends]
-        anchor = ends.get(ANCHOR, Place(0, GENESIS))
-        head = ends.get(HEAD, Place(newest, ""))
+        anchor = ends.get(ANCHOR, ChainPosition(0, GENESIS))
+        head = ends.get(HEAD, ChainPosition(newest, ""))
         before = select(func.count()).where(AuditRow.key <= anchor.number)
         found = Verification(
-            anchor, Place(max(head.number, newest), head.hash), unchained=session.scalar(before) or 0
+            anchor, ChainPosition(max(head.number, newest), head.hash), unchained=session.scalar(before) or 0
         )
     for name in missing:
         found.findings.append(Finding(found.head.number, "removed", f"the {name} of the chain was removed"))
     if newest > head.number:
-        said = f"the head of the chain was set back to event {head.number}, the newest is {newest}"
-        found.findings.append(Finding(newest, "changed", said))
+        problem = f"the head of the chain was set back to event {head.number}, the newest is {newest}"
+        found.findings.append(Finding(newest, "changed", problem))
     return found
 
 
@@ -527,8 +533,8 @@ def _rows(catalog: Catalog, after: int, last: int) -> Iterator[AuditRow]:
     """The events of the chain in their order, a batch at a time: nobody else waits for a long look."""
     while True:
         with catalog.reading() as session:
-            look = select(AuditRow).where(AuditRow.key > after, AuditRow.key <= last)
-            rows = session.scalars(look.order_by(AuditRow.key).limit(BATCH)).all()
+            statement = select(AuditRow).where(AuditRow.key > after, AuditRow.key <= last)
+            rows = session.scalars(statement.order_by(AuditRow.key).limit(BATCH)).all()
             session.expunge_all()
         yield from rows
         if len(rows) < BATCH:

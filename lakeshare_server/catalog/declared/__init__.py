@@ -4,21 +4,21 @@ Both go the same way: wanted and held objects are compared, and the steps betwee
 `sharing`, in one transaction. `lakeshare apply` reads files; the asset `share_catalog` has its contracts.
 """
 
-from lakeshare_server.catalog.declared.apply import apply_files, export, planned, tried
+from lakeshare_server.catalog.declared.apply import apply_files, dry_run, export, plan_changes
 from lakeshare_server.catalog.declared.documents import Document
 from lakeshare_server.catalog.declared.files import read_files
-from lakeshare_server.catalog.declared.plan import Plan, done, file_plan, plan_json, plan_lines
+from lakeshare_server.catalog.declared.plan import Plan, format_applied, format_plan, plan_files, plan_json
 
 __all__ = [
     "Document",
     "Plan",
     "apply_files",
-    "done",
+    "dry_run",
     "export",
-    "file_plan",
+    "format_applied",
+    "format_plan",
+    "plan_changes",
+    "plan_files",
     "plan_json",
-    "plan_lines",
-    "planned",
     "read_files",
-    "tried",
 ]

@@ -9,9 +9,16 @@ import yaml
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
-from lakeshare_server.catalog.declared.documents import problem_of, remedy_of
-from lakeshare_server.catalog.declared.files import Key, Wanted, no_garbage_collection
-from lakeshare_server.catalog.declared.plan import Plan, Step, file_plan, held, jsonable, policy_fields
+from lakeshare_server.catalog.declared.documents import describe_problem, describe_remedy
+from lakeshare_server.catalog.declared.files import DesiredObject, Key, gc_disabled
+from lakeshare_server.catalog.declared.plan import (
+    Plan,
+    Step,
+    jsonable,
+    plan_files,
+    policy_fields,
+    read_current,
+)
 from lakeshare_server.catalog.ledger import (
     CHECK_EVERY_S,
     FollowedTable,
@@ -48,10 +55,10 @@ from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
 RENAMED = {"name": "new_name"}
 Policies = Mapping[str, Mapping[str, Any]]
-UNSAID = frozenset({"kept_by", "schema", "policies", "members", "authentication"})
+UNSTATED_FIELDS = frozenset({"kept_by", "schema", "policies", "members", "authentication"})
 
 
-def carry_out(edit: Edit, steps: Iterable[Step]) -> None:
+def apply_steps(edit: Edit, steps: Iterable[Step]) -> None:
     """Take the steps in their order.
 
     Raises:
@@ -74,7 +81,7 @@ def _batch(step: Step) -> tuple[str, str, str]:
     return step.kind, step.verb, step.key[1]
 
 
-def require(edit: Edit, steps: Iterable[Step], check: Callable[[Edit], None]) -> None:
+def require_valid(edit: Edit, steps: Iterable[Step], check: Callable[[Edit], None]) -> None:
     """See that what the steps did together is all right, too.
 
     Raises:
@@ -90,47 +97,51 @@ def _refused_in_file(batch: list[Step]) -> Iterator[None]:
     try:
         yield
     except (BadRequest, NotFound, CatalogConflict) as error:
-        meant = _meant(error, [step.wanted for step in batch if step.wanted is not None])
+        meant = _find_cause(error, [step.desired for step in batch if step.desired is not None])
         if meant is None or meant.origin is None:
             raise
-        raise meant.origin.fault(problem_of(error), remedy_of(error)) from error
+        raise meant.origin.fault(describe_problem(error), describe_remedy(error)) from error
 
 
-def _meant(error: BadRequest | NotFound | CatalogConflict, said: Sequence[Wanted]) -> Wanted | None:
+def _find_cause(
+    error: BadRequest | NotFound | CatalogConflict, desired: Sequence[DesiredObject]
+) -> DesiredObject | None:
     """The object that an error is about: one with the value it refuses, or the one it names closest, or the first."""
     where = (error.field if isinstance(error, BadRequest) else str(error)).lower()
 
-    def is_about(one: Wanted) -> tuple[bool, int]:
+    def is_about(one: DesiredObject) -> tuple[bool, int]:
         has_value = isinstance(error, BadRequest) and error.value in one.fields.values()
         return has_value, len(one.name) if one.name.lower() in where else 0
 
-    return max(said, key=is_about, default=None)
+    return max(desired, key=is_about, default=None)
 
 
-def _said(step: Step) -> dict[str, Any]:
+def _fields_of(step: Step) -> dict[str, Any]:
     """What the source says of the object: the fields of the operation that makes it."""
-    return {} if step.wanted is None else dict(step.wanted.fields)
+    return {} if step.desired is None else dict(step.desired.fields)
 
 
-def _changed(step: Step) -> dict[str, Any]:
+def _changed_fields(step: Step) -> dict[str, Any]:
     """The fields that are to be others, as the operation that alters calls them."""
     return {
-        RENAMED.get(one.field, one.field): one.after for one in step.differences if one.field not in UNSAID
+        RENAMED.get(difference.field, difference.field): difference.after
+        for difference in step.differences
+        if difference.field not in UNSTATED_FIELDS
     }
 
 
 def _follow(edit: Edit, step: Step) -> None:
-    if step.wanted is None or step.wanted.found is None:
+    if step.desired is None or step.desired.found is None:
         # It was followed when the plan was made that said which locations are to be read.
         raise CatalogConflict(f"{step.name} has just been unfollowed", "Apply the files again.")
-    said = _said(step)
-    start_version = said.pop("start_version") or 0
-    follow_table(edit, step.name, **said, start_version=start_version, iceberg=step.wanted.found.iceberg)
+    fields = _fields_of(step)
+    start_version = fields.pop("start_version") or 0
+    follow_table(edit, step.name, **fields, start_version=start_version, iceberg=step.desired.found.iceberg)
 
 
 def _alter_followed(edit: Edit, step: Step) -> None:
-    said = _said(step)
-    alter_followed(edit, step.name, said["check_every_s"], said["start_version"] or 0)
+    fields = _fields_of(step)
+    alter_followed(edit, step.name, fields["check_every_s"], fields["start_version"] or 0)
 
 
 def _unfollow(edit: Edit, step: Step) -> None:
@@ -138,11 +149,11 @@ def _unfollow(edit: Edit, step: Step) -> None:
 
 
 def _create_share(edit: Edit, step: Step) -> None:
-    create_share(edit, **_said(step))
+    create_share(edit, **_fields_of(step))
 
 
 def _alter_share(edit: Edit, step: Step) -> None:
-    alter_share(edit, step.key[1], **_changed(step))
+    alter_share(edit, step.key[1], **_changed_fields(step))
 
 
 def _drop_share(edit: Edit, step: Step) -> None:
@@ -150,11 +161,11 @@ def _drop_share(edit: Edit, step: Step) -> None:
 
 
 def _add_tables(edit: Edit, batch: list[Step]) -> None:
-    add_tables(edit, batch[0].key[1], [SharedObject(**_said(step)) for step in batch])
+    add_tables(edit, batch[0].key[1], [SharedObject(**_fields_of(step)) for step in batch])
 
 
 def _alter_table(edit: Edit, step: Step) -> None:
-    changed, said = _changed(step), _said(step)
+    changed, said = _changed_fields(step), _fields_of(step)
     if "table" in changed and "directory_access" in said:
         # It ends with another table unless it is said again.
         changed["directory_access"] = said["directory_access"]
@@ -166,19 +177,19 @@ def _remove_table(edit: Edit, step: Step) -> None:
 
 
 def _create_recipient(edit: Edit, step: Step) -> None:
-    said = _said(step)
-    policies = said.pop("policies", {})
-    create_recipient(edit, **said)
+    fields = _fields_of(step)
+    policies = fields.pop("policies", {})
+    create_recipient(edit, **fields)
     _put_policies(edit, step.name, {}, policies)
 
 
 def _alter_recipient(edit: Edit, step: Step) -> None:
-    changed = _changed(step)
+    changed = _changed_fields(step)
     name = changed.get("new_name", step.name)
     alter_recipient(edit, step.key[1], **changed)
-    for one in step.differences:
-        if one.field == "policies":
-            _put_policies(edit, name, cast(Policies, one.before), cast(Policies, one.after))
+    for difference in step.differences:
+        if difference.field == "policies":
+            _put_policies(edit, name, cast(Policies, difference.before), cast(Policies, difference.after))
 
 
 def _put_policies(edit: Edit, recipient: str, before: Policies, after: Policies) -> None:
@@ -194,21 +205,24 @@ def _put_policies(edit: Edit, recipient: str, before: Policies, after: Policies)
 
 
 def _create_group(edit: Edit, step: Step) -> None:
-    create_group(edit, **_said(step))
+    create_group(edit, **_fields_of(step))
 
 
 def _alter_group(edit: Edit, step: Step) -> None:
     added: set[str] = set()
     removed: set[str] = set()
-    for one in step.differences:
-        if one.field == "members":
-            before, after = set(cast(tuple[str, ...], one.before)), set(cast(tuple[str, ...], one.after))
+    for difference in step.differences:
+        if difference.field == "members":
+            before, after = (
+                set(cast(tuple[str, ...], difference.before)),
+                set(cast(tuple[str, ...], difference.after)),
+            )
             added, removed = after - before, before - after
-    alter_group(edit, step.key[1], add=sorted(added), remove=sorted(removed), **_changed(step))
+    alter_group(edit, step.key[1], add=sorted(added), remove=sorted(removed), **_changed_fields(step))
 
 
 def _put_grant(edit: Edit, step: Step) -> None:
-    grant(edit, step.key[1], **_reader(step), **_said(step))
+    grant(edit, step.key[1], **_reader(step), **_fields_of(step))
 
 
 def _revoke(edit: Edit, step: Step) -> None:
@@ -249,28 +263,28 @@ OPERATIONS: dict[tuple[str, str], Callable[[Edit, Step], None]] = {
 }
 
 
-class _OnlyTried(Exception):
+class _DryRunOnly(Exception):
     """Ends a transaction that was only to show that it can be done."""
 
 
-def planned(catalog: Catalog, wanted: Mapping[Key, Wanted], *, prune: bool = False) -> Plan:
+def plan_changes(catalog: Catalog, desired: Mapping[Key, DesiredObject], *, prune: bool = False) -> Plan:
     """What applying the files would do now.
 
     Raises:
         DocumentError: the files cannot be applied.
     """
-    with no_garbage_collection(), catalog.reading() as session:
-        return file_plan(wanted, held(session), prune=prune)
+    with gc_disabled(), catalog.reading() as session:
+        return plan_files(desired, read_current(session), prune=prune)
 
 
 def _unchecked(_edit: Edit) -> None:
     """Nothing beside what the operations themselves refuse."""
 
 
-def tried(
+def dry_run(
     catalog: Catalog,
-    wanted: Mapping[Key, Wanted],
-    by: str,
+    desired: Mapping[Key, DesiredObject],
+    principal: str,
     *,
     prune: bool = False,
     check: Callable[[Edit], None] = _unchecked,
@@ -280,25 +294,25 @@ def tried(
     Raises:
         DocumentError: the files cannot be applied.
     """
-    plan = planned(catalog, wanted, prune=prune)
+    plan = plan_changes(catalog, desired, prune=prune)
     if plan.steps:
         # Its own exception is what takes the transaction back; any other one is a refusal, and goes on.
-        with suppress(_OnlyTried), editing(catalog, by, keeper="files") as edit:
-            plan = file_plan(wanted, held(edit.session), prune=prune)
-            carry_out(edit, plan.steps)
-            require(edit, plan.steps, check)
+        with suppress(_DryRunOnly), editing(catalog, principal, keeper="files") as edit:
+            plan = plan_files(desired, read_current(edit.session), prune=prune)
+            apply_steps(edit, plan.steps)
+            require_valid(edit, plan.steps, check)
             _undo()
     return plan
 
 
 def _undo() -> NoReturn:
-    raise _OnlyTried
+    raise _DryRunOnly
 
 
 def apply_files(
     catalog: Catalog,
-    wanted: Mapping[Key, Wanted],
-    by: str,
+    desired: Mapping[Key, DesiredObject],
+    principal: str,
     *,
     prune: bool = False,
     digest: str | None = None,
@@ -315,18 +329,18 @@ def apply_files(
     """
     if digest is None:
         # Whoever changes nothing makes no writer wait.
-        plan = planned(catalog, wanted, prune=prune)
+        plan = plan_changes(catalog, desired, prune=prune)
         if not plan.steps:
             return plan
-    with editing(catalog, by, keeper="files") as edit:
-        plan = file_plan(wanted, held(edit.session), prune=prune)
+    with editing(catalog, principal, keeper="files") as edit:
+        plan = plan_files(desired, read_current(edit.session), prune=prune)
         if digest not in (None, plan.digest):
             raise CatalogConflict(
                 f"what is to be done is not plan {digest} any more, but {plan.digest}: files or catalog have changed",
                 "Look at the plan again, then apply it.",
             )
-        carry_out(edit, plan.steps)
-        require(edit, plan.steps, check)
+        apply_steps(edit, plan.steps)
+        require_valid(edit, plan.steps, check)
     return plan
 
 
@@ -351,44 +365,52 @@ _Dumper.add_representer(str, _text)
 
 def export(session: Session, *, revisions: bool = False) -> str:
     """The YAML of everything that files can say; with revisions, an edit of it cannot overwrite another."""
-    everybody = states.recipients(session)
+    everybody = states.list_recipients(session)
     recipients = {one.name: one for one in everybody if one.revoked_at is None}
-    grants = [one for one in states.grants(session) if one.recipient is None or one.recipient in recipients]
-    groups = {one.name: _group(one, recipients) for one in states.groups(session)}
-    shares = _shares(session, {one.share for one in grants})
+    grants = [
+        grant
+        for grant in states.list_grants(session)
+        if grant.recipient is None or grant.recipient in recipients
+    ]
+    groups = {group.name: _group(group, recipients) for group in states.list_groups(session)}
+    shares = _shares(session, {grant.share for grant in grants})
     document = {
         "version": 1,
-        "followed": {one.table: _followed(one) for one in followed_tables(session)},
+        "followed": {table.table: _followed(table) for table in followed_tables(session)},
         "shares": shares,
         "recipients": {name: _recipient(one) for name, one in recipients.items()},
         "groups": groups,
-        "grants": [_grant(one) for one in grants],
+        "grants": [_grant(grant) for grant in grants],
     }
     if revisions:
         _add_revisions(session, document)
     left_out = [one.name for one in everybody if one.revoked_at is not None]
     remark = f"# Revoked, and left out: {', '.join(left_out)}\n" if left_out else ""
-    said = {name: value for name, value in document.items() if value}
-    return HEAD + remark + yaml.dump(said, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    sections = {name: value for name, value in document.items() if value}
+    return HEAD + remark + yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def _followed(table: FollowedTable) -> str | dict[str, Any]:
-    said = {
+    fields = {
         "location": table.location,
         "check_every_s": None if table.check_every_s == CHECK_EVERY_S else table.check_every_s,
         "start_version": table.start_version or None,
     }
-    return table.location if said["check_every_s"] is said["start_version"] is None else _worth_saying(said)
+    return (
+        table.location
+        if fields["check_every_s"] is fields["start_version"] is None
+        else _without_defaults(fields)
+    )
 
 
 def _shares(session: Session, granted: set[str]) -> dict[str, dict[str, Any]]:
     tables: dict[str, dict[str, dict[str, Any]]] = {}
-    for table in states.objects(session):
+    for table in states.list_objects(session):
         said = _contracts_table(table) if table.declared else _table(table)
         if said is not None:
             tables.setdefault(table.share, {})[f"{table.schema}.{table.name}"] = said
     shares = {}
-    for share in states.shares(session):
+    for share in states.list_shares(session):
         said = _share(share, tables.get(share.name, {}))
         if not share.declared or share.name in granted or said:
             shares[share.name] = said
@@ -397,7 +419,7 @@ def _shares(session: Session, granted: set[str]) -> dict[str, dict[str, Any]]:
 
 def _share(share: Share, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
     is_default_owner = share.declared and share.owner == share.created_by
-    return _worth_saying(
+    return _without_defaults(
         {
             "comment": share.comment,
             "display_name": share.display_name,
@@ -409,7 +431,7 @@ def _share(share: Share, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _table(table: SharedObject) -> dict[str, Any]:
-    return _worth_saying(
+    return _without_defaults(
         {
             "table": None if table.table == f"{table.schema}.{table.name}" else table.table,
             "kind": None if table.kind == "TABLE" else table.kind,
@@ -421,8 +443,8 @@ def _table(table: SharedObject) -> dict[str, Any]:
 
 
 def _contracts_table(table: SharedObject) -> dict[str, Any] | None:
-    said = _worth_saying(_set_by_hand(table))
-    return {"declared": True, **said} if said else None
+    fields = _without_defaults(_set_by_hand(table))
+    return {"declared": True, **fields} if fields else None
 
 
 def _set_by_hand(table: SharedObject) -> dict[str, Any]:
@@ -435,7 +457,7 @@ def _set_by_hand(table: SharedObject) -> dict[str, Any]:
 
 
 def _recipient(recipient: RecipientState) -> dict[str, Any]:
-    return _worth_saying(
+    return _without_defaults(
         {
             "comment": recipient.comment,
             "owner": recipient.owner,
@@ -444,18 +466,20 @@ def _recipient(recipient: RecipientState) -> dict[str, Any]:
             "ip_allow": list(recipient.ip_allow),
             "expires_at": jsonable(recipient.expires_at),
             "agreement": recipient.agreement,
-            "policies": {one.name: _worth_saying(policy_fields(one)) for one in recipient.policies},
+            "policies": {
+                policy.name: _without_defaults(policy_fields(policy)) for policy in recipient.policies
+            },
         }
     )
 
 
 def _group(group: Group, recipients: Collection[str]) -> dict[str, Any]:
     members = [member for member in group.members if member in recipients]
-    return _worth_saying({"comment": group.comment, "members": members})
+    return _without_defaults({"comment": group.comment, "members": members})
 
 
 def _grant(grant: Grant) -> dict[str, Any]:
-    return _worth_saying(
+    return _without_defaults(
         {
             "share": grant.share,
             "recipient": grant.recipient,
@@ -467,16 +491,16 @@ def _grant(grant: Grant) -> dict[str, Any]:
     )
 
 
-def _worth_saying(said: Mapping[str, Any]) -> dict[str, Any]:
+def _without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
     """What is not the default anyway."""
-    return {name: value for name, value in said.items() if value is not None and value not in ({}, [])}
+    return {name: value for name, value in fields.items() if value is not None and value not in ({}, [])}
 
 
 def _add_revisions(session: Session, document: dict[str, Any]) -> None:
     for kind, read in (
-        ("shares", states.shares),
-        ("recipients", states.recipients),
-        ("groups", states.groups),
+        ("shares", states.list_shares),
+        ("recipients", states.list_recipients),
+        ("groups", states.list_groups),
     ):
         for one in read(session):
             if one.name in document[kind]:

@@ -26,9 +26,9 @@ from pydantic import (
     model_validator,
 )
 
-from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_many
+from lakeshare_server.catalog.ledger import CHECK_EVERY_S, is_location_pattern
 from lakeshare_server.catalog.models import MAX_LONG
-from lakeshare_server.catalog.names import HELD_NAME, NAME_HINT
+from lakeshare_server.catalog.names import NAME_HINT, NAME_PATTERN
 from lakeshare_server.errors import (
     BadRequest,
     CatalogConflict,
@@ -37,13 +37,13 @@ from lakeshare_server.errors import (
     NotFound,
     Unavailable,
     Unserveable,
-    shown,
+    shorten_value,
 )
 
 OF_CONTRACTS = frozenset({"table", "kind", "comment", "history"})
 HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 SURROGATE = re.compile("[\ud800-\udfff]")
-LONGEST_LABEL, LONGEST_LAKE_TABLE = 255, 512
+MAX_LABEL_CHARS, MAX_LAKE_TABLE_CHARS = 255, 512
 
 
 def refusal(hint: str) -> ValueError:
@@ -60,14 +60,14 @@ def _holdable(text: str) -> str:
 
 def _nameable(name: str) -> str:
     # A name that the catalog does not hold yet is judged by the plan.
-    if not HELD_NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise refusal(NAME_HINT)
     return name
 
 
 def _path(path: str) -> str:
     schema, dot, table = path.partition(".")
-    if not dot or not HELD_NAME.fullmatch(schema) or not HELD_NAME.fullmatch(table):
+    if not dot or not NAME_PATTERN.fullmatch(schema) or not NAME_PATTERN.fullmatch(table):
         raise refusal("Give schema.table as recipients read it, like sales.orders.")
     return path
 
@@ -117,13 +117,13 @@ def _followed(value: Any) -> Any:
     return {"location": value} if isinstance(value, str) else value
 
 
-def _nothing_said(value: Any) -> Any:
+def _none_as_empty(value: Any) -> Any:
     return {} if value is None else value
 
 
 Text = Annotated[str, AfterValidator(_holdable)]
 Name = Annotated[str, AfterValidator(_nameable)]
-Label = Annotated[Text, Field(max_length=LONGEST_LABEL)]
+Label = Annotated[Text, Field(max_length=MAX_LABEL_CHARS)]
 TablePath = Annotated[str, AfterValidator(_path), Field(description="schema.table, as recipients read it")]
 Moment = Annotated[datetime, BeforeValidator(_moment, json_schema_input_type=datetime)]
 Network = Annotated[str, AfterValidator(_network)]
@@ -165,7 +165,7 @@ class FollowedPart(Part):
 
     @model_validator(mode="after")
     def _excludes_from_many(self) -> "FollowedPart":
-        if self.exclude and not is_many(self.location):
+        if self.exclude and not is_location_pattern(self.location):
             raise refusal("Give `exclude` for a location with * for the table only.")
         return self
 
@@ -183,7 +183,7 @@ class TablePart(Part):
         Text | None,
         Field(
             min_length=1,
-            max_length=LONGEST_LAKE_TABLE,
+            max_length=MAX_LAKE_TABLE_CHARS,
             description="The lake's table; of the same name by default",
         ),
     ] = None
@@ -289,7 +289,7 @@ class GrantPart(Part):
 
 def _or_nothing(part: type[Part]) -> BeforeValidator:
     """A name with nothing behind it is an object about which nothing more is said."""
-    return BeforeValidator(_nothing_said, json_schema_input_type=part | None)
+    return BeforeValidator(_none_as_empty, json_schema_input_type=part | None)
 
 
 FollowedParts = dict[
@@ -331,7 +331,7 @@ PARTS: dict[tuple[str, ...], type[Part]] = {
 }
 
 
-MOST_VALUES = 5_000_000
+MAX_VALUES = 5_000_000
 # libyaml's own stack ends, and the process with it, somewhere above 10,000.
 DEEPEST = 50
 TEXT, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
@@ -440,8 +440,8 @@ def _require_sound(root: yaml.Node) -> None:
         return sizes[id(node)]
 
     unfolded = size(root)
-    if unfolded > MOST_VALUES:
-        hint = f"At most {MOST_VALUES:,} are read from one file; write fewer aliases, or several files."
+    if unfolded > MAX_VALUES:
+        hint = f"At most {MAX_VALUES:,} are read from one file; write fewer aliases, or several files."
         raise YamlFault(_line(root), f"it unfolds to {unfolded:,} values", hint)
 
 
@@ -478,7 +478,7 @@ def _line(node: yaml.Node) -> int:
     return line
 
 
-Place = tuple[str | int, ...]
+PathInDocument = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -494,7 +494,7 @@ class Origin:
     """A place in a file. Its line is looked for when somebody asks."""
 
     file: SourceFile
-    where: Place
+    where: PathInDocument
 
     @cached_property
     def line(self) -> int:
@@ -506,10 +506,10 @@ class Origin:
 
     def fault(self, problem: str, hint: str) -> DocumentError:
         """An error that names this place."""
-        return DocumentError(self.file.path, self.line, dotted(self.where), problem, hint)
+        return DocumentError(self.file.path, self.line, format_path(self.where), problem, hint)
 
 
-def dotted(where: Sequence[str | int]) -> str:
+def format_path(where: Sequence[str | int]) -> str:
     """`shares.partners.tables["sales.orders"].rule`."""
     text = ""
     for step in where:
@@ -526,12 +526,12 @@ SECRETS = frozenset({"token", "tokens", "secret", "client_secret", "password", "
 NO_SECRETS = "Secrets are never in files: `lakeshare recipient rotate` makes a token and writes the profile."
 
 
-def faults_of(error: ValidationError, file: SourceFile) -> list[DocumentError]:
+def list_faults(error: ValidationError, file: SourceFile) -> list[DocumentError]:
     """Everything pydantic found, in the order of the file."""
     found = []
     for fault in error.errors():
         where = tuple(step for step in fault["loc"] if step != "[key]")
-        problem, hint = _explained(fault, where)
+        problem, hint = _explain(fault, where)
         found.append(Origin(file, where).fault(problem, hint))
     return sorted(found, key=lambda one: one.line)
 
@@ -547,7 +547,7 @@ def raise_all(found: Sequence[DocumentError]) -> None:
         raise DocumentError(first.path, first.line, first.field, first.problem, first.hint, also=others)
 
 
-def problem_of(error: LakeshareError) -> str:
+def describe_problem(error: LakeshareError) -> str:
     """What happened, without the remedy and the full stop."""
     match error:
         case BadRequest():
@@ -561,7 +561,7 @@ def problem_of(error: LakeshareError) -> str:
     return str(error).rstrip(".")
 
 
-def remedy_of(error: LakeshareError) -> str:
+def describe_remedy(error: LakeshareError) -> str:
     """What to do about it."""
     match error:
         case BadRequest():
@@ -575,15 +575,15 @@ def remedy_of(error: LakeshareError) -> str:
     return "Correct it, or let the server's settings give access to it."
 
 
-def _explained(fault: Mapping[str, Any], where: tuple[str | int, ...]) -> tuple[str, str]:
+def _explain(fault: Mapping[str, Any], where: tuple[str | int, ...]) -> tuple[str, str]:
     kind, value = fault["type"], fault["input"]
     seen = (
-        shown(repr(value))
+        shorten_value(repr(value))
         if isinstance(value, str | int | float | bool | None)
         else f"a {type(value).__name__}"
     )
     if kind == "extra_forbidden":
-        return f"unknown field {where[-1]!r}", _meant(str(where[-1]), where[:-1])
+        return f"unknown field {where[-1]!r}", _suggest(str(where[-1]), where[:-1])
     if kind == "missing":
         return "is missing", "Add it."
     if kind == "value_error":
@@ -595,7 +595,7 @@ def _explained(fault: Mapping[str, Any], where: tuple[str | int, ...]) -> tuple[
     return f"{seen} cannot be used", f"{fault['msg']}."
 
 
-def _meant(name: str, holder: tuple[str | int, ...]) -> str:
+def _suggest(name: str, holder: tuple[str | int, ...]) -> str:
     if name.lower() in SECRETS:
         return NO_SECRETS
     if name == "location" and holder[:1] == ("shares",):

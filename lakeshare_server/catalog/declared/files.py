@@ -16,19 +16,19 @@ from lakeshare_server.catalog.declared.documents import (
     GroupPart,
     Origin,
     Parsed,
-    Place,
+    PathInDocument,
     RecipientPart,
     SharePart,
     SourceFile,
     TablePart,
     YamlFault,
-    faults_of,
+    describe_problem,
+    describe_remedy,
+    list_faults,
     parse,
-    problem_of,
     raise_all,
-    remedy_of,
 )
-from lakeshare_server.catalog.ledger import IcebergIdentity, is_many
+from lakeshare_server.catalog.ledger import IcebergIdentity, is_location_pattern
 from lakeshare_server.catalog.sharing.editing import Keeper
 from lakeshare_server.errors import DocumentError, LakeshareError
 
@@ -60,7 +60,7 @@ class FoundTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DesiredObject:
     """An object as its source says it; `revision` is the one that the source was written for.
 
     `of_contract`: a contract declares the object, the source says only what contracts do not. `found`: a table that is
@@ -77,7 +77,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CurrentObject:
     """An object as the catalog holds it, and whose it is.
 
     `updated_at` is None where only whoever made it is known, as of tables and grants.
@@ -141,7 +141,7 @@ def parents(key: Key) -> tuple[Key, ...]:
 
 
 @contextmanager
-def no_garbage_collection() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Read many objects that are all kept: looking at them again and again took three quarters of the time."""
     was_on = gc.isenabled()
     gc.disable()
@@ -176,7 +176,7 @@ class _SharedStar:
     origin: Origin
 
 
-def read_files(paths: Sequence[Path], find: FindTables | None = None) -> dict[Key, Wanted]:
+def read_files(paths: Sequence[Path], find: FindTables | None = None) -> dict[Key, DesiredObject]:
     """What the files, and the YAML files in the folders, want. None of them is in force before all are sound.
 
     `find` finds the tables of the locations that files follow; without it files follow none.
@@ -184,12 +184,12 @@ def read_files(paths: Sequence[Path], find: FindTables | None = None) -> dict[Ke
     Raises:
         DocumentError: for the first thing wrong with them; its `also` holds all the others.
     """
-    with no_garbage_collection():
+    with gc_disabled():
         return _read_together(_yaml_files(paths), find)
 
 
-def _read_together(paths: Sequence[Path], find: FindTables | None) -> dict[Key, Wanted]:
-    wanted: dict[Key, Wanted] = {}
+def _read_together(paths: Sequence[Path], find: FindTables | None) -> dict[Key, DesiredObject]:
+    desired: dict[Key, DesiredObject] = {}
     faults: list[DocumentError] = []
     followed: list[_FollowedEntry] = []
     stars: list[_SharedStar] = []
@@ -205,24 +205,24 @@ def _read_together(paths: Sequence[Path], find: FindTables | None) -> dict[Key, 
         ]
         stars += _stars(document, file)
         for one in _objects(document, file):
-            faults += _add(wanted, one)
-    faults += _misplaced_stars(wanted, followed, stars)
+            faults += _add(desired, one)
+    faults += _misplaced_stars(desired, followed, stars)
     # Stores and catalogs are looked into for files that are sound in themselves only.
     raise_all(faults)
-    named = frozenset(wanted)
+    named = frozenset(desired)
     if followed:
         if find is None:
             raise AssertionError("read_files needs `find` for files that follow tables")
-        faults += _add_followed(wanted, followed, find)
+        faults += _add_followed(desired, followed, find)
     for star in stars:
-        faults += _add_shared(wanted, star, named)
+        faults += _add_shared(desired, star, named)
     raise_all(faults)
-    return wanted
+    return desired
 
 
-def _add(wanted: dict[Key, Wanted], one: Wanted) -> Iterator[DocumentError]:
+def _add(desired: dict[Key, DesiredObject], one: DesiredObject) -> Iterator[DocumentError]:
     """Add an object that stands in no other place."""
-    first = wanted.setdefault(one.key, one)
+    first = desired.setdefault(one.key, one)
     if first is not one and one.origin is not None:
         yield one.origin.fault(f"{one.name} is in {first.origin} already", "Keep one of them.")
 
@@ -236,25 +236,25 @@ def _stars(document: Document, file: SourceFile) -> Iterator[_SharedStar]:
 
 
 def _misplaced_stars(
-    wanted: dict[Key, Wanted], followed: Sequence[_FollowedEntry], stars: Sequence[_SharedStar]
+    desired: dict[Key, DesiredObject], followed: Sequence[_FollowedEntry], stars: Sequence[_SharedStar]
 ) -> Iterator[DocumentError]:
     """Refusals of one name for many tables, and of names for many that stand for one."""
     for entry in followed:
-        if entry.name.endswith(STAR) != is_many(entry.part.location):
+        if entry.name.endswith(STAR) != is_location_pattern(entry.part.location):
             problem = f"{entry.part.location} cannot be followed as {entry.name}"
             yield entry.origin.fault(problem, "Give * for the table in both, or in neither.")
     for star in stars:
         if star.part.declared or not (star.part.table or STAR).endswith(STAR):
             hint = f"Of {star.schema}.* the field `table` is `schema.*`, too, and contracts declare tables by name."
             yield star.origin.fault("one table stands for many", hint)
-    for one in wanted.values():
+    for one in desired.values():
         if one.key[0] == "table" and one.origin and str(one.fields.get("table", "")).endswith(STAR):
             hint = "Give the name of one table, or share them as `schema.*`."
             yield one.origin.fault(f"{one.fields['table']} is no table", hint)
 
 
 def _add_followed(
-    wanted: dict[Key, Wanted], followed: Sequence[_FollowedEntry], find: FindTables
+    desired: dict[Key, DesiredObject], followed: Sequence[_FollowedEntry], find: FindTables
 ) -> Iterator[DocumentError]:
     """Add the tables of the locations; one that is named itself is not added by a star as well."""
     found = list(zip(followed, find([entry.part.location for entry in followed]), strict=True))
@@ -267,13 +267,13 @@ def _add_followed(
     }
     for entry, tables in found:
         if isinstance(tables, LakeshareError):
-            problem = f"{entry.part.location} cannot be followed: {problem_of(tables)}"
-            yield entry.origin.fault(problem, remedy_of(tables))
+            problem = f"{entry.part.location} cannot be followed: {describe_problem(tables)}"
+            yield entry.origin.fault(problem, describe_remedy(tables))
         elif not tables:
             problem = f"there is no table in {entry.part.location}"
             yield entry.origin.fault(problem, "Correct the location, or take it out of the file.")
         elif not entry.name.endswith(STAR):
-            yield from _add(wanted, _followed(entry.name, tables[0], entry))
+            yield from _add(desired, _followed(entry.name, tables[0], entry))
         else:
             for table in tables:
                 name = f"{entry.name.removesuffix(STAR)}.{table.name}"
@@ -282,15 +282,15 @@ def _add_followed(
                     and table.location not in places
                     and table.name not in entry.part.exclude
                 ):
-                    yield from _add(wanted, _followed(name, table, entry))
+                    yield from _add(desired, _followed(name, table, entry))
 
 
 def _add_shared(
-    wanted: dict[Key, Wanted], star: _SharedStar, named: Collection[Key]
+    desired: dict[Key, DesiredObject], star: _SharedStar, named: Collection[Key]
 ) -> Iterator[DocumentError]:
     """Add the tables of a schema that the files follow; one that the share names itself is as it is there."""
     schema = (star.part.table or star.schema).removesuffix(STAR)
-    followed = [one.name for one in wanted.values() if one.key[0] == "followed"]
+    followed = [one.name for one in desired.values() if one.key[0] == "followed"]
     tables = [name for name in followed if name.partition(".")[0] == schema]
     if not tables:
         hint = "Follow some in `followed`, or name the tables."
@@ -300,7 +300,7 @@ def _add_shared(
         part = star.part.model_copy(update={"table": lake_table})
         one = _table(star.share, path, part, star.origin)
         if one.key not in named:
-            yield from _add(wanted, one)
+            yield from _add(desired, one)
 
 
 def _yaml_files(paths: Sequence[Path]) -> list[Path]:
@@ -308,7 +308,7 @@ def _yaml_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inside = [path]
         if path.is_dir():
-            inside = sorted(one for one in path.rglob("*") if _is_ours(one, path))
+            inside = sorted(one for one in path.rglob("*") if _is_readable_file(one, path))
             if not inside:
                 raise DocumentError(
                     path, 1, "the folder", "has no YAML file", "Give a folder with .yaml files."
@@ -318,7 +318,7 @@ def _yaml_files(paths: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _is_ours(file: Path, folder: Path) -> bool:
+def _is_readable_file(file: Path, folder: Path) -> bool:
     """Whether a file of a folder is read: what is hidden, like .github/, belongs to other tools."""
     is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
     return file.suffix in ENDINGS and file.is_file() and not is_hidden
@@ -342,17 +342,17 @@ def _read(path: Path) -> tuple[SourceFile, Document]:
     try:
         return file, Document.model_validate(parsed.values)
     except ValidationError as error:
-        raise_all(faults_of(error, file))
+        raise_all(list_faults(error, file))
         raise
 
 
-def _objects(document: Document, file: SourceFile) -> Iterator[Wanted]:
+def _objects(document: Document, file: SourceFile) -> Iterator[DesiredObject]:
     for name, recipient in document.recipients.items():
         yield _recipient(name, recipient, Origin(file, ("recipients", name)))
     for name, group in document.groups.items():
         yield _group(name, group, Origin(file, ("groups", name)))
     for name, share in document.shares.items():
-        at: Place = ("shares", name)
+        at: PathInDocument = ("shares", name)
         yield _share(name, share, Origin(file, at))
         for path, table in share.tables.items():
             if not path.endswith(STAR):
@@ -361,30 +361,30 @@ def _objects(document: Document, file: SourceFile) -> Iterator[Wanted]:
         yield _grant(grant, Origin(file, ("grants", index)))
 
 
-def _followed(name: str, table: TableLocation, entry: _FollowedEntry) -> Wanted:
+def _followed(name: str, table: TableLocation, entry: _FollowedEntry) -> DesiredObject:
     fields: dict[str, object] = {
         "location": table.location,
         "check_every_s": entry.part.check_every_s,
         "start_version": entry.part.start_version or None,
     }
-    return Wanted(followed_key(name), name, fields, entry.origin)
+    return DesiredObject(followed_key(name), name, fields, entry.origin)
 
 
 def _owned(fields: dict[str, object], owner: str | None) -> dict[str, object]:
     return fields if owner is None else fields | {"owner": owner}
 
 
-def _share(name: str, part: SharePart, origin: Origin) -> Wanted:
+def _share(name: str, part: SharePart, origin: Origin) -> DesiredObject:
     fields: dict[str, object] = {
         "name": name,
         "comment": part.comment,
         "display_name": part.display_name,
         "properties": part.properties,
     }
-    return Wanted(share_key(name), name, _owned(fields, part.owner), origin, part.revision)
+    return DesiredObject(share_key(name), name, _owned(fields, part.owner), origin, part.revision)
 
 
-def _table(share: str, path: str, part: TablePart, origin: Origin) -> Wanted:
+def _table(share: str, path: str, part: TablePart, origin: Origin) -> DesiredObject:
     schema, _, name = path.partition(".")
     fields: dict[str, object] = {
         "start_version": part.start_version,
@@ -403,10 +403,10 @@ def _table(share: str, path: str, part: TablePart, origin: Origin) -> Wanted:
             **fields,
         }
     key = table_key(share, schema, name)
-    return Wanted(key, f"{share}.{path}", fields, origin, of_contract=part.declared)
+    return DesiredObject(key, f"{share}.{path}", fields, origin, of_contract=part.declared)
 
 
-def _recipient(name: str, part: RecipientPart, origin: Origin) -> Wanted:
+def _recipient(name: str, part: RecipientPart, origin: Origin) -> DesiredObject:
     fields: dict[str, object] = {
         "name": name,
         "comment": part.comment,
@@ -417,17 +417,17 @@ def _recipient(name: str, part: RecipientPart, origin: Origin) -> Wanted:
         "agreement": part.agreement,
         "policies": {policy: said.model_dump() for policy, said in sorted(part.policies.items())},
     }
-    return Wanted(recipient_key(name), name, _owned(fields, part.owner), origin, part.revision)
+    return DesiredObject(recipient_key(name), name, _owned(fields, part.owner), origin, part.revision)
 
 
-def _group(name: str, part: GroupPart, origin: Origin) -> Wanted:
+def _group(name: str, part: GroupPart, origin: Origin) -> DesiredObject:
     members = tuple(sorted({member.lower() for member in part.members}))
     fields: dict[str, object] = {"name": name, "comment": part.comment, "members": members}
-    return Wanted(group_key(name), name, fields, origin, part.revision)
+    return DesiredObject(group_key(name), name, fields, origin, part.revision)
 
 
-def _grant(part: GrantPart, origin: Origin) -> Wanted:
+def _grant(part: GrantPart, origin: Origin) -> DesiredObject:
     key = grant_key(part.share, recipient=part.recipient, group=part.group)
     reader = f"recipient {part.recipient}" if part.recipient is not None else f"group {part.group}"
     fields: dict[str, object] = {"starts_at": part.starts_at, "ends_at": part.ends_at, "rule": part.rule}
-    return Wanted(key, f"{part.share} to {reader}", fields, origin)
+    return DesiredObject(key, f"{part.share} to {reader}", fields, origin)

@@ -16,9 +16,9 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog.declared.documents import Origin, raise_all
 from lakeshare_server.catalog.declared.files import (
     KINDS,
-    Held,
+    CurrentObject,
+    DesiredObject,
     Key,
-    Wanted,
     followed_key,
     grant_key,
     group_key,
@@ -45,7 +45,7 @@ Verb = Literal["create", "update", "delete"]
 # A name's spelling belongs to whoever made the schema first; the tables of both spellings are in one.
 UNCOMPARED = frozenset({"schema"})
 # What nobody needs to be told of an object that is made or removed.
-USUAL = {
+DEFAULTS = {
     "kind": "TABLE",
     "history": True,
     "authentication": "TOKEN",
@@ -71,8 +71,8 @@ class Step:
     key: Key
     name: str
     differences: tuple[Difference, ...]
-    wanted: Wanted | None = None
-    held: Held | None = None
+    desired: DesiredObject | None = None
+    current: CurrentObject | None = None
 
     @property
     def kind(self) -> str:
@@ -80,53 +80,56 @@ class Step:
         return self.key[0]
 
 
-def steps_to(
-    wanted: Mapping[Key, Wanted], held: Mapping[Key, Held], keeper: Keeper, unwanted: Collection[Key] = ()
+def plan_steps(
+    desired: Mapping[Key, DesiredObject],
+    current: Mapping[Key, CurrentObject],
+    keeper: Keeper,
+    unwanted: Collection[Key] = (),
 ) -> tuple[Step, ...]:
     """The steps in the order in which they can be taken; none when the catalog holds what is wanted."""
-    making = [step for one in wanted.values() for step in _step_to(one, held.get(one.key), keeper)]
-    removing = [_removal(held[key]) for key in unwanted]
+    creations = [step for one in desired.values() for step in _step_to(one, current.get(one.key), keeper)]
+    deletions = [_removal(current[key]) for key in unwanted]
     # What goes makes room first: an alias may move to another table.
-    removing.sort(key=lambda step: KINDS.index(step.kind), reverse=True)
-    making.sort(key=lambda step: KINDS.index(step.kind))
-    early = [step for step in removing if step.kind in ("grant", "table")]
-    late = [step for step in removing if step.kind not in ("grant", "table")]
-    return (*early, *making, *late)
+    deletions.sort(key=lambda step: KINDS.index(step.kind), reverse=True)
+    creations.sort(key=lambda step: KINDS.index(step.kind))
+    early = [step for step in deletions if step.kind in ("grant", "table")]
+    late = [step for step in deletions if step.kind not in ("grant", "table")]
+    return (*early, *creations, *late)
 
 
-def _step_to(wanted: Wanted, held: Held | None, keeper: Keeper) -> Iterator[Step]:
-    if held is None:
-        made = tuple(Difference(name, None, value) for name, value in _unusual(wanted.fields))
-        yield Step("create", wanted.key, wanted.name, made, wanted)
+def _step_to(desired: DesiredObject, current: CurrentObject | None, keeper: Keeper) -> Iterator[Step]:
+    if current is None:
+        made = tuple(Difference(name, None, value) for name, value in _non_default_fields(desired.fields))
+        yield Step("create", desired.key, desired.name, made, desired)
         return
     changed = [
-        Difference(name, held.fields[name], value)
-        for name, value in wanted.fields.items()
-        if name not in UNCOMPARED and held.fields[name] != value
+        Difference(name, current.fields[name], value)
+        for name, value in desired.fields.items()
+        if name not in UNCOMPARED and current.fields[name] != value
     ]
-    if not (wanted.of_contract or _is_kept_by(held, keeper)):
-        changed.append(Difference("kept_by", held.keeper, keeper))
+    if not (desired.of_contract or _is_managed_by(current, keeper)):
+        changed.append(Difference("kept_by", current.keeper, keeper))
     if changed:
-        yield Step("update", wanted.key, wanted.name, tuple(changed), wanted, held)
+        yield Step("update", desired.key, desired.name, tuple(changed), desired, current)
 
 
-def _is_kept_by(held: Held, keeper: Keeper) -> bool:
-    return held.declared if keeper == "contracts" else held.applied
+def _is_managed_by(current: CurrentObject, keeper: Keeper) -> bool:
+    return current.declared if keeper == "contracts" else current.applied
 
 
-def _removal(held: Held) -> Step:
-    gone = tuple(Difference(name, value, None) for name, value in _unusual(held.fields))
-    return Step("delete", held.key, held.name, gone, held=held)
+def _removal(current: CurrentObject) -> Step:
+    gone = tuple(Difference(name, value, None) for name, value in _non_default_fields(current.fields))
+    return Step("delete", current.key, current.name, gone, current=current)
 
 
-def _unusual(fields: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def _non_default_fields(fields: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     for name, value in fields.items():
-        if name not in ("name", "schema") and value not in (None, {}, ()) and value != USUAL.get(name):
+        if name not in ("name", "schema") and value not in (None, {}, ()) and value != DEFAULTS.get(name):
             yield name, value
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftObject:
     """An object that no file names and that stays.
 
     `orphan`: files made it, `--prune` removes it. `needed`: likewise, but others made something that goes with it.
@@ -134,7 +137,7 @@ class Left:
     """
 
     why: Literal["orphan", "needed", "by_hand"]
-    held: Held
+    current: CurrentObject
 
 
 @dataclass(frozen=True)
@@ -142,13 +145,13 @@ class Plan:
     """What `lakeshare apply` does, in order, and what it leaves."""
 
     steps: tuple[Step, ...]
-    left: tuple[Left, ...] = ()
+    left: tuple[LeftObject, ...] = ()
 
     @property
     def digest(self) -> str:
         """Twelve letters that are others when anything that is to be done is another."""
-        told = json.dumps([_said(step) for step in self.steps], default=str, sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()[:12]
+        text = json.dumps([_step_digest(step) for step in self.steps], default=str, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def drifted(self) -> bool:
@@ -156,92 +159,104 @@ class Plan:
         return bool(self.steps or self.left)
 
 
-def file_plan(wanted: Mapping[Key, Wanted], held: Mapping[Key, Held], *, prune: bool = False) -> Plan:
+def plan_files(
+    desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject], *, prune: bool = False
+) -> Plan:
     """What has to be done so that the catalog holds what the files want.
 
     Raises:
         DocumentError: the files name what is not there, what a contract declares, what was revoked, or were written
             for another revision; its `also` holds all further refusals.
     """
-    orphans = [one for one in held.values() if one.applied and one.key not in wanted]
-    needed = _needed(wanted, held, {one.key for one in orphans})
-    unwanted = [one.key for one in orphans if prune and one.key not in needed]
-    steps = steps_to(wanted, held, "files", unwanted)
-    raise_all([*_faults(wanted, held, frozenset(unwanted)), *_stale(steps, wanted, held)])
+    orphans = [one for one in current.values() if one.applied and one.key not in desired]
+    needed = _needed_objects(desired, current, {orphan.key for orphan in orphans})
+    unwanted = [orphan.key for orphan in orphans if prune and orphan.key not in needed]
+    steps = plan_steps(desired, current, "files", unwanted)
+    raise_all([*_faults(desired, current, frozenset(unwanted)), *_stale(steps, desired, current)])
     left = [
-        Left("needed" if one.key in needed else "orphan", one) for one in orphans if one.key not in unwanted
+        LeftObject("needed" if orphan.key in needed else "orphan", orphan)
+        for orphan in orphans
+        if orphan.key not in unwanted
     ]
-    left += [Left("by_hand", one) for one in held.values() if _is_in_kept_share(one, wanted)]
+    left += [LeftObject("by_hand", one) for one in current.values() if _is_in_kept_share(one, desired)]
     return Plan(steps, tuple(left))
 
 
-def _said(step: Step) -> list[object]:
-    return [step.verb, step.key, [[one.field, one.before, one.after] for one in step.differences]]
+def _step_digest(step: Step) -> list[object]:
+    return [
+        step.verb,
+        step.key,
+        [[difference.field, difference.before, difference.after] for difference in step.differences],
+    ]
 
 
-def _needed(wanted: Mapping[Key, Wanted], held: Mapping[Key, Held], orphans: set[Key]) -> set[Key]:
+def _needed_objects(
+    desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject], orphans: set[Key]
+) -> set[Key]:
     """The orphans that others have made something in, have granted, or share."""
-    stays = [one for one in held.values() if one.key not in orphans]
-    needed = {parent for one in stays for parent in parents(one.key)}
+    stays = [one for one in current.values() if one.key not in orphans]
+    needed = {parent for stay in stays for parent in parents(stay.key)}
     # What files share is in their hands: they are refused when they do not follow it any more.
-    shared = (one for one in stays if one.key not in wanted or wanted[one.key].of_contract)
-    return (needed | set(map(_lake_table, shared))) & orphans
+    shared = (stay for stay in stays if stay.key not in desired or desired[stay.key].of_contract)
+    return (needed | set(map(_lake_table_of, shared))) & orphans
 
 
-def _lake_table(one: Wanted | Held) -> Key:
+def _lake_table_of(one: DesiredObject | CurrentObject) -> Key:
     """The followed table that a table of a share would be; whether it is followed is another question."""
     return followed_key(str(one.fields.get("table", "")))
 
 
-def _is_in_kept_share(one: Held, wanted: Mapping[Key, Wanted]) -> bool:
+def _is_in_kept_share(one: CurrentObject, desired: Mapping[Key, DesiredObject]) -> bool:
     return (
-        one.key not in wanted
+        one.key not in desired
         and one.keeper == "hand"
         and one.key[0] in ("table", "grant")
-        and share_key(one.key[1]) in wanted
+        and share_key(one.key[1]) in desired
     )
 
 
 def _faults(
-    wanted: Mapping[Key, Wanted], held: Mapping[Key, Held], unwanted: frozenset[Key]
+    desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject], unwanted: frozenset[Key]
 ) -> Iterator[DocumentError]:
-    for one in wanted.values():
+    for one in desired.values():
         if one.origin is not None:
-            yield from _faults_of_object(one, held.get(one.key), one.origin)
-            missing = [key for key in _references(one) if key not in wanted]
-            shared = _lake_table(one)
+            yield from _faults_of_object(one, current.get(one.key), one.origin)
+            missing = [key for key in _references(one) if key not in desired]
+            shared = _lake_table_of(one)
             for kind, name in (key for key in (*missing, shared) if key in unwanted):
                 hint = "Write it into a file again, or apply without --prune."
                 yield one.origin.fault(f"{kind} {name} is in no file, and would be removed", hint)
-            for kind, name in (key for key in missing if key in held and held[key].is_revoked):
+            for kind, name in (key for key in missing if key in current and current[key].is_revoked):
                 yield one.origin.fault(f"{kind} {name} was revoked", "Take it out of the file.")
-            for kind, name in (key for key in missing if key not in held):
+            for kind, name in (key for key in missing if key not in current):
                 hint = f"Write the {kind} into a file, or make it first."
                 yield one.origin.fault(f"there is no {kind} {name}", hint)
 
 
-def _faults_of_object(one: Wanted, there: Held | None, origin: Origin) -> Iterator[DocumentError]:
-    if one.of_contract and (there is None or not there.declared):
+def _faults_of_object(
+    one: DesiredObject, existing: CurrentObject | None, origin: Origin
+) -> Iterator[DocumentError]:
+    if one.of_contract and (existing is None or not existing.declared):
         hint = "Apply the contracts first, or leave out `declared: true` to share it by this file."
         yield origin.fault(f"no contract declares {one.name}", hint)
-    if there is None:
+    if existing is None:
         for name in _new_names(one.key):
             if not is_name(name):
                 yield origin.fault(f"the name {name!r} cannot be used", NAME_HINT)
         return
-    if one.key[0] == "table" and there.declared and not one.of_contract:
+    if one.key[0] == "table" and existing.declared and not one.of_contract:
         hint = "Take it out of the file, or say `declared: true` and only what contracts do not say."
-        yield origin.fault(f"{there.name} is declared by a contract", hint)
-    if there.is_revoked:
-        hint = f"Take it out of the file, or `lakeshare recipient drop {there.name}` and apply again."
-        yield origin.fault(f"recipient {there.name} was revoked", hint)
-    before, after = there.fields.get("location"), one.fields.get("location")
+        yield origin.fault(f"{existing.name} is declared by a contract", hint)
+    if existing.is_revoked:
+        hint = f"Take it out of the file, or `lakeshare recipient drop {existing.name}` and apply again."
+        yield origin.fault(f"recipient {existing.name} was revoked", hint)
+    before, after = existing.fields.get("location"), one.fields.get("location")
     if before != after:
-        hint = f"Take another name, or `lakeshare table unfollow {there.name}` and apply again."
+        hint = f"Take another name, or `lakeshare table unfollow {existing.name}` and apply again."
         yield origin.fault(f"it is followed at {before}, and cannot be followed at {after}", hint)
-    before, after = there.fields.get("authentication"), one.fields.get("authentication")
+    before, after = existing.fields.get("authentication"), one.fields.get("authentication")
     if before != after:
-        hint = f"Say {before}, or `lakeshare recipient drop {there.name}` and apply again."
+        hint = f"Say {before}, or `lakeshare recipient drop {existing.name}` and apply again."
         yield origin.fault(f"it gets in by {before}, which cannot become {after}", hint)
 
 
@@ -253,7 +268,7 @@ def _new_names(key: Key) -> tuple[str, ...]:
     return () if kind == "grant" else tuple(names[-2:])
 
 
-def _references(one: Wanted) -> Iterator[Key]:
+def _references(one: DesiredObject) -> Iterator[Key]:
     if one.key[0] == "grant":
         _, share, kind, reader = one.key
         yield share_key(share)
@@ -264,58 +279,58 @@ def _references(one: Wanted) -> Iterator[Key]:
 
 
 def _stale(
-    steps: tuple[Step, ...], wanted: Mapping[Key, Wanted], held: Mapping[Key, Held]
+    steps: tuple[Step, ...], desired: Mapping[Key, DesiredObject], current: Mapping[Key, CurrentObject]
 ) -> Iterator[DocumentError]:
     """Refusals of edits to what somebody else has edited since the file was exported."""
     touched = {key: None for step in steps for key in (step.key, *parents(step.key))}
-    for one in (wanted[key] for key in touched if key in wanted):
-        there = held.get(one.key)
-        if one.revision is None or one.origin is None or (there and there.revision == one.revision):
+    for one in (desired[key] for key in touched if key in desired):
+        existing = current.get(one.key)
+        if one.revision is None or one.origin is None or (existing and existing.revision == one.revision):
             continue
         hint = "Export it again and repeat the change there, or leave the revision out."
-        if there is None:
+        if existing is None:
             yield one.origin.fault(f"it is not there any more, at revision {one.revision} or another", hint)
         else:
-            who = f"{there.updated_by or 'somebody'} has edited it since"
-            yield one.origin.fault(f"it is at revision {there.revision}, not {one.revision}: {who}", hint)
+            who = f"{existing.updated_by or 'somebody'} has edited it since"
+            yield one.origin.fault(f"it is at revision {existing.revision}, not {one.revision}: {who}", hint)
 
 
-def held(session: Session) -> dict[Key, Held]:
+def read_current(session: Session) -> dict[Key, CurrentObject]:
     """Every object of the catalog that a file or a contract can say something about."""
     return {one.key: one for one in _all(session)}
 
 
-def held_shares(session: Session) -> dict[Key, Held]:
+def read_current_shares(session: Session) -> dict[Key, CurrentObject]:
     """The shares and their tables: what contracts can say something about."""
-    return {one.key: one for one in _shares(session)}
+    return {share.key: share for share in _shares(session)}
 
 
-def _all(session: Session) -> Iterator[Held]:
-    recipients = states.recipients(session)
+def _all(session: Session) -> Iterator[CurrentObject]:
+    recipients = states.list_recipients(session)
     # Whoever was revoked reads nothing, as a member or by a grant: no file can say that it does.
-    revoked = {one.name for one in recipients if one.revoked_at is not None}
+    revoked = {recipient.name for recipient in recipients if recipient.revoked_at is not None}
     yield from map(_recipient, recipients)
-    yield from (_group(one, revoked) for one in states.groups(session))
+    yield from (_group(group, revoked) for group in states.list_groups(session))
     yield from map(_followed, followed_tables(session))
     yield from _shares(session)
-    yield from (_grant(one) for one in states.grants(session) if one.recipient not in revoked)
+    yield from (_grant(grant) for grant in states.list_grants(session) if grant.recipient not in revoked)
 
 
-def _shares(session: Session) -> Iterator[Held]:
-    yield from map(_share, states.shares(session))
-    yield from map(_table, states.objects(session))
+def _shares(session: Session) -> Iterator[CurrentObject]:
+    yield from map(_share, states.list_shares(session))
+    yield from map(_table, states.list_objects(session))
 
 
-def _followed(table: FollowedTable) -> Held:
+def _followed(table: FollowedTable) -> CurrentObject:
     fields: dict[str, object] = {
         "location": table.location,
         "check_every_s": table.check_every_s,
         "start_version": table.start_version or None,
     }
-    return Held(followed_key(table.table), table.table, fields, applied=table.applied)
+    return CurrentObject(followed_key(table.table), table.table, fields, applied=table.applied)
 
 
-def _share(share: Share) -> Held:
+def _share(share: Share) -> CurrentObject:
     fields: dict[str, object] = {
         "name": share.name,
         "comment": share.comment,
@@ -323,7 +338,7 @@ def _share(share: Share) -> Held:
         "owner": share.owner,
         "properties": dict(share.properties),
     }
-    return Held(
+    return CurrentObject(
         share_key(share.name),
         share.name,
         fields,
@@ -335,7 +350,7 @@ def _share(share: Share) -> Held:
     )
 
 
-def _table(table: SharedObject) -> Held:
+def _table(table: SharedObject) -> CurrentObject:
     fields: dict[str, object] = {
         "schema": table.schema,
         "name": table.name,
@@ -349,12 +364,12 @@ def _table(table: SharedObject) -> Held:
         "directory_access": table.directory_access,
     }
     key = table_key(table.share, table.schema, table.name)
-    return Held(
+    return CurrentObject(
         key, table.path, fields, declared=table.declared, applied=table.applied, updated_by=table.added_by
     )
 
 
-def _recipient(recipient: RecipientState) -> Held:
+def _recipient(recipient: RecipientState) -> CurrentObject:
     fields: dict[str, object] = {
         "name": recipient.name,
         "comment": recipient.comment,
@@ -365,10 +380,11 @@ def _recipient(recipient: RecipientState) -> Held:
         "expires_at": recipient.expires_at,
         "agreement": recipient.agreement,
         "policies": {
-            one.name: policy_fields(one) for one in sorted(recipient.policies, key=lambda one: one.name)
+            policy.name: policy_fields(policy)
+            for policy in sorted(recipient.policies, key=lambda one: one.name)
         },
     }
-    return Held(
+    return CurrentObject(
         recipient_key(recipient.name),
         recipient.name,
         fields,
@@ -391,13 +407,13 @@ def policy_fields(policy: FederationPolicy) -> dict[str, object]:
     }
 
 
-def _group(group: Group, revoked: Collection[str]) -> Held:
+def _group(group: Group, revoked: Collection[str]) -> CurrentObject:
     fields: dict[str, object] = {
         "name": group.name,
         "comment": group.comment,
         "members": tuple(sorted(member.lower() for member in group.members if member not in revoked)),
     }
-    return Held(
+    return CurrentObject(
         group_key(group.name),
         group.name,
         fields,
@@ -408,30 +424,32 @@ def _group(group: Group, revoked: Collection[str]) -> Held:
     )
 
 
-def _grant(grant: Grant) -> Held:
+def _grant(grant: Grant) -> CurrentObject:
     key = grant_key(grant.share, recipient=grant.recipient, group=grant.group)
     reader = f"recipient {grant.recipient}" if grant.recipient is not None else f"group {grant.group}"
     fields: dict[str, object] = {"starts_at": grant.starts_at, "ends_at": grant.ends_at, "rule": grant.rule}
-    return Held(key, f"{grant.share} to {reader}", fields, applied=grant.applied, updated_by=grant.created_by)
+    return CurrentObject(
+        key, f"{grant.share} to {reader}", fields, applied=grant.applied, updated_by=grant.created_by
+    )
 
 
 SIGNS = {"create": "+", "update": "~", "delete": "-"}
-WHOSE = {"hand": "whoever made it by hand", "contracts": "a contract", "files": "files"}
-LONGEST = 120
+KEEPERS = {"hand": "whoever made it by hand", "contracts": "a contract", "files": "files"}
+MAX_VALUE_CHARS = 120
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
+def format_plan(plan: Plan) -> Iterator[str]:
     """The plan as people read it: a sign in front of each line, a summary at the end."""
     for step in plan.steps:
         yield f"  {SIGNS[step.verb]} {step.kind} {step.name}{_remark(step)}"
-        for one in step.differences:
-            yield f"      {_sign(step, one)} {one.field}: {_change(step, one)}"
+        for difference in step.differences:
+            yield f"      {_sign(step, difference)} {difference.field}: {_change(step, difference)}"
     for left in plan.left:
-        yield f"  ? {left.held.key[0]} {left.held.name}: {_why(left)}"
-    yield summary(plan)
+        yield f"  ? {left.current.key[0]} {left.current.name}: {_why(left)}"
+    yield format_summary(plan)
 
 
-def summary(plan: Plan) -> str:
+def format_summary(plan: Plan) -> str:
     """`Plan 3f2a…: 2 to add, 1 to change, 0 to remove.`"""
     if not plan.steps:
         end = f"; {len(plan.left)} left as they are" if plan.left else ""
@@ -440,7 +458,7 @@ def summary(plan: Plan) -> str:
     return f"Plan {plan.digest}: {add} to add, {change} to change, {remove} to remove."
 
 
-def done(plan: Plan) -> str:
+def format_applied(plan: Plan) -> str:
     """`Applied: 2 added, 1 changed, 0 removed.`"""
     add, change, remove = _counts(plan)
     return f"Applied: {add} added, {change} changed, {remove} removed."
@@ -456,7 +474,12 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "digest": plan.digest,
         "changes": [_step_json(step) for step in plan.steps],
         "left": [
-            {"kind": left.held.key[0], "name": left.held.name, "why": left.why, "keptBy": left.held.keeper}
+            {
+                "kind": left.current.key[0],
+                "name": left.current.name,
+                "why": left.why,
+                "keptBy": left.current.keeper,
+            }
             for left in plan.left
         ],
         "summary": dict(zip(SIGNS, _counts(plan), strict=True)),
@@ -464,15 +487,15 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def _step_json(step: Step) -> dict[str, Any]:
-    origin = step.wanted.origin if step.wanted else None
-    found = step.wanted.found if step.wanted else None
+    origin = step.desired.origin if step.desired else None
+    found = step.desired.found if step.desired else None
     return {
         "action": step.verb,
         "kind": step.kind,
         "name": step.name,
         "fields": {
-            one.field: {"before": jsonable(one.before), "after": jsonable(one.after)}
-            for one in step.differences
+            difference.field: {"before": jsonable(difference.before), "after": jsonable(difference.after)}
+            for difference in step.differences
         },
         **({} if found is None else {"remark": found.remark}),
         **({} if origin is None else {"file": str(origin.file.path), "line": origin.line}),
@@ -491,12 +514,12 @@ def jsonable(value: object) -> Any:
 
 
 def _remark(step: Step) -> str:
-    held = step.held
-    if held is None and step.wanted is not None and step.wanted.found is not None:
-        return f"  # {step.wanted.found.remark}"
-    if step.verb != "update" or held is None or held.updated_at is None:
+    current = step.current
+    if current is None and step.desired is not None and step.desired.found is not None:
+        return f"  # {step.desired.found.remark}"
+    if step.verb != "update" or current is None or current.updated_at is None:
         return ""
-    return f"  # as {held.updated_by or 'somebody'} left it {held.updated_at:%Y-%m-%d %H:%MZ}"
+    return f"  # as {current.updated_by or 'somebody'} left it {current.updated_at:%Y-%m-%d %H:%MZ}"
 
 
 def _sign(step: Step, one: Difference) -> str:
@@ -507,7 +530,7 @@ def _sign(step: Step, one: Difference) -> str:
 
 def _change(step: Step, one: Difference) -> str:
     if one.field == "kept_by":
-        return f"{WHOSE[str(one.before)]} → {WHOSE[str(one.after)]}"
+        return f"{KEEPERS[str(one.before)]} → {KEEPERS[str(one.after)]}"
     if step.verb == "create":
         return _shown(one.after)
     if step.verb == "delete":
@@ -519,13 +542,13 @@ def _shown(value: object) -> str:
     if value in (None, {}, ()):
         return "none"
     text = json.dumps(jsonable(value), ensure_ascii=False)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}…"
 
 
-def _why(left: Left) -> str:
+def _why(left: LeftObject) -> str:
     if left.why == "orphan":
         return "is in no file any more; --prune removes it"
     if left.why == "needed":
         return "is in no file any more, and stays: others have granted it, or made something in it"
-    by = f" by {left.held.updated_by}" if left.held.updated_by else ""
+    by = f" by {left.current.updated_by}" if left.current.updated_by else ""
     return f"was made by hand{by} in a share of the files, and stays"

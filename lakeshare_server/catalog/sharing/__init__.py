@@ -4,18 +4,18 @@
 """
 
 from lakeshare_server.catalog.sharing.credentials import (
-    LINK_LIFE,
+    DEFAULT_LINK_LIFE,
+    create_link,
     drop_policy,
-    invite,
+    find_link,
     issue_token,
-    look_at_link,
     put_policy,
-    redeem,
+    redeem_link,
     revoke_token,
     rotate_token,
     shorten_tokens,
 )
-from lakeshare_server.catalog.sharing.editing import KEEP, Change, Edit, Keep, Keeper, editing
+from lakeshare_server.catalog.sharing.editing import UNCHANGED, Change, Edit, Keeper, Unchanged, editing
 from lakeshare_server.catalog.sharing.recipients import (
     alter_group,
     alter_recipient,
@@ -39,9 +39,9 @@ from lakeshare_server.catalog.sharing.shares import (
 )
 from lakeshare_server.catalog.sharing.states import (
     FederationPolicy,
-    Given,
     Grant,
     Group,
+    IssuedSecret,
     LinkState,
     RecipientState,
     Share,
@@ -50,21 +50,21 @@ from lakeshare_server.catalog.sharing.states import (
 )
 
 __all__ = [
-    "KEEP",
-    "LINK_LIFE",
+    "DEFAULT_LINK_LIFE",
+    "UNCHANGED",
     "Change",
     "Edit",
     "FederationPolicy",
-    "Given",
     "Grant",
     "Group",
-    "Keep",
+    "IssuedSecret",
     "Keeper",
     "LinkState",
     "RecipientState",
     "Share",
     "SharedObject",
     "TokenState",
+    "Unchanged",
     "add_table",
     "add_tables",
     "alter_group",
@@ -72,6 +72,7 @@ __all__ = [
     "alter_share",
     "alter_table",
     "create_group",
+    "create_link",
     "create_recipient",
     "create_share",
     "drop_group",
@@ -79,12 +80,11 @@ __all__ = [
     "drop_recipient",
     "drop_share",
     "editing",
+    "find_link",
     "grant",
-    "invite",
     "issue_token",
-    "look_at_link",
     "put_policy",
-    "redeem",
+    "redeem_link",
     "remove_table",
     "revoke",
     "revoke_recipient",

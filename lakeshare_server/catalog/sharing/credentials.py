@@ -21,48 +21,48 @@ from lakeshare_server.catalog.models import (
     TokenRow,
 )
 from lakeshare_server.catalog.names import require_name
-from lakeshare_server.catalog.sharing.editing import Edit, editing, require_aware, touch
+from lakeshare_server.catalog.sharing.editing import Edit, editing, require_aware, touch_row
 from lakeshare_server.catalog.sharing.recipients import require_not_revoked
 from lakeshare_server.catalog.sharing.states import (
     FederationPolicy,
-    Given,
+    IssuedSecret,
     LinkState,
     RecipientState,
-    recipient,
-    recipient_row,
-    told_link,
-    told_policy,
-    told_token,
+    find_recipient_row,
+    get_recipient,
+    link_from_row,
+    policy_from_row,
+    token_from_row,
 )
 from lakeshare_server.errors import BadRequest, CatalogConflict, LinkEnded, NameTaken, NotFound
 
 TokenKind = Literal["bearer", "client_secret"]
-AT_ONCE = timedelta(0)
+IMMEDIATELY = timedelta(0)
 
 Found = TypeVar("Found")
 
 
 def issue_token(
     edit: Edit, name: str, *, expires_at: datetime | None = None, kind: TokenKind | None = None
-) -> Given:
+) -> IssuedSecret:
     """Give a recipient one more token, or client secret; those it has stay as they are.
 
     Raises:
         NotFound: there is no such recipient.
         BadRequest: it was revoked, gets in by OIDC, or the end is past or has no zone.
     """
-    row = recipient_row(edit.session, name)
-    return _recorded(edit, row, "issue_token", lambda: issue(edit, row, expires_at, kind))
+    row = find_recipient_row(edit.session, name)
+    return _record_change(edit, row, "issue_token", lambda: issue_for_row(edit, row, expires_at, kind))
 
 
 def rotate_token(
     edit: Edit,
     name: str,
     *,
-    keep_old_for: timedelta = AT_ONCE,
+    keep_old_for: timedelta = IMMEDIATELY,
     expires_at: datetime | None = None,
     kind: TokenKind | None = None,
-) -> Given:
+) -> IssuedSecret:
     """Give a recipient a new token; the old ones end after a grace time, at once by default.
 
     The grace of a token can only shrink: one that ends sooner still does.
@@ -70,13 +70,13 @@ def rotate_token(
     Raises:
         NotFound, BadRequest: as `issue_token`, or the grace is negative.
     """
-    row = recipient_row(edit.session, name)
+    row = find_recipient_row(edit.session, name)
 
-    def rotated() -> Given:
+    def rotated() -> IssuedSecret:
         _shorten(edit, row, keep_old_for)
-        return issue(edit, row, expires_at, kind)
+        return issue_for_row(edit, row, expires_at, kind)
 
-    return _recorded(edit, row, "rotate_token", rotated)
+    return _record_change(edit, row, "rotate_token", rotated)
 
 
 def shorten_tokens(edit: Edit, name: str, *, existing_expire_in: timedelta) -> RecipientState:
@@ -86,9 +86,9 @@ def shorten_tokens(edit: Edit, name: str, *, existing_expire_in: timedelta) -> R
         NotFound: there is no such recipient.
         BadRequest: the time is negative.
     """
-    row = recipient_row(edit.session, name)
-    _recorded(edit, row, "shorten_tokens", lambda: _shorten(edit, row, existing_expire_in))
-    return recipient(edit.session, row.name)
+    row = find_recipient_row(edit.session, name)
+    _record_change(edit, row, "shorten_tokens", lambda: _shorten(edit, row, existing_expire_in))
+    return get_recipient(edit.session, row.name)
 
 
 def revoke_token(edit: Edit, name: str, token_id: str) -> RecipientState:
@@ -97,7 +97,7 @@ def revoke_token(edit: Edit, name: str, token_id: str) -> RecipientState:
     Raises:
         NotFound: there is no such recipient, or it has no such token.
     """
-    row = recipient_row(edit.session, name)
+    row = find_recipient_row(edit.session, name)
     own = select(TokenRow).where(TokenRow.recipient_key == row.key, TokenRow.id == token_id)
     token = edit.session.scalars(own).one_or_none()
     if token is None:
@@ -107,11 +107,13 @@ def revoke_token(edit: Edit, name: str, token_id: str) -> RecipientState:
         token.revoked_at = token.revoked_at or edit.at
         edit.session.flush()
 
-    _recorded(edit, row, "revoke_token", revoked)
-    return recipient(edit.session, row.name)
+    _record_change(edit, row, "revoke_token", revoked)
+    return get_recipient(edit.session, row.name)
 
 
-def issue(edit: Edit, row: RecipientRow, expires_at: datetime | None, kind: TokenKind | None) -> Given:
+def issue_for_row(
+    edit: Edit, row: RecipientRow, expires_at: datetime | None, kind: TokenKind | None
+) -> IssuedSecret:
     """A token for a recipient's row, within an operation that tells of it.
 
     Raises:
@@ -134,36 +136,40 @@ def issue(edit: Edit, row: RecipientRow, expires_at: datetime | None, kind: Toke
     edit.session.add(token)
     row.activated_at = row.activated_at or edit.at
     edit.session.flush()
-    return Given(told_token(token), secret)
+    return IssuedSecret(token_from_row(token), secret)
 
 
 def _shorten(edit: Edit, row: RecipientRow, within: timedelta) -> None:
-    if within < AT_ONCE:
+    if within < IMMEDIATELY:
         raise BadRequest("keep_old_for", str(within), "Give a time of zero or more.")
     own = select(TokenRow).where(TokenRow.recipient_key == row.key, TokenRow.revoked_at.is_(None))
     end = edit.at + within
     for token in edit.session.scalars(own):
         token.superseded_at = token.superseded_at or edit.at
         token.expires_at = end if token.expires_at is None else min(token.expires_at, end)
-        if within == AT_ONCE:
+        if within == IMMEDIATELY:
             token.revoked_at = edit.at
     edit.session.flush()
 
 
-def _recorded(edit: Edit, row: RecipientRow, action: str, change: Callable[[], Found]) -> Found:
-    before = recipient(edit.session, row.name).as_json()
-    touch(edit, row, "Recipient", row.name)
+def _record_change(edit: Edit, row: RecipientRow, action: str, change: Callable[[], Found]) -> Found:
+    before = get_recipient(edit.session, row.name).as_json()
+    touch_row(edit, row, "Recipient", row.name)
     found = change()
-    edit.changed(action, row.name, before, recipient(edit.session, row.name).as_json())
+    edit.changed(action, row.name, before, get_recipient(edit.session, row.name).as_json())
     return found
 
 
-LINK_LIFE = timedelta(hours=72)
-LONGEST_LIFE = timedelta(days=365)
+DEFAULT_LINK_LIFE = timedelta(hours=72)
+MAX_LINK_LIFE = timedelta(days=365)
 
 
-def invite(
-    edit: Edit, name: str, *, link_life: timedelta = LINK_LIFE, token_expires_at: datetime | None = None
+def create_link(
+    edit: Edit,
+    name: str,
+    *,
+    link_life: timedelta = DEFAULT_LINK_LIFE,
+    token_expires_at: datetime | None = None,
 ) -> tuple[LinkState, str]:
     """Make a link for a recipient and tell its code, here only; links that were not used yet end.
 
@@ -171,14 +177,14 @@ def invite(
         NotFound: there is no such recipient.
         BadRequest: it was revoked, gets in by OIDC, or a time cannot be used.
     """
-    row = recipient_row(edit.session, name)
+    row = find_recipient_row(edit.session, name)
     require_not_revoked(row)
     require_aware("token_expires_at", token_expires_at)
     if row.authentication == "OIDC_FEDERATION":
         raise BadRequest("recipient", row.name, "It gets in with tokens of its own issuer and needs no link.")
-    if not timedelta(0) < link_life <= LONGEST_LIFE:
-        raise BadRequest("link_life", str(link_life), f"Give a time of up to {LONGEST_LIFE.days} days.")
-    touch(edit, row, "Recipient", row.name)
+    if not timedelta(0) < link_life <= MAX_LINK_LIFE:
+        raise BadRequest("link_life", str(link_life), f"Give a time of up to {MAX_LINK_LIFE.days} days.")
+    touch_row(edit, row, "Recipient", row.name)
     unused = (ActivationRow.recipient_key == row.key) & ActivationRow.used_at.is_(None)
     still_open = unused & ActivationRow.revoked_at.is_(None)
     edit.session.execute(update(ActivationRow).where(still_open).values(revoked_at=edit.at))
@@ -194,12 +200,12 @@ def invite(
     )
     edit.session.add(link)
     edit.session.flush()
-    told = told_link(link, row.name)
-    edit.changed("invite", row.name, None, told.as_json())
-    return told, code
+    state = link_from_row(link, row.name)
+    edit.changed("invite", row.name, None, state.as_json())
+    return state, code
 
 
-def look_at_link(catalog: Catalog, code: str) -> tuple[LinkState, RecipientState]:
+def find_link(catalog: Catalog, code: str) -> tuple[LinkState, RecipientState]:
     """The link with this code and its recipient; open to be redeemed.
 
     Raises:
@@ -207,15 +213,15 @@ def look_at_link(catalog: Catalog, code: str) -> tuple[LinkState, RecipientState
         LinkEnded: it was used, has expired, or was replaced; says when.
     """
     with catalog.reading() as session:
-        link, row = _found(session, code)
-        told = told_link(link, row.name)
-        _require_open(told, datetime.now(UTC))
-        return told, recipient(session, row.name)
+        link, row = _find_by_code(session, code)
+        state = link_from_row(link, row.name)
+        _require_open(state, datetime.now(UTC))
+        return state, get_recipient(session, row.name)
 
 
-def redeem(
+def redeem_link(
     edit: Edit, code: str, *, from_address: str | None, accepts_agreement: bool = False
-) -> tuple[RecipientState, Given]:
+) -> tuple[RecipientState, IssuedSecret]:
     """Use a link up: the recipient with a new token, or client secret, that is shown here only.
 
     Raises:
@@ -223,24 +229,24 @@ def redeem(
         LinkEnded: it was used, has expired, or was replaced; says when.
         BadRequest: the recipient has an agreement to accept.
     """
-    link, row = _found(edit.session, code)
-    _require_open(told_link(link, row.name), edit.at)
-    before = recipient(edit.session, row.name)
+    link, row = _find_by_code(edit.session, code)
+    _require_open(link_from_row(link, row.name), edit.at)
+    before = get_recipient(edit.session, row.name)
     if row.agreement is not None and row.agreement_accepted_at is None:
         if not accepts_agreement:
             raise BadRequest(
                 "accepts_agreement", False, "Read the agreement and accept it to get the profile."
             )
         row.agreement_accepted_at, row.agreement_accepted_from = edit.at, from_address
-    touch(edit, row, "Recipient", row.name)
+    touch_row(edit, row, "Recipient", row.name)
     link.used_at, link.used_from = edit.at, from_address
-    given = issue(edit, row, link.token_expires_at, None)
-    told = recipient(edit.session, row.name)
-    edit.changed("redeem_link", row.name, before.as_json(), told.as_json())
-    return told, given
+    issued = issue_for_row(edit, row, link.token_expires_at, None)
+    state = get_recipient(edit.session, row.name)
+    edit.changed("redeem_link", row.name, before.as_json(), state.as_json())
+    return state, issued
 
 
-def _found(session: Session, code: str) -> tuple[ActivationRow, RecipientRow]:
+def _find_by_code(session: Session, code: str) -> tuple[ActivationRow, RecipientRow]:
     # By a digest of 256 random bits, as tokens are.
     pair = select(ActivationRow, RecipientRow).join(
         RecipientRow, RecipientRow.key == ActivationRow.recipient_key
@@ -270,13 +276,13 @@ def put_policy(edit: Edit, recipient: str, wanted: FederationPolicy) -> Federati
         CatalogConflict: another recipient has the same issuer, claim and subject.
     """
     _require_usable(wanted)
-    row = recipient_row(edit.session, recipient)
+    row = find_recipient_row(edit.session, recipient)
     require_not_revoked(row)
     if row.authentication != "OIDC_FEDERATION":
         raise BadRequest("recipient", row.name, f"It gets in by {row.authentication}; add one USING OIDC.")
     _require_unambiguous(edit, row, wanted)
     policy = _policy(edit, row, wanted.name)
-    before = None if policy is None else told_policy(policy).as_json()
+    before = None if policy is None else policy_from_row(policy).as_json()
     if policy is None:
         policy = FederationPolicyRow(
             id=str(uuid.uuid4()), recipient_key=row.key, name_key=wanted.name.lower(), created_at=edit.at
@@ -288,11 +294,11 @@ def put_policy(edit: Edit, recipient: str, wanted: FederationPolicy) -> Federati
     policy.issuer, policy.audiences = wanted.issuer, list(wanted.audiences)
     policy.subject_claim, policy.subject = wanted.subject_claim, wanted.subject
     row.activated_at = row.activated_at or edit.at
-    touch(edit, row, "Recipient", row.name)
+    touch_row(edit, row, "Recipient", row.name)
     edit.session.flush()
-    told = told_policy(policy)
-    edit.changed("put_policy", row.name, before, told.as_json())
-    return told
+    state = policy_from_row(policy)
+    edit.changed("put_policy", row.name, before, state.as_json())
+    return state
 
 
 def drop_policy(edit: Edit, recipient: str, name: str) -> FederationPolicy:
@@ -301,16 +307,16 @@ def drop_policy(edit: Edit, recipient: str, name: str) -> FederationPolicy:
     Raises:
         NotFound: there is no such recipient, or it has no such policy.
     """
-    row = recipient_row(edit.session, recipient)
+    row = find_recipient_row(edit.session, recipient)
     policy = _policy(edit, row, name)
     if policy is None:
         raise NotFound("Federation policy", name)
-    told = told_policy(policy)
-    touch(edit, row, "Recipient", row.name)
+    state = policy_from_row(policy)
+    touch_row(edit, row, "Recipient", row.name)
     edit.session.delete(policy)
     edit.session.flush()
-    edit.changed("drop_policy", row.name, told.as_json(), None)
-    return told
+    edit.changed("drop_policy", row.name, state.as_json(), None)
+    return state
 
 
 def _policy(edit: Edit, row: RecipientRow, name: str) -> FederationPolicyRow | None:
@@ -320,43 +326,43 @@ def _policy(edit: Edit, row: RecipientRow, name: str) -> FederationPolicyRow | N
     return edit.session.scalars(same).one_or_none()
 
 
-def _require_unambiguous(edit: Edit, row: RecipientRow, wanted: FederationPolicy) -> None:
+def _require_unambiguous(edit: Edit, row: RecipientRow, policy: FederationPolicy) -> None:
     same = (
         select(RecipientRow.name, FederationPolicyRow.audiences)
         .join(RecipientRow, RecipientRow.key == FederationPolicyRow.recipient_key)
         .where(
-            FederationPolicyRow.issuer == wanted.issuer,
-            FederationPolicyRow.subject_claim == wanted.subject_claim,
-            FederationPolicyRow.subject == wanted.subject,
+            FederationPolicyRow.issuer == policy.issuer,
+            FederationPolicyRow.subject_claim == policy.subject_claim,
+            FederationPolicyRow.subject == policy.subject,
             FederationPolicyRow.recipient_key != row.key,
         )
     )
     for name, audiences in edit.session.execute(same):
-        if set(audiences) & set(wanted.audiences):
+        if set(audiences) & set(policy.audiences):
             raise CatalogConflict(
-                f"recipient {name} has the same issuer, {wanted.subject_claim}, subject and audience",
+                f"recipient {name} has the same issuer, {policy.subject_claim}, subject and audience",
                 "A token must be one recipient's only; give another subject or audience.",
             )
 
 
-def _require_usable(wanted: FederationPolicy) -> None:
-    require_name("policy", wanted.name)
-    parsed = urlsplit(wanted.issuer)
+def _require_usable(policy: FederationPolicy) -> None:
+    require_name("policy", policy.name)
+    parsed = urlsplit(policy.issuer)
     if parsed.scheme not in ("https", "http") or not parsed.hostname or parsed.query or parsed.fragment:
-        raise BadRequest("issuer", wanted.issuer, "Give the issuer's URL as its tokens say it in `iss`.")
-    for field, value in (("subject_claim", wanted.subject_claim), ("subject", wanted.subject)):
+        raise BadRequest("issuer", policy.issuer, "Give the issuer's URL as its tokens say it in `iss`.")
+    for field, value in (("subject_claim", policy.subject_claim), ("subject", policy.subject)):
         if not 0 < len(value) <= 255 or not value.isprintable():
             raise BadRequest(field, value, "Give a text of 1 to 255 printable characters.")
-    if not wanted.audiences or not all(0 < len(one) <= 255 for one in wanted.audiences):
+    if not policy.audiences or not all(0 < len(audience) <= 255 for audience in policy.audiences):
         raise BadRequest(
-            "audiences", list(wanted.audiences), "Name at least one audience, each of 1 to 255 characters."
+            "audiences", list(policy.audiences), "Name at least one audience, each of 1 to 255 characters."
         )
 
 
 Role = Literal["owner", "steward", "auditor"]
 # Whoever finds a key where none should be, a person or a scanner, knows what it is.
 PREFIX = "lakeshare-admin-"
-FIRST = "first"
+FIRST_KEY_NAME = "first"
 FIRST_BY = "lakeshare serve"
 NAME = re.compile(r"[^\x00-\x20\x7f:/]{1,200}")
 
@@ -410,8 +416,8 @@ def add_admin_key(
     )
     edit.session.add(row)
     edit.session.flush()
-    edit.changed("add_admin_key", name, None, _told(row))
-    return _key(row), key
+    edit.changed("add_admin_key", name, None, _key_details(row))
+    return _admin_key_from_row(row), key
 
 
 def revoke_admin_key(edit: Edit, name: str) -> AdminKey:
@@ -423,27 +429,29 @@ def revoke_admin_key(edit: Edit, name: str) -> AdminKey:
     row = _row(edit.session, name)
     if row is None:
         raise NotFound("Administrator's key", name)
-    before = _told(row)
+    before = _key_details(row)
     row.revoked_at = row.revoked_at or edit.at
     edit.session.flush()
-    edit.changed("revoke_admin_key", name, before, _told(row))
-    return _key(row)
+    edit.changed("revoke_admin_key", name, before, _key_details(row))
+    return _admin_key_from_row(row)
 
 
-def admin_keys(session: Session) -> list[AdminKey]:
+def read_admin_keys(session: Session) -> list[AdminKey]:
     """All keys in the order they were made, revoked ones too."""
-    return [_key(row) for row in session.scalars(select(AdminKeyRow).order_by(AdminKeyRow.key))]
+    return [
+        _admin_key_from_row(row) for row in session.scalars(select(AdminKeyRow).order_by(AdminKeyRow.key))
+    ]
 
 
-def admin_key_of(session: Session, key: str) -> AdminKey | None:
+def find_admin_key(session: Session, key: str) -> AdminKey | None:
     """What is kept of a key, if it is one that is valid now."""
     # Looked up by a digest of 256 random bits: how long it takes tells nothing about another key.
     row = session.scalars(select(AdminKeyRow).where(AdminKeyRow.digest == token_digest(key))).one_or_none()
-    found = None if row is None else _key(row)
+    found = None if row is None else _admin_key_from_row(row)
     return found if found is not None and found.is_valid(datetime.now(UTC)) else None
 
 
-def first_admin_key(catalog: Catalog) -> str | None:
+def create_first_admin_key(catalog: Catalog) -> str | None:
     """The first key of a catalog, an owner's; None when it ever had one: nobody is let in a second time.
 
     Raises:
@@ -454,7 +462,7 @@ def first_admin_key(catalog: Catalog) -> str | None:
             return None
     with editing(catalog, FIRST_BY) as edit:
         # Writers take turns: of two servers that start at once, the second sees the first one's key.
-        return None if _has_any(edit.session) else add_admin_key(edit, FIRST, "owner")[1]
+        return None if _has_any(edit.session) else add_admin_key(edit, FIRST_KEY_NAME, "owner")[1]
 
 
 def _has_any(session: Session) -> bool:
@@ -465,7 +473,7 @@ def _row(session: Session, name: str) -> AdminKeyRow | None:
     return session.scalars(select(AdminKeyRow).where(AdminKeyRow.name == name)).one_or_none()
 
 
-def _key(row: AdminKeyRow) -> AdminKey:
+def _admin_key_from_row(row: AdminKeyRow) -> AdminKey:
     return AdminKey(
         id=row.id,
         name=row.name,
@@ -477,7 +485,7 @@ def _key(row: AdminKeyRow) -> AdminKey:
     )
 
 
-def _told(row: AdminKeyRow) -> dict[str, Any]:
+def _key_details(row: AdminKeyRow) -> dict[str, Any]:
     ends = {
         name: moment.isoformat()
         for name, moment in (("expires_at", row.expires_at), ("revoked_at", row.revoked_at))

@@ -18,17 +18,16 @@ from lakeshare_server.catalog.audit import AuditEvent, append_events
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.errors import BadRequest, EditedMeanwhile, NameTaken
 
-# Whose an object is: contracts and files remove what they made and say no more, nobody else's.
 Keeper = Literal["contracts", "files", "hand"]
 
 
-class Keep(Enum):
+class Unchanged(Enum):
     """The one value that leaves a field as it is: None empties it."""
 
     KEEP = "keep"
 
 
-KEEP: Final = Keep.KEEP
+UNCHANGED: Final = Unchanged.KEEP
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,14 @@ def editing(
             yield edit
             session.flush()
             # Last: whoever appends next waits for this transaction's end.
-            append_events(session, _events(edit))
+            append_events(session, _change_events(edit))
     except IntegrityError as error:
         raise NameTaken(
             "somebody else has just made, or removed, an object of this name", "Look again, then repeat it."
         ) from error
 
 
-def touch(
+def touch_row(
     edit: Edit, row: EditedRow, kind: str, name: str, expected: int | None = None, *, is_new: bool = False
 ) -> None:
     """Count an edit of the row, if it is still the revision that was looked at.
@@ -129,9 +128,9 @@ def touch(
     row.updated_at, row.updated_by = edit.at, edit.by
 
 
-def given(**fields: Any) -> dict[str, Any]:
+def changed_fields(**fields: Any) -> dict[str, Any]:
     """The fields that are to be changed."""
-    return {name: value for name, value in fields.items() if value is not KEEP}
+    return {name: value for name, value in fields.items() if value is not UNCHANGED}
 
 
 def require_aware(field_name: str, moment: datetime | None) -> None:
@@ -144,7 +143,7 @@ def require_aware(field_name: str, moment: datetime | None) -> None:
         raise BadRequest(field_name, moment.isoformat(), "Give a time with its zone.")
 
 
-def _events(edit: Edit) -> list[AuditEvent]:
+def _change_events(edit: Edit) -> list[AuditEvent]:
     return [
         AuditEvent(
             kind="change",

@@ -18,28 +18,35 @@ from lakeshare_server.catalog.models import (
     TokenRow,
 )
 from lakeshare_server.catalog.names import (
-    networks,
+    parse_networks,
     require_name,
     require_owner,
     require_properties,
     require_rule_text,
 )
-from lakeshare_server.catalog.sharing.editing import KEEP, Edit, Keep, given, require_aware, touch
+from lakeshare_server.catalog.sharing.editing import (
+    UNCHANGED,
+    Edit,
+    Unchanged,
+    changed_fields,
+    require_aware,
+    touch_row,
+)
 from lakeshare_server.catalog.sharing.states import (
     Authentication,
     Grant,
     Group,
     RecipientState,
-    group,
-    group_row,
-    recipient,
-    recipient_row,
-    share_row,
-    told_grant,
+    find_group_row,
+    find_recipient_row,
+    find_share_row,
+    get_group,
+    get_recipient,
+    grant_from_row,
 )
 from lakeshare_server.errors import BadRequest, NameTaken, NotFound
 
-LONGEST_AGREEMENT = 100_000
+MAX_AGREEMENT_CHARS = 100_000
 
 
 def create_recipient(
@@ -75,7 +82,7 @@ def create_recipient(
         owner=owner or edit.by,
         properties=dict(properties or {}) or None,
         authentication=authentication,
-        ip_allow=networks("ip_allow", ip_allow),
+        ip_allow=parse_networks("ip_allow", ip_allow),
         expires_at=expires_at,
         agreement=agreement,
         applied=False,
@@ -85,24 +92,24 @@ def create_recipient(
     )
     edit.keep(row)
     edit.session.add(row)
-    touch(edit, row, "Recipient", name, is_new=True)
+    touch_row(edit, row, "Recipient", name, is_new=True)
     edit.session.flush()
-    told = recipient(edit.session, name)
-    edit.changed("create_recipient", name, None, told.as_json())
-    return told
+    state = get_recipient(edit.session, name)
+    edit.changed("create_recipient", name, None, state.as_json())
+    return state
 
 
 def alter_recipient(
     edit: Edit,
     name: str,
     *,
-    new_name: str | Keep = KEEP,
-    comment: str | Keep | None = KEEP,
-    owner: str | Keep | None = KEEP,
-    properties: Mapping[str, str] | Keep | None = KEEP,
-    ip_allow: Sequence[str] | Keep | None = KEEP,
-    expires_at: datetime | Keep | None = KEEP,
-    agreement: str | Keep | None = KEEP,
+    new_name: str | Unchanged = UNCHANGED,
+    comment: str | Unchanged | None = UNCHANGED,
+    owner: str | Unchanged | None = UNCHANGED,
+    properties: Mapping[str, str] | Unchanged | None = UNCHANGED,
+    ip_allow: Sequence[str] | Unchanged | None = UNCHANGED,
+    expires_at: datetime | Unchanged | None = UNCHANGED,
+    agreement: str | Unchanged | None = UNCHANGED,
     revision: int | None = None,
 ) -> RecipientState:
     """Change what is given; tokens and grants stay. Another agreement has to be accepted with the next link.
@@ -112,32 +119,32 @@ def alter_recipient(
         BadRequest: a value cannot be used.
         CatalogConflict: the new name is taken, or the revision is another.
     """
-    row = recipient_row(edit.session, name)
-    before = recipient(edit.session, name)
-    fields = given(comment=comment, owner=owner, expires_at=expires_at, agreement=agreement)
+    row = find_recipient_row(edit.session, name)
+    before = get_recipient(edit.session, name)
+    fields = changed_fields(comment=comment, owner=owner, expires_at=expires_at, agreement=agreement)
     require_owner(fields.get("owner"))
     require_aware("expires_at", fields.get("expires_at"))
     _require_agreement(fields.get("agreement"))
-    if properties is not KEEP:
+    if properties is not UNCHANGED:
         require_properties("properties", properties)
         fields["properties"] = dict(properties or {}) or None
-    if ip_allow is not KEEP:
-        fields["ip_allow"] = networks("ip_allow", ip_allow)
-    if new_name is not KEEP:
+    if ip_allow is not UNCHANGED:
+        fields["ip_allow"] = parse_networks("ip_allow", ip_allow)
+    if new_name is not UNCHANGED:
         if new_name != row.name:
             require_name("recipient", new_name)
         _require_free(edit, new_name, row.key)
         fields |= {"name": new_name, "name_key": new_name.lower()}
     if fields.get("agreement", row.agreement) != row.agreement:
         fields |= {"agreement_accepted_at": None, "agreement_accepted_from": None}
-    touch(edit, row, "Recipient", row.name, revision)
+    touch_row(edit, row, "Recipient", row.name, revision)
     edit.keep(row)
     for key, value in fields.items():
         setattr(row, key, value)
     edit.session.flush()
-    told = recipient(edit.session, row.name)
-    edit.changed("alter_recipient", before.name, before.as_json(), told.as_json())
-    return told
+    state = get_recipient(edit.session, row.name)
+    edit.changed("alter_recipient", before.name, before.as_json(), state.as_json())
+    return state
 
 
 def revoke_recipient(edit: Edit, name: str, *, revision: int | None = None) -> RecipientState:
@@ -147,17 +154,17 @@ def revoke_recipient(edit: Edit, name: str, *, revision: int | None = None) -> R
         NotFound: there is no such recipient.
         CatalogConflict: the revision is another.
     """
-    row = recipient_row(edit.session, name)
-    before = recipient(edit.session, name)
-    touch(edit, row, "Recipient", row.name, revision)
+    row = find_recipient_row(edit.session, name)
+    before = get_recipient(edit.session, name)
+    touch_row(edit, row, "Recipient", row.name, revision)
     row.revoked_at = row.revoked_at or edit.at
     for model in (TokenRow, ActivationRow):
         open_ones = (model.recipient_key == row.key) & model.revoked_at.is_(None)
         edit.session.execute(update(model).where(open_ones).values(revoked_at=edit.at))
     edit.session.flush()
-    told = recipient(edit.session, name)
-    edit.changed("revoke_recipient", told.name, before.as_json(), told.as_json())
-    return told
+    state = get_recipient(edit.session, name)
+    edit.changed("revoke_recipient", state.name, before.as_json(), state.as_json())
+    return state
 
 
 def drop_recipient(edit: Edit, name: str, *, revision: int | None = None) -> RecipientState:
@@ -167,13 +174,13 @@ def drop_recipient(edit: Edit, name: str, *, revision: int | None = None) -> Rec
         NotFound: there is no such recipient.
         CatalogConflict: the revision is another.
     """
-    row = recipient_row(edit.session, name)
-    told = recipient(edit.session, name)
-    touch(edit, row, "Recipient", row.name, revision)
+    row = find_recipient_row(edit.session, name)
+    state = get_recipient(edit.session, name)
+    touch_row(edit, row, "Recipient", row.name, revision)
     edit.session.delete(row)
     edit.session.flush()
-    edit.changed("drop_recipient", told.name, told.as_json(), None)
-    return told
+    edit.changed("drop_recipient", state.name, state.as_json(), None)
+    return state
 
 
 def require_not_revoked(row: RecipientRow) -> None:
@@ -204,8 +211,8 @@ def _require_authentication(authentication: str) -> None:
 
 
 def _require_agreement(agreement: str | None) -> None:
-    if agreement is not None and not 0 < len(agreement.strip()) <= len(agreement) <= LONGEST_AGREEMENT:
-        raise BadRequest("agreement", agreement, f"Give a text of 1 to {LONGEST_AGREEMENT} characters.")
+    if agreement is not None and not 0 < len(agreement.strip()) <= len(agreement) <= MAX_AGREEMENT_CHARS:
+        raise BadRequest("agreement", agreement, f"Give a text of 1 to {MAX_AGREEMENT_CHARS} characters.")
 
 
 def create_group(edit: Edit, name: str, *, comment: str | None = None, members: Sequence[str] = ()) -> Group:
@@ -230,20 +237,20 @@ def create_group(edit: Edit, name: str, *, comment: str | None = None, members: 
     )
     edit.keep(row)
     edit.session.add(row)
-    touch(edit, row, "Group", name, is_new=True)
+    touch_row(edit, row, "Group", name, is_new=True)
     edit.session.flush()
     _add(edit, row, members)
-    told = group(edit.session, name)
-    edit.changed("create_group", name, None, told.as_json())
-    return told
+    state = get_group(edit.session, name)
+    edit.changed("create_group", name, None, state.as_json())
+    return state
 
 
 def alter_group(
     edit: Edit,
     name: str,
     *,
-    new_name: str | Keep = KEEP,
-    comment: str | Keep | None = KEEP,
+    new_name: str | Unchanged = UNCHANGED,
+    comment: str | Unchanged | None = UNCHANGED,
     add: Sequence[str] = (),
     remove: Sequence[str] = (),
     revision: int | None = None,
@@ -255,28 +262,28 @@ def alter_group(
         BadRequest: the new name cannot be used.
         CatalogConflict: the new name is taken, or the revision is another.
     """
-    row = group_row(edit.session, name)
-    before = group(edit.session, name)
-    fields = given(comment=comment)
-    if new_name is not KEEP:
+    row = find_group_row(edit.session, name)
+    before = get_group(edit.session, name)
+    fields = changed_fields(comment=comment)
+    if new_name is not UNCHANGED:
         if new_name != row.name:
             require_name("group", new_name)
         _require_free_group(edit, new_name, row.key)
         fields |= {"name": new_name, "name_key": new_name.lower()}
-    touch(edit, row, "Group", row.name, revision)
+    touch_row(edit, row, "Group", row.name, revision)
     edit.keep(row)
     for key, value in fields.items():
         setattr(row, key, value)
-    gone = [recipient_row(edit.session, member).key for member in remove]
+    gone = [find_recipient_row(edit.session, member).key for member in remove]
     edit.session.execute(
         delete(GroupMemberRow).where(
             GroupMemberRow.group_key == row.key, GroupMemberRow.recipient_key.in_(gone)
         )
     )
     _add(edit, row, add)
-    told = group(edit.session, row.name)
-    edit.changed("alter_group", before.name, before.as_json(), told.as_json())
-    return told
+    state = get_group(edit.session, row.name)
+    edit.changed("alter_group", before.name, before.as_json(), state.as_json())
+    return state
 
 
 def drop_group(edit: Edit, name: str, *, revision: int | None = None) -> Group:
@@ -286,23 +293,21 @@ def drop_group(edit: Edit, name: str, *, revision: int | None = None) -> Group:
         NotFound: there is no such group.
         CatalogConflict: the revision is another.
     """
-    row = group_row(edit.session, name)
-    told = group(edit.session, name)
-    touch(edit, row, "Group", row.name, revision)
+    row = find_group_row(edit.session, name)
+    state = get_group(edit.session, name)
+    touch_row(edit, row, "Group", row.name, revision)
     edit.session.delete(row)
     edit.session.flush()
-    edit.changed("drop_group", told.name, told.as_json(), None)
-    return told
+    edit.changed("drop_group", state.name, state.as_json(), None)
+    return state
 
 
 def _add(edit: Edit, row: GroupRow, members: Sequence[str]) -> None:
     known = set(
         edit.session.scalars(select(GroupMemberRow.recipient_key).where(GroupMemberRow.group_key == row.key))
     )
-    wanted = {recipient_row(edit.session, member).key for member in members}
-    edit.session.add_all(
-        GroupMemberRow(group_key=row.key, recipient_key=key) for key in sorted(wanted - known)
-    )
+    keys = {find_recipient_row(edit.session, member).key for member in members}
+    edit.session.add_all(GroupMemberRow(group_key=row.key, recipient_key=key) for key in sorted(keys - known))
     edit.session.flush()
 
 
@@ -332,20 +337,20 @@ def grant(
     """
     _require_times(starts_at, ends_at)
     require_rule_text("rule", rule)
-    parent = share_row(edit.session, share)
-    touch(edit, parent, "Share", parent.name, revision)
+    parent = find_share_row(edit.session, share)
+    touch_row(edit, parent, "Share", parent.name, revision)
     row, reader = _row(edit, parent.key, recipient, group)
-    before = None if row is None else told_grant(row, parent.name, **reader).as_json()
+    before = None if row is None else grant_from_row(row, parent.name, **reader).as_json()
     if row is None:
         row = _new_row(edit, parent.key, recipient, group)
     if recipient is not None:
-        require_not_revoked(recipient_row(edit.session, recipient))
+        require_not_revoked(find_recipient_row(edit.session, recipient))
     row.starts_at, row.ends_at, row.rule = starts_at, ends_at, rule
     edit.keep(row)
     edit.session.flush()
-    told = told_grant(row, parent.name, **reader)
-    edit.changed("grant", parent.name, before, told.as_json())
-    return told
+    state = grant_from_row(row, parent.name, **reader)
+    edit.changed("grant", parent.name, before, state.as_json())
+    return state
 
 
 def revoke(
@@ -363,27 +368,27 @@ def revoke(
         BadRequest: not exactly one reader is named.
         CatalogConflict: the share's revision is another.
     """
-    parent = share_row(edit.session, share)
-    touch(edit, parent, "Share", parent.name, revision)
+    parent = find_share_row(edit.session, share)
+    touch_row(edit, parent, "Share", parent.name, revision)
     row, reader = _row(edit, parent.key, recipient, group)
     if row is None:
         raise NotFound("Grant", f"{parent.name} to {recipient or group}")
-    told = told_grant(row, parent.name, **reader)
+    state = grant_from_row(row, parent.name, **reader)
     edit.session.delete(row)
     edit.session.flush()
-    edit.changed("revoke", parent.name, told.as_json(), None)
-    return told
+    edit.changed("revoke", parent.name, state.as_json(), None)
+    return state
 
 
 def _row(
     edit: Edit, share_key: int, recipient: str | None, group: str | None
 ) -> tuple[GrantRow | GroupGrantRow | None, dict[str, str]]:
     if recipient is not None and group is None:
-        reader = recipient_row(edit.session, recipient)
+        reader = find_recipient_row(edit.session, recipient)
         own = select(GrantRow).where(GrantRow.share_key == share_key, GrantRow.recipient_key == reader.key)
         return edit.session.scalars(own).one_or_none(), {"recipient": reader.name}
     if group is not None and recipient is None:
-        members = group_row(edit.session, group)
+        members = find_group_row(edit.session, group)
         of_group = select(GroupGrantRow).where(
             GroupGrantRow.share_key == share_key, GroupGrantRow.group_key == members.key
         )
@@ -397,9 +402,9 @@ def _new_row(
     made = {"share_key": share_key, "created_at": edit.at, "created_by": edit.by, "applied": False}
     row: GrantRow | GroupGrantRow
     if recipient is not None:
-        row = GrantRow(recipient_key=recipient_row(edit.session, recipient).key, **made)
+        row = GrantRow(recipient_key=find_recipient_row(edit.session, recipient).key, **made)
     else:
-        row = GroupGrantRow(group_key=group_row(edit.session, group or "").key, **made)
+        row = GroupGrantRow(group_key=find_group_row(edit.session, group or "").key, **made)
     edit.session.add(row)
     return row
 
@@ -417,9 +422,9 @@ def set_limits(
     edit: Edit,
     name: str,
     *,
-    requests_per_minute: int | Keep | None = KEEP,
-    urls_per_day: int | Keep | None = KEEP,
-    bytes_per_day: int | Keep | None = KEEP,
+    requests_per_minute: int | Unchanged | None = UNCHANGED,
+    urls_per_day: int | Unchanged | None = UNCHANGED,
+    bytes_per_day: int | Unchanged | None = UNCHANGED,
     revision: int | None = None,
 ) -> RecipientState:
     """Change the limits that are given; None gives back that of the settings.
@@ -429,9 +434,9 @@ def set_limits(
         BadRequest: a limit is no whole number of one or more.
         CatalogConflict: the revision is another.
     """
-    row = recipient_row(edit.session, name)
-    before = recipient(edit.session, name)
-    fields = given(
+    row = find_recipient_row(edit.session, name)
+    before = get_recipient(edit.session, name)
+    fields = changed_fields(
         requests_per_minute=requests_per_minute, urls_per_day=urls_per_day, bytes_per_day=bytes_per_day
     )
     for field, most in fields.items():
@@ -439,10 +444,10 @@ def set_limits(
             raise BadRequest(
                 field, most, "Give a whole number of one or more, or none to take the settings'."
             )
-    touch(edit, row, "Recipient", row.name, revision)
+    touch_row(edit, row, "Recipient", row.name, revision)
     limits = {**(row.limits or {}), **fields}
     row.limits = {field: most for field, most in limits.items() if most is not None} or None
     edit.session.flush()
-    told = recipient(edit.session, row.name)
-    edit.changed("set_limits", row.name, before.as_json(), told.as_json())
-    return told
+    state = get_recipient(edit.session, row.name)
+    edit.changed("set_limits", row.name, before.as_json(), state.as_json())
+    return state

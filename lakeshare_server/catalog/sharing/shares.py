@@ -15,15 +15,15 @@ from lakeshare_server.catalog.models import (
     ShareRow,
 )
 from lakeshare_server.catalog.names import require_name, require_owner, require_properties, require_rule_text
-from lakeshare_server.catalog.sharing.editing import KEEP, Edit, Keep, given, touch
+from lakeshare_server.catalog.sharing.editing import UNCHANGED, Edit, Unchanged, changed_fields, touch_row
 from lakeshare_server.catalog.sharing.states import (
     Kind,
     Share,
     SharedObject,
-    object_row,
-    share_row,
-    told_object,
-    told_share,
+    find_object_row,
+    find_share_row,
+    object_from_row,
+    share_from_row,
 )
 from lakeshare_server.errors import BadRequest, CatalogConflict, NameTaken
 
@@ -65,22 +65,22 @@ def create_share(
     )
     edit.keep(row)
     edit.session.add(row)
-    touch(edit, row, "Share", name, is_new=True)
+    touch_row(edit, row, "Share", name, is_new=True)
     edit.session.flush()
-    told = told_share(row)
-    edit.changed("create_share", name, None, told.as_json())
-    return told
+    state = share_from_row(row)
+    edit.changed("create_share", name, None, state.as_json())
+    return state
 
 
 def alter_share(
     edit: Edit,
     name: str,
     *,
-    new_name: str | Keep = KEEP,
-    comment: str | Keep | None = KEEP,
-    display_name: str | Keep | None = KEEP,
-    properties: Properties | Keep | None = KEEP,
-    owner: str | Keep | None = KEEP,
+    new_name: str | Unchanged = UNCHANGED,
+    comment: str | Unchanged | None = UNCHANGED,
+    display_name: str | Unchanged | None = UNCHANGED,
+    properties: Properties | Unchanged | None = UNCHANGED,
+    owner: str | Unchanged | None = UNCHANGED,
     revision: int | None = None,
 ) -> Share:
     """Change what is given; recipients find a renamed share under its new name only.
@@ -90,13 +90,13 @@ def alter_share(
         BadRequest: a value cannot be used.
         CatalogConflict: the new name is taken, the revision is another, or a contract declares the name or comment.
     """
-    row = share_row(edit.session, name)
-    before = told_share(row)
-    fields = given(comment=comment, display_name=display_name, owner=owner)
-    if properties is not KEEP:
+    row = find_share_row(edit.session, name)
+    before = share_from_row(row)
+    fields = changed_fields(comment=comment, display_name=display_name, owner=owner)
+    if properties is not UNCHANGED:
         require_properties("properties", properties)
         fields["properties"] = dict(properties or {}) or None
-    if new_name is not KEEP:
+    if new_name is not UNCHANGED:
         if new_name != row.name:
             require_name("share", new_name)
         _require_free(edit, new_name, row.key)
@@ -109,14 +109,14 @@ def alter_share(
         raise CatalogConflict(
             f"{row.name} is declared by a contract", "Change the contract and apply the shares."
         )
-    touch(edit, row, "Share", row.name, revision)
+    touch_row(edit, row, "Share", row.name, revision)
     edit.keep(row)
     for key, value in fields.items():
         setattr(row, key, value)
     edit.session.flush()
-    told = told_share(row)
-    edit.changed("alter_share", before.name, before.as_json(), told.as_json())
-    return told
+    state = share_from_row(row)
+    edit.changed("alter_share", before.name, before.as_json(), state.as_json())
+    return state
 
 
 def drop_share(edit: Edit, name: str, *, revision: int | None = None) -> Share:
@@ -126,19 +126,19 @@ def drop_share(edit: Edit, name: str, *, revision: int | None = None) -> Share:
         NotFound: there is no such share.
         CatalogConflict: the revision is another, or a contract declares tables in it.
     """
-    row = share_row(edit.session, name)
-    touch(edit, row, "Share", row.name, revision)
+    row = find_share_row(edit.session, name)
+    touch_row(edit, row, "Share", row.name, revision)
     if row.declared and edit.keeper != "contracts":
         raise CatalogConflict(
             f"{row.name} is declared by a contract", "Take it out of the contract and apply the shares."
         )
-    told = told_share(row)
+    state = share_from_row(row)
     for model in (GrantRow, GroupGrantRow):
         edit.session.execute(delete(model).where(model.share_key == row.key))
     edit.session.delete(row)
     edit.session.flush()
-    edit.changed("drop_share", told.name, told.as_json(), None)
-    return told
+    edit.changed("drop_share", state.name, state.as_json(), None)
+    return state
 
 
 def _require_free(edit: Edit, name: str, key: int | None) -> None:
@@ -152,7 +152,7 @@ def _require_free(edit: Edit, name: str, key: int | None) -> None:
 DECLARED = frozenset({"name", "schema", "lake_table", "comment", "history", "kind"})
 
 # So many names fit into one question on every database.
-FEW = 500
+MAX_SINGLE_LOOKUPS = 500
 
 
 def add_table(edit: Edit, share: str, wanted: SharedObject, *, revision: int | None = None) -> SharedObject:
@@ -180,18 +180,18 @@ def add_tables(
         _require_usable(one.table, one.kind)
         _require_numbers(one.start_version, one.publication)
         require_rule_text("rule", one.rule)
-    parent = share_row(edit.session, share)
-    touch(edit, parent, "Share", parent.name, revision)
+    parent = find_share_row(edit.session, share)
+    touch_row(edit, parent, "Share", parent.name, revision)
     schemas = _schemas(edit, parent, [one.schema for one in wanted])
     rows = [_new_row(edit, one, schemas[one.schema.lower()]) for one in wanted]
     _require_all_free(edit, parent, {row.key: row for row in schemas.values()}, rows)
     edit.session.add_all(rows)
     edit.session.flush()
-    told = []
+    states = []
     for one, row in zip(wanted, rows, strict=True):
-        told.append(told_object(row, schemas[one.schema.lower()].name, parent.name))
-        edit.changed("add_table", told[-1].path, None, told[-1].as_json())
-    return told
+        states.append(object_from_row(row, schemas[one.schema.lower()].name, parent.name))
+        edit.changed("add_table", states[-1].path, None, states[-1].as_json())
+    return states
 
 
 def _new_row(edit: Edit, wanted: SharedObject, schema: SchemaRow) -> SharedTableRow:
@@ -223,16 +223,16 @@ def alter_table(
     schema: str,
     name: str,
     *,
-    new_schema: str | Keep = KEEP,
-    new_name: str | Keep = KEEP,
-    table: str | Keep = KEEP,
-    kind: Kind | Keep = KEEP,
-    comment: str | Keep | None = KEEP,
-    history: bool | Keep = KEEP,
-    start_version: int | Keep | None = KEEP,
-    rule: str | Keep | None = KEEP,
-    publication: int | Keep | None = KEEP,
-    directory_access: bool | Keep = KEEP,
+    new_schema: str | Unchanged = UNCHANGED,
+    new_name: str | Unchanged = UNCHANGED,
+    table: str | Unchanged = UNCHANGED,
+    kind: Kind | Unchanged = UNCHANGED,
+    comment: str | Unchanged | None = UNCHANGED,
+    history: bool | Unchanged = UNCHANGED,
+    start_version: int | Unchanged | None = UNCHANGED,
+    rule: str | Unchanged | None = UNCHANGED,
+    publication: int | Unchanged | None = UNCHANGED,
+    directory_access: bool | Unchanged = UNCHANGED,
     revision: int | None = None,
 ) -> SharedObject:
     """Change what is given; the table keeps its id. Directory access ends when the name stands for another table.
@@ -242,9 +242,9 @@ def alter_table(
         BadRequest: a value cannot be used.
         CatalogConflict: the new alias is taken, the share's revision is another, or a contract declares the field.
     """
-    parent, folder, row = object_row(edit.session, share, schema, name)
-    before = told_object(row, folder.name, parent.name)
-    fields = given(
+    parent, folder, row = find_object_row(edit.session, share, schema, name)
+    before = object_from_row(row, folder.name, parent.name)
+    fields = changed_fields(
         name=new_name,
         lake_table=table,
         kind=kind,
@@ -256,15 +256,15 @@ def alter_table(
         directory_access=directory_access,
     )
     _require_alterable(edit, before, row, fields, new_schema)
-    touch(edit, parent, "Share", parent.name, revision)
+    touch_row(edit, parent, "Share", parent.name, revision)
     if not row.declared:
         edit.keep(row)
-    left, folder = folder, _moved(edit, parent, folder, row, new_schema, fields)
+    left, folder = folder, _move(edit, parent, folder, row, new_schema, fields)
     _set(edit, row, fields)
     _remove_if_empty(edit, left)
-    told = told_object(row, folder.name, parent.name)
-    edit.changed("alter_table", before.path, before.as_json(), told.as_json())
-    return told
+    state = object_from_row(row, folder.name, parent.name)
+    edit.changed("alter_table", before.path, before.as_json(), state.as_json())
+    return state
 
 
 def _set(edit: Edit, row: SharedTableRow, fields: dict[str, Any]) -> None:
@@ -276,17 +276,17 @@ def _set(edit: Edit, row: SharedTableRow, fields: dict[str, Any]) -> None:
     edit.session.flush()
 
 
-def _moved(
+def _move(
     edit: Edit,
     share: ShareRow,
     schema: SchemaRow,
     row: SharedTableRow,
-    new_schema: str | Keep,
+    new_schema: str | Unchanged,
     fields: dict[str, Any],
 ) -> SchemaRow:
     """The schema that a table is in under its new alias, which nothing else in the share has."""
     left = schema
-    if new_schema is not KEEP and new_schema.lower() != schema.name_key:
+    if new_schema is not UNCHANGED and new_schema.lower() != schema.name_key:
         schema = _schemas(edit, share, [new_schema])[new_schema.lower()]
         row.schema_key = schema.key
     if "name" in fields or schema is not left:
@@ -304,24 +304,24 @@ def remove_table(
         NotFound: there is no such shared table.
         CatalogConflict: a contract declares it, or the share's revision is another.
     """
-    parent, folder, row = object_row(edit.session, share, schema, name)
-    told = told_object(row, folder.name, parent.name)
-    touch(edit, parent, "Share", parent.name, revision)
+    parent, folder, row = find_object_row(edit.session, share, schema, name)
+    state = object_from_row(row, folder.name, parent.name)
+    touch_row(edit, parent, "Share", parent.name, revision)
     if row.declared and edit.keeper != "contracts":
         raise CatalogConflict(
-            f"{told.path} is declared by a contract", "Take it out of the contract and apply the shares."
+            f"{state.path} is declared by a contract", "Take it out of the contract and apply the shares."
         )
     edit.session.delete(row)
     edit.session.flush()
     _remove_if_empty(edit, folder)
-    edit.changed("remove_table", told.path, told.as_json(), None)
-    return told
+    edit.changed("remove_table", state.path, state.as_json(), None)
+    return state
 
 
 def _require_alterable(
-    edit: Edit, before: SharedObject, row: SharedTableRow, fields: dict[str, Any], new_schema: str | Keep
+    edit: Edit, before: SharedObject, row: SharedTableRow, fields: dict[str, Any], new_schema: str | Unchanged
 ) -> None:
-    schema = before.schema if new_schema is KEEP else new_schema
+    schema = before.schema if new_schema is UNCHANGED else new_schema
     if schema != before.schema:
         require_name("schema", schema)
     if fields.get("name", row.name) != row.name:
@@ -370,13 +370,13 @@ def _require_all_free(
     edit: Edit, share: ShareRow, schemas: Mapping[int, SchemaRow], rows: Sequence[SharedTableRow]
 ) -> None:
     same = select(SharedTableRow).where(SharedTableRow.schema_key.in_(schemas))
-    if len(rows) <= FEW:
+    if len(rows) <= MAX_SINGLE_LOOKUPS:
         same = same.where(SharedTableRow.name_key.in_([row.name_key for row in rows]))
     taken = {(row.schema_key, row.name_key): row for row in edit.session.scalars(same)}
     for row in rows:
         other = taken.setdefault((row.schema_key, row.name_key), row)
         if other is not row:
-            raise _taken(share, schemas[row.schema_key], other)
+            raise _name_taken(share, schemas[row.schema_key], other)
 
 
 def _require_free_name(edit: Edit, share: ShareRow, schema: SchemaRow, name: str, key: int | None) -> None:
@@ -385,10 +385,10 @@ def _require_free_name(edit: Edit, share: ShareRow, schema: SchemaRow, name: str
     )
     taken = edit.session.scalars(same).one_or_none()
     if taken is not None and taken.key != key:
-        raise _taken(share, schema, taken)
+        raise _name_taken(share, schema, taken)
 
 
-def _taken(share: ShareRow, schema: SchemaRow, taken: SharedTableRow) -> NameTaken:
+def _name_taken(share: ShareRow, schema: SchemaRow, taken: SharedTableRow) -> NameTaken:
     path = f"{share.name}.{schema.name}.{taken.name}"
     return NameTaken(f"{path} is shared already, as {taken.lake_table}", "Choose another alias, or alter it.")
 

@@ -32,7 +32,7 @@ Authentication = Literal["TOKEN", "OAUTH_CLIENT_CREDENTIALS", "OIDC_FEDERATION"]
 LifeCycle = Literal["invited", "activated", "rotating", "expired", "revoked"]
 
 
-class Told:
+class JsonState:
     """Something that can be told as JSON."""
 
     def as_json(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Told:
 def _json(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
-    if isinstance(value, Told):
+    if isinstance(value, JsonState):
         return value.as_json()
     if isinstance(value, tuple):
         return [_json(one) for one in value]
@@ -52,7 +52,7 @@ def _json(value: object) -> object:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share(Told):
+class Share(JsonState):
     """A share; its revision counts the edits of everything in it."""
 
     key: int
@@ -72,7 +72,7 @@ class Share(Told):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedObject(Told):
+class SharedObject(JsonState):
     """A table or view as a share names it; the fields behind `directory_access` are read, never given."""
 
     schema: str
@@ -99,7 +99,7 @@ class SharedObject(Told):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grant(Told):
+class Grant(JsonState):
     """A recipient, or the members of a group, may read a share."""
 
     share: str
@@ -114,7 +114,7 @@ class Grant(Told):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenState(Told):
+class TokenState(JsonState):
     """A bearer token or client secret, without the secret."""
 
     id: str
@@ -133,7 +133,7 @@ class TokenState(Told):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkState(Told):
+class LinkState(JsonState):
     """An activation link, without its code."""
 
     id: str
@@ -152,7 +152,7 @@ class LinkState(Told):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederationPolicy(Told):
+class FederationPolicy(JsonState):
     """Whose tokens of an issuer are a recipient's."""
 
     name: str
@@ -167,7 +167,7 @@ class FederationPolicy(Told):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipientState(Told):
+class RecipientState(JsonState):
     """A recipient with everything by which it gets in."""
 
     key: int
@@ -199,7 +199,7 @@ class RecipientState(Told):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group(Told):
+class Group(JsonState):
     """Recipients that are granted shares together."""
 
     key: int
@@ -216,14 +216,14 @@ class Group(Told):
 
 
 @dataclass(frozen=True)
-class Given:
+class IssuedSecret:
     """A secret that is shown once, beside what is kept of it."""
 
     state: TokenState
     secret: str = field(repr=False)
 
 
-def told_share(row: ShareRow) -> Share:
+def share_from_row(row: ShareRow) -> Share:
     """A share's row as administrators see it."""
     return Share(
         key=row.key,
@@ -243,7 +243,7 @@ def told_share(row: ShareRow) -> Share:
     )
 
 
-def told_object(row: SharedTableRow, schema: str, share: str) -> SharedObject:
+def object_from_row(row: SharedTableRow, schema: str, share: str) -> SharedObject:
     """A shared table's row as administrators see it."""
     return SharedObject(
         schema=schema,
@@ -265,7 +265,7 @@ def told_object(row: SharedTableRow, schema: str, share: str) -> SharedObject:
     )
 
 
-def told_group(row: GroupRow, members: Sequence[str]) -> Group:
+def group_from_row(row: GroupRow, members: Sequence[str]) -> Group:
     """A group's row as administrators see it."""
     return Group(
         key=row.key,
@@ -282,7 +282,7 @@ def told_group(row: GroupRow, members: Sequence[str]) -> Group:
     )
 
 
-def told_token(row: TokenRow, use: TokenUseRow | None = None) -> TokenState:
+def token_from_row(row: TokenRow, use: TokenUseRow | None = None) -> TokenState:
     """A token's row as administrators see it."""
     return TokenState(
         id=row.id,
@@ -297,7 +297,7 @@ def told_token(row: TokenRow, use: TokenUseRow | None = None) -> TokenState:
     )
 
 
-def told_link(row: ActivationRow, recipient: str) -> LinkState:
+def link_from_row(row: ActivationRow, recipient: str) -> LinkState:
     """A link's row as administrators see it."""
     return LinkState(
         id=row.id,
@@ -312,7 +312,7 @@ def told_link(row: ActivationRow, recipient: str) -> LinkState:
     )
 
 
-def told_policy(row: FederationPolicyRow) -> FederationPolicy:
+def policy_from_row(row: FederationPolicyRow) -> FederationPolicy:
     """A policy's row as administrators see it."""
     return FederationPolicy(
         name=row.name,
@@ -327,7 +327,7 @@ def told_policy(row: FederationPolicyRow) -> FederationPolicy:
     )
 
 
-def told_grant(
+def grant_from_row(
     row: GrantRow | GroupGrantRow, share: str, *, recipient: str | None = None, group: str | None = None
 ) -> Grant:
     """A grant's row as administrators see it."""
@@ -344,7 +344,7 @@ def told_grant(
     )
 
 
-def told_recipient(
+def recipient_from_row(
     row: RecipientRow,
     tokens: Sequence[TokenState],
     links: Sequence[LinkState],
@@ -403,22 +403,22 @@ def _life_cycle(
     return "expired"
 
 
-def shares(session: Session, after: int = 0, limit: int | None = None) -> list[Share]:
+def list_shares(session: Session, after: int = 0, limit: int | None = None) -> list[Share]:
     """The shares in the order they were made: all, or so many with a key behind `after`."""
-    wanted = select(ShareRow).where(ShareRow.key > after).order_by(ShareRow.key).limit(limit)
-    return [told_share(row) for row in session.scalars(wanted)]
+    statement = select(ShareRow).where(ShareRow.key > after).order_by(ShareRow.key).limit(limit)
+    return [share_from_row(row) for row in session.scalars(statement)]
 
 
-def share(session: Session, name: str) -> Share:
+def get_share(session: Session, name: str) -> Share:
     """A share by its name.
 
     Raises:
         NotFound: there is none.
     """
-    return told_share(share_row(session, name))
+    return share_from_row(find_share_row(session, name))
 
 
-def objects(session: Session, share: str | None = None) -> list[SharedObject]:
+def list_objects(session: Session, share: str | None = None) -> list[SharedObject]:
     """The tables and views of a share, or of all shares, in the order they were added.
 
     Raises:
@@ -431,11 +431,11 @@ def objects(session: Session, share: str | None = None) -> list[SharedObject]:
         .order_by(SharedTableRow.key)
     )
     if share is not None:
-        rows = rows.where(ShareRow.key == share_row(session, share).key)
-    return [told_object(row, schema, parent) for row, schema, parent in session.execute(rows)]
+        rows = rows.where(ShareRow.key == find_share_row(session, share).key)
+    return [object_from_row(row, schema, parent) for row, schema, parent in session.execute(rows)]
 
 
-def newest_publication(session: Session, table: str) -> int | None:
+def newest_publication_number(session: Session, table: str) -> int | None:
     """The number of the newest publication of a table of the lake, None when it has none."""
     return session.scalar(select(func.max(PublicationRow.version)).where(PublicationRow.table_name == table))
 
@@ -446,7 +446,7 @@ def is_followed(session: Session, table: str) -> bool:
     return session.scalar(known) is not None
 
 
-def shares_with_rules(session: Session) -> set[str]:
+def list_shares_with_rules(session: Session) -> set[str]:
     """The shares, in lower case, with a grant that has a rule: tables that come to them are held against it."""
     found: set[str] = set()
     for grants in (GrantRow, GroupGrantRow):
@@ -455,7 +455,7 @@ def shares_with_rules(session: Session) -> set[str]:
     return found
 
 
-def groups(session: Session) -> list[Group]:
+def list_groups(session: Session) -> list[Group]:
     """All groups with their members, in the order they were made."""
     members: defaultdict[int, list[str]] = defaultdict(list)
     pairs = select(GroupMemberRow.group_key, RecipientRow.name).join(
@@ -464,93 +464,93 @@ def groups(session: Session) -> list[Group]:
     for key, name in session.execute(pairs.order_by(RecipientRow.key)):
         members[key].append(name)
     rows = session.scalars(select(GroupRow).order_by(GroupRow.key))
-    return [told_group(row, members[row.key]) for row in rows]
+    return [group_from_row(row, members[row.key]) for row in rows]
 
 
-def group(session: Session, name: str) -> Group:
+def get_group(session: Session, name: str) -> Group:
     """A group by its name.
 
     Raises:
         NotFound: there is none.
     """
-    row = group_row(session, name)
+    row = find_group_row(session, name)
     members = select(RecipientRow.name).join(GroupMemberRow, GroupMemberRow.recipient_key == RecipientRow.key)
     in_group = members.where(GroupMemberRow.group_key == row.key).order_by(RecipientRow.key)
-    return told_group(row, list(session.scalars(in_group)))
+    return group_from_row(row, list(session.scalars(in_group)))
 
 
-def recipients(session: Session, after: int = 0, limit: int | None = None) -> list[RecipientState]:
+def list_recipients(session: Session, after: int = 0, limit: int | None = None) -> list[RecipientState]:
     """The recipients in the order they were made, revoked ones too: all, or so many with a key behind `after`."""
-    wanted = select(RecipientRow).where(RecipientRow.key > after).order_by(RecipientRow.key)
-    return _told_recipients(session, wanted.limit(limit), is_whole=limit is None)
+    statement = select(RecipientRow).where(RecipientRow.key > after).order_by(RecipientRow.key)
+    return _read_recipients(session, statement.limit(limit), is_whole=limit is None)
 
 
-def recipient(session: Session, name: str) -> RecipientState:
+def get_recipient(session: Session, name: str) -> RecipientState:
     """A recipient by its name.
 
     Raises:
         NotFound: there is none.
     """
-    row = recipient_row(session, name)
-    return _told_recipients(session, select(RecipientRow).where(RecipientRow.key == row.key))[0]
+    row = find_recipient_row(session, name)
+    return _read_recipients(session, select(RecipientRow).where(RecipientRow.key == row.key))[0]
 
 
-def grants(session: Session) -> list[Grant]:
+def list_grants(session: Session) -> list[Grant]:
     """All grants: those of recipients, then those of groups, each in the order they were made."""
     return _grants_of_recipients(session, None, None) + _grants_of_groups(session, None, None)
 
 
-def grants_on(session: Session, share: str) -> list[Grant]:
+def list_grants_on(session: Session, share: str) -> list[Grant]:
     """Who may read a share, ended grants and those still to begin too.
 
     Raises:
         NotFound: there is no such share.
     """
-    key = share_row(session, share).key
+    key = find_share_row(session, share).key
     return _grants_of_recipients(session, key, None) + _grants_of_groups(session, key, None)
 
 
-def grants_to(session: Session, recipient: str) -> list[Grant]:
+def list_grants_to(session: Session, recipient: str) -> list[Grant]:
     """What a recipient may read, by itself or as a member of a group, ended and to begin too.
 
     Raises:
         NotFound: there is no such recipient.
     """
-    key = recipient_row(session, recipient).key
+    key = find_recipient_row(session, recipient).key
     return _grants_of_recipients(session, None, key) + _grants_of_groups(session, None, key)
 
 
-def share_row(session: Session, name: str) -> ShareRow:
+def find_share_row(session: Session, name: str) -> ShareRow:
     """The row of a share.
 
     Raises:
         NotFound: there is none.
     """
-    row: ShareRow = _named(session, ShareRow, name, "Share")
+    row: ShareRow = _find_named(session, ShareRow, name, "Share")
     return row
 
 
-def recipient_row(session: Session, name: str) -> RecipientRow:
+def find_recipient_row(session: Session, name: str) -> RecipientRow:
     """The row of a recipient.
 
     Raises:
         NotFound: there is none.
     """
-    row: RecipientRow = _named(session, RecipientRow, name, "Recipient")
+    row: RecipientRow = _find_named(session, RecipientRow, name, "Recipient")
     return row
 
 
-def group_row(session: Session, name: str) -> GroupRow:
+def find_group_row(session: Session, name: str) -> GroupRow:
     """The row of a group.
 
     Raises:
         NotFound: there is none.
     """
-    row: GroupRow = _named(session, GroupRow, name, "Group")
+    row: GroupRow = _find_named(session, GroupRow, name, "Group")
     return row
 
 
-def object_row(
+def find_object_row(
     session: Session, share: str, schema: str, name: str
 ) -> tuple[ShareRow, SchemaRow, SharedTableRow]:
     """The rows of a shared table, with its share and its schema.
@@ -574,17 +574,17 @@ def object_row(
     return grandparent, parent, row
 
 
-def _named(session: Session, model: Any, name: str, kind: str) -> Any:  # of any model with a name_key
+def _find_named(session: Session, model: Any, name: str, kind: str) -> Any:  # of any model with a name_key
     row = session.scalars(select(model).where(model.name_key == name.lower())).one_or_none()
     if row is None:
         raise NotFound(kind, name)
     return row
 
 
-def _told_recipients(
-    session: Session, wanted: Select[RecipientRow], *, is_whole: bool = False
+def _read_recipients(
+    session: Session, statement: Select[RecipientRow], *, is_whole: bool = False
 ) -> list[RecipientState]:
-    rows = list(session.scalars(wanted))
+    rows = list(session.scalars(statement))
     # Of some recipients their own, of all of them everything: never a query for each.
     keys = None if is_whole else [row.key for row in rows]
 
@@ -597,14 +597,14 @@ def _told_recipients(
         of_them(TokenRow).add_columns(TokenUseRow).outerjoin(TokenUseRow, TokenUseRow.token_id == TokenRow.id)
     )
     for token, use in session.execute(uses):
-        tokens[token.recipient_key].append(told_token(token, use))
+        tokens[token.recipient_key].append(token_from_row(token, use))
     names = {row.key: row.name for row in rows}
     links: defaultdict[int, list[LinkState]] = defaultdict(list)
     for link in session.scalars(of_them(ActivationRow)):
-        links[link.recipient_key].append(told_link(link, names[link.recipient_key]))
+        links[link.recipient_key].append(link_from_row(link, names[link.recipient_key]))
     policies: defaultdict[int, list[FederationPolicy]] = defaultdict(list)
     for policy in session.scalars(of_them(FederationPolicyRow)):
-        policies[policy.recipient_key].append(told_policy(policy))
+        policies[policy.recipient_key].append(policy_from_row(policy))
     of_groups: defaultdict[int, list[str]] = defaultdict(list)
     pairs = select(GroupMemberRow.recipient_key, GroupRow.name).join(
         GroupRow, GroupRow.key == GroupMemberRow.group_key
@@ -614,7 +614,7 @@ def _told_recipients(
     for key, name in session.execute(pairs.order_by(GroupRow.key)):
         of_groups[key].append(name)
     return [
-        told_recipient(row, tokens[row.key], links[row.key], policies[row.key], of_groups[row.key])
+        recipient_from_row(row, tokens[row.key], links[row.key], policies[row.key], of_groups[row.key])
         for row in rows
     ]
 
@@ -630,7 +630,7 @@ def _grants_of_recipients(session: Session, share_key: int | None, recipient_key
         rows = rows.where(GrantRow.share_key == share_key)
     if recipient_key is not None:
         rows = rows.where(GrantRow.recipient_key == recipient_key)
-    return [told_grant(row, share, recipient=name) for row, share, name in session.execute(rows)]
+    return [grant_from_row(row, share, recipient=name) for row, share, name in session.execute(rows)]
 
 
 def _grants_of_groups(session: Session, share_key: int | None, recipient_key: int | None) -> list[Grant]:
@@ -645,4 +645,4 @@ def _grants_of_groups(session: Session, share_key: int | None, recipient_key: in
     if recipient_key is not None:
         of_recipient = select(GroupMemberRow.group_key).where(GroupMemberRow.recipient_key == recipient_key)
         rows = rows.where(GroupGrantRow.group_key.in_(of_recipient))
-    return [told_grant(row, share, group=name) for row, share, name in session.execute(rows)]
+    return [grant_from_row(row, share, group=name) for row, share, name in session.execute(rows)]

@@ -23,13 +23,13 @@ from lakeshare_server.errors import (
     NotFound,
     TooManyRequests,
     Unavailable,
-    shown,
+    shorten_value,
 )
 from lakeshare_server.protocol import admin_requests
 from lakeshare_server.protocol.admin_requests import RequestBody
 from lakeshare_server.protocol.admin_responses import ErrorReply
 from lakeshare_server.routes.admin import resources
-from lakeshare_server.routes.context import Note, Parts
+from lakeshare_server.routes.context import AppState, AuditRecord
 from lakeshare_server.routes.errors import BROKEN_OFF, HEADERS, NO_RESPONSE, RESPONSES
 from lakeshare_server.routes.responses import json_response
 
@@ -46,30 +46,32 @@ _log = logging.getLogger(__name__)
 
 def add_error_responses(app: FastAPI) -> None:
     """Make every error of the application one of the admin API."""
-    app.add_exception_handler(LakeshareError, _ours)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _routing)
-    app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(Exception, _unforeseen)
+    app.add_exception_handler(LakeshareError, _lakeshare_error)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(HTTPException, _routing_error)
+    app.add_exception_handler(ClientDisconnect, _client_disconnected)
+    app.add_exception_handler(Exception, _unexpected_error)
 
 
 def _respond(
     request: Request, status: int, code: str, message: str, headers: dict[str, str] | None = None
 ) -> Response:
-    note: Note | None = getattr(request.state, "note", None)
-    if note is not None:
-        note.error_code = code
+    audit_record: AuditRecord | None = getattr(request.state, "audit_record", None)
+    if audit_record is not None:
+        audit_record.error_code = code
     return json_response({"error_code": code, "message": message}, status, headers)
 
 
-def _ours(request: Request, error: Exception) -> Response:
+def _lakeshare_error(request: Request, error: Exception) -> Response:
     kinds = (kind for kind in type(error).__mro__ if kind in OURS)
     status, code = OURS.get(next(kinds, LakeshareError), (500, "INTERNAL_ERROR"))
     if status >= 500:
         _log.error("%s %s: %s", request.method, request.url.path, error)
     # Recipients are sent to their provider; this is the provider.
     message = (
-        f"{error.kind} '{shown(error.name)}' does not exist." if isinstance(error, NotFound) else str(error)
+        f"{error.kind} '{shorten_value(error.name)}' does not exist."
+        if isinstance(error, NotFound)
+        else str(error)
     )
     headers = HEADERS.get(status)
     if isinstance(error, TooManyRequests | Unavailable) and error.retry_s is not None:
@@ -77,13 +79,13 @@ def _ours(request: Request, error: Exception) -> Response:
     return _respond(request, status, code, message, headers)
 
 
-def _invalid(request: Request, error: Exception) -> Response:
+def _invalid_request(request: Request, error: Exception) -> Response:
     first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
     where = ".".join(str(part) for part in first.get("loc", ())[1:])
-    return _ours(request, BadRequest(where, first.get("input"), f"{first.get('msg')}."))
+    return _lakeshare_error(request, BadRequest(where, first.get("input"), f"{first.get('msg')}."))
 
 
-def _routing(request: Request, error: Exception) -> Response:
+def _routing_error(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 500)
     message = f"{request.method} {request.url.path} is not part of the API; /api/docs lists what is."
     return _respond(
@@ -91,14 +93,14 @@ def _routing(request: Request, error: Exception) -> Response:
     )
 
 
-def _gone(request: Request, _error: Exception) -> Response:
+def _client_disconnected(request: Request, _error: Exception) -> Response:
     # Nobody reads this: it is for the audit log.
     return _respond(request, NO_RESPONSE, BROKEN_OFF, "The client left before its body was whole.")
 
 
-def _unforeseen(request: Request, error: Exception) -> Response:
-    note: Note | None = getattr(request.state, "note", None)
-    request_id = note.request_id if note else "unknown"
+def _unexpected_error(request: Request, error: Exception) -> Response:
+    audit_record: AuditRecord | None = getattr(request.state, "audit_record", None)
+    request_id = audit_record.request_id if audit_record else "unknown"
     _log.error("request %s: %s %s failed", request_id, request.method, request.url.path, exc_info=error)
     return _respond(
         request, 500, "INTERNAL_ERROR", f"The server failed; request id {request_id} is in its log."
@@ -120,7 +122,7 @@ _templates = Environment(
 )
 
 
-def page_of(document: dict[str, Any]) -> Response:
+def render_page(document: dict[str, Any]) -> Response:
     """The page."""
     operations: dict[str, list[dict[str, Any]]] = {}
     for path, item in document["paths"].items():
@@ -152,7 +154,7 @@ DESCRIPTION = (
 well_known = APIRouter()
 
 
-def admin_api(parts: Parts, server: FastAPI) -> FastAPI:
+def admin_api(app_state: AppState, server: FastAPI) -> FastAPI:
     """The application to mount at `PREFIX` of the server."""
     app = FastAPI(
         title="lakeshare admin API",
@@ -164,7 +166,7 @@ def admin_api(parts: Parts, server: FastAPI) -> FastAPI:
         root_path_in_servers=False,
         responses={"default": {"model": ErrorReply, "description": "An error."}},
     )
-    app.state.parts, app.state.server = parts, server
+    app.state.app_state, app.state.server = app_state, server
     add_error_responses(app)
     of_both = (resources.share_router, resources.permissions_router, resources.router)
     for router in of_both:
@@ -203,7 +205,7 @@ def _add_document(app: FastAPI) -> None:
 
     @app.get("/docs", include_in_schema=False)
     def show_document() -> Response:
-        return page_of(document())
+        return render_page(document())
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.storage import StoredObject, Stores
-from lakeshare_server.storage.locations import elsewhere, resolve_names, roots_of
+from lakeshare_server.storage.locations import find_outside_files, find_roots, resolve_names
 from lakeshare_server.tables.delta.files import WITH_EMPTY_VALUES, partition_types, vector_id, vector_paths
 from lakeshare_server.tables.delta.log import (
     NOT_AS_SPECIFIED,
@@ -55,23 +55,25 @@ class FileChange:
     committed_ms: int
 
 
-def file_changes(commit: Commit, removes: Sequence[Action]) -> Iterator[FileChange]:
+def list_file_changes(commit: Commit, removes: Sequence[Action]) -> Iterator[FileChange]:
     """What a commit did to data; `removes` are its own, as whole as the log can make them."""
     inferred = not commit.cdc and not _is_merge_of_nothing(commit)
     for kind, actions in ((ADD, commit.adds), (REMOVE, removes)):
         for action in actions:
-            if changes_data(action):
+            if has_data_change(action):
                 yield FileChange(commit.last, kind, inferred, action, commit.modified_ms)
     for action in commit.cdc:
         yield FileChange(commit.last, CDC, True, action, commit.modified_ms)
 
 
-def changes_data(action: Action) -> bool:
+def has_data_change(action: Action) -> bool:
     """Whether rows change with a file: those that OPTIMIZE writes anew stay as they are."""
     return action.get("dataChange") is not False
 
 
-def change_table(root: str, changes: Sequence[FileChange], partition_types: Mapping[str, str]) -> pa.Table:
+def make_change_table(
+    root: str, changes: Sequence[FileChange], partition_types: Mapping[str, str]
+) -> pa.Table:
     """The rows of the changes; `partition_types` are by the names the log uses for partition columns.
 
     Raises:
@@ -180,8 +182,8 @@ def _members(fields: Action) -> str:
     return orjson.dumps(fields).decode()[1:-1].replace("\x7f", "\\u007f")
 
 
-NOTE = "note"
-SCHEMA = pa.schema([*COLUMNS, (NOTE, pa.string())])
+FOOTER_KEY = "note"
+SCHEMA = pa.schema([*COLUMNS, (FOOTER_KEY, pa.string())])
 BATCH_ROWS = 16_000
 
 
@@ -219,7 +221,7 @@ class SegmentVersion:
 
 
 @dataclass(frozen=True)
-class SegmentNote:
+class SegmentFooter:
     """The versions of a segment, as far as the log has them, and what `tables.locations` calls their roots.
 
     `made_of` says of changes of an Iceberg table which layout they have, and between which file indexes they are.
@@ -233,24 +235,28 @@ class SegmentNote:
         """The note as text; each protocol and metadata once."""
         texts: dict[str, int] = {}
         versions = []
-        for one in self.versions.values():
-            places = [texts.setdefault(text, len(texts)) for text in (one.protocol, one.metadata)]
-            versions.append({**asdict(one), "protocol": places[0], "metadata": places[1]})
-        said = {"texts": list(texts), "versions": versions, "roots": self.roots, "made_of": self.made_of}
-        return json.dumps(said)
+        for version in self.versions.values():
+            places = [texts.setdefault(text, len(texts)) for text in (version.protocol, version.metadata)]
+            versions.append({**asdict(version), "protocol": places[0], "metadata": places[1]})
+        fields = {"texts": list(texts), "versions": versions, "roots": self.roots, "made_of": self.made_of}
+        return json.dumps(fields)
 
     @classmethod
-    def from_json(cls, text: str) -> "SegmentNote":
+    def from_json(cls, text: str) -> "SegmentFooter":
         """A note that `as_json` wrote."""
-        said = json.loads(text)
-        texts: list[str] = said["texts"]
-        versions = [_version(one, texts) for one in said["versions"]]
-        return cls({one.version: one for one in versions}, tuple(said["roots"]), tuple(said["made_of"]))
+        fields = json.loads(text)
+        texts: list[str] = fields["texts"]
+        versions = [_version(one, texts) for one in fields["versions"]]
+        return cls(
+            {version.version: version for version in versions},
+            tuple(fields["roots"]),
+            tuple(fields["made_of"]),
+        )
 
 
-def _version(said: dict[str, Any], texts: list[str]) -> SegmentVersion:
+def _version(fields: dict[str, Any], texts: list[str]) -> SegmentVersion:
     return SegmentVersion(
-        **{**said, "protocol": texts[said["protocol"]], "metadata": texts[said["metadata"]]}
+        **{**fields, "protocol": texts[fields["protocol"]], "metadata": texts[fields["metadata"]]}
     )
 
 
@@ -260,7 +266,7 @@ class Segment:
     def __init__(self, source: pa.MemoryMappedFile) -> None:
         self._reader = pa.ipc.open_file(source)
         last = self._reader.num_record_batches - 1
-        self.note = SegmentNote.from_json(self._reader.get_batch(last).column(NOTE)[0].as_py())
+        self.note = SegmentFooter.from_json(self._reader.get_batch(last).column(FOOTER_KEY)[0].as_py())
         self._starts = [0]
         for number in range(last):
             self._starts.append(self._starts[-1] + self._reader.get_batch(number).num_rows)
@@ -274,7 +280,7 @@ class Segment:
             start, number = end, number + 1
 
 
-class ChangedWords(Segment):
+class RewrittenSegment(Segment):
     """A segment whose rows go out in other words than it was written with."""
 
     def __init__(self, segment: Segment, said: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
@@ -312,17 +318,17 @@ class SegmentFile:
         if sum(table.num_rows for table in self._waiting) >= BATCH_ROWS:
             self._flush()
 
-    def close(self, note: SegmentNote) -> None:
+    def close(self, footer: SegmentFooter) -> None:
         """Write what waits, and the note."""
         self._flush()
         row: dict[str, Any] = {name: pa.nulls(1, kind) for name, kind in COLUMNS}
-        row[NOTE] = pa.array([note.as_json()], pa.string())
+        row[FOOTER_KEY] = pa.array([footer.as_json()], pa.string())
         self._writer.write_table(pa.table(row, schema=SCHEMA))
 
     def _flush(self) -> None:
         if self._waiting:
             rows = pa.concat_tables(self._waiting)
-            rows = rows.append_column(NOTE, pa.nulls(rows.num_rows, pa.string())).combine_chunks()
+            rows = rows.append_column(FOOTER_KEY, pa.nulls(rows.num_rows, pa.string())).combine_chunks()
             self._writer.write_table(rows, max_chunksize=BATCH_ROWS)
             self._waiting = []
 
@@ -345,13 +351,13 @@ class RemovedFiles:
         lacking = {
             remove["path"]
             for remove in commit.removes
-            if changes_data(remove) and _lacks(remove, is_partitioned)
+            if has_data_change(remove) and _lacks(remove, is_partitioned)
         }
         if lacking and self._before is None:
             self._before = replay(self._stores, self._listing, commit.first - 1).adds
         found = self._described(sorted(lacking))
         whole = [
-            {**remove, **_given(remove, found)} if remove["path"] in lacking else remove
+            {**remove, **_merge_remove(remove, found)} if remove["path"] in lacking else remove
             for remove in commit.removes
         ]
         if self._before is not None:
@@ -377,7 +383,7 @@ def _lacks(remove: Action, is_partitioned: bool) -> bool:
     return remove.get("size") is None or (is_partitioned and remove.get("partitionValues") is None)
 
 
-def _given(remove: Action, found: dict[str, Action]) -> Action:
+def _merge_remove(remove: Action, found: dict[str, Action]) -> Action:
     """What the remove says for itself counts, but null says nothing."""
     said = found[remove["path"]]
     return {name: said[name] if remove.get(name) is None else remove[name] for name in said}
@@ -434,22 +440,22 @@ class SegmentWriter:
         self._roots: set[str] = set()
         self._rows = 0
 
-    def write(self, path: Path, asked: Collection[int]) -> None:
+    def write(self, path: Path, versions: Collection[int]) -> None:
         """Write the file; the versions in `asked` must be in it.
 
         Raises:
             TableFilesMissing: the commit of a version that was asked for is missing or not whole, or what was in force
                 at it is not known any more.
         """
-        self._require(asked)
+        self._require(versions)
         with SegmentFile(path) as file:
             for run in self._runs():
-                readable, heads = self._readable(run, asked)
+                readable, heads = self._readable(run, versions)
                 self._write_run(file, readable, heads)
-            file.close(SegmentNote(self._versions, tuple(sorted(self._roots))))
+            file.close(SegmentFooter(self._versions, tuple(sorted(self._roots))))
 
-    def _require(self, asked: Collection[int]) -> None:
-        for version in sorted(asked):
+    def _require(self, versions: Collection[int]) -> None:
+        for version in sorted(versions):
             if version not in self._listing.commits:
                 raise _missing_commit(self._listing, version)
 
@@ -463,19 +469,19 @@ class SegmentWriter:
                 runs[-1].append(version)
         return runs
 
-    def _readable(self, run: Sequence[int], asked: Collection[int]) -> tuple[Sequence[int], HeadTexts]:
+    def _readable(self, run: Sequence[int], versions: Collection[int]) -> tuple[Sequence[int], HeadTexts]:
         """The versions of a run from the first on of which protocol and metadata are known, and those before it."""
         if run[0] == 0:
             return run, NOTHING_YET
         if run[0] == self.begin and self._before is not None:
             return run, self._before
         for place, version in enumerate(run):
-            if place == 0 or version in asked or version in self._listing.checkpoints:
+            if place == 0 or version in versions or version in self._listing.checkpoints:
                 try:
                     # At the version itself: the one before may be gone, and its commit says the same once more.
                     protocol, metadata = head_actions(self._stores, self._listing, version)
                 except TableFilesMissing:
-                    if version in asked:
+                    if version in versions:
                         raise
                 else:
                     return run[place:], HeadTexts(_text(protocol), _text(metadata))
@@ -504,15 +510,15 @@ class SegmentWriter:
         except TableFilesMissing as error:
             # Only whoever asks for this version has to know.
             fault, changes = error.what, []
-        self._versions[commit.last] = _described(commit, heads, changes, self._rows, fault)
+        self._versions[commit.last] = _describe_version(commit, heads, changes, self._rows, fault)
         if changes:
-            table = change_table(self._root, changes, heads.partition_types)
+            table = make_change_table(self._root, changes, heads.partition_types)
             self._rows += table.num_rows
-            self._roots |= roots_of(self._root, elsewhere(self._root, table))
+            self._roots |= find_roots(self._root, find_outside_files(self._root, table))
             file.add(table)
 
     def _changes(self, commit: Commit, heads: HeadTexts) -> list[FileChange]:
-        return list(file_changes(commit, self._removed.of(commit, bool(heads.partition_types))))
+        return list(list_file_changes(commit, self._removed.of(commit, bool(heads.partition_types))))
 
 
 def _missing_commit(listing: LogListing, version: int) -> TableFilesMissing:
@@ -538,7 +544,7 @@ def _bounded(
         yield group
 
 
-def _described(
+def _describe_version(
     commit: Commit, heads: HeadTexts, changes: Sequence[FileChange], first_row: int, fault: str | None
 ) -> SegmentVersion:
     window = [change for change in changes if change.kind != CDC]
@@ -574,12 +580,12 @@ def _own_time_ms(commit: Commit, heads: HeadTexts) -> int | None:
 
 
 def _text(action: Action) -> str:
-    return orjson.dumps(_said(action), option=orjson.OPT_SORT_KEYS).decode()
+    return orjson.dumps(_without_empty(action), option=orjson.OPT_SORT_KEYS).decode()
 
 
-def _said(value: Any) -> Any:
+def _without_empty(value: Any) -> Any:
     """The value without members that say nothing: commits and checkpoints differ in nulls and in empty maps."""
     if not isinstance(value, dict):
         return value
-    members = {name: _said(member) for name, member in value.items()}
+    members = {name: _without_empty(member) for name, member in value.items()}
     return {name: member for name, member in members.items() if member is not None and member != {}}

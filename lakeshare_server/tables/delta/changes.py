@@ -19,19 +19,19 @@ from lakeshare_server.errors import TableFilesMissing, Unserveable
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.change_index import (
     CDC,
-    ChangedWords,
     HeadTexts,
+    RewrittenSegment,
     Segment,
     SegmentVersion,
     SegmentWriter,
     open_segment,
 )
-from lakeshare_server.tables.delta.files import mapping_mode, physical_name, typed
+from lakeshare_server.tables.delta.files import mapping_mode, parse_partition_values, physical_name
 from lakeshare_server.tables.delta.log import NOT_AS_SPECIFIED, LogListing, list_log
-from lakeshare_server.tables.delta.snapshot import delta_head, require_known
+from lakeshare_server.tables.delta.snapshot import make_delta_head, require_known
 from lakeshare_server.tables.index import CacheFolder
 from lakeshare_server.tables.predicates import Predicate, columns_of
-from lakeshare_server.tables.restrictions import Undecided, is_within, undecided, without_counts
+from lakeshare_server.tables.restrictions import Undecided, find_undecided, is_within, without_counts
 from lakeshare_server.tables.snapshot import Hindrance, TableHead, parse_schema
 
 LAYOUT = 5
@@ -115,7 +115,7 @@ def read_changes(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> 
         Unavailable: the cache folder cannot be written, or the store does not answer.
     """
     found = list(_segments(log, cache, first, last))
-    versions = [(one, segment) for segment in found for one in segment.note.versions.values()]
+    versions = [(version, segment) for segment in found for version in segment.note.versions.values()]
     times = _times([one for one, _ in versions])
     asked = [
         (one, segment, time_ms)
@@ -132,7 +132,7 @@ def read_changes(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> 
     ]
 
 
-def spans(first: int, last: int) -> Iterator[tuple[int, int]]:
+def list_spans(first: int, last: int) -> Iterator[tuple[int, int]]:
     """The segments that hold the versions of a range: whole ones of the greatest length, the last one short."""
     begin = first - first % LENGTHS[0]
     while begin <= last:
@@ -146,21 +146,21 @@ def spans(first: int, last: int) -> Iterator[tuple[int, int]]:
 def _segments(log: ChangeLog, cache: SegmentCache, first: int, last: int) -> Iterator[Segment]:
     listing = log.listing
     before: Segment | None = None
-    for begin, end in spans(first, last):
-        asked = range(max(begin, first), end + 1)
+    for begin, end in list_spans(first, last):
+        versions = range(max(begin, first), end + 1)
         segment = cache.found(_identity(log, begin, end))
-        if segment is None or not _has(segment, asked):
+        if segment is None or not _has(segment, versions):
             listing = listing or list_log(log.stores, log.root)
             before = before or _segment_before(log, cache, begin)
             writer = SegmentWriter(log.stores, listing, begin, end, _heads_at(before, begin - 1))
-            segment = _built(log, cache, writer, asked)
+            segment = _build_segment(log, cache, writer, versions)
         before = segment
         yield segment
 
 
-def _built(log: ChangeLog, cache: SegmentCache, writer: SegmentWriter, asked: range) -> Segment:
+def _build_segment(log: ChangeLog, cache: SegmentCache, writer: SegmentWriter, versions: range) -> Segment:
     identity = _identity(log, writer.begin, writer.end)
-    return cache.get(identity, lambda path: writer.write(path, asked), lambda there: _has(there, asked))
+    return cache.get(identity, lambda path: writer.write(path, versions), lambda there: _has(there, versions))
 
 
 def _identity(log: ChangeLog, begin: int, end: int) -> tuple[object, ...]:
@@ -169,9 +169,9 @@ def _identity(log: ChangeLog, begin: int, end: int) -> tuple[object, ...]:
     return "changes", LAYOUT, log.root, log.table_id, begin, end, stamp
 
 
-def _has(segment: Segment, asked: range) -> bool:
+def _has(segment: Segment, versions: range) -> bool:
     """Whether a segment tells the versions: a fault may be gone from the log since, so it is looked for again."""
-    found = [segment.note.versions.get(version) for version in asked]
+    found = [segment.note.versions.get(version) for version in versions]
     return all(one is not None and one.fault is None for one in found)
 
 
@@ -189,27 +189,29 @@ def _heads_at(segment: Segment | None, version: int) -> HeadTexts | None:
 def _times(versions: Sequence[SegmentVersion]) -> list[int]:
     """When each version came about: times of files grow with the versions, whatever clocks and copies did to them."""
     times: list[int] = []
-    for one in versions:
-        if one.own_time_ms is not None:
-            times.append(one.own_time_ms)
+    for version in versions:
+        if version.own_time_ms is not None:
+            times.append(version.own_time_ms)
         else:
-            times.append(max(one.modified_ms, times[-1] + 1) if times else one.modified_ms)
+            times.append(max(version.modified_ms, times[-1] + 1) if times else version.modified_ms)
     return times
 
 
-def _heads(root: str, asked: Sequence[SegmentVersion]) -> list[TableHead]:
-    vectors = sum(one.vectors for one in asked)
-    lacks_row_ids = any(one.lacks_row_ids for one in asked)
+def _heads(root: str, versions: Sequence[SegmentVersion]) -> list[TableHead]:
+    vectors = sum(one.vectors for one in versions)
+    lacks_row_ids = any(one.lacks_row_ids for one in versions)
     # Versions before the feature was switched on have a protocol without it, which the protocol's history shows.
-    supporting = {one.protocol for one in asked if VECTORS in one.protocol} or {one.protocol for one in asked}
+    supporting = {one.protocol for one in versions if VECTORS in one.protocol} or {
+        one.protocol for one in versions
+    }
     try:
         heads = [
             _head(one.protocol, one.metadata, vectors if one.protocol in supporting else 0, lacks_row_ids)
-            for one in asked
+            for one in versions
         ]
     except NOT_AS_SPECIFIED as error:
         raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole") from error
-    return with_all_hindrances(heads)
+    return share_hindrances(heads)
 
 
 @lru_cache(HEADS_KEPT)
@@ -222,13 +224,15 @@ def _head(protocol_text: str, metadata_text: str, vectors: int, lacks_row_ids: b
         "dv_storage": pa.array(["u"] * vectors + [None] * (rows - vectors), pa.string()),
         "base_row_id": pa.array([None if lacks_row_ids else 0] * rows, pa.int64()),
     }
-    return delta_head(protocol, metadata, pa.table(files))
+    return make_delta_head(protocol, metadata, pa.table(files))
 
 
-def with_all_hindrances(heads: Sequence[TableHead]) -> list[TableHead]:
+def share_hindrances(heads: Sequence[TableHead]) -> list[TableHead]:
     """The heads with whatever hinders one of them: an answer has one format from its first line to its last."""
     different = {id(head): head for head in heads}
-    hindrances = tuple(dict.fromkeys(one for head in different.values() for one in head.hindrances))
+    hindrances = tuple(
+        dict.fromkeys(hindrance for head in different.values() for hindrance in head.hindrances)
+    )
     whole = {key: replace(head, hindrances=hindrances) for key, head in different.items()}
     return [whole[id(head)] for head in heads]
 
@@ -255,7 +259,7 @@ PARTITION_VALUES = r'(?s)^"partitionValues":(?P<values>\{.*\}),"size":\d'
 ADVICE = "Ask the provider to share a view of these rows."
 
 
-class ChosenRows(Segment):
+class RestrictedSegment(Segment):
     """Some rows of a segment, as if it had no others."""
 
     def __init__(self, segment: Segment, places: pa.Int64Array) -> None:
@@ -276,7 +280,7 @@ class ChosenRows(Segment):
                 yield batch.take(here)
 
 
-def changes_within(changes: Sequence[VersionChanges], rule: Predicate) -> list[VersionChanges]:
+def restrict_changes(changes: Sequence[VersionChanges], rule: Predicate) -> list[VersionChanges]:
     """What of the changes a rule allows to be told.
 
     Raises:
@@ -289,7 +293,7 @@ def changes_within(changes: Sequence[VersionChanges], rule: Predicate) -> list[V
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _RestrictedVersion:
     """The rows of one version that may be told."""
 
     places: pa.Int64Array
@@ -300,8 +304,8 @@ class _Chosen:
 
 
 def _of_segment(versions: Sequence[VersionChanges], rule: Predicate) -> Iterator[VersionChanges]:
-    chosen = [_chosen(one, rule) for one in versions]
-    segment = ChosenRows(versions[0].segment, pa.concat_arrays([one.places for one in chosen]))
+    chosen = [_restrict_version(version, rule) for version in versions]
+    segment = RestrictedSegment(versions[0].segment, pa.concat_arrays([one.places for one in chosen]))
     first_row = 0
     for one, its in zip(versions, chosen, strict=True):
         yield replace(
@@ -320,8 +324,8 @@ def _of_segment(versions: Sequence[VersionChanges], rule: Predicate) -> Iterator
         first_row += len(its.places)
 
 
-def _chosen(one: VersionChanges, rule: Predicate) -> _Chosen:
-    segment = one.segment.original if isinstance(one.segment, ChangedWords) else one.segment
+def _restrict_version(one: VersionChanges, rule: Predicate) -> _RestrictedVersion:
+    segment = one.segment.original if isinstance(one.segment, RewrittenSegment) else one.segment
     places: list[pa.Array] = [pa.array([], pa.int64())]
     cdc_rows = feed_rows = window_bytes = feed_bytes = 0
     begin = one.first_row
@@ -336,7 +340,7 @@ def _chosen(one: VersionChanges, rule: Predicate) -> _Chosen:
         feed_rows += _sum(kept.column("in_feed"))
         window_bytes += _sum(kept.column("size").filter(pc.invert(is_cdc)))
         feed_bytes += _sum(kept.column("size").filter(kept.column("in_feed")))
-    return _Chosen(pa.concat_arrays(places), cdc_rows, feed_rows, window_bytes, feed_bytes)
+    return _RestrictedVersion(pa.concat_arrays(places), cdc_rows, feed_rows, window_bytes, feed_bytes)
 
 
 def _mask(one: VersionChanges, batch: pa.RecordBatch, rule: Predicate) -> pa.BooleanArray:
@@ -346,7 +350,7 @@ def _mask(one: VersionChanges, batch: pa.RecordBatch, rule: Predicate) -> pa.Boo
         raise _refusal(one.version, Undecided("", "a file of it does not tell its partition"))
     partition = _partition(one.head, [orjson.loads(text) for text in texts.dictionary.to_pylist()])
     columns = columns_of(one.head.schema_string, batch.schema)
-    found = undecided(rule, partition.type, columns)
+    found = find_undecided(rule, partition.type, columns)
     if found is not None:
         raise _refusal(one.version, found)
     return pc.take(is_within(rule, partition, columns), texts.indices)
@@ -363,7 +367,7 @@ def _partition(head: TableHead, said: Sequence[dict[str, str | None]]) -> pa.Str
             columns.append((field.name, field.type))
     if not arrays:
         return pa.nulls(len(said), pa.struct([]))
-    return typed(pa.StructArray.from_arrays(arrays, [name for name, _ in columns]), columns)
+    return parse_partition_values(pa.StructArray.from_arrays(arrays, [name for name, _ in columns]), columns)
 
 
 def _refusal(version: int, found: Undecided) -> Unserveable:

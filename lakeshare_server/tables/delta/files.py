@@ -16,7 +16,7 @@ import pyarrow.json as pj
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.storage.locations import is_printable, local_path, resolve_names
 from lakeshare_server.tables.lines import PLAIN as PLAIN_JSON
-from lakeshare_server.tables.lines import Part, column_of, joined, z85_bytes
+from lakeshare_server.tables.lines import Part, column_of, decode_z85, join_parts
 from lakeshare_server.tables.snapshot import DECIMAL, arrow_type, parse_schema
 
 Action = dict[str, Any]
@@ -73,7 +73,7 @@ def from_checkpoint(adds: pa.StructArray, partition_columns: Sequence[str]) -> p
     columns["partition_values"] = _struct(
         partition_columns,
         count,
-        lambda column: pa.nulls(count, pa.string()) if values is None else _looked_up(values, column),
+        lambda column: pa.nulls(count, pa.string()) if values is None else _find_in_maps(values, column),
     )
     return pa.table(columns)
 
@@ -117,7 +117,7 @@ def _member(values: pa.StructArray, name: str, kind: pa.DataType | None) -> Any:
     return member if kind is None else pc.cast(member, kind)
 
 
-def _looked_up(values: pa.MapArray, column: str) -> pa.Array:
+def _find_in_maps(values: pa.MapArray, column: str) -> pa.Array:
     name = pa.scalar(column, values.type.key_type)
     first, end = values.offsets[0].as_py(), values.offsets[len(values)].as_py()
     keys = values.keys.slice(first, end - first)
@@ -147,7 +147,7 @@ def _tag_texts(tags: pa.MapArray | None, count: int) -> pa.Array:
 WITH_EMPTY_VALUES = ("string", "binary")
 
 
-def without_empty(texts: pa.StructArray, types: Sequence[str]) -> pa.StructArray:
+def empty_as_null(texts: pa.StructArray, types: Sequence[str]) -> pa.StructArray:
     """The texts with null for the empty ones that are no values; `types` are those of the columns, in their order."""
     if not texts.type.num_fields:
         return texts
@@ -159,7 +159,7 @@ def without_empty(texts: pa.StructArray, types: Sequence[str]) -> pa.StructArray
     return pa.StructArray.from_arrays(arrays, [member.name for member in texts.type])
 
 
-def typed(texts: pa.StructArray, columns: list[tuple[str, str]]) -> pa.StructArray:
+def parse_partition_values(texts: pa.StructArray, columns: list[tuple[str, str]]) -> pa.StructArray:
     """The texts as values; `columns` are the logical names and types, in the struct's order.
 
     A column with a text that is no value of its type is left out: nothing is known of it.
@@ -229,7 +229,7 @@ def _name(root: str, storage: str | None, described: str | None) -> str | None:
         return described
     prefix, encoded = described[:-UUID_CHARS], described[-UUID_CHARS:]
     try:
-        name = f"deletion_vector_{uuid.UUID(bytes=z85_bytes(encoded))}.bin"
+        name = f"deletion_vector_{uuid.UUID(bytes=decode_z85(encoded))}.bin"
     except (KeyError, ValueError, OverflowError) as error:
         raise TableFilesMissing(root, f"a deletion vector has the unreadable name {described!r}") from error
     location = "/".join(part for part in (root.rstrip("/"), prefix, name) if part)
@@ -310,11 +310,11 @@ class Leaf:
         if kind is not None and pa.types.is_temporal(kind):
             return _moments(values, kind)
         if kind is not None and pa.types.is_integer(kind) and kind != values.type:
-            return _narrowed(values, kind)
+            return _narrow(values, kind)
         return values
 
 
-def leaves_of(schema_string: str, left_out: Sequence[str] = ()) -> tuple[Leaf, ...]:
+def list_leaves(schema_string: str, left_out: Sequence[str] = ()) -> tuple[Leaf, ...]:
     """The columns of a schema, without those named, which are partition columns."""
     members = json.loads(schema_string)["fields"]
     return tuple(_leaf_of(member) for member in members if member["name"] not in left_out)
@@ -330,7 +330,7 @@ def arrow_struct(leaves: Sequence[Leaf], kind: Callable[[Leaf], pa.DataType | No
     return pa.struct(fields)
 
 
-def shaped(
+def shape_values(
     values: pa.StructArray, leaves: Sequence[Leaf], convert: Callable[[Leaf, pa.Array], pa.Array]
 ) -> pa.StructArray:
     """The values under logical names; columns that are null in every file are left out."""
@@ -339,7 +339,7 @@ def shaped(
         if values.type.get_field_index(leaf.physical) < 0:
             continue
         inner = pc.struct_field(values, [leaf.physical])
-        inner = shaped(inner, leaf.members, convert) if leaf.members else convert(leaf, inner)
+        inner = shape_values(inner, leaf.members, convert) if leaf.members else convert(leaf, inner)
         if (leaf.members and inner.type.num_fields) or (not leaf.members and inner.null_count < len(inner)):
             arrays.append(inner)
             names.append(leaf.name)
@@ -367,7 +367,7 @@ def _moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.concat_arrays([_moments(texts.slice(0, half), kind), _moments(texts.slice(half), kind)])
 
 
-def _narrowed(values: pa.Array, kind: pa.DataType) -> pa.Array:
+def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
     limit = 1 << (kind.bit_width - 1)
     fits = pc.and_(pc.greater_equal(values, -limit), pc.less(values, limit))
     return pc.cast(pc.if_else(fits, values, None), kind)
@@ -407,9 +407,9 @@ def parse_stats(texts: pa.Array, leaves: Sequence[Leaf]) -> Statistics:
     usable = pc.and_(is_json, pc.is_valid(rows))
     return Statistics(
         rows=rows,
-        min=shaped(column_of(table, "minValues"), leaves, lambda leaf, values: leaf.low(values)),
-        max=shaped(column_of(table, "maxValues"), leaves, lambda leaf, values: leaf.high(values)),
-        null_count=shaped(column_of(table, "nullCount"), leaves, lambda _, values: values),
+        min=shape_values(column_of(table, "minValues"), leaves, lambda leaf, values: leaf.low(values)),
+        max=shape_values(column_of(table, "maxValues"), leaves, lambda leaf, values: leaf.high(values)),
+        null_count=shape_values(column_of(table, "nullCount"), leaves, lambda _, values: values),
         text=texts if pc.all(usable, min_count=0).as_py() else pc.if_else(usable, texts, None),
     )
 
@@ -419,7 +419,7 @@ def stats_texts(texts: pa.Array, adds: pa.StructArray) -> pa.Array:
     if not texts.null_count or adds.type.get_field_index("stats_parsed") < 0:
         return texts
     parsed = pc.struct_field(adds, ["stats_parsed"])
-    return pc.coalesce(texts, pc.if_else(pc.is_valid(parsed), joined(_object(parsed), null=""), None))
+    return pc.coalesce(texts, pc.if_else(pc.is_valid(parsed), join_parts(_object(parsed), null=""), None))
 
 
 def _object(values: pa.StructArray) -> list[Part]:
@@ -483,7 +483,7 @@ def _bytes_of(lines: pa.StringArray) -> pa.Buffer:
 
 def _by_row(texts: pa.Array, schema: pa.Schema) -> tuple[pa.Table, pa.Array]:
     said = [_json(text) for text in texts.to_pylist()]
-    rows = [_kept(one, pa.struct(list(schema))) if isinstance(one, dict) else {} for one in said]
+    rows = [_select_members(one, pa.struct(list(schema))) if isinstance(one, dict) else {} for one in said]
     table = pa.table(
         {field.name: pa.array([row.get(field.name) for row in rows], field.type) for field in schema}
     )
@@ -497,15 +497,15 @@ def _json(text: str | None) -> Any:
         return None
 
 
-def _kept(said: Mapping[str, Any], kind: pa.StructType) -> dict[str, Any]:
-    kept = {}
+def _select_members(said: Mapping[str, Any], kind: pa.StructType) -> dict[str, Any]:
+    members = {}
     for member in kind:
         value = said.get(member.name)
         if pa.types.is_struct(member.type):
-            kept[member.name] = _kept(value, member.type) if isinstance(value, dict) else None
+            members[member.name] = _select_members(value, member.type) if isinstance(value, dict) else None
         else:
-            kept[member.name] = _leaf(value, member.type)
-    return kept
+            members[member.name] = _leaf(value, member.type)
+    return members
 
 
 def _leaf(value: Any, kind: pa.DataType) -> Any:
@@ -559,8 +559,8 @@ def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa
     partition_columns = list(metadata.get("partitionColumns") or ())
     kinds = {field.name: field.type for field in parse_schema(schema_string)}
     types = [str(kinds[column]) for column in partition_columns]
-    texts = without_empty(column_of(adds, "partition_values"), types)
-    said = parse_stats(column_of(adds, "stats"), leaves_of(schema_string, partition_columns))
+    texts = empty_as_null(column_of(adds, "partition_values"), types)
+    said = parse_stats(column_of(adds, "stats"), list_leaves(schema_string, partition_columns))
     storage = column_of(adds, "dv_storage")
     require_whole(root, adds)
     vector_path = vector_paths(root, adds)
@@ -572,7 +572,7 @@ def snapshot_files(root: str, metadata: Mapping[str, Any], adds: pa.Table) -> pa
             "modification_time": column_of(adds, "modification_time"),
             "rows": said.rows,
             "dv_cardinality": pc.fill_null(column_of(adds, "dv_cardinality"), 0),
-            "partition": typed(texts, list(zip(partition_columns, types, strict=True))),
+            "partition": parse_partition_values(texts, list(zip(partition_columns, types, strict=True))),
             "min": said.min,
             "max": said.max,
             "null_count": said.null_count,

@@ -204,10 +204,10 @@ def last_checkpoint(stores: Stores, root: str) -> Mapping[str, object]:
     import orjson
 
     try:
-        said = orjson.loads(stores.read(f"{root}/{LOG}/_last_checkpoint"))
+        content = orjson.loads(stores.read(f"{root}/{LOG}/_last_checkpoint"))
     except (StoreMissing, orjson.JSONDecodeError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def list_for_latest(stores: Stores, root: str) -> LogListing:
@@ -378,7 +378,7 @@ def read_checkpoint(stores: Stores, root: str, checkpoint: Checkpoint) -> Checkp
         _read_into(stores, root, part.location, state)
     for sidecar in state.sidecars:
         _read_sidecar(stores, root, sidecar, state)
-    return _whole(root, checkpoint, state)
+    return _complete_state(root, checkpoint, state)
 
 
 def read_checkpoint_head(stores: Stores, root: str, checkpoint: Checkpoint) -> CheckpointState:
@@ -390,7 +390,7 @@ def read_checkpoint_head(stores: Stores, root: str, checkpoint: Checkpoint) -> C
     state = CheckpointState()
     for part in checkpoint.parts:
         _read_into(stores, root, part.location, state, with_files=False)
-    return _whole(root, checkpoint, state)
+    return _complete_state(root, checkpoint, state)
 
 
 def _read_sidecar(stores: Stores, root: str, sidecar: Action, state: CheckpointState) -> None:
@@ -405,7 +405,7 @@ def _read_sidecar(stores: Stores, root: str, sidecar: Action, state: CheckpointS
     state.json_adds += said.json_adds
 
 
-def _whole(root: str, checkpoint: Checkpoint, state: CheckpointState) -> CheckpointState:
+def _complete_state(root: str, checkpoint: Checkpoint, state: CheckpointState) -> CheckpointState:
     if state.protocol is None or state.metadata is None:
         raise TableFilesMissing(
             root, f"the checkpoint of version {checkpoint.version} has no protocol or metadata"
@@ -531,7 +531,7 @@ def _state(stores: Stores, root: str, segment: Segment) -> TableState:
         raise TableFilesMissing(root, "its log has no protocol or no metadata")
     _require_head(root, protocol, metadata)
     try:
-        adds = _live(commits, checkpoint, physical_partition_columns(metadata))
+        adds = _live_files(commits, checkpoint, physical_partition_columns(metadata))
     except NOT_AS_SPECIFIED as error:
         raise TableFilesMissing(root, "a file's entry in its log is not whole") from error
     if adds.column("path").null_count or adds.column("size").null_count:
@@ -558,15 +558,15 @@ def _newest(actions: Sequence[Action | None], otherwise: Action | None) -> Actio
 
 def _require_as_announced(stores: Stores, root: str, version: int, state: CheckpointState) -> None:
     """A checkpoint that names fewer files than its own announcement is not whole."""
-    said: Mapping[str, object] = last_checkpoint(stores, root)
-    files = said.get("numOfAddFiles")
-    if said.get("version") == version and files not in (None, state.files):
+    announced: Mapping[str, object] = last_checkpoint(stores, root)
+    files = announced.get("numOfAddFiles")
+    if announced.get("version") == version and files not in (None, state.files):
         raise TableFilesMissing(
             root, f"the checkpoint of version {version} names {state.files} files, {files} announced"
         )
 
 
-def _live(
+def _live_files(
     commits: Sequence[Commit], checkpoint: CheckpointState | None, partition_columns: Sequence[str]
 ) -> pa.Table:
     seen: set[Key] = set()
@@ -583,7 +583,7 @@ def _live(
         parts += [from_actions(left, partition_columns)] if left else []
         for adds in checkpoint.adds:
             table = from_checkpoint(adds, partition_columns)
-            parts.append(_unseen(table.set_column(*_stats_of(table, adds)), seen))
+            parts.append(_drop_seen(table.set_column(*_stats_of(table, adds)), seen))
     return pa.concat_tables(parts) if parts else from_actions([], partition_columns)
 
 
@@ -592,7 +592,7 @@ def _stats_of(table: pa.Table, adds: pa.StructArray) -> tuple[int, str, pa.Array
     return table.schema.get_field_index("stats"), "stats", texts
 
 
-def _unseen(table: pa.Table, seen: set[Key]) -> pa.Table:
+def _drop_seen(table: pa.Table, seen: set[Key]) -> pa.Table:
     if not seen:
         return table
     paths = pa.array(sorted({path for path, _ in seen}), pa.string())

@@ -95,7 +95,7 @@ def require_known(protocol: Mapping[str, Any]) -> None:
         )
 
 
-def delta_head(protocol: Mapping[str, Any], metadata: Mapping[str, Any], adds: pa.Table) -> TableHead:
+def make_delta_head(protocol: Mapping[str, Any], metadata: Mapping[str, Any], adds: pa.Table) -> TableHead:
     """What recipients are told of a table with this protocol and metadata, and these files.
 
     Raises:
@@ -105,10 +105,10 @@ def delta_head(protocol: Mapping[str, Any], metadata: Mapping[str, Any], adds: p
     """
     # A name or a comment with half a surrogate pair can be written into no line.
     parquet_format_schema(metadata["schemaString"]).encode()
-    told, properties = _told_protocol(protocol), _told_properties(metadata)
+    told, properties = _recipient_protocol(protocol), _recipient_properties(metadata)
     if properties.get(ROW_TRACKING) == "true" and adds.column("base_row_id").null_count:
         told, properties = _without_row_tracking(told, properties)
-    hindered = hindrances(protocol, metadata, column_of(adds, "dv_storage"))
+    hindered = find_hindrances(protocol, metadata, column_of(adds, "dv_storage"))
     return TableHead(
         table_id=str(metadata["id"]),
         name=metadata.get("name"),
@@ -140,17 +140,17 @@ def _commit_times_since(metadata: Mapping[str, Any]) -> int | None:
     return int(properties.get("delta.inCommitTimestampEnablementVersion") or 0)
 
 
-def _told_protocol(protocol: Mapping[str, Any]) -> TableProtocol:
+def _recipient_protocol(protocol: Mapping[str, Any]) -> TableProtocol:
     """The protocol as recipients are told it, without what only readers of the log need."""
     return TableProtocol(
         int(protocol.get("minReaderVersion", 1)),
         int(protocol.get("minWriterVersion", 2)),
-        _kept(protocol.get("readerFeatures")),
-        _kept(protocol.get("writerFeatures")),
+        _recipient_features(protocol.get("readerFeatures")),
+        _recipient_features(protocol.get("writerFeatures")),
     )
 
 
-def covering_protocol(protocols: Iterable[TableProtocol]) -> TableProtocol:
+def merge_protocols(protocols: Iterable[TableProtocol]) -> TableProtocol:
     """One protocol with the features of all, in the shape that the specification demands ("Table Features").
 
     Kernels refuse any other shape: a feature of readers is in both lists, or column mapping and implied by version 2.
@@ -180,7 +180,7 @@ def _with_needed(protocol: TableProtocol, needed: Iterable[str]) -> TableProtoco
         supported.discard("columnMapping")
     lacking = tuple(dict.fromkeys(feature for feature in needed if feature not in supported))
     others = [TableProtocol(3, 7, lacking, lacking)] if lacking else []
-    return covering_protocol([protocol, *others])
+    return merge_protocols([protocol, *others])
 
 
 def _writer_features(protocol: TableProtocol) -> Sequence[str]:
@@ -190,14 +190,14 @@ def _writer_features(protocol: TableProtocol) -> Sequence[str]:
     return [feature for feature, version in LEGACY_FEATURES if version <= protocol.min_writer_version]
 
 
-def _told_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
+def _recipient_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
     """The table's properties as recipients are told them."""
     logged = metadata.get("configuration") or {}
-    said = {str(key): str(value) for key, value in logged.items() if value is not None}
+    properties = {str(key): str(value) for key, value in logged.items() if value is not None}
     dropped = {f"delta.feature.{feature}" for feature in LOG_ONLY} | set(LOG_ONLY_PROPERTIES)
     return {
         key: value
-        for key, value in said.items()
+        for key, value in properties.items()
         if key not in dropped and not key.startswith(COORDINATOR_PROPERTIES)
     }
 
@@ -218,7 +218,7 @@ def _without_row_tracking(
     )
 
 
-def hindrances(
+def find_hindrances(
     protocol: Mapping[str, Any], metadata: Mapping[str, Any], storage: pa.Array
 ) -> tuple[Hindrance, ...]:
     """What keeps the parquet response format from carrying a snapshot; `storage` is of its deletion vectors."""
@@ -230,8 +230,8 @@ def hindrances(
     )
 
 
-def _kept(features: list[str] | None) -> tuple[str, ...] | None:
-    return None if features is None else tuple(one for one in features if one not in LOG_ONLY)
+def _recipient_features(features: list[str] | None) -> tuple[str, ...] | None:
+    return None if features is None else tuple(feature for feature in features if feature not in LOG_ONLY)
 
 
 def _column_mapping(properties: Mapping[str, str | None]) -> Iterator[Hindrance]:
@@ -272,10 +272,10 @@ def _types(
             "Rewrite the table with its new types.",
             ReasonCode.WIDENED_TYPES,
         )
-    told = set()
+    kinds = set()
     for column, kind in primitive_types(schema_string):
-        if kind in BY_TYPE and kind not in told:
-            told.add(kind)
+        if kind in BY_TYPE and kind not in kinds:
+            kinds.add(kind)
             feature, reason, fix, code = BY_TYPE[kind]
             yield Hindrance(_spelt(feature, protocol), f"{reason} (column {column})", fix, code)
         elif kind == "binary" and column in partition_columns:
@@ -313,15 +313,15 @@ def read_delta(location: str, version: int | None = None, stores: Stores | None 
     stores = stores or Stores(ServerSettings())
     root = from_uri(location).rstrip("/")
     listing = _listing(stores, root, version)
-    wanted = listing.latest if version is None else version
-    if wanted > listing.latest:
-        raise _no_such_version(root, wanted, f"its latest is {listing.latest}")
+    requested = listing.latest if version is None else version
+    if requested > listing.latest:
+        raise _no_such_version(root, requested, f"its latest is {listing.latest}")
     try:
-        snapshot = snapshot_of(root, _replayed(stores, listing, wanted))
+        snapshot = snapshot_of(root, _replayed(stores, listing, requested))
     except TableFilesMissing as error:
-        raise _no_such_version(root, wanted, error.what) from error
+        raise _no_such_version(root, requested, error.what) from error
     if version is None and snapshot.head.is_catalog_managed:
-        require_published(stores, root, wanted)
+        require_published(stores, root, requested)
     return snapshot
 
 
@@ -333,7 +333,7 @@ def snapshot_of(root: str, state: TableState) -> TableSnapshot:
     """
     try:
         require_known(state.protocol)
-        head = delta_head(state.protocol, state.metadata, state.adds)
+        head = make_delta_head(state.protocol, state.metadata, state.adds)
         files = snapshot_files(root, state.metadata, state.adds)
     except NOT_AS_SPECIFIED as error:
         raise TableFilesMissing(root, "the protocol or the metadata in its log is not whole") from error

@@ -58,7 +58,7 @@ def read_container(content: bytes) -> AvroBlocks:
 
 
 @lru_cache(32)
-def schema_of(text: bytes) -> Any:
+def parse_avro_schema(text: bytes) -> Any:
     """A container's schema, as JSON's types."""
     try:
         return json.loads(text)
@@ -287,7 +287,7 @@ class Entries:
         key = (schema, spec_id)
         if key not in self._programs:
             try:
-                self._programs[key] = self._record(schema_of(schema), spec_id)
+                self._programs[key] = self._record(parse_avro_schema(schema), spec_id)
             except (KeyError, TypeError, AttributeError) as error:
                 raise AvroError("its schema is not that of a manifest") from error
         return self._programs[key]
@@ -303,7 +303,7 @@ class Entries:
             return False, _in_turn([self._partition(member, spec_id) for member in kind["fields"]])
         step = self._kept(field_id)
         if step is None:
-            return _is_nullable(kind), skip(kind[1] if _is_nullable(kind) else kind)
+            return _is_nullable(kind), make_skipper(kind[1] if _is_nullable(kind) else kind)
         return _member(kind, step)
 
     def _kept(self, field_id: int) -> Step | None:
@@ -326,19 +326,19 @@ class Entries:
         return _member(kind, _value(_name(said), said, self.partition[key]))
 
 
-def longs(packed: bytes) -> list[int]:
+def unpack_longs(packed: bytes) -> list[int]:
     """The numbers that stand one after the other."""
     return [_number(one) for one in VARINT.findall(packed)]
 
 
-def skip(kind: Any) -> Step:
+def make_skipper(kind: Any) -> Step:
     """Goes past a value of any type of Avro's."""
     if isinstance(kind, list):
-        branches = [skip(one) for one in kind]
+        branches = [make_skipper(one) for one in kind]
         return lambda block, pos, row: branches[block[pos] >> 1](block, pos + 1, row)
     name = _name(kind)
     if name in ("record", "error"):
-        return _in_turn([(False, skip(field["type"])) for field in kind["fields"]])
+        return _in_turn([(False, make_skipper(field["type"])) for field in kind["fields"]])
     if name in ("array", "map"):
         return _skip_items(kind)
     if name in _WIDTHS or name == "fixed":
@@ -504,9 +504,9 @@ def _bounds(columns: Padded) -> Step:
 def _skip_items(kind: Mapping[str, Any]) -> Step:
     if kind["type"] == "array":
         numbers = _numbers_in(kind["items"])
-        item = skip(kind["items"])
+        item = make_skipper(kind["items"])
     else:
-        numbers, item = 0, _in_turn([(False, skip("string")), (False, skip(kind["values"]))])
+        numbers, item = 0, _in_turn([(False, make_skipper("string")), (False, make_skipper(kind["values"]))])
 
     def step(block: bytes, pos: int, row: int) -> int:
         count = block[pos]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.settings import make_private
-from lakeshare_server.storage.locations import elsewhere, roots_of
+from lakeshare_server.storage.locations import find_outside_files, find_roots
 from lakeshare_server.tables.delta.change_index import (
     ADD,
     CDC,
@@ -23,7 +23,7 @@ from lakeshare_server.tables.delta.change_index import (
     REMOVE,
     Segment,
     SegmentFile,
-    SegmentNote,
+    SegmentFooter,
     SegmentVersion,
     open_segment,
 )
@@ -36,7 +36,7 @@ from lakeshare_server.tables.index import (
     scratch_file,
     sync_folder,
 )
-from lakeshare_server.tables.lines import LINE_COLUMNS, rendered
+from lakeshare_server.tables.lines import LINE_COLUMNS, render_lines
 from lakeshare_server.tables.snapshot import TableHead, TableProtocol, parquet_format_schema, parse_schema
 
 PROPERTY = "delta.enableChangeDataFeed"
@@ -62,7 +62,7 @@ def change_head(head: TableHead) -> TableHead:
         head,
         protocol=_with_feed(head.protocol),
         configuration={**head.configuration, PROPERTY: "true"},
-        hindrances=tuple(one for one in head.hindrances if one.feature != DELETION_VECTORS),
+        hindrances=tuple(hindrance for hindrance in head.hindrances if hindrance.feature != DELETION_VECTORS),
     )
 
 
@@ -81,7 +81,9 @@ def head_of_rows(head: TableHead) -> TableHead:
         schema_string=parquet_format_schema(head.schema_string),
         protocol=_without(head.protocol),
         configuration=configuration,
-        hindrances=tuple(one for one in head.hindrances if one.feature not in OF_DATA_FILES),
+        hindrances=tuple(
+            hindrance for hindrance in head.hindrances if hindrance.feature not in OF_DATA_FILES
+        ),
     )
 
 
@@ -142,7 +144,7 @@ class FileDifference:
         return None if counts[0] is None or counts[1] is None else counts[0] - counts[1]
 
 
-def file_difference(before: FileIndex | None, after: FileIndex) -> FileDifference:
+def compare_files(before: FileIndex | None, after: FileIndex) -> FileDifference:
     """What differs between two states of one table; before the first one there was nothing."""
     new = _files(after)
     old = new.slice(0, 0) if before is None else _files(before)
@@ -158,7 +160,7 @@ def file_difference(before: FileIndex | None, after: FileIndex) -> FileDifferenc
     )
 
 
-def all_files(before: FileIndex, after: FileIndex) -> FileDifference:
+def differ_in_all_files(before: FileIndex, after: FileIndex) -> FileDifference:
     """All files of two states, where files that both have do not tell the same rows in both."""
     old, new = _files(before), _files(after)
     return FileDifference(left=old, entered=new, before=old.slice(0, 0), after=new.slice(0, 0))
@@ -216,7 +218,9 @@ def change_file_rows(files: pa.Table, head: TableHead, version: int) -> pa.Table
     told = {name: files.column(name) for name in ("path", "size", "modification_time", "partition")}
     told |= {"name": files.column("path"), "rows": pa.nulls(count, pa.int64())}
     told |= dict.fromkeys(("min", "max", "null_count"), nothing)
-    lines = dict(zip(LINE_COLUMNS, rendered(names.of(pa.table(told)), names.partition_columns), strict=True))
+    lines = dict(
+        zip(LINE_COLUMNS, render_lines(names.of(pa.table(told)), names.partition_columns), strict=True)
+    )
     lines["delta_rest"] = pa.array([OF_CHANGE_FILES] * count, pa.string())
     return _table(version, CDC, True, pa.table({"path": told["path"], "size": told["size"], **lines}))
 
@@ -343,14 +347,14 @@ def write_changes(change: StateChange, made_of: tuple[str, str], path: Path) -> 
     if not change.is_partitioned_alike:
         rows = without_partition_values(rows)
     location = change.after.header.location
-    roots = roots_of(location, elsewhere(location, rows)) if rows.num_rows else set()
-    note = SegmentNote(
+    roots = find_roots(location, find_outside_files(location, rows)) if rows.num_rows else set()
+    footer = SegmentFooter(
         {change.version: _described(change, rows, fault)}, tuple(sorted(roots)), (LAYOUT, *made_of)
     )
     with SegmentFile(path) as file:
         if rows.num_rows:
             file.add(rows)
-        file.close(note)
+        file.close(footer)
 
 
 def open_changes(path: Path, version: int, made_of: tuple[str, str]) -> Segment | None:
@@ -375,7 +379,7 @@ def change_files_of(segment: Segment, version: int) -> dict[str, int]:
 
 def _rows(change: StateChange) -> tuple[pa.Table, str | None]:
     """The rows of a version, and why they do not tell which rows changed."""
-    difference = file_difference(change.before, change.after)
+    difference = compare_files(change.before, change.after)
     source = change.source(difference)
     taken = sorted(RESERVED & {field.name.lower() for field in parse_schema(change.head.schema_string)})
     if taken and source != FeedSource.NOTHING:

@@ -28,7 +28,7 @@ from lakeshare_server.settings import make_private
 from lakeshare_server.storage import LASTING, Stores
 from lakeshare_server.tables.iceberg.manifests import DataFiles, DeleteFile, PartitionRecord
 from lakeshare_server.tables.index import remove_abandoned, scratch_file, sync_folder
-from lakeshare_server.tables.lines import z85_text
+from lakeshare_server.tables.lines import encode_z85
 from lakeshare_server.tables.serveability import ReasonCode
 from lakeshare_server.tables.snapshot import Hindrance, TableHead, TableProtocol
 
@@ -231,7 +231,7 @@ def bitmap_of(rows: pa.Array) -> "BitMap64":
     return BitMap64(array("Q", bytes(numbers.buffers()[1].slice(numbers.offset * 8, len(numbers) * 8))))
 
 
-def framed(content: bytes) -> bytes:
+def frame_vector(content: bytes) -> bytes:
     """A vector as it stands in a file: its length before it, its checksum behind it."""
     return struct.pack(">I", len(content)) + content + struct.pack(">I", zlib.crc32(content))
 
@@ -250,7 +250,7 @@ def vector_columns(vectors: Mapping[int, Vector], files: int, folder: Path | Non
     if folder is not None and any(len(vector.content) > most for vector in vectors.values()):
         make_private(folder)
         remove_abandoned(folder)
-    places = {row: _placed(vector, most, folder) for row, vector in vectors.items()}
+    places = {row: _place_vector(vector, most, folder) for row, vector in vectors.items()}
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
         return pa.array([places[row][name] if row in places else None for row in range(files)], kind)
@@ -264,19 +264,19 @@ def vector_columns(vectors: Mapping[int, Vector], files: int, folder: Path | Non
     }
 
 
-class TooLargeForALine(Exception):
+class VectorTooLarge(Exception):
     """A vector that would need a file of its own, where none can be written."""
 
 
-def _placed(vector: Vector, most: int, folder: Path | None) -> dict[str, str | int | None]:
+def _place_vector(vector: Vector, most: int, folder: Path | None) -> dict[str, str | int | None]:
     size = len(vector.content)
     if size <= most:
-        text = z85_text(vector.content)
+        text = encode_z85(vector.content)
         # Only files of vectors have an id that recipients are told.
         inline = {"dv_storage": "i", "dv_path": None, "dv_inline": text, "dv_id": None}
         return {**inline, "dv_offset": None, "dv_size": size}
     if folder is None:
-        raise TooLargeForALine(f"{size} bytes")
+        raise VectorTooLarge(f"{size} bytes")
     path, offset = str(_stored(vector.content, folder)), len(FILE_VERSION)
     stored = {"dv_storage": "p", "dv_path": path, "dv_inline": None, "dv_id": f"p{path}@{offset}"}
     return {**stored, "dv_offset": offset, "dv_size": size}
@@ -284,7 +284,7 @@ def _placed(vector: Vector, most: int, folder: Path | None) -> dict[str, str | i
 
 def _stored(content: bytes, folder: Path) -> Path:
     """The file of a vector, named by the SHA-256 of its bytes; written once, whoever asks for it how often."""
-    file = FILE_VERSION + framed(content)
+    file = FILE_VERSION + frame_vector(content)
     path = folder / f"{hashlib.sha256(file).hexdigest()}.bin"
     if path.exists():
         return path
@@ -364,7 +364,7 @@ def _positions(stores: Stores, targets: Targets, file: PositionFile) -> "Iterato
         groups = [
             group
             for group in range(footer.num_row_groups)
-            if _speaks_of(footer.row_group(group), columns[0], file.near)
+            if _may_name_live_file(footer.row_group(group), columns[0], file.near)
         ]
         rows = parquet.read_row_groups(groups, columns=columns, use_threads=False).select(columns)
     for batch in rows.rename_columns(["path", "position"]).to_batches():
@@ -379,7 +379,7 @@ def _name_of(schema: pa.Schema, field_id: int, name: str) -> str:
     return str(ids.get(b"%d" % field_id, name))
 
 
-def _speaks_of(group: "pq.RowGroupMetaData", column: str, live: Sequence[str]) -> bool:
+def _may_name_live_file(group: "pq.RowGroupMetaData", column: str, live: Sequence[str]) -> bool:
     """Whether a row group may name one of the data files: one lies between its first and last path."""
     for number in range(group.num_columns):
         chunk = group.column(number)
@@ -532,7 +532,7 @@ def require_no_equality_deletes(targets: Targets, deletes: Sequence[DeleteFile],
     Raises:
         Unserveable: there are some that apply to a data file.
     """
-    found = [one for one in deletes if one.content == "equality" and targets.has_equal_rows(one)]
+    found = [delete for delete in deletes if delete.content == "equality" and targets.has_equal_rows(delete)]
     if found:
         raise Unserveable(
             f"{root} has {len(found)} files of equality deletes, the first is {found[0].path}, which are not applied "
@@ -550,12 +550,14 @@ def _vector_blobs(targets: Targets, deletes: Sequence[DeleteFile], root: str) ->
             continue
         path, offset, size = delete.referenced_data_file, delete.content_offset, delete.content_size_in_bytes
         if path is None or offset is None or size is None:
-            raise _malformed(root, f"a deletion vector in {delete.path} does not say where it is, or whose")
+            raise _malformed_error(
+                root, f"a deletion vector in {delete.path} does not say where it is, or whose"
+            )
         number = targets.by_path.get(path)
         if number is None:
             continue
         if number in found or targets.number_of(path, delete) is None:
-            raise _malformed(root, f"{path} has two deletion vectors, or one that is older than itself")
+            raise _malformed_error(root, f"{path} has two deletion vectors, or one that is older than itself")
         found[number] = VectorBlob(delete.path, offset, size, delete.rows, number, targets.files[number].rows)
     return found
 
@@ -581,7 +583,7 @@ def _require_parquet(delete: DeleteFile, root: str) -> None:
         )
 
 
-def _malformed(root: str, what: str) -> Unserveable:
+def _malformed_error(root: str, what: str) -> Unserveable:
     return Unserveable(f"{root}: {what}, which Iceberg does not allow.", f"Run {COMPACTION}.")
 
 
@@ -604,7 +606,7 @@ def vectors_of(
     vectors = deletion_vectors(stores, targets, deletes, root, by_equality) if deletes else {}
     try:
         return vector_columns(vectors, len(targets.files), vectors_dir)
-    except TooLargeForALine as error:
+    except VectorTooLarge as error:
         raise Unserveable(
             f"{root} has a deletion vector of {error}, which is too large for a line of an answer.",
             f"Run {COMPACTION}.",
@@ -612,7 +614,7 @@ def vectors_of(
         ) from error
 
 
-def with_vectors(head: TableHead, vectors: Mapping[str, pa.Array]) -> TableHead:
+def add_vector_feature(head: TableHead, vectors: Mapping[str, pa.Array]) -> TableHead:
     """The head of a table with these columns of vectors: readers have to know of them, and parquet cannot say them."""
     if not vectors:
         return head

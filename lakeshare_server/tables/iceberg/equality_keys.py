@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.tables.iceberg.deletes import Target
-from lakeshare_server.tables.iceberg.partitions import bounded_type, decoded
+from lakeshare_server.tables.iceberg.partitions import bounded_type, decode_bounds
 from lakeshare_server.tables.iceberg.schema import FIELD_ID
 from lakeshare_server.tables.serveability import ReasonCode
 
@@ -75,7 +75,7 @@ class KeyColumn:
     def bounds(self, values: pa.BinaryArray, *, is_upper: bool) -> pa.Array | None:
         """Bounds of data files in comparable form; None of a type whose bounds are in another order."""
         kind = None if self.kind in ("float", "double", "boolean") else bounded_type(self.type)
-        return None if kind is None else self.comparable(decoded(values, kind, is_upper=is_upper))
+        return None if kind is None else self.comparable(decode_bounds(values, kind, is_upper=is_upper))
 
 
 def key_columns(table: "TableMetadata", ids: Sequence[int]) -> list[KeyColumn]:
@@ -153,7 +153,7 @@ def _comparable_partition(value: Any, key: KeyColumn) -> pa.Array:
     if value is None:
         return pa.nulls(1, kind)
     if pa.types.is_decimal(kind):
-        return decoded(pa.array([value], pa.binary()), kind, is_upper=True)
+        return decode_bounds(pa.array([value], pa.binary()), kind, is_upper=True)
     if isinstance(value, float):
         return key.comparable(pa.array([value], pa.float64()))
     return pa.array([value.encode() if isinstance(value, str) else value]).cast(kind)
@@ -306,11 +306,11 @@ FORMS: Mapping[str, tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa
 
 
 BATCH_ROWS = 1 << 18
-Place = tuple[int, ...]
+ColumnPlace = tuple[int, ...]
 """Indices that lead to a column: of a top-level column, of a field in it, and so on."""
 
 # Files that are read before their turn.
-AHEAD = 16
+READ_AHEAD = 16
 BYTES_SETTING, SECONDS_SETTING = "LAKESHARE_EQUALITY_DELETE_BYTES", "LAKESHARE_EQUALITY_DELETE_S"
 Read = TypeVar("Read")
 
@@ -396,7 +396,7 @@ class KeyReading:
             yield [part for key in self._keys for part in self._parts(count, batch, places, key)]
 
     def _parts(
-        self, count: int, batch: pa.RecordBatch, places: Mapping[int, Place], key: KeyColumn
+        self, count: int, batch: pa.RecordBatch, places: Mapping[int, ColumnPlace], key: KeyColumn
     ) -> Iterator[pa.Array]:
         """Whether each struct around a column is null, then the column, in comparable form."""
         for struct in key.structs:
@@ -421,7 +421,7 @@ class KeyReading:
             yield min(BATCH_ROWS, self.rows - start), pa.record_batch([], pa.schema([]))
 
 
-def places_by_id(schema: pa.Schema, mapped: Mapping[str, int]) -> dict[int, Place]:
+def places_by_id(schema: pa.Schema, mapped: Mapping[str, int]) -> dict[int, ColumnPlace]:
     """Where a Parquet file has its columns, those inside of structs too; `mapped` are the ids of files without any."""
     has_ids = any(True for field in schema if _has_id(field))
     return dict(_places(list(schema), (), "", None if has_ids else mapped))
@@ -434,9 +434,9 @@ def _has_id(field: pa.Field) -> bool:
 
 
 def _places(
-    fields: Sequence[pa.Field], above: Place, path: str, mapped: Mapping[str, int] | None
-) -> "list[tuple[int, Place]]":
-    found: list[tuple[int, Place]] = []
+    fields: Sequence[pa.Field], above: ColumnPlace, path: str, mapped: Mapping[str, int] | None
+) -> "list[tuple[int, ColumnPlace]]":
+    found: list[tuple[int, ColumnPlace]] = []
     for index, column in enumerate(fields):
         place, name = (*above, index), path + column.name
         own = (column.metadata or {}).get(FIELD_ID)
@@ -449,14 +449,14 @@ def _places(
     return found
 
 
-def column_at(batch: pa.RecordBatch, place: Place) -> pa.Array:
+def column_at(batch: pa.RecordBatch, place: ColumnPlace) -> pa.Array:
     """A column, null where a struct around it is."""
     first, *inner = place
     values = batch.column(first)
     return pc.struct_field(values, inner) if inner else values
 
 
-def _dotted(schema: pa.Schema, place: Place) -> str:
+def _dotted(schema: pa.Schema, place: ColumnPlace) -> str:
     names, fields = [], list(schema)
     for index in place:
         names.append(fields[index].name)
@@ -481,7 +481,7 @@ def read_ahead(
     ahead: deque[Future[list[Read]] | Callable[[], Iterator[Read]]] = deque()
     for is_small, read in jobs:
         ahead.append(files.submit(_whole, read) if is_small else read)
-        if len(ahead) > AHEAD:
+        if len(ahead) > READ_AHEAD:
             yield from _result(ahead.popleft())
     while ahead:
         yield from _result(ahead.popleft())

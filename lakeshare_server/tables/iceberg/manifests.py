@@ -22,8 +22,8 @@ from lakeshare_server.tables.iceberg.avro import (
     AvroError,
     EncryptedError,
     Entries,
-    longs,
     read_container,
+    unpack_longs,
 )
 from lakeshare_server.tables.serveability import ReasonCode
 
@@ -151,7 +151,7 @@ def _counts(table: pa.Table, name: str) -> dict[int, pa.Array]:
     if name not in table.column_names:
         return {}
     packed = _whole(table, name).dictionary_encode()
-    unpacked = [longs(text) for text in packed.dictionary.to_pylist()]
+    unpacked = [unpack_longs(text) for text in packed.dictionary.to_pylist()]
     by_id = [dict(zip(numbers[::2], numbers[1::2], strict=True)) for numbers in unpacked]
     ids = sorted({key for counts in by_id for key in counts})
     return {
@@ -163,7 +163,7 @@ def _counts(table: pa.Table, name: str) -> dict[int, pa.Array]:
 _log = logging.getLogger(__name__)
 
 # So many manifests are read at once, and no more than that are in memory before their turn.
-READERS, AHEAD = 16, 32
+READERS, READ_AHEAD = 16, 32
 # Entries become Arrow columns by so many: enough for a column at a time, little for the memory.
 CHUNK_ROWS = 8_192
 ADDED = 1
@@ -174,7 +174,7 @@ LISTED = (
     "path", "length", "spec_id", "content", "sequence_number", "snapshot_id", "first_row_id", "added", "existing",
     "added_rows", "existing_rows",
 )  # fmt: skip
-KEPT_OF_DELETES = (
+DELETE_FIELDS = (
     "status", "content", "path", "format", "spec_id", "sequence_number", "rows", "size", "referenced_data_file",
     "content_offset", "content_size_in_bytes", "equality_ids", "key_metadata",
 )  # fmt: skip
@@ -332,7 +332,7 @@ class _Reading:
             self._entries.empty()
 
 
-def listed_manifests(content: bytes) -> list[Manifest]:
+def parse_manifest_list(content: bytes) -> list[Manifest]:
     """The manifests of a manifest list; in v1 it has neither deletes nor sequence numbers, and need not have counts.
 
     Raises:
@@ -374,13 +374,13 @@ def _in_order(
 ) -> Iterator[tuple[Manifest, Future[AvroBlocks]]]:
     ahead: deque[tuple[Manifest, Future[AvroBlocks]]] = deque()
     for manifest in manifests:
-        ahead.append((manifest, pool.submit(_fetched, stores, manifest)))
-        if len(ahead) > AHEAD:
+        ahead.append((manifest, pool.submit(_fetch, stores, manifest)))
+        if len(ahead) > READ_AHEAD:
             yield ahead.popleft()
     yield from ahead
 
 
-def _fetched(stores: Stores, manifest: Manifest) -> AvroBlocks:
+def _fetch(stores: Stores, manifest: Manifest) -> AvroBlocks:
     content = stores.read(manifest.path)
     # Where files were not counted, a manifest cut off between two blocks is noticed by its length only.
     if manifest.files is None and len(content) < manifest.size_bytes:
@@ -406,7 +406,9 @@ def _inherit(entries: Entries, first: int, manifest: Manifest) -> None:
     columns = entries.columns
     snapshots, numbers = columns["snapshot_id"], columns["sequence_number"]
     if None in snapshots[first:]:
-        snapshots[first:] = [manifest.snapshot_id if one is None else one for one in snapshots[first:]]
+        snapshots[first:] = [
+            manifest.snapshot_id if snapshot is None else snapshot for snapshot in snapshots[first:]
+        ]
     if None in numbers[first:]:
         statuses = columns["status"]
         for row in range(first, entries.rows):
@@ -442,10 +444,10 @@ def _delete_files(entries: Entries) -> list[DeleteFile]:
             referenced_data_file=_text(row["referenced_data_file"]),
             content_offset=row["content_offset"],
             content_size_in_bytes=row["content_size_in_bytes"],
-            equality_ids=tuple(longs(row["equality_ids"] or b"")),
+            equality_ids=tuple(unpack_longs(row["equality_ids"] or b"")),
             is_encrypted=row["key_metadata"] is not None,
         )
-        for place, row in enumerate(_rows(entries, KEPT_OF_DELETES))
+        for place, row in enumerate(_rows(entries, DELETE_FIELDS))
         if row["status"] != DELETED
     ]
 

@@ -24,7 +24,7 @@ FORMAT_VERSIONS = (1, 2, 3)
 OPERATIONS = ("append", "replace", "overwrite", "delete")
 NOT_WHOLE = "it is no JSON, or cut off"
 # Five times what a hundred thousand commits leave behind; as Python's objects it is some gigabytes.
-LONGEST_BYTES = 512 << 20
+MAX_METADATA_BYTES = 512 << 20
 # They grow with the table's history, and no reader of one snapshot looks at them.
 OF_HISTORY = ("snapshot-log", "metadata-log", "refs", "statistics", "partition-statistics")
 # Of a snapshot. Summaries of many commits are most of a large file; of all but one only the operation is looked at.
@@ -32,21 +32,21 @@ OF_SNAPSHOTS = (
     "snapshot-id", "parent-snapshot-id", "timestamp-ms", "schema-id", "manifest-list", "manifests", "sequence-number",
 )  # fmt: skip
 # What taking apart does to content that is JSON, but no table's metadata.
-WRONG = (ValueError, TypeError, KeyError, AttributeError, IndexError, StopIteration)
+PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, IndexError, StopIteration)
 
 
 class MetadataError(ValueError):
     """Metadata that is not whole, or says what Iceberg does not; the text is fit for the provider."""
 
 
-class TooLong(MetadataError):
+class MetadataTooLarge(MetadataError):
     """Metadata of more bytes than are read."""
 
     def __init__(self, longest_bytes: int) -> None:
         super().__init__(f"it is longer than {longest_bytes >> 20} MiB; expire snapshots")
 
 
-def parsed(content: bytes, snapshot_id: int) -> "TableMetadata":
+def parse_metadata(content: bytes, snapshot_id: int) -> "TableMetadata":
     """The metadata in a file's bytes, plain or in gzip, whatever its name says; the wanted snapshot is told whole.
 
     Raises:
@@ -55,17 +55,17 @@ def parsed(content: bytes, snapshot_id: int) -> "TableMetadata":
     from pyiceberg.exceptions import ValidationError
     from pyiceberg.table.metadata import TableMetadataUtil
 
-    said = _json(content)
-    version = said.get("format-version")
+    metadata = _json(content)
+    version = metadata.get("format-version")
     if version not in FORMAT_VERSIONS:
-        raise MetadataError(f"its format version is {_shown(version)}, this server knows 1 to 3")
+        raise MetadataError(f"its format version is {_format_version(version)}, this server knows 1 to 3")
     try:
-        return TableMetadataUtil.parse_obj(_readable(said, snapshot_id))
-    except (*WRONG, ValidationError) as error:
-        raise MetadataError(_what_is_wrong(error)) from error
+        return TableMetadataUtil.parse_obj(_readable(metadata, snapshot_id))
+    except (*PARSE_ERRORS, ValidationError) as error:
+        raise MetadataError(_describe_error(error)) from error
 
 
-def unpacked(content: bytes, longest_bytes: int) -> bytes:
+def decompress_metadata(content: bytes, longest_bytes: int) -> bytes:
     """The text of a metadata file, plain or in gzip, whatever its name says (Iceberg spec, Appendix F).
 
     Raises:
@@ -81,45 +81,45 @@ def unpacked(content: bytes, longest_bytes: int) -> bytes:
         if not unpacking.eof and len(content) <= longest_bytes:
             raise MetadataError(NOT_WHOLE)
     if len(content) > longest_bytes:
-        raise TooLong(longest_bytes)
+        raise MetadataTooLarge(longest_bytes)
     return content
 
 
 def _json(content: bytes) -> dict[str, Any]:
     try:
-        said = orjson.loads(unpacked(content, LONGEST_BYTES))
+        metadata = orjson.loads(decompress_metadata(content, MAX_METADATA_BYTES))
     except MetadataError:
         raise
     except ValueError as error:
         raise MetadataError(NOT_WHOLE) from error
-    if not isinstance(said, dict):
+    if not isinstance(metadata, dict):
         raise MetadataError("it is no JSON object")
-    return said
+    return metadata
 
 
-def _readable(said: Mapping[str, Any], snapshot_id: int) -> dict[str, Any]:
+def _readable(metadata: Mapping[str, Any], snapshot_id: int) -> dict[str, Any]:
 
-    told = {name: value for name, value in said.items() if name not in OF_HISTORY}
-    if "schemas" in told:
-        told["schemas"] = [with_foreign_types(schema) for schema in told["schemas"]]
-    if "schema" in told:
-        told["schema"] = with_foreign_types(told["schema"])
-    told["snapshots"] = [_snapshot(one, snapshot_id) for one in told.get("snapshots") or ()]
-    return told
+    fields = {name: value for name, value in metadata.items() if name not in OF_HISTORY}
+    if "schemas" in fields:
+        fields["schemas"] = [with_foreign_types(schema) for schema in fields["schemas"]]
+    if "schema" in fields:
+        fields["schema"] = with_foreign_types(fields["schema"])
+    fields["snapshots"] = [_snapshot(one, snapshot_id) for one in fields.get("snapshots") or ()]
+    return fields
 
 
-def _snapshot(said: Any, wanted: int) -> Any:
+def _snapshot(snapshot: Any, snapshot_id: int) -> Any:
 
-    if not isinstance(said, dict):
-        return said
-    if said.get("snapshot-id") != wanted:
-        said = {name: said[name] for name in OF_SNAPSHOTS if name in said} | _operation(said)
-    summary = said.get("summary")
+    if not isinstance(snapshot, dict):
+        return snapshot
+    if snapshot.get("snapshot-id") != snapshot_id:
+        snapshot = {name: snapshot[name] for name in OF_SNAPSHOTS if name in snapshot} | _operation(snapshot)
+    summary = snapshot.get("summary")
     if isinstance(summary, dict) and summary.get("operation") not in OPERATIONS:
-        said = {**said, "summary": {**summary, "operation": "overwrite"}}
-    if said.get("manifest-list") is None and isinstance(said.get("manifests"), list):
-        return OldestSnapshot.model_validate(said)
-    return said
+        snapshot = {**snapshot, "summary": {**summary, "operation": "overwrite"}}
+    if snapshot.get("manifest-list") is None and isinstance(snapshot.get("manifests"), list):
+        return OldestSnapshot.model_validate(snapshot)
+    return snapshot
 
 
 def _operation(snapshot: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _operation(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     return {"summary": {"operation": summary.get("operation")}} if isinstance(summary, dict) else {}
 
 
-def _what_is_wrong(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """The field that pydantic stumbled over; its own words may have the whole text."""
     from pydantic import ValidationError
 
@@ -143,7 +143,7 @@ def _what_is_wrong(error: Exception) -> str:
     )
 
 
-def _shown(version: object) -> str:
+def _format_version(version: object) -> str:
     return str(version) if isinstance(version, int) else "not said"
 
 
@@ -152,14 +152,14 @@ NO_SNAPSHOT = -1
 _log = logging.getLogger(__name__)
 
 
-def metadata_text(stores: Stores, location: str) -> bytes:
+def read_metadata_text(stores: Stores, location: str) -> bytes:
     """The JSON of a metadata file, which may be compressed, whatever its name says (Iceberg spec, Appendix F).
 
     Raises:
         MetadataError: it is compressed and not whole, or too long.
         StoreError, Unavailable, BadRequest: as `Stores.read` says.
     """
-    return unpacked(stores.read(location), LONGEST_BYTES)
+    return decompress_metadata(stores.read(location), MAX_METADATA_BYTES)
 
 
 def open_metadata(
@@ -173,7 +173,7 @@ def open_metadata(
         Unserveable: the file cannot be read, or has no such snapshot.
         Unavailable: its store does not answer.
     """
-    table = _opened(stores, metadata_location, snapshot_id)
+    table = _open(stores, metadata_location, snapshot_id)
     if snapshot_id == NO_SNAPSHOT and table.current_snapshot_id is None:
         return table, _without_files(table)
     snapshot = table.snapshot_by_id(snapshot_id)
@@ -223,14 +223,14 @@ def _without_files(table: "TableMetadata") -> "Snapshot":
     )
 
 
-def _opened(stores: Stores, location: str, snapshot_id: int) -> "TableMetadata":
+def _open(stores: Stores, location: str, snapshot_id: int) -> "TableMetadata":
     try:
-        return parsed(stores.read(location), snapshot_id)
+        return parse_metadata(stores.read(location), snapshot_id)
     except (*LASTING, MetadataError) as error:
         _log.warning("%s cannot be read: %s", location, error)
-        said = f": {error}" if isinstance(error, MetadataError) else ""
+        reason = f": {error}" if isinstance(error, MetadataError) else ""
         raise Unserveable(
-            f"The Iceberg metadata {location} cannot be read{said}.",
+            f"The Iceberg metadata {location} cannot be read{reason}.",
             "Check that the file is there and whole.",
         ) from error
 
@@ -315,7 +315,7 @@ def keeps_rows(stores: Stores, metadata_location: str, snapshot_id: int, before_
     return False
 
 
-def brings_back_columns(stores: Stores, before: tuple[str, int], after: tuple[str, int]) -> bool:
+def restores_columns(stores: Stores, before: tuple[str, int], after: tuple[str, int]) -> bool:
     """Whether a later state, given by metadata location and snapshot id, has a column that the table had before, but
     not at the earlier state: files of both then tell other rows in each. Rolling back over a dropped column does that.
 

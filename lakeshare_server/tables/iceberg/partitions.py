@@ -46,11 +46,12 @@ def always_has_text(kind: str) -> bool:
 class PartitionTexts:
     """The values of one table's files; `told` is the schema that clients bind its specs to."""
 
-    def __init__(self, table: "TableMetadata", told: "Schema", root: str) -> None:
+    def __init__(self, table: "TableMetadata", client_schema: "Schema", root: str) -> None:
         self._root = root
         self._fields = {
             spec_id: [
-                (field.field_id, _result(told, field.source_id, field.transform)) for field in spec.fields
+                (field.field_id, _result(client_schema, field.source_id, field.transform))
+                for field in spec.fields
             ]
             for spec_id, spec in table.specs().items()
         }
@@ -125,11 +126,11 @@ def timestamp_text(micros: int, *, has_zone: bool) -> str:
     return text if has_zone else text.removesuffix("+00:00")
 
 
-def _result(told: "Schema", source_id: int, transform: Any) -> str | None:
+def _result(client_schema: "Schema", source_id: int, transform: Any) -> str | None:
     """The type of a partition field; None where clients cannot tell, since its column was dropped."""
-    if source_id not in told.field_ids or str(transform) == "void":
+    if source_id not in client_schema.field_ids or str(transform) == "void":
         return None
-    return str(transform.result_type(told.find_type(source_id)))
+    return str(transform.result_type(client_schema.find_type(source_id)))
 
 
 DECIMAL_BYTES = 16
@@ -138,7 +139,7 @@ DAY_US = 86_400_000_000
 NARROWER = {pa.int64(): pa.int32(), pa.float64(): pa.float32()}
 
 
-def decoded(values: pa.BinaryArray, kind: pa.DataType, *, is_upper: bool) -> pa.Array:
+def decode_bounds(values: pa.BinaryArray, kind: pa.DataType, *, is_upper: bool) -> pa.Array:
     """Bounds in the type that values of their column are kept in."""
     if pa.types.is_string(kind):
         return _texts(values, is_upper=is_upper)
@@ -229,24 +230,24 @@ class Range:
     def together(self, other: "Range") -> "Range":
         """What both know."""
         return Range(
-            highest(self.low, other.low),
-            lowest(self.high, other.high),
+            greater_bound(self.low, other.low),
+            lesser_bound(self.high, other.high),
             pc.coalesce(self.nulls, other.nulls),
         )
 
 
-def highest(one: pa.Array, other: pa.Array) -> pa.Array:
+def greater_bound(one: pa.Array, other: pa.Array) -> pa.Array:
     """The greater of two lower bounds in each row; one that is unknown counts for nothing."""
     # Arrow's max_element_wise takes neither times with a zone nor booleans.
-    return pc.if_else(_is_said(one, pc.greater(other, one)), other, one)
+    return pc.if_else(_is_bound(one, pc.greater(other, one)), other, one)
 
 
-def lowest(one: pa.Array, other: pa.Array) -> pa.Array:
+def lesser_bound(one: pa.Array, other: pa.Array) -> pa.Array:
     """The lesser of two upper bounds in each row; one that is unknown counts for nothing."""
-    return pc.if_else(_is_said(one, pc.less(other, one)), other, one)
+    return pc.if_else(_is_bound(one, pc.less(other, one)), other, one)
 
 
-def _is_said(one: pa.Array, other_says_more: pa.BooleanArray) -> pa.BooleanArray:
+def _is_bound(one: pa.Array, other_says_more: pa.BooleanArray) -> pa.BooleanArray:
     return pc.or_(pc.is_null(one), pc.fill_null(other_says_more, False))
 
 
@@ -332,10 +333,10 @@ TIMES: Mapping[str, Callable[[int, int], int | None]] = {
 
 
 def _prefix(width: int, value: str) -> Span:
-    return (value, value) if len(value) < width else (value, behind(value))
+    return (value, value) if len(value) < width else (value, text_after_prefix(value))
 
 
-def behind(prefix: str) -> str | None:
+def text_after_prefix(prefix: str) -> str | None:
     """The least text that is greater than all that begin with the prefix."""
     kept = prefix.rstrip("\U0010ffff")
     if not kept:
@@ -349,7 +350,9 @@ def _bounds(values: pa.Array, kind: pa.DataType, spanned: Callable[[Any], Span])
     """The bounds in each file; each different value is looked at once."""
     different = values.dictionary_encode()
     spans = [spanned(value) for value in _plain(different.dictionary, kind)]
-    low, high = (pc.take(typed([span[end] for span in spans], kind), different.indices) for end in (0, 1))
+    low, high = (
+        pc.take(cast_values([span[end] for span in spans], kind), different.indices) for end in (0, 1)
+    )
     return low, high
 
 
@@ -361,7 +364,7 @@ def _plain(values: pa.Array, kind: pa.DataType) -> list[Any]:
     )
 
 
-def typed(values: list[Any], kind: pa.DataType) -> pa.Array:
+def cast_values(values: list[Any], kind: pa.DataType) -> pa.Array:
     """Numbers and texts, as partitions have them, in the type of their column; null for what it cannot hold."""
     if pa.types.is_decimal(kind):
         limit = 10**kind.precision
@@ -371,7 +374,7 @@ def typed(values: list[Any], kind: pa.DataType) -> pa.Array:
             else value.to_bytes(DECIMAL_BYTES, "big", signed=True)
             for value in values
         ]
-        return decoded(pa.array(packed, pa.binary()), kind, is_upper=True)
+        return decode_bounds(pa.array(packed, pa.binary()), kind, is_upper=True)
     if not pa.types.is_temporal(kind) and not pa.types.is_integer(kind):
         return pa.array(values, kind)
     limit = 1 << (kind.bit_width - 1)
@@ -391,7 +394,7 @@ def minima(fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[in
     def column(field: "NestedField", kind: "PrimitiveType") -> pa.Array | None:
         found = _bound(files, files.lower, field, kind, is_upper=False)
         known = ranges.get(field.field_id)
-        return found if found is None or known is None else highest(found, known.low)
+        return found if found is None or known is None else greater_bound(found, known.low)
 
     return _struct(fields, column, len(files))
 
@@ -402,12 +405,12 @@ def maxima(fields: Sequence["NestedField"], files: DataFiles, ranges: Mapping[in
     def column(field: "NestedField", kind: "PrimitiveType") -> pa.Array | None:
         found = _bound(files, files.upper, field, kind, is_upper=True)
         known = ranges.get(field.field_id)
-        return found if found is None or known is None else lowest(found, known.high)
+        return found if found is None or known is None else lesser_bound(found, known.high)
 
     return _struct(fields, column, len(files))
 
 
-def told_maxima(known: pa.StructArray, fields: Sequence["NestedField"], files: DataFiles) -> pa.StructArray:
+def client_maxima(known: pa.StructArray, fields: Sequence["NestedField"], files: DataFiles) -> pa.StructArray:
     """The upper bounds that recipients may go by: NaN, which bounds leave out, is for them greater than all numbers."""
     from pyiceberg.types import StructType
 
@@ -416,7 +419,7 @@ def told_maxima(known: pa.StructArray, fields: Sequence["NestedField"], files: D
     for place, member in enumerate(known.type):
         field, values = by_name[member.name], pc.struct_field(known, [place])
         if isinstance(field.field_type, StructType):
-            values = told_maxima(values, field.field_type.fields, files)
+            values = client_maxima(values, field.field_type.fields, files)
         elif pa.types.is_floating(member.type):
             counts = files.nan_counts.get(field.field_id, pa.nulls(len(files), pa.int64()))
             values = pc.if_else(pc.fill_null(pc.equal(counts, 0), False), values, None)
@@ -487,7 +490,7 @@ def _bound(
         return None
     if field.field_id not in bounds:
         return pa.nulls(len(files), as_kept)
-    return decoded(bounds[field.field_id], as_kept, is_upper=is_upper)
+    return decode_bounds(bounds[field.field_id], as_kept, is_upper=is_upper)
 
 
 FROM_FILES = {"timestamp", "timestamptz"}
@@ -638,6 +641,6 @@ def _partition_values(table: "TableMetadata", files: DataFiles, field_id: int) -
 
 def _in_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_decimal(kind):
-        return decoded(values, kind, is_upper=True)
+        return decode_bounds(values, kind, is_upper=True)
     # Dates are kept as 32 bits of days, and Arrow makes dates of these only.
     return values.cast(pa.int32()).cast(kind) if pa.types.is_date32(kind) else values.cast(kind)

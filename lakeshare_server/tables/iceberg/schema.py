@@ -95,26 +95,28 @@ def columns_of(schema: pa.Schema) -> list[FileColumn]:
 def columns_of_table(schema: "Schema") -> dict[str, FileColumn]:
     """The same of a table, by their paths; what is in a nested type is not told with it."""
     found = (
-        column for field in schema.fields for column in _told(field.name, field.field_id, field.field_type)
+        column
+        for field in schema.fields
+        for column in _list_columns_of(field.name, field.field_id, field.field_type)
     )
     return {column.name: column for column in found}
 
 
-def _told(path: str, field_id: int, kind: "IcebergType") -> Iterator[FileColumn]:
+def _list_columns_of(path: str, field_id: int, kind: "IcebergType") -> Iterator[FileColumn]:
     from pyiceberg.io.pyarrow import schema_to_pyarrow
     from pyiceberg.types import ListType, MapType, StructType
 
     if isinstance(kind, StructType):
         yield FileColumn(path, field_id, pa.struct([]))
         for field in kind.fields:
-            yield from _told(f"{path}.{field.name}", field.field_id, field.field_type)
+            yield from _list_columns_of(f"{path}.{field.name}", field.field_id, field.field_type)
     elif isinstance(kind, MapType):
         yield FileColumn(path, field_id, pa.map_(pa.string(), pa.null()))
-        yield from _told(f"{path}.key", kind.key_id, kind.key_type)
-        yield from _told(f"{path}.value", kind.value_id, kind.value_type)
+        yield from _list_columns_of(f"{path}.key", kind.key_id, kind.key_type)
+        yield from _list_columns_of(f"{path}.value", kind.value_id, kind.value_type)
     elif isinstance(kind, ListType):
         yield FileColumn(path, field_id, pa.list_(pa.null()))
-        yield from _told(f"{path}.element", kind.element_id, kind.element_type)
+        yield from _list_columns_of(f"{path}.element", kind.element_id, kind.element_type)
     elif str(kind) == "variant":
         yield FileColumn(path, field_id, VARIANT)
     else:
@@ -150,9 +152,9 @@ def _is_variant(kind: pa.DataType) -> bool:
 
 READERS = 16
 # So many are fetched before the first is compared: few are in vain when a file is refused.
-AHEAD = 256
+READ_AHEAD = 256
 # Other names are spelt in another way in files, as Avro would need it: `a b` is `a_x20b` there.
-SPELT_ALIKE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SAME_CASE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def columns_in_files(
     compared = _Compared(table, schema, root, constants)
     paths = files.column("path").to_pylist()
     is_first = [True] * len(paths)
-    if not _must_be_looked_at(table, schema):
+    if not _needs_footers(table, schema):
         watched = [is_in for field_id, is_in in constants.items() if field_id not in in_lines]
         is_first = reduce(pc.or_, watched, pa.repeat(pa.scalar(False), len(paths))).to_pylist()
     first = [number for number, is_one in enumerate(is_first) if is_one]
@@ -211,14 +213,14 @@ def _compare_files(
     stores: Stores, compared: "_Compared", paths: Sequence[str], numbers: Sequence[int]
 ) -> None:
     with ThreadPoolExecutor(READERS) as pool:
-        for start in range(0, len(numbers), AHEAD):
-            some = numbers[start : start + AHEAD]
+        for start in range(0, len(numbers), READ_AHEAD):
+            some = numbers[start : start + READ_AHEAD]
             footers = pool.map(lambda number: _footer(stores, paths[number]), some)
             for number, footer in zip(some, footers, strict=True):
                 compared.add(number, local_path(paths[number]), footer)
 
 
-def lacking_column(stores: Stores, paths: Sequence[str], names: Collection[str]) -> str | None:
+def find_lacking_column(stores: Stores, paths: Sequence[str], names: Collection[str]) -> str | None:
     """One of these columns that some file does not have by its name; None when all files have all of them.
 
     Raises:
@@ -226,8 +228,8 @@ def lacking_column(stores: Stores, paths: Sequence[str], names: Collection[str])
         Unavailable: its store does not answer.
     """
     with ThreadPoolExecutor(READERS) as pool:
-        for start in range(0, len(paths), AHEAD):
-            for footer in pool.map(lambda path: _footer(stores, path), paths[start : start + AHEAD]):
+        for start in range(0, len(paths), READ_AHEAD):
+            for footer in pool.map(lambda path: _footer(stores, path), paths[start : start + READ_AHEAD]):
                 there = {name.lower() for name in footer.names}
                 found = next((name for name in names if name.lower() not in there), None)
                 if found is not None:
@@ -302,7 +304,7 @@ class _Compared:
         for column in known:
             self._compare(path, column, has_ids=has_ids)
         there = {column.field_id for column in known}
-        lacking = frozenset(one for one in self._names if one is not None and one not in there)
+        lacking = frozenset(name for name in self._names if name is not None and name not in there)
         for field_id, name in self._defaults.items():
             # Before a default comes the value that a file is partitioned by.
             if field_id not in there and field_id not in constants:
@@ -351,7 +353,7 @@ class _Compared:
         raise Unserveable(f"{self._root}: {what}.", code.fix, code)
 
 
-def _must_be_looked_at(table: "TableMetadata", schema: "Schema") -> bool:
+def _needs_footers(table: "TableMetadata", schema: "Schema") -> bool:
     columns = [schema.find_field(field_id) for field_id in schema.field_ids]
     return (
         any(column.initial_default is not None or str(column.field_type) == "variant" for column in columns)
@@ -363,7 +365,7 @@ def _must_be_looked_at(table: "TableMetadata", schema: "Schema") -> bool:
 
 
 def _is_spelt_alike(schema: "Schema") -> bool:
-    return all(SPELT_ALIKE.fullmatch(schema.find_field(one).name) for one in schema.field_ids)
+    return all(SAME_CASE.fullmatch(schema.find_field(one).name) for one in schema.field_ids)
 
 
 def _has_ambiguous_history(table: "TableMetadata") -> bool:
@@ -408,11 +410,11 @@ def mapped_ids(table: "TableMetadata") -> dict[str, int]:
 
 
 def _mapped(parent: str, fields: "Sequence[MappedField]") -> Iterator[tuple[str, int]]:
-    for one in fields:
-        for name in one.names:
-            if one.field_id is not None:
-                yield parent + name, one.field_id
-            yield from _mapped(f"{parent}{name}.", one.fields)
+    for field in fields:
+        for name in field.names:
+            if field.field_id is not None:
+                yield parent + name, field.field_id
+            yield from _mapped(f"{parent}{name}.", field.fields)
 
 
 def _footer(stores: Stores, path: str) -> pa.Schema:

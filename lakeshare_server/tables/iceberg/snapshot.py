@@ -24,7 +24,13 @@ from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import ServerSettings, StoreSettings
 from lakeshare_server.storage import LASTING, Stores
 from lakeshare_server.storage.locations import local_path
-from lakeshare_server.tables.iceberg.deletes import Targets, bitmap_of, targets_of, vectors_of, with_vectors
+from lakeshare_server.tables.iceberg.deletes import (
+    Targets,
+    add_vector_feature,
+    bitmap_of,
+    targets_of,
+    vectors_of,
+)
 from lakeshare_server.tables.iceberg.equality_keys import (
     Budget,
     KeyColumn,
@@ -39,6 +45,7 @@ from lakeshare_server.tables.iceberg.manifests import DataFiles, DeleteFile, Liv
 from lakeshare_server.tables.iceberg.metadata import open_metadata, schema_at
 from lakeshare_server.tables.iceberg.partitions import (
     bounded_type,
+    client_maxima,
     columns_in_lines,
     identity_columns,
     maxima,
@@ -47,7 +54,6 @@ from lakeshare_server.tables.iceberg.partitions import (
     partition_columns,
     partition_ranges,
     partition_values,
-    told_maxima,
 )
 from lakeshare_server.tables.iceberg.schema import (
     columns_in_files,
@@ -103,7 +109,7 @@ class ResultsCache:
         kept = None if self._folder is None else self._folder.found(self._identity)
         if kept is None:
             return Results()
-        live = {delete.path: _said(targets, delete) for delete in deletes}
+        live = {delete.path: _cache_key_of(targets, delete) for delete in deletes}
         same = {path for path, said in kept.deletes.items() if live.get(path) == said}
         removed: dict[str, int] = {}
         for path, (scope, number, *_) in kept.deletes.items():
@@ -138,7 +144,7 @@ class ResultsCache:
         numbers = sorted(rows)
         header = {
             "sequence_number": sequence_number,
-            "deletes": {delete.path: _said(targets, delete) for delete in deletes},
+            "deletes": {delete.path: _cache_key_of(targets, delete) for delete in deletes},
         }
         contents = [rows[number] for number in numbers]
         table = pa.table(
@@ -172,7 +178,7 @@ class _Kept:
         self.files, self.rows = table.column("file"), table.column("rows")
 
 
-def _said(targets: Targets, delete: DeleteFile) -> list[Any]:
+def _cache_key_of(targets: Targets, delete: DeleteFile) -> list[Any]:
     """What of a file of deletes its results depend on."""
     return [targets.scope(delete), delete.sequence_number, delete.size_bytes, list(delete.equality_ids)]
 
@@ -196,7 +202,7 @@ KEYS_BYTES = 32 << 20
 # Small files, of which a table may have thousands, are read ahead; larger ones piece by piece.
 SMALL_BYTES, SMALL_VALUES = 1 << 20, 500_000
 # Keys of data files that are looked up at once.
-LOOKED_UP_BYTES = 32 << 20
+LOOKUP_BYTES = 32 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -318,8 +324,8 @@ class _Work:
     ) -> _Group:
         """Only the deletes that are newer than one of the data files, and the data files older than one of them."""
         sequence = [self._targets.files[number].sequence_number for number in numbers]
-        deletes = [one for one in deletes if numbers and one.sequence_number > min(sequence)]
-        newest = max((one.sequence_number for one in deletes), default=0)
+        deletes = [delete for delete in deletes if numbers and delete.sequence_number > min(sequence)]
+        newest = max((delete.sequence_number for delete in deletes), default=0)
         older = [number for number, own in zip(numbers, sequence, strict=True) if own < newest]
         return _Group(keys, deletes, older)
 
@@ -350,10 +356,10 @@ class _Work:
             ]
             if following is None:
                 self._finish(set(group.numbers) - set(wanted))
-            for rows in _together(self._rows(files, group.keys, wanted)):
+            for rows in _batch_rows(self._rows(files, group.keys, wanted)):
                 self._look_up(rows, keys)
                 if following is None:
-                    self._finish([one.number for one in rows if one.is_last])
+                    self._finish([row.number for row in rows if row.is_last])
             current = following
 
     def _rows(
@@ -371,7 +377,7 @@ class _Work:
         """Find deleted rows of several data files at once: preparing the set of keys takes longer than a look-up."""
         if not rows:
             return
-        columns = [pa.chunked_array(column) for column in zip(*(one.columns for one in rows), strict=True)]
+        columns = [pa.chunked_array(column) for column in zip(*(row.columns for row in rows), strict=True)]
         deleted_with, begin = keys.deleted_with(columns), 0
         for one in rows:
             own = deleted_with.slice(begin, len(one.columns[0]))
@@ -501,15 +507,15 @@ class _Work:
         return self._bounds[key.field_id]
 
 
-def _together(rows: Iterable[_Rows]) -> Iterator[list[_Rows]]:
+def _batch_rows(rows: Iterable[_Rows]) -> Iterator[list[_Rows]]:
     """Pieces of data files, as many as are looked up at once, and what was read before a limit was reached."""
     some: list[_Rows] = []
     size = 0
     try:
-        for one in rows:
-            some.append(one)
-            size += sum(column.nbytes for column in one.columns)
-            if size >= LOOKED_UP_BYTES:
+        for row in rows:
+            some.append(row)
+            size += sum(column.nbytes for column in row.columns)
+            if size >= LOOKUP_BYTES:
                 yield some
                 some, size = [], 0
     except Unserveable:
@@ -581,7 +587,7 @@ def read_iceberg(
     return TableSnapshot(
         format="iceberg",
         location=root,
-        head=with_vectors(iceberg_head(table, schema, root, in_lines, in_files), vectors),
+        head=add_vector_feature(iceberg_head(table, schema, root, in_lines, in_files), vectors),
         snapshot_id=snapshot_id,
         files=_files(table, schema, snapshot, files, partitioned_by, vectors),
     )
@@ -652,7 +658,7 @@ def _files(
             "partition": partition_values(table, schema, files, partitioned_by),
             "min": minima(schema.fields, files, ranges),
             "max": known_maxima,
-            "told_max": told_maxima(known_maxima, schema.fields, files),
+            "told_max": client_maxima(known_maxima, schema.fields, files),
             "null_count": null_counts(schema.fields, files, ranges),
             **vectors,
         }

@@ -23,7 +23,7 @@ from lakeshare_pipelines.backup.config import COPY_LIMIT_BYTES
 from lakeshare_pipelines.backup.policies import BATCH_SERVICE, INDEX
 from lakeshare_pipelines.backup.policy_checks import Document, Request, decide
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import Answer, AsyncS3
+from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.batch_server.job import Job, JobFolder, Outcome, Status, Task, line_of
 from tests.builders.batch_server.requests import CSV_FORMAT, bucket_of, object_of
@@ -32,7 +32,7 @@ from tests.builders.batch_server.requests import CSV_FORMAT, bucket_of, object_o
 class StoreRefused(Exception):
     """The store answered with an error: its status, code and words."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Response) -> None:
         super().__init__(f"{answer.status} {answer.code}: {answer.message}")
         self.status, self.code, self.message = answer.status, answer.code, answer.message
 
@@ -52,7 +52,7 @@ class Endpoint:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
-    ) -> Answer:
+    ) -> Response:
         """The store's answer to a request that it takes.
 
         Raises:
@@ -504,7 +504,7 @@ async def checksum(endpoint: Endpoint, told: dict[str, Any], task: Task) -> str:
     )
 
 
-async def _head(endpoint: Endpoint, task: Task) -> Answer:
+async def _head(endpoint: Endpoint, task: Task) -> Response:
     try:
         return await endpoint.request(task.bucket, "HEAD", task.key, _version(task))
     except StoreRefused as refused:

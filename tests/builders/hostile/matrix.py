@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeshare_pipelines.spark.jars import pinned
+from lakeshare_pipelines.spark.jars import load_pinned_jars
 from tests.builders.canonical import Rows
 from tests.builders.delta_log import latest_version
 from tests.builders.hostile.families import FAMILIES, TABLES
@@ -88,7 +88,11 @@ def sources() -> dict[str, str]:
         for literal in _literals(ast.parse(Path(family.__file__).read_text("utf-8"))):
             builders.update(f"{literal!r}\n".encode())
     versions = {name: importlib.metadata.version(name) for name in ("pyspark", "deltalake")}
-    return {**versions, "delta-spark": pinned()["delta-spark"].coordinate, "builders": builders.hexdigest()}
+    return {
+        **versions,
+        "delta-spark": load_pinned_jars()["delta-spark"].coordinate,
+        "builders": builders.hexdigest(),
+    }
 
 
 def _literals(node: ast.AST) -> Iterator[object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakeshare_pipelines.spark.session import catalog_conf, catalog_name
+from lakeshare_pipelines.spark.session import make_catalog_conf, make_catalog_name
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.canonical import Rows
 from tests.builders.iceberg_matrix.plan import Plan, Step
@@ -106,8 +106,8 @@ def session_of_its_own(spark: "SparkSession", **conf: str) -> "SparkSession":
 
 def _catalogs(lake: Lake, spark: "SparkSession", warehouse: Path, branch: str) -> dict[str, SparkIceberg]:
     """One of folders, and one at a branch of Nessie, since Spark may not write on main."""
-    for key, value in catalog_conf(lake.settings, lake.endpoint, branch).items():
+    for key, value in make_catalog_conf(lake.settings, lake.endpoint, branch).items():
         spark.conf.set(key, value)
-    name = catalog_name(branch)
+    name = make_catalog_name(branch)
     spark.conf.set(f"spark.sql.catalog.{name}.warehouse", f"file://{warehouse}/of nessie")
     return {"hadoop": SparkIceberg.at(spark, "matrix", warehouse), "nessie": SparkIceberg(spark, name)}

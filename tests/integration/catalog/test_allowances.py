@@ -7,7 +7,14 @@ import pytest
 from sqlalchemy import select
 
 from lakeshare_server.access import rate_limit
-from lakeshare_server.access.rate_limit import BYTES, REQUESTS, URLS, Guesses, Limits, Meter
+from lakeshare_server.access.rate_limit import (
+    BYTES,
+    REQUESTS,
+    URLS,
+    BruteForceProtection,
+    RateLimit,
+    RecipientLimits,
+)
 from lakeshare_server.catalog import Access, Allowances, Catalog, Reader, TokenUses, open_catalog
 from lakeshare_server.catalog.models import AllowanceRow, TokenUseRow
 from lakeshare_server.errors import TooManyRequests, Unavailable
@@ -29,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return moment
 
 
-def used(meter: Meter, most: int, tries: int) -> int:
+def used(meter: RateLimit, most: int, tries: int) -> int:
     """How many of so many tries succeed."""
     count = 0
     for _ in range(tries):
@@ -43,10 +50,10 @@ def used(meter: Meter, most: int, tries: int) -> int:
 
 def test_permits_are_taken_until_there_are_none_and_again_in_the_next_stretch(catalog: Catalog) -> None:
     allowances = Allowances(catalog)
-    take = lambda at, wanted, owed=0: allowances.take("bob", "requests", at, 10, wanted, owed)  # noqa: E731
+    take = lambda at, wanted, overdrawn=0: allowances.take("bob", "requests", at, 10, wanted, overdrawn)  # noqa: E731
     assert [take(NOW, 4), take(NOW, 4), take(NOW, 4), take(NOW, 4)] == [4, 4, 2, 0]
     later = NOW + timedelta(minutes=1)
-    assert [take(later, 4, owed=5), take(later, 4)] == [4, 1]
+    assert [take(later, 4, overdrawn=5), take(later, 4)] == [4, 1]
     # A worker whose clock is behind counts with the others, and does not set anything back.
     assert take(NOW, 4) == 0
     assert allowances.take("eve", "requests", NOW, 10, 4) == 4
@@ -55,7 +62,7 @@ def test_permits_are_taken_until_there_are_none_and_again_in_the_next_stretch(ca
 def test_several_workers_never_take_more_than_the_limit_together(
     catalog: Catalog, clock: list[float]
 ) -> None:
-    workers = [Meter(Allowances(catalog), "requests", 60) for _ in range(4)]
+    workers = [RateLimit(Allowances(catalog), "requests", 60) for _ in range(4)]
     with ThreadPoolExecutor(8) as pool:
         counts = list(pool.map(lambda number: used(workers[number % 4], 100, 40), range(8)))
     # What a worker still holds another cannot use: at most a lease each.
@@ -69,13 +76,13 @@ def test_a_use_is_no_write(catalog: Catalog, clock: list[float], monkeypatch: py
     takes = []
     take = Allowances.take
     monkeypatch.setattr(Allowances, "take", lambda *args: takes.append(args) or take(*args))
-    assert used(Meter(Allowances(catalog), "requests", 60), 1000, 1100) == 1000
+    assert used(RateLimit(Allowances(catalog), "requests", 60), 1000, 1100) == 1000
     assert len(takes) == 51
 
 
 @IN_MEMORY
 def test_who_is_refused_is_told_when_to_come_back(catalog: Catalog, clock: list[float]) -> None:
-    meter = Meter(Allowances(catalog), "requests", 60)
+    meter = RateLimit(Allowances(catalog), "requests", 60)
     clock[0] += 12.5
     assert used(meter, 1, 1) == 1
     with pytest.raises(TooManyRequests, match="enough") as refused:
@@ -85,17 +92,17 @@ def test_who_is_refused_is_told_when_to_come_back(catalog: Catalog, clock: list[
 
 @IN_MEMORY
 def test_another_limit_counts_at_once(catalog: Catalog, clock: list[float]) -> None:
-    meter = Meter(Allowances(catalog), "requests", 60)
+    meter = RateLimit(Allowances(catalog), "requests", 60)
     assert (used(meter, 5, 10), used(meter, 8, 10), used(meter, 3, 10)) == (5, 3, 0)
 
 
 def test_what_was_used_beyond_is_owed_and_told_to_the_other_workers(
     catalog: Catalog, clock: list[float]
 ) -> None:
-    one, other = (Meter(Allowances(catalog), "urls", 86_400) for _ in range(2))
+    one, other = (RateLimit(Allowances(catalog), "urls", 86_400) for _ in range(2))
     one.require("bob", 100, "enough")
     one.count("bob", 100, 150)
-    one.settle()
+    one.flush()
     with pytest.raises(TooManyRequests):
         other.require("bob", 100, "enough")
     with pytest.raises(TooManyRequests):
@@ -108,7 +115,7 @@ def test_what_was_used_beyond_is_owed_and_told_to_the_other_workers(
 def test_what_is_owed_is_kept_while_the_catalog_does_not_answer(
     catalog: Catalog, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meter = Meter(Allowances(catalog), "urls", 86_400)
+    meter = RateLimit(Allowances(catalog), "urls", 86_400)
     meter.require("bob", 100, "enough")
     meter.count("bob", 100, 150)
 
@@ -119,10 +126,10 @@ def test_what_is_owed_is_kept_while_the_catalog_does_not_answer(
         broken.setattr(Allowances, "take", fails)
         for _ in range(2):
             with pytest.raises(Unavailable):
-                meter.settle()
-    meter.settle()
+                meter.flush()
+    meter.flush()
     with pytest.raises(TooManyRequests):
-        Meter(Allowances(catalog), "urls", 86_400).require("bob", 100, "enough")
+        RateLimit(Allowances(catalog), "urls", 86_400).require("bob", 100, "enough")
 
 
 @IN_MEMORY
@@ -130,30 +137,30 @@ def test_limits_are_the_recipient_s_own_or_those_of_the_settings(
     catalog: Catalog, clock: list[float]
 ) -> None:
     settings = ServerSettings(requests_per_minute=2, urls_per_day=10, bytes_per_day=1000)
-    limits = Limits(Allowances(catalog), settings)
+    limits = RecipientLimits(Allowances(catalog), settings)
     own = Access(Reader("eve", "eve"), "credential", limits={REQUESTS: 5, URLS: 1000, BYTES: 50})
     for access, most in ((BOB, 2), (own, 5)):
         for _ in range(most):
-            limits.let_in(access)
+            limits.count_request(access)
         with pytest.raises(TooManyRequests, match=f"{most} requests in a minute"):
-            limits.let_in(access)
+            limits.count_request(access)
     limits.require_signing(BOB)
-    limits.has_signed(BOB, 10, 10)
+    limits.count_signed(BOB, 10, 10)
     with pytest.raises(TooManyRequests, match=r"10 files in a day \(UTC\)"):
         limits.require_signing(BOB)
     limits.require_signing(own)
-    limits.has_signed(own, 10, 51)
+    limits.count_signed(own, 10, 51)
     with pytest.raises(TooManyRequests, match="50 bytes in a day"):
         limits.require_signing(own)
 
 
 @IN_MEMORY
 def test_without_limits_nothing_is_counted(catalog: Catalog) -> None:
-    limits = Limits(Allowances(catalog), ServerSettings())
+    limits = RecipientLimits(Allowances(catalog), ServerSettings())
     for _ in range(100):
-        assert limits.let_in_at_once(BOB)
+        assert limits.try_count_request(BOB)
     limits.require_signing(BOB)
-    limits.has_signed(BOB, 10**9, 10**15)
+    limits.count_signed(BOB, 10**9, 10**15)
     with catalog.reading() as session:
         assert session.scalars(select(AllowanceRow)).all() == []
 
@@ -161,7 +168,7 @@ def test_without_limits_nothing_is_counted(catalog: Catalog) -> None:
 def test_guesses_of_an_address_are_counted_by_all_workers_and_a_repeated_one_is_none(
     catalog: Catalog, clock: list[float]
 ) -> None:
-    one, other = (Guesses(Allowances(catalog), 10) for _ in range(2))
+    one, other = (BruteForceProtection(Allowances(catalog), 10) for _ in range(2))
     for _ in range(50):
         one.count("192.0.2.1", b"the same")
     for number in range(9):
@@ -173,10 +180,10 @@ def test_guesses_of_an_address_are_counted_by_all_workers_and_a_repeated_one_is_
     for guesses in (one, other):
         with pytest.raises(TooManyRequests):
             guesses.count("192.0.2.1", b"never seen")
-        assert guesses.are_used_up("192.0.2.1")
-        assert not guesses.are_used_up("192.0.2.2")
+        assert guesses.is_blocked("192.0.2.1")
+        assert not guesses.is_blocked("192.0.2.2")
     clock[0] += 60
-    assert not one.are_used_up("192.0.2.1")
+    assert not one.is_blocked("192.0.2.1")
     one.count("192.0.2.1", b"never seen")
 
 
@@ -191,9 +198,9 @@ def test_counts_of_long_ago_are_removed(catalog: Catalog) -> None:
 
 def test_the_newest_use_of_a_token_wins_whoever_writes_last(catalog: Catalog) -> None:
     early, late = TokenUses(catalog), TokenUses(catalog)
-    early.note("token", "192.0.2.1")
-    late.note("token", "192.0.2.2")
-    late.note("other", None)
+    early.record("token", "192.0.2.1")
+    late.record("token", "192.0.2.2")
+    late.record("other", None)
     late.write()
     early.write()
     with catalog.reading() as session:
@@ -206,7 +213,7 @@ def test_uses_are_kept_while_the_catalog_does_not_answer(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uses = TokenUses(catalog)
-    uses.note("token", "192.0.2.1")
+    uses.record("token", "192.0.2.1")
 
     def fails(*_: object, **__: object) -> None:
         raise Unavailable("the catalog does not answer", "Try again.")
@@ -228,13 +235,13 @@ def test_two_uses_in_a_minute_are_one_write_unless_the_address_changes(
     written = []
     monkeypatch.setattr(TokenUses, "_write", lambda _self, noted: written.append(sorted(noted)))
     for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.2"):
-        uses.note("token", address)
+        uses.record("token", address)
         uses.write()
     assert written == [["token"]] * 2
 
 
 def test_a_second_catalog_counts_the_same(catalog: Catalog, clock: list[float]) -> None:
     again = open_catalog(catalog.engine.url.render_as_string(hide_password=False))
-    assert used(Meter(Allowances(catalog), "requests", 60), 10, 5) == 5
-    assert used(Meter(Allowances(again), "requests", 60), 10, 20) == 5
+    assert used(RateLimit(Allowances(catalog), "requests", 60), 10, 5) == 5
+    assert used(RateLimit(Allowances(again), "requests", 60), 10, 20) == 5
     again.close()

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from lakeshare_server.catalog import Catalog
-from lakeshare_server.catalog.declared import Plan, apply_files, planned, tried
+from lakeshare_server.catalog.declared import Plan, apply_files, dry_run, plan_changes
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import (
     alter_recipient,
@@ -32,7 +32,7 @@ def test_applied_twice_changes_nothing(catalog: Catalog, said: Callable[[str], A
     first = apply_files(catalog, said(EVERYTHING), "ann")
     assert len(first.steps) == 12
     generation = catalog.generation()
-    assert planned(catalog, said(EVERYTHING)) == Plan(())
+    assert plan_changes(catalog, said(EVERYTHING)) == Plan(())
     assert apply_files(catalog, said(EVERYTHING), "ann").steps == ()
     assert catalog.generation() == generation, "whoever changes nothing makes nobody look again"
 
@@ -43,10 +43,10 @@ def test_what_is_exported_makes_the_same_in_an_empty_catalog(
     apply_files(catalog, said(EVERYTHING), "ann")
     text = exported(catalog)
     assert "token" not in text.replace("# ", "").partition("version")[2]
-    assert planned(catalog, said(text)).steps == ()
+    assert plan_changes(catalog, said(text)).steps == ()
     apply_files(other_catalog, said(text), "ann")
     assert exported(other_catalog) == text
-    assert planned(other_catalog, said(EVERYTHING)).drifted is False
+    assert plan_changes(other_catalog, said(EVERYTHING)).drifted is False
 
 
 def test_secrets_are_in_no_export(catalog: Catalog, said: Callable[[str], Any]) -> None:
@@ -56,7 +56,7 @@ def test_secrets_are_in_no_export(catalog: Catalog, said: Callable[[str], Any]) 
     text = exported(catalog)
     assert given.secret not in text
     assert given.state.id not in text
-    assert planned(catalog, said(text)).steps == ()
+    assert plan_changes(catalog, said(text)).steps == ()
 
 
 def test_a_refusal_leaves_everything_as_it_was_and_names_the_line(
@@ -66,7 +66,7 @@ def test_a_refusal_leaves_everything_as_it_was_and_names_the_line(
     before = exported(catalog)
     bad = "shares:\n  new: {tables: [a.x]}\n  s: {properties: {lakeshare.x: y}}\nrecipients: {bob: {}}"
     worse = 'shares:\n  s:\n    tables: {a.x: ,\n      a.y: {rule: " "}}'
-    for way in (apply_files, tried):
+    for way in (apply_files, dry_run):
         with pytest.raises(DocumentError, match=r"shares\.yaml:3: shares\.s: properties: .* reserved"):
             way(catalog, said(bad), "ann")
         with pytest.raises(
@@ -80,7 +80,7 @@ def test_a_refusal_leaves_everything_as_it_was_and_names_the_line(
 
 def test_a_plan_that_is_tried_changes_nothing(catalog: Catalog, said: Callable[[str], Any]) -> None:
     before = exported(catalog)
-    assert len(tried(catalog, said(EVERYTHING), "ann").steps) == 12
+    assert len(dry_run(catalog, said(EVERYTHING), "ann").steps) == 12
     assert exported(catalog) == before
     with catalog.reading() as session:
         assert session.scalars(select(AuditRow.key)).all() == []
@@ -127,10 +127,10 @@ def test_what_was_changed_by_hand_is_shown_and_taken_back(
     before = exported(catalog)
     for change, drift in CHANGES:
         by_hand(catalog, change)
-        assert told(planned(catalog, wanted).steps) == [drift]
+        assert told(plan_changes(catalog, wanted).steps) == [drift]
         apply_files(catalog, wanted, "ann")
         assert sorted(exported(catalog).splitlines()) == sorted(before.splitlines())
-        assert planned(catalog, wanted).steps == ()
+        assert plan_changes(catalog, wanted).steps == ()
 
 
 def test_members_and_policies_are_those_of_the_file(catalog: Catalog, said: Callable[[str], Any]) -> None:
@@ -141,8 +141,8 @@ def test_members_and_policies_are_those_of_the_file(catalog: Catalog, said: Call
         ("update", "retail", ["members"]),
     ]
     with catalog.reading() as session:
-        assert states.group(session, "retail").members == ("acme",)
-        assert [one.name for one in states.recipient(session, "ci").policies] == ["branch"]
+        assert states.get_group(session, "retail").members == ("acme",)
+        assert [one.name for one in states.get_recipient(session, "ci").policies] == ["branch"]
 
 
 def test_what_no_file_names_any_more_goes_only_when_asked(
@@ -157,10 +157,10 @@ def test_what_no_file_names_any_more_goes_only_when_asked(
     apply_files(catalog, said(less), "ann", prune=True)
     assert paths(catalog) == ["partners.sales.orders"]
     with catalog.reading() as session:
-        assert [one.name for one in states.shares(session)] == ["mine", "partners"]
-        assert [one.name for one in states.recipients(session)] == ["eve", "acme"]
-        assert (states.groups(session), states.grants(session)) == ([], [])
-    assert planned(catalog, said(less), prune=True).drifted is False
+        assert [one.name for one in states.list_shares(session)] == ["mine", "partners"]
+        assert [one.name for one in states.list_recipients(session)] == ["eve", "acme"]
+        assert (states.list_groups(session), states.list_grants(session)) == ([], [])
+    assert plan_changes(catalog, said(less), prune=True).drifted is False
 
 
 def test_a_table_that_moves_to_another_lake_table_has_the_access_the_file_says(
@@ -169,9 +169,11 @@ def test_a_table_that_moves_to_another_lake_table_has_the_access_the_file_says(
     text = "shares: {s: {tables: {a.x: {table: lake.one, directory_access: true}}}}"
     apply_files(catalog, said(text), "ann")
     apply_files(catalog, said(text.replace("lake.one", "lake.two")), "ann")
-    assert planned(catalog, said(text.replace("lake.one", "lake.two"))).steps == ()
+    assert plan_changes(catalog, said(text.replace("lake.one", "lake.two"))).steps == ()
     with catalog.reading() as session:
-        assert [(one.table, one.directory_access) for one in states.objects(session)] == [("lake.two", True)]
+        assert [(one.table, one.directory_access) for one in states.list_objects(session)] == [
+            ("lake.two", True)
+        ]
 
 
 def test_a_recipient_that_was_revoked_does_not_come_back_by_a_file(
@@ -185,23 +187,25 @@ def test_a_recipient_that_was_revoked_does_not_come_back_by_a_file(
     text = exported(catalog)
     assert "# Revoked, and left out: bob" in text
 
-    assert [(left.why, left.held.name) for left in planned(catalog, said(text)).left] == [("orphan", "bob")]
-    assert planned(catalog, said(text)).steps == ()
+    assert [(left.why, left.current.name) for left in plan_changes(catalog, said(text)).left] == [
+        ("orphan", "bob")
+    ]
+    assert plan_changes(catalog, said(text)).steps == ()
     for part in ("groups: {g: {members: [bob]}}", "shares: {s: {}}\ngrants: [{share: s, recipient: bob}]"):
         with pytest.raises(DocumentError, match="recipient bob was revoked"):
-            planned(catalog, said(part))
+            plan_changes(catalog, said(part))
 
 
 def test_nothing_else_is_done_than_the_plan_that_was_looked_at(
     catalog: Catalog, said: Callable[[str], Any]
 ) -> None:
     text = "shares: {s: {comment: new}}"
-    looked_at = planned(catalog, said(text))
+    looked_at = plan_changes(catalog, said(text))
     by_hand(catalog, lambda edit: create_share(edit, "s", comment="by eve"))
     with pytest.raises(CatalogConflict, match=f"not plan {looked_at.digest} any more"):
         apply_files(catalog, said(text), "ann", digest=looked_at.digest)
     with catalog.reading() as session:
-        assert states.share(session, "s").comment == "by eve"
+        assert states.get_share(session, "s").comment == "by eve"
 
 
 def test_an_export_with_revisions_overwrites_no_edit_made_since(
@@ -216,7 +220,7 @@ def test_an_export_with_revisions_overwrites_no_edit_made_since(
     ):
         apply_files(catalog, said(edited), "ann")
     with catalog.reading() as session:
-        assert states.share(session, "partners").comment == "by eve"
+        assert states.get_share(session, "partners").comment == "by eve"
     again = exported(catalog, revisions=True).replace("display_name: Partners, ü", "display_name: Ours")
     assert told(apply_files(catalog, said(again), "ann").steps) == [("update", "partners", ["display_name"])]
 
@@ -245,7 +249,7 @@ def test_two_administrators_at_once_lose_no_change(catalog: Catalog, said: Calla
     [told_so] = [end for end in ended.values() if isinstance(end, DocumentError)]
     assert f"{won} has edited it since" in str(told_so)
     with catalog.reading() as session:
-        assert states.share(session, "s").comment == f"by {won}"
+        assert states.get_share(session, "s").comment == f"by {won}"
 
 
 def test_every_step_is_an_event_with_before_and_after(catalog: Catalog, said: Callable[[str], Any]) -> None:

@@ -15,7 +15,7 @@ from lakeshare_server.catalog import (
     SharedTable,
     share_table,
 )
-from lakeshare_server.catalog.declared import Plan, apply_files, planned, tried
+from lakeshare_server.catalog.declared import Plan, apply_files, dry_run, plan_changes
 from lakeshare_server.catalog.declared.files import FoundTable, followed_key
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.shares import unshare_table
@@ -51,7 +51,7 @@ def test_files_follow_and_share_in_one_transaction_and_twice_changes_nothing(
     wanted = dict(said(TEXT))
     key = followed_key("sales.items")
     wanted[key] = replace(wanted[key], found=FoundTable(identity, "read"))
-    assert len(tried(catalog, wanted, "ann").steps) == 5
+    assert len(dry_run(catalog, wanted, "ann").steps) == 5
     assert (names(catalog), events(catalog)) == ([], [])
     apply_files(catalog, wanted, "ann")
     [items, orders] = FollowedTables(catalog).list()
@@ -76,11 +76,11 @@ def test_files_follow_and_share_in_one_transaction_and_twice_changes_nothing(
         ("add_table", "ann", "partners.sales.items"),
     ]
     generation = catalog.generation()
-    assert planned(catalog, said(TEXT)) == Plan(())
+    assert plan_changes(catalog, said(TEXT)) == Plan(())
     assert apply_files(catalog, said(TEXT), "ann").steps == ()
     assert catalog.generation() == generation
     text = exported(catalog)
-    assert planned(catalog, said(text)).drifted is False
+    assert plan_changes(catalog, said(text)).drifted is False
     apply_files(other_catalog, said(text), "ann")
     assert exported(other_catalog) == text
 
@@ -89,7 +89,7 @@ def test_a_refusal_of_one_table_leaves_no_other_followed(
     catalog: Catalog, said: Callable[[str], Any]
 ) -> None:
     Ledger(catalog).append([a_publication(table="sales.items")])
-    for way in (apply_files, tried):
+    for way in (apply_files, dry_run):
         with pytest.raises(
             DocumentError,
             match=r'shares\.yaml:4: followed\["sales\.items"\]: sales\.items is published by pipelines',
@@ -114,7 +114,7 @@ def test_what_was_changed_by_hand_is_shown_and_taken_back(
     assert told(apply_files(catalog, said(TEXT), "ann").steps)[0] == ("update", "sales.orders", ["kept_by"])
     before = exported(catalog)
     followed.add("sales.orders", "s3://lake/orders", 60, start_version=7)
-    assert told(planned(catalog, said(TEXT)).steps) == [
+    assert told(plan_changes(catalog, said(TEXT)).steps) == [
         ("update", "sales.orders", ["check_every_s", "start_version"])
     ]
     apply_files(catalog, said(TEXT), "ann")
@@ -135,7 +135,7 @@ def test_a_table_that_was_unfollowed_after_the_plan_is_not_followed_unread(
 ) -> None:
     apply_files(catalog, said(TEXT), "ann")
     unread = {key: replace(one, found=None) for key, one in said(TEXT).items()}
-    assert planned(catalog, unread).steps == ()
+    assert plan_changes(catalog, unread).steps == ()
     FollowedTables(catalog).remove("sales.orders")
     with pytest.raises(DocumentError, match=r"sales\.orders has just been unfollowed.*again"):
         apply_files(catalog, unread, "ann")
@@ -167,7 +167,7 @@ def test_pruning_ends_what_files_followed_and_nothing_that_others_share(
         ("delete", "table", "partners.sales.items"),
         ("delete", "followed", "sales.orders"),
     ]
-    assert [(left.why, left.held.name) for left in plan.left] == [("needed", "sales.items")]
+    assert [(left.why, left.current.name) for left in plan.left] == [("needed", "sales.items")]
     assert names(catalog) == ["by.hand", "sales.items"]
     unshare_table(catalog, "mine", "own", "items")
     text = "shares: {partners: {tables: {a.b: sales.items}}}"
@@ -180,4 +180,4 @@ def test_names_that_clients_cannot_read_are_refused(
     catalog: Catalog, said: Callable[[str], Any], name: str
 ) -> None:
     with pytest.raises(DocumentError, match="cannot be used"):
-        planned(catalog, said(f"followed: {{'{name}': /data}}"))
+        plan_changes(catalog, said(f"followed: {{'{name}': /data}}"))

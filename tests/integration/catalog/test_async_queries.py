@@ -182,7 +182,7 @@ def test_a_query_whose_worker_is_silent_is_taken_over_and_the_silent_one_changes
 
 def test_a_query_that_ends_each_of_its_workers_fails(queries: AsyncQueries, catalog: Catalog) -> None:
     query = submit(queries)
-    for _ in range(async_queries.ATTEMPTS):
+    for _ in range(async_queries.MAX_ATTEMPTS):
         assert queries.claim() is not None
         change(catalog, heartbeat_at=datetime.now(UTC) - timedelta(seconds=31))
     assert queries.claim() is None
@@ -194,7 +194,7 @@ def test_a_query_that_ends_each_of_its_workers_fails(queries: AsyncQueries, cata
 def test_the_worker_keeps_its_query_by_its_heartbeat(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_queries, "BEAT_S", 0.02)
+    monkeypatch.setattr(async_queries, "HEARTBEAT_S", 0.02)
     queries = AsyncQueries(catalog, dead_after_s=2)
     submit(queries)
     claim = queries.claim()
@@ -213,7 +213,7 @@ def test_the_worker_keeps_its_query_by_its_heartbeat(
 def test_a_recipient_cannot_fill_the_queue_of_all(
     queries: AsyncQueries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_queries, "WAITING_PER_RECIPIENT", 2)
+    monkeypatch.setattr(async_queries, "MAX_PENDING_PER_RECIPIENT", 2)
     for table in ("t1", "t2"):
         submit(queries, table=table)
     with pytest.raises(Unavailable, match="2 async queries"):

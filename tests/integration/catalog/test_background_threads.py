@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from lakeshare_server.access import table_access
-from lakeshare_server.access.table_access import AsyncWorker, Submission, Views
+from lakeshare_server.access.table_access import AsyncWorker, Submission, TableViews
 from lakeshare_server.catalog import AsyncQueries, AuditLog, Catalog, Reader, open_catalog
 from lakeshare_server.catalog.audit import log as audit_log
 from lakeshare_server.catalog.audit.log import LOG_REFUSED
@@ -41,7 +41,7 @@ def test_the_worker_goes_on_when_it_could_not_note_a_failure(
     monkeypatch.setattr(table_access, "IDLE_S", 0.05)
     settings = ServerSettings(state_dir=tmp_path)
     queries = AsyncQueries(catalog, dead_after_s=0.2)
-    views = Views(catalog, Versions(catalog, settings, Stores(settings)))
+    views = TableViews(catalog, Versions(catalog, settings, Stores(settings)))
     look, gone = views.table, threading.Event()
 
     def look_without_a_queue(*names: Any) -> Any:

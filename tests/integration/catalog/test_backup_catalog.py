@@ -14,11 +14,11 @@ from lakeshare_pipelines.backup.catalog_dump import (
     LEFT_OUT,
     MANIFEST,
     dump_catalog,
-    dump_folder,
-    kept_tables,
-    lines_of,
-    nessie_tables,
+    dump_rows,
+    get_dump_folder,
+    list_dumped_tables,
     read_manifest,
+    read_nessie_tables,
     restore_catalog,
 )
 from lakeshare_pipelines.backup.config import Backup
@@ -94,7 +94,8 @@ def secrets(catalog: Catalog, settings: LakeSettings, said: Callable[[str], Any]
 def rows_of(catalog: Catalog) -> dict[str, list[dict[str, Any]]]:
     with catalog.reading() as session:
         found = {
-            table.name: [json.loads(line) for line in lines_of(session, table)] for table in kept_tables()
+            table.name: [json.loads(line) for line in dump_rows(session, table)]
+            for table in list_dumped_tables()
         }
     del found["catalog_state"]
     return found
@@ -110,7 +111,7 @@ def test_the_same_catalog_comes_back_on_the_other_database(
 ) -> None:
     record = dump_catalog(settings, points.backup, points, DAY)
     assert (record.tables, record.publications, record.shares, record.grants) == (1, 2, 2, 2)
-    assert (record.nessie_hash, record.key) == (None, f"{dump_folder(points, DAY)}{MANIFEST}")
+    assert (record.nessie_hash, record.key) == (None, f"{get_dump_folder(points, DAY)}{MANIFEST}")
     generation = catalog.generation()
     brought = restore_catalog(elsewhere, points, DAY)
     again = open_catalog(elsewhere.catalog_url)
@@ -137,7 +138,7 @@ def test_no_secret_is_in_a_dump(settings: LakeSettings, points: Points, secrets:
 
 
 def test_every_table_is_kept_or_left_out_by_name() -> None:
-    kept = {table.name for table in kept_tables()}
+    kept = {table.name for table in list_dumped_tables()}
     assert kept | LEFT_OUT == set(Base.metadata.tables)
     assert not kept & LEFT_OUT
 
@@ -177,7 +178,7 @@ def test_a_damaged_dump_brings_nothing_back_and_a_whole_one_then_all(
     dump_catalog(settings, points.backup, points, DAY)
     # The last table that is filled: all the others were by then.
     name = [table for table in read_manifest(points, DAY).tables if table.rows][-1].files[0].name
-    key = dump_folder(points, DAY) + name
+    key = get_dump_folder(points, DAY) + name
     whole = points.store.read(key)
     points.store.put(key, whole.replace(b"e", b"a", 1))
     with pytest.raises(BackupError, match="not what was dumped: its SHA-256 is another"):
@@ -287,14 +288,14 @@ def test_nessies_main_is_in_the_dump(tmp_path: Path, points: Points) -> None:
             name: nessie.writer.content(name, f"main@{head}") for name in ("sales.orders", "sales.items")
         }
     assert record.nessie_hash == head
-    assert nessie_tables(points, DAY) == expected
+    assert read_nessie_tables(points, DAY) == expected
     manifest = read_manifest(points, DAY).nessie
     assert manifest is not None
     assert (manifest.hash, manifest.tables) == (head, 2)
     lines = [
         line
         for file in manifest.log
-        for line in points.store.read(dump_folder(points, DAY) + file.name).splitlines()
+        for line in points.store.read(get_dump_folder(points, DAY) + file.name).splitlines()
     ]
     commits = [json.loads(line) for line in lines]
     assert commits[0]["commitMeta"]["hash"] == head
@@ -303,7 +304,7 @@ def test_nessies_main_is_in_the_dump(tmp_path: Path, points: Points) -> None:
 
 
 def _change_manifest(points: Points, **different: object) -> None:
-    key = f"{dump_folder(points, DAY)}{MANIFEST}"
+    key = f"{get_dump_folder(points, DAY)}{MANIFEST}"
     points.store.put(key, json.dumps(json.loads(points.store.read(key)) | different).encode())
 
 

@@ -13,7 +13,7 @@ from lakeshare_server.catalog import (
     allow_directory_access,
     apply_shares,
 )
-from lakeshare_server.catalog.listings import all_shared_tables
+from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.catalog.models import SharedTableRow, ShareRow
 from lakeshare_server.errors import BadRequest
 
@@ -27,7 +27,7 @@ def a_share(name: str, *tables: str, **options: object) -> DeclaredShare:
 
 
 def ids(catalog: Catalog) -> dict[str, str]:
-    return {entry.path: entry.id for entry in all_shared_tables(catalog)}
+    return {entry.path: entry.id for entry in list_all_shared_tables(catalog)}
 
 
 def test_the_difference_is_reported_by_name(catalog: Catalog) -> None:
@@ -54,7 +54,7 @@ def test_a_changed_table_keeps_its_id(catalog: Catalog) -> None:
     before = ids(catalog)
     apply_shares(catalog, [a_share("s", "a.x=lake.other", comment="c", history=False)])
     assert ids(catalog) == before
-    [entry] = all_shared_tables(catalog)
+    [entry] = list_all_shared_tables(catalog)
     assert (entry.lake_table, entry.comment, entry.history) == ("lake.other", "c", False)
 
 
@@ -66,14 +66,14 @@ def test_directory_access_ends_when_the_name_stands_for_another_table_and_is_rep
         allow_directory_access(catalog, "s", "a", name, allowed=True)
     diff = apply_shares(catalog, [a_share("s", "a.x=hr.salaries", "a.y", comment="c")])
     assert (diff.changed, diff.closed) == (("s.a.x", "s.a.y"), ("s.a.x",))
-    assert [entry.directory_access for entry in all_shared_tables(catalog)] == [False, True]
+    assert [entry.directory_access for entry in list_all_shared_tables(catalog)] == [False, True]
 
 
 def test_a_share_that_somebody_was_granted_is_emptied_but_stays(catalog: Catalog) -> None:
     apply_shares(catalog, [a_share("s", "a.x"), a_share("t", "a.x")])
     recipient, _ = Recipients(catalog).add("bob", ["s"])
     apply_shares(catalog, [])
-    assert all_shared_tables(catalog) == []
+    assert list_all_shared_tables(catalog) == []
     assert [share.name for share in Listings(catalog, recipient.id).shares(0, 10)] == ["s"]
     with catalog.reading() as session:
         assert list(session.scalars(select(ShareRow.name))) == ["s"]
@@ -108,7 +108,7 @@ def test_names_the_protocol_cannot_carry_are_refused_by_field(
             with pytest.raises(BadRequest) as refused:
                 apply_shares(catalog, [a_share("good", "a.x"), share])
             assert refused.value.field == field
-            assert all_shared_tables(catalog) == []
+            assert list_all_shared_tables(catalog) == []
 
 
 def test_a_share_declared_twice_is_refused(catalog: Catalog) -> None:

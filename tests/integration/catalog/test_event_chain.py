@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lakeshare_server.catalog import AuditLog, Catalog, Recipients, SharedTable, open_catalog, share_table
-from lakeshare_server.catalog.audit import events_after, receipt_of, verify
-from lakeshare_server.catalog.audit.log import LOG_REFUSED, chained, written
+from lakeshare_server.catalog.audit import events_after, parse_receipt, verify
+from lakeshare_server.catalog.audit.log import LOG_REFUSED, chain_hash, serialize_event
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import BadRequest
 from tests.builders.events import an_event, append, tamper
@@ -93,8 +93,8 @@ def test_an_empty_log_is_sound(catalog: Catalog) -> None:
 def test_the_hash_can_be_made_again_from_what_the_log_tells(log: Catalog) -> None:
     first, second, *_ = events_after(log, 0)
     assert first.event == an_event(0)
-    assert second.previous_hash == first.hash == chained("0" * 64, written(an_event(0)).text)
-    assert second.hash == chained(first.hash or "", written(second.event).text)
+    assert second.previous_hash == first.hash == chain_hash("0" * 64, serialize_event(an_event(0)).text)
+    assert second.hash == chain_hash(first.hash or "", serialize_event(second.event).text)
 
 
 def test_what_was_done_to_the_chain_is_found(log: Catalog) -> None:
@@ -122,7 +122,7 @@ def test_the_columns_that_a_hash_covers_are_all_there_are() -> None:
 
 
 def test_a_chain_that_was_made_anew_is_told_by_a_receipt(log: Catalog) -> None:
-    receipt = receipt_of(str(verify(log).head))
+    receipt = parse_receipt(str(verify(log).head))
     assert verify(log, receipt).is_sound
     append(log, [an_event(100)])
     assert verify(log, receipt).is_sound
@@ -136,7 +136,7 @@ def test_a_chain_that_was_made_anew_is_told_by_a_receipt(log: Catalog) -> None:
 def test_what_is_no_receipt_is_refused() -> None:
     for text in ("", "1", "x:y", "1:abc", "-1:" + "0" * 64, "9" * 30 + ":" + "0" * 64):
         with pytest.raises(BadRequest, match="receipt"):
-            receipt_of(text)
+            parse_receipt(text)
 
 
 def test_events_go_on_behind_a_head_that_was_set_back(log: Catalog) -> None:

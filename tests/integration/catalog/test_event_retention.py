@@ -8,12 +8,12 @@ from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.audit import (
     Usage,
     events_after,
-    grouped,
-    last_seen,
+    group_usage,
     maintenance,
+    parse_receipt,
     prune,
-    receipt_of,
-    usage,
+    read_last_seen,
+    read_usage,
     verify,
 )
 from lakeshare_server.errors import BadRequest
@@ -23,13 +23,13 @@ DAY = NOON.date()
 
 
 def requests(catalog: Catalog) -> list[Usage]:
-    return usage(catalog, DAY, DAY + timedelta(days=1))
+    return read_usage(catalog, DAY, DAY + timedelta(days=1))
 
 
 def test_what_is_left_after_a_pruning_is_sound(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "AT_ONCE", 4)
     append(catalog, [an_event(number) for number in range(20)])
-    receipt = receipt_of(str(verify(catalog).head))
+    receipt = parse_receipt(str(verify(catalog).head))
     before = requests(catalog)
     pruned = prune(catalog, NOON + timedelta(minutes=10), "ann")
     assert (pruned.events, pruned.through) == (10, 10)
@@ -43,7 +43,7 @@ def test_what_is_left_after_a_pruning_is_sound(catalog: Catalog, monkeypatch: py
     assert (found.is_sound, found.anchor.number, found.events) == (True, 10, 13)
     assert requests(catalog) == before
     with pytest.raises(BadRequest, match="pruned"):
-        verify(catalog, receipt_of("3:" + "0" * 64))
+        verify(catalog, parse_receipt("3:" + "0" * 64))
     assert prune(catalog, NOON + timedelta(minutes=10), "ann").events == 0
 
 
@@ -83,7 +83,7 @@ def test_usage_is_counted_by_day_recipient_table_and_version(catalog: Catalog) -
             an_event(7, kind="change", recipient=None, principal="ann", action="create_share", files=None),
         ],
     )
-    found = usage(catalog, DAY, DAY + timedelta(days=1))
+    found = read_usage(catalog, DAY, DAY + timedelta(days=1))
     told = [
         (one.day, one.recipient, one.table, one.version, one.requests, one.queries, one.files, one.size_bytes)
         for one in found
@@ -100,16 +100,16 @@ def test_usage_is_counted_by_day_recipient_table_and_version(catalog: Catalog) -
         key=str,
     )
     assert sum(one.refused for one in found) == 1
-    bob, eve = grouped(found, ["recipient"])
+    bob, eve = group_usage(found, ["recipient"])
     assert (bob["recipient"], bob["queries"], bob["files"], bob["versions"]) == ("bob", 3, 8, 2)
     assert (eve["recipient"], eve["queries"], eve["requests"]) == ("eve", 0, 1)
-    assert [one["day"] for one in grouped(usage(catalog, DAY, DAY, table=orders), ["day"])] == [DAY]
-    assert usage(catalog, DAY, DAY, recipient="nobody") == []
-    assert usage(catalog, date(2020, 1, 1), date(2020, 1, 2)) == []
-    assert last_seen(catalog) == {
+    assert [one["day"] for one in group_usage(read_usage(catalog, DAY, DAY, table=orders), ["day"])] == [DAY]
+    assert read_usage(catalog, DAY, DAY, recipient="nobody") == []
+    assert read_usage(catalog, date(2020, 1, 1), date(2020, 1, 2)) == []
+    assert read_last_seen(catalog) == {
         "bob": NOON + timedelta(minutes=720),
         "eve": NOON + timedelta(minutes=4),
     }
     # What is pruned in the middle of a day is counted once.
     prune(catalog, NOON + timedelta(minutes=2), "ann")
-    assert usage(catalog, DAY, DAY + timedelta(days=1)) == found
+    assert read_usage(catalog, DAY, DAY + timedelta(days=1)) == found

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lakeshare_server.catalog import Catalog, DeclaredShare, SharedTable, apply_shares
-from lakeshare_server.catalog.declared import apply_files, planned
+from lakeshare_server.catalog.declared import apply_files, plan_changes
 from lakeshare_server.catalog.sharing import add_table, create_recipient, grant, states
 from lakeshare_server.catalog.sharing.states import SharedObject
 from lakeshare_server.errors import BadRequest, DocumentError
@@ -22,7 +22,7 @@ def test_pruning_takes_nothing_that_hands_or_contracts_made(
     by_hand(catalog, lambda edit: grant(edit, "t", recipient="bob"))
     plan = apply_files(catalog, said("{}"), "ann", prune=True)
     assert told(plan.steps) == [("delete", "s.a.x", ["table"])]
-    assert sorted((left.why, left.held.name) for left in plan.left) == [
+    assert sorted((left.why, left.current.name) for left in plan.left) == [
         ("needed", "bob"),
         ("needed", "s"),
         ("needed", "t"),
@@ -36,9 +36,9 @@ def test_files_and_contracts_leave_each_other_alone(catalog: Catalog, said: Call
     text = "shares: {s: {display_name: S, tables: {a.x: , c.y: {declared: true, rule: \"day > '2024'\"}}}}"
     apply_files(catalog, said(text), "ann")
     apply_shares(catalog, contract)
-    assert planned(catalog, said(text)).drifted is False
+    assert plan_changes(catalog, said(text)).drifted is False
     with catalog.reading() as session:
-        assert {one.path: one.rule for one in states.objects(session)} == {
+        assert {one.path: one.rule for one in states.list_objects(session)} == {
             "s.c.y": "day > '2024'",
             "s.a.x": None,
         }
@@ -65,7 +65,7 @@ def test_a_share_of_contracts_is_exported_when_it_was_granted(
     apply_files(other_catalog, said(text), "ann")
     apply_shares(other_catalog, contract)
     assert paths(other_catalog) == paths(catalog) == ["s.c.y"]
-    assert planned(other_catalog, said(text)).drifted is False
+    assert plan_changes(other_catalog, said(text)).drifted is False
 
 
 def test_a_share_that_a_group_was_granted_outlives_its_contract(
@@ -75,4 +75,4 @@ def test_a_share_that_a_group_was_granted_outlives_its_contract(
     apply_files(catalog, said("groups: {g: {}}\ngrants: [{share: s, group: g}]"), "ann")
     apply_shares(catalog, [])
     with catalog.reading() as session:
-        assert [one.name for one in states.shares(session)] == ["s"]
+        assert [one.name for one in states.list_shares(session)] == ["s"]

@@ -12,7 +12,7 @@ from lakeshare_server.catalog import (
     allow_directory_access,
     share_table,
 )
-from lakeshare_server.catalog.listings import all_shared_tables
+from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 from tests.builders.publications import a_publication
@@ -113,7 +113,7 @@ def test_directory_access_ends_with_the_table_it_was_allowed_for(
     followed.remove("sales.orders")
     followed.add("sales.orders", "/elsewhere", 2)
     share_table(catalog, "s", SharedTable("sales", "orders", "sales.orders"))
-    assert [entry.directory_access for entry in all_shared_tables(catalog)] == [False, True]
+    assert [entry.directory_access for entry in list_all_shared_tables(catalog)] == [False, True]
 
 
 def test_what_cannot_be_used_is_refused_by_field(followed: FollowedTables, subtests: pytest.Subtests) -> None:

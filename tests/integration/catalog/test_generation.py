@@ -23,8 +23,8 @@ from lakeshare_server.catalog import (
     SharedTable,
     allow_directory_access,
     apply_shares,
+    lock_set,
     open_catalog,
-    set_lock,
     share_table,
     unshare_table,
 )
@@ -83,7 +83,7 @@ def test_every_write_that_recipients_see_is_the_next_generation(catalog: Catalog
 
 def test_what_recipients_do_not_see_is_no_generation(catalog: Catalog, tmp_path: Path) -> None:
     before = catalog.generation()
-    with set_lock(catalog, "lake", "me", 1):
+    with lock_set(catalog, "lake", "me", 1):
         pass
     with catalog.writing(seen=False) as session:
         session.execute(delete(AuditRow))

@@ -14,7 +14,7 @@ from lakeshare_server.catalog import (
     share_table,
     unshare_table,
 )
-from lakeshare_server.catalog.listings import all_shared_tables
+from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.catalog.models import ShareRow
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
 
@@ -42,7 +42,7 @@ def test_sharing_again_changes_the_table_and_keeps_its_id(catalog: Catalog) -> N
         "lake.other",
     )
     assert again.start_version is None
-    assert all_shared_tables(catalog) == [again]
+    assert list_all_shared_tables(catalog) == [again]
 
 
 def test_it_outlives_the_application_of_contracts(catalog: Catalog) -> None:
@@ -51,17 +51,17 @@ def test_it_outlives_the_application_of_contracts(catalog: Catalog) -> None:
     alone = share_table(catalog, "alone", ORDERS)
     apply_shares(catalog, [DECLARED])
     apply_shares(catalog, [])
-    assert all_shared_tables(catalog) == [by_hand, alone]
+    assert list_all_shared_tables(catalog) == [by_hand, alone]
 
 
 def test_a_declared_table_is_not_changed_by_hand(catalog: Catalog) -> None:
     apply_shares(catalog, [DECLARED])
-    before = all_shared_tables(catalog)
+    before = list_all_shared_tables(catalog)
     with pytest.raises(CatalogConflict, match=r"s\.sales\.declared is declared by a contract"):
         share_table(catalog, "s", SharedTable("sales", "DECLARED", "lake.other"))
     with pytest.raises(CatalogConflict, match="contract"):
         unshare_table(catalog, "s", "sales", "declared")
-    assert all_shared_tables(catalog) == before
+    assert list_all_shared_tables(catalog) == before
 
 
 def test_an_unshared_table_is_gone_and_its_share_stays(catalog: Catalog) -> None:
@@ -78,7 +78,7 @@ def test_a_schema_with_other_tables_stays(catalog: Catalog) -> None:
     share_table(catalog, "s", ORDERS)
     other = share_table(catalog, "s", SharedTable("sales", "other", "lake.other"))
     unshare_table(catalog, "s", "sales", "orders")
-    assert all_shared_tables(catalog) == [other]
+    assert list_all_shared_tables(catalog) == [other]
 
 
 def test_directory_access_is_said_per_table_and_outlives_the_application_of_contracts(
@@ -89,7 +89,7 @@ def test_directory_access_is_said_per_table_and_outlives_the_application_of_cont
     assert allow_directory_access(catalog, "s", "sales", "declared", allowed=True).directory_access
     apply_shares(catalog, [DECLARED])
     share_table(catalog, "s", ORDERS)
-    assert [entry.directory_access for entry in all_shared_tables(catalog)] == [True, False]
+    assert [entry.directory_access for entry in list_all_shared_tables(catalog)] == [True, False]
     assert not allow_directory_access(catalog, "s", "sales", "declared", allowed=False).directory_access
     with pytest.raises(NotFound):
         allow_directory_access(catalog, "s", "sales", "nothing", allowed=True)
@@ -127,4 +127,4 @@ def test_what_cannot_be_shared_is_refused_by_field(catalog: Catalog, subtests: p
             with pytest.raises(BadRequest) as refused:
                 share_table(catalog, share, table, start_version=start_version)
             assert refused.value.field == field
-            assert all_shared_tables(catalog) == []
+            assert list_all_shared_tables(catalog) == []

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from lakeshare_server.catalog import Catalog, FollowedTables, IcebergIdentity, Ledger, set_lock
+from lakeshare_server.catalog import Catalog, FollowedTables, IcebergIdentity, Ledger, lock_set
 from lakeshare_server.errors import BadRequest, CatalogConflict
 from tests.builders.publications import a_publication
 
@@ -111,9 +111,9 @@ def test_publication_times_grow_with_the_numbers(ledger: Ledger) -> None:
 
 
 def test_whoever_lost_the_lock_appends_nothing(catalog: Catalog, ledger: Ledger) -> None:
-    with set_lock(catalog, "lake", "first", 1) as lease:
+    with lock_set(catalog, "lake", "first", 1) as lease:
         pass
-    with set_lock(catalog, "lake", "second", 1), pytest.raises(CatalogConflict, match="held by second"):
+    with lock_set(catalog, "lake", "second", 1), pytest.raises(CatalogConflict, match="held by second"):
         ledger.append([a_publication()], lease)
     with pytest.raises(CatalogConflict, match="held by nobody"):
         ledger.append([a_publication()], lease)
@@ -121,7 +121,7 @@ def test_whoever_lost_the_lock_appends_nothing(catalog: Catalog, ledger: Ledger)
 
 
 def test_the_holder_of_the_lock_appends(catalog: Catalog, ledger: Ledger) -> None:
-    with set_lock(catalog, "lake", "me", 1) as lease:
+    with lock_set(catalog, "lake", "me", 1) as lease:
         assert ledger.append([a_publication()], lease)[0].version == 0
 
 

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from lakeshare_server.catalog import Catalog, Ledger, open_catalog, set_lock
-from lakeshare_server.catalog import set_lock as set_lock_function
+from lakeshare_server.catalog import Catalog, Ledger, lock_set, open_catalog
+from lakeshare_server.catalog import lock_set as set_lock_function
 from lakeshare_server.catalog.ledger import ProcessIdentity
 from lakeshare_server.catalog.models import SetLockRow
 from lakeshare_server.errors import CatalogConflict
@@ -42,7 +42,7 @@ def test_a_second_holder_waits_and_is_told_who_holds_it(catalog_url: str, catalo
     with (
         another_process_holding(catalog_url) as (holder, _),
         pytest.raises(CatalogConflict, match=rf"by other \(process {holder.pid}.*LAKESHARE_LOCK_WAIT_S"),
-        set_lock(catalog, "lake", "me", 0.3),
+        lock_set(catalog, "lake", "me", 0.3),
     ):
         pass
 
@@ -54,7 +54,7 @@ def test_a_killed_holder_is_taken_over_at_once_and_the_token_grows(
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         began = time.monotonic()
-        with set_lock(catalog, "lake", "me", 5) as lease:
+        with lock_set(catalog, "lake", "me", 5) as lease:
             assert time.monotonic() - began < 5
             assert lease.token == token + 1
 
@@ -63,35 +63,35 @@ def test_a_killed_holder_that_nobody_waited_for_counts_as_dead(catalog_url: str)
     with another_process_holding(catalog_url) as (holder, _):
         holder.send_signal(signal.SIGKILL)
         # Not reaped yet: a zombie still has its number in the process table.
-        with set_lock(open_catalog(catalog_url), "lake", "me", 5) as lease:
+        with lock_set(open_catalog(catalog_url), "lake", "me", 5) as lease:
             assert lease.owner == "me"
 
 
 def test_a_holder_elsewhere_is_taken_over_only_when_its_time_is_up(catalog: Catalog) -> None:
-    with set_lock(catalog, "lake", "me", 1):
+    with lock_set(catalog, "lake", "me", 1):
         change_holder(catalog, host="another-host", owner="elsewhere")
-        with pytest.raises(CatalogConflict, match="elsewhere"), set_lock(catalog, "lake", "you", 0.1):
+        with pytest.raises(CatalogConflict, match="elsewhere"), lock_set(catalog, "lake", "you", 0.1):
             pass
         change_holder(catalog, expires_at=datetime.now(UTC) - timedelta(seconds=1))
-        with set_lock(catalog, "lake", "you", 1) as lease:
+        with lock_set(catalog, "lake", "you", 1) as lease:
             assert lease.owner == "you"
 
 
 def test_a_number_used_again_by_another_process_is_not_the_holder(catalog: Catalog) -> None:
-    with set_lock(catalog, "lake", "me", 1):
+    with lock_set(catalog, "lake", "me", 1):
         change_holder(catalog, process_start="1")
-        with set_lock(catalog, "lake", "you", 1) as lease:
+        with lock_set(catalog, "lake", "you", 1) as lease:
             assert lease.owner == "you"
 
 
 def test_who_was_taken_over_cannot_append_and_does_not_free_the_lock_of_the_next(catalog: Catalog) -> None:
-    with set_lock(catalog, "lake", "slow", 1) as slow:
+    with lock_set(catalog, "lake", "slow", 1) as slow:
         change_holder(catalog, expires_at=datetime.now(UTC) - timedelta(seconds=1))
-        next_lock = set_lock(catalog, "lake", "next", 1)
+        next_lock = lock_set(catalog, "lake", "next", 1)
         lease = next_lock.__enter__()
         with pytest.raises(CatalogConflict, match="slow lost the lock of set lake; it is held by next"):
             Ledger(catalog).append([a_publication()], slow)
-    with pytest.raises(CatalogConflict, match="next"), set_lock(catalog, "lake", "third", 0.1):
+    with pytest.raises(CatalogConflict, match="next"), lock_set(catalog, "lake", "third", 0.1):
         pass
     assert Ledger(catalog).append([a_publication()], lease)
     next_lock.__exit__(None, None, None)
@@ -101,8 +101,8 @@ def test_the_holder_keeps_its_lock_by_its_heartbeat(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = sys.modules[set_lock_function.__wrapped__.__module__]
-    monkeypatch.setattr(module, "BEAT_S", 0.01)
-    with set_lock(catalog, "lake", "me", 1):
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.01)
+    with lock_set(catalog, "lake", "me", 1):
         change_holder(catalog, expires_at=datetime.now(UTC) + timedelta(seconds=1))
         deadline = time.monotonic() + 10
         while expiry(catalog) < datetime.now(UTC) + timedelta(seconds=30):
@@ -125,7 +125,7 @@ def test_a_lock_that_cannot_be_freed_hides_nothing_and_ends_by_itself(
             session.execute(text(f"ALTER TABLE {name} RENAME TO {new_name}"))
 
     def fail_under_a_lock_that_is_gone() -> None:
-        with set_lock(catalog, "lake", "me", 0):
+        with lock_set(catalog, "lake", "me", 0):
             rename("set_locks", "elsewhere")
             raise ZeroDivisionError
 
@@ -134,12 +134,12 @@ def test_a_lock_that_cannot_be_freed_hides_nothing_and_ends_by_itself(
     assert "me could not free it" in caplog.text
     rename("elsewhere", "set_locks")
     change_holder(catalog, expires_at=datetime.now(UTC) - timedelta(seconds=1))
-    with set_lock(catalog, "lake", "next", 0) as lease:
+    with lock_set(catalog, "lake", "next", 0) as lease:
         assert lease.token == 2
 
 
 def test_sets_do_not_wait_for_each_other(catalog: Catalog) -> None:
-    with set_lock(catalog, "lake", "me", 1), set_lock(catalog, "sea", "you", 0) as lease:
+    with lock_set(catalog, "lake", "me", 1), lock_set(catalog, "sea", "you", 0) as lease:
         assert lease.set_name == "sea"
 
 
@@ -147,7 +147,7 @@ def test_threads_of_one_process_take_turns(catalog: Catalog) -> None:
     inside, most, tokens = [0], [0], []
 
     def work(name: str) -> None:
-        with set_lock(catalog, "lake", name, 30) as lease:
+        with lock_set(catalog, "lake", name, 30) as lease:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
             tokens.append(lease.token)

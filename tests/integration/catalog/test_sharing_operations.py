@@ -20,6 +20,7 @@ from lakeshare_server.catalog.sharing import (
     alter_share,
     alter_table,
     create_group,
+    create_link,
     create_recipient,
     create_share,
     drop_group,
@@ -27,12 +28,11 @@ from lakeshare_server.catalog.sharing import (
     drop_recipient,
     drop_share,
     editing,
+    find_link,
     grant,
-    invite,
     issue_token,
-    look_at_link,
     put_policy,
-    redeem,
+    redeem_link,
     remove_table,
     revoke,
     revoke_recipient,
@@ -64,7 +64,7 @@ def done(catalog: Catalog, operation: Callable[[Edit], Any]) -> Any:
 
 def recipient(catalog: Catalog, name: str) -> RecipientState:
     with catalog.reading() as session:
-        return states.recipient(session, name)
+        return states.get_recipient(session, name)
 
 
 def test_every_operation_leaves_an_event_with_before_and_after(seeded: Catalog) -> None:
@@ -92,13 +92,13 @@ def test_what_fails_later_takes_back_what_was_done(seeded: Catalog) -> None:
     with pytest.raises(NotFound, match="nobody"):
         done(seeded, both)
     with seeded.reading() as session:
-        assert states.share(session, "sales").comment == "What was sold"
+        assert states.get_share(session, "sales").comment == "What was sold"
         assert session.scalars(select(AuditRow.action).where(AuditRow.action == "alter_share")).all() == []
 
 
 def test_the_second_of_two_editors_is_told(seeded: Catalog) -> None:
     with seeded.reading() as session:
-        seen = states.share(session, "sales").revision
+        seen = states.get_share(session, "sales").revision
     done(seeded, lambda edit: alter_table(edit, "sales", "lake", "orders", history=False, revision=seen))
     with pytest.raises(CatalogConflict, match=f"revision {seen + 1}, not {seen}: ann has edited it"):
         done(seeded, lambda edit: alter_share(edit, "sales", comment="mine", revision=seen))
@@ -120,10 +120,10 @@ def test_tables_are_altered_renamed_and_removed(seeded: Catalog) -> None:
     )
     assert (altered.path, altered.rule, altered.publication) == ("sales.eu.all_orders", "day > '2024'", 3)
     with seeded.reading() as session:
-        assert [one.path for one in states.objects(session, "sales")] == ["sales.eu.all_orders"]
+        assert [one.path for one in states.list_objects(session, "sales")] == ["sales.eu.all_orders"]
     done(seeded, lambda edit: remove_table(edit, "sales", "eu", "all_orders"))
     with seeded.reading() as session:
-        assert states.objects(session) == []
+        assert states.list_objects(session) == []
 
 
 def test_grants_change_and_end(seeded: Catalog) -> None:
@@ -135,17 +135,17 @@ def test_grants_change_and_end(seeded: Catalog) -> None:
     again = done(seeded, lambda edit: grant(edit, "sales", recipient="bob"))
     assert (again.rule, again.ends_at) == (None, None)
     with seeded.reading() as session:
-        assert [(one.recipient, one.group) for one in states.grants_to(session, "bob")] == [
+        assert [(one.recipient, one.group) for one in states.list_grants_to(session, "bob")] == [
             ("bob", None),
             (None, "partners"),
         ]
-        assert states.grants_on(session, "sales") == states.grants(session)
+        assert states.list_grants_on(session, "sales") == states.list_grants(session)
     done(seeded, lambda edit: revoke(edit, "sales", recipient="bob"))
     with pytest.raises(NotFound, match="Grant"):
         done(seeded, lambda edit: revoke(edit, "sales", recipient="bob"))
     done(seeded, lambda edit: drop_share(edit, "sales"))
     with seeded.reading() as session:
-        assert states.grants(session) == []
+        assert states.list_grants(session) == []
 
 
 def test_the_grace_of_a_rotated_token_only_shrinks(seeded: Catalog) -> None:
@@ -164,30 +164,30 @@ def test_the_grace_of_a_rotated_token_only_shrinks(seeded: Catalog) -> None:
 
 def test_a_link_gives_a_token_once(seeded: Catalog) -> None:
     done(seeded, lambda edit: alter_recipient(edit, "bob", agreement="Do no harm."))
-    _, replaced = done(seeded, lambda edit: invite(edit, "bob"))
-    _, code = done(seeded, lambda edit: invite(edit, "bob"))
+    _, replaced = done(seeded, lambda edit: create_link(edit, "bob"))
+    _, code = done(seeded, lambda edit: create_link(edit, "bob"))
     assert recipient(seeded, "bob").state == "invited"
-    link, state = look_at_link(seeded, code)
+    link, state = find_link(seeded, code)
     assert (link.recipient, state.agreement) == ("bob", "Do no harm.")
     with pytest.raises(BadRequest, match="agreement"):
-        done(seeded, lambda edit: redeem(edit, code, from_address="192.0.2.7"))
+        done(seeded, lambda edit: redeem_link(edit, code, from_address="192.0.2.7"))
     told, given = done(
-        seeded, lambda edit: redeem(edit, code, from_address="192.0.2.7", accepts_agreement=True)
+        seeded, lambda edit: redeem_link(edit, code, from_address="192.0.2.7", accepts_agreement=True)
     )
     assert (told.state, told.agreement_accepted_from) == ("activated", "192.0.2.7")
     assert Recipients(seeded).by_token(given.secret) is not None
     with pytest.raises(LinkEnded, match=r"was used on .* from 192\.0\.2\.7"):
-        done(seeded, lambda edit: redeem(edit, code, from_address="192.0.2.8", accepts_agreement=True))
+        done(seeded, lambda edit: redeem_link(edit, code, from_address="192.0.2.8", accepts_agreement=True))
     with pytest.raises(LinkEnded, match="was replaced"):
-        look_at_link(seeded, replaced)
+        find_link(seeded, replaced)
     with pytest.raises(NotFound, match="Activation link"):
-        look_at_link(seeded, "unknown")
+        find_link(seeded, "unknown")
 
 
 def test_an_expired_link_says_when(seeded: Catalog) -> None:
-    _, code = done(seeded, lambda edit: invite(edit, "bob", link_life=timedelta(microseconds=1)))
+    _, code = done(seeded, lambda edit: create_link(edit, "bob", link_life=timedelta(microseconds=1)))
     with pytest.raises(LinkEnded, match="has expired on"):
-        look_at_link(seeded, code)
+        find_link(seeded, code)
     assert recipient(seeded, "bob").state == "expired"
 
 
@@ -215,14 +215,14 @@ def test_groups_gain_and_lose_members(seeded: Catalog) -> None:
     assert (changed.name, changed.members) == ("friends", ("eve",))
     done(seeded, lambda edit: drop_group(edit, "friends"))
     with seeded.reading() as session:
-        assert states.groups(session) == []
+        assert states.list_groups(session) == []
 
 
 def test_revoked_recipients_get_nothing_and_dropped_ones_are_gone(seeded: Catalog) -> None:
     given = done(seeded, lambda edit: issue_token(edit, "bob"))
     assert done(seeded, lambda edit: revoke_recipient(edit, "bob")).state == "revoked"
     assert Recipients(seeded).by_token(given.secret) is None
-    for operation in (issue_token, invite, rotate_token):
+    for operation in (issue_token, create_link, rotate_token):
         with pytest.raises(BadRequest, match="revoked"):
             done(seeded, lambda edit, operation=operation: operation(edit, "bob"))
     done(seeded, lambda edit: drop_recipient(edit, "bob"))
@@ -252,7 +252,7 @@ BAD: dict[str, tuple[str, Callable[[Edit], Any]]] = {
     ),
     "negative grace": ("keep_old_for", lambda edit: rotate_token(edit, "bob", keep_old_for=timedelta(-1))),
     "unknown member": ("nobody", lambda edit: alter_group(edit, "partners", add=["nobody"])),
-    "endless link": ("link_life", lambda edit: invite(edit, "bob", link_life=timedelta(days=9999))),
+    "endless link": ("link_life", lambda edit: create_link(edit, "bob", link_life=timedelta(days=9999))),
 }
 
 
@@ -261,10 +261,10 @@ def test_what_cannot_be_used_is_refused_and_changes_nothing(
 ) -> None:
     with seeded.reading() as session:
         before = (
-            states.shares(session),
-            states.objects(session),
-            states.recipients(session),
-            states.groups(session),
+            states.list_shares(session),
+            states.list_objects(session),
+            states.list_recipients(session),
+            states.list_groups(session),
         )
     for name, (words, operation) in BAD.items():
         with subtests.test(name):
@@ -272,6 +272,6 @@ def test_what_cannot_be_used_is_refused_and_changes_nothing(
                 done(seeded, operation)
             with seeded.reading() as session:
                 assert before == (
-                    *(states.shares(session), states.objects(session)),
-                    *(states.recipients(session), states.groups(session)),
+                    *(states.list_shares(session), states.list_objects(session)),
+                    *(states.list_recipients(session), states.list_groups(session)),
                 )

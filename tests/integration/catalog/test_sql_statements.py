@@ -243,7 +243,7 @@ def test_a_statement_answers_and_has_its_effect(filled: Provider, case: Case) ->
 def test_every_statement_has_a_case() -> None:
     written = [case.before + case.statement + ";" + case.shown_by for case in CASES]
     tried = {type(placed.statement) for text in written for placed in parse(text)}
-    every = {*said.Change.__subclasses__(), *said.Look.__subclasses__()}
+    every = {*said.ChangeStatement.__subclasses__(), *said.ReadStatement.__subclasses__()}
     # Refused, whatever they say: see test_sql_refusals.py. Reading stores: see test_follow_many.py.
     assert every - tried == {said.Publish, said.ShowSharesInProvider, Follow, Unfollow}
 

@@ -8,8 +8,8 @@ import pytest
 
 from lakeshare_pipelines.backup.stores import StoreAddress, async_s3
 from lakeshare_pipelines.backup.stores import async_s3 as pace_module
-from lakeshare_pipelines.backup.stores.async_s3 import Answer, AsyncS3, Pace
-from lakeshare_pipelines.errors import BackupError, NoAnswer
+from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Pace, Response
+from lakeshare_pipelines.errors import BackupError, NoResponse
 from tests.builders.answering_store import AnsweringStore, answering_store, said
 from tests.builders.keys import AWKWARD_KEYS
 
@@ -33,10 +33,10 @@ def answers_of(*answers: bytes | None) -> Callable[[str], bytes | None]:
 
 def asked(
     store: AnsweringStore, method: str = "PUT", key: str = "a", *, query: Mapping[str, str] | None = None
-) -> Answer:
+) -> Response:
     """One request of a client of its own."""
 
-    async def ask() -> Answer:
+    async def ask() -> Response:
         address = StoreAddress(url="s3://lake", endpoint=store.endpoint, region="us-east-1")
         async with AsyncS3(address, 4, attempts=4) as s3:
             return await s3.request(method, key, query)
@@ -109,7 +109,7 @@ def test_a_store_that_always_asks_to_slow_down_has_the_last_word() -> None:
 
 
 def test_a_store_that_does_not_answer_is_told_as_a_sentence() -> None:
-    with answering_store(answers_of(b"")) as store, pytest.raises(NoAnswer) as refused:
+    with answering_store(answers_of(b"")) as store, pytest.raises(NoResponse) as refused:
         asked(store, key="a b")
     assert "s3://lake/a b: the store does not answer" in str(refused.value)
     assert "Check the endpoint and the network" in str(refused.value)
@@ -184,7 +184,7 @@ def test_at_most_as_many_are_in_flight_as_the_pace_allows_and_fewer_after_a_cut(
         assert max(most) == 4
         most.clear()
         for _ in range(100):
-            pace.went_well()
+            pace.record_success()
         await asyncio.gather(*(work(pace) for _ in range(40)))
         assert max(most) == 8
         return pace

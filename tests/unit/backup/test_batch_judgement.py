@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.copy.aws_batch import failures, judged, why_broken
-from lakeshare_pipelines.backup.copy.batch_jobs import BatchJob, jobs_of
-from lakeshare_pipelines.backup.model import DONE
+from lakeshare_pipelines.backup.copy.aws_batch import count_failures, explain_broken_job, join_report
+from lakeshare_pipelines.backup.copy.batch_jobs import BatchJob, divide_into_jobs
+from lakeshare_pipelines.backup.model import COPY_RESULTS
 from tests.builders.backup_plan import plan_batch, planned
 from tests.builders.keys import AWKWARD_KEYS
 
@@ -17,14 +17,14 @@ CONFUSED = ["a b", "a%20b", "a%2520b", "a+b"]
 
 
 def rows_of(*rows: dict[str, Any]) -> pa.Table:
-    (job,) = jobs_of([plan_batch(*rows)])
+    (job,) = divide_into_jobs([plan_batch(*rows)])
     return job.table
 
 
 def told(keys: Sequence[str], status: str = "succeeded", **said: Any) -> pa.Table:
     """A report's rows, of schema DONE."""
     rows = [{"bucket": "lake", "key": key, "stored_key": "", "status": status, **said} for key in keys]
-    return pa.Table.from_pylist(rows, DONE)
+    return pa.Table.from_pylist(rows, COPY_RESULTS)
 
 
 @pytest.mark.parametrize("spelt", ["asked_key", "key"])
@@ -33,9 +33,11 @@ def test_rows_are_found_in_a_report_that_has_encoded_or_decoded_keys(spelt: str,
     rows = rows_of(*(planned(key) for key in keys))
     report = told(list(reversed(rows[spelt].to_pylist())))
     numbers = [str(number) for number in reversed(range(len(keys)))]
-    report = report.set_column(DONE.get_field_index("message"), DONE.field("message"), pa.array(numbers))
-    done = judged(rows, report)
-    assert done.schema == DONE
+    report = report.set_column(
+        COPY_RESULTS.get_field_index("message"), COPY_RESULTS.field("message"), pa.array(numbers)
+    )
+    done = join_report(rows, report)
+    assert done.schema == COPY_RESULTS
     assert done["key"].to_pylist() == keys
     assert done["message"].to_pylist() == [str(number) for number in range(len(keys))]
     assert done["stored_key"].to_pylist() == [f"objects/{key}" for key in keys]
@@ -52,16 +54,16 @@ def test_versions_of_one_key_are_told_apart() -> None:
             told(["b"], version_id="null"),
         ]
     )
-    done = judged(rows, report)
+    done = join_report(rows, report)
     assert done["status"].to_pylist() == ["failed", "succeeded", "succeeded"]
     assert done["version_id"].to_pylist() == ["v1", "v2", None]
 
 
 def test_rows_that_no_report_tells_of_have_failed() -> None:
-    done = judged(rows_of(planned("a"), planned("b")), told(["b"]))
+    done = join_report(rows_of(planned("a"), planned("b")), told(["b"]))
     assert done["status"].to_pylist() == ["failed", "succeeded"]
     assert done["error_code"].to_pylist() == ["NotReported", None]
-    assert judged(rows_of(planned("a")), DONE.empty_table())["status"].to_pylist() == ["failed"]
+    assert join_report(rows_of(planned("a")), COPY_RESULTS.empty_table())["status"].to_pylist() == ["failed"]
 
 
 @pytest.mark.parametrize(
@@ -86,10 +88,10 @@ def test_a_job_is_accepted_for_what_it_copied(
         manifest_key="m", manifest_etag="e", rows_key="r", report_prefix="p", job_id="job-1", status=status,
         reasons=reasons,
     )  # fmt: skip
-    found = why_broken(job, failed, succeeded)
+    found = explain_broken_job(job, failed, succeeded)
     assert (found is None) if told is None else (told in str(found))
 
 
 def test_failures_are_counted_by_their_codes() -> None:
     report = pa.concat_tables([told("ab", "failed", error_code="NoSuchKey"), told("c"), told("d", "failed")])
-    assert failures(report) == {"NoSuchKey": 2, "unknown": 1}
+    assert count_failures(report) == {"NoSuchKey": 2, "unknown": 1}

@@ -7,8 +7,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from lakeshare_pipelines.backup.copy.batch_jobs import JobKind, JobRows, jobs_of, stored_prefix_of
-from lakeshare_pipelines.backup.copy.engine import plan_digest
+from lakeshare_pipelines.backup.copy.batch_jobs import JobKind, JobRows, divide_into_jobs, find_stored_prefix
+from lakeshare_pipelines.backup.copy.engine import compute_plan_digest
 from tests.builders.backup_plan import plan_batch, planned
 from tests.builders.keys import AWKWARD_KEYS
 
@@ -22,7 +22,7 @@ def lines_of(job: JobRows) -> list[list[str]]:
 
 
 def test_a_manifest_has_encoded_keys_that_come_back_as_they_were() -> None:
-    (job,) = jobs_of([plan_batch(*(planned(key) for key in AWKWARD_KEYS))])
+    (job,) = divide_into_jobs([plan_batch(*(planned(key) for key in AWKWARD_KEYS))])
     lines = lines_of(job)
     assert [unquote(key) for _, key in lines] == AWKWARD_KEYS
     assert {bucket for bucket, _ in lines} == {"lake"}
@@ -40,7 +40,7 @@ def test_buckets_prefixes_and_versions_are_jobs_of_their_own() -> None:
         planned("e", is_latest=False),
         planned("f", stored_key="f"),
     ]
-    jobs = list(jobs_of([plan_batch(*rows)]))
+    jobs = list(divide_into_jobs([plan_batch(*rows)]))
     assert rows_of(jobs) == [
         (JobKind("lake", "objects", False), ["a"]),
         (JobKind("lake", "remade/2026-11-20", False), ["b"]),
@@ -59,34 +59,38 @@ def test_what_no_job_can_copy_is_in_none() -> None:
         planned("elsewhere", stored_key="objects/under-another-name"),
         planned("frozen", lane="archived"),
     ]
-    assert rows_of(list(jobs_of([plan_batch(*rows)]))) == [(JobKind("lake", "objects", False), ["frozen"])]
+    assert rows_of(list(divide_into_jobs([plan_batch(*rows)]))) == [
+        (JobKind("lake", "objects", False), ["frozen"])
+    ]
 
 
 def test_large_plans_become_several_jobs_the_same_every_time() -> None:
     batches = [
         plan_batch(*(planned(f"k{number}") for number in range(start, start + 4))) for start in (0, 4, 8)
     ]
-    jobs = list(jobs_of(batches, rows_a_job=5))
+    jobs = list(divide_into_jobs(batches, rows_a_job=5))
     assert [job.table.num_rows for job in jobs] == [5, 5, 2]
-    assert [job.manifest() for job in jobs] == [job.manifest() for job in jobs_of(batches, rows_a_job=5)]
+    assert [job.manifest() for job in jobs] == [
+        job.manifest() for job in divide_into_jobs(batches, rows_a_job=5)
+    ]
     assert sum(job.size_bytes for job in jobs) == 12 * 4096
 
 
 def test_a_stored_prefix_is_told_only_where_the_stored_key_ends_with_the_key() -> None:
-    assert stored_prefix_of("a/b", "objects/a/b") == "objects"
-    assert stored_prefix_of("/b", "objects//b") == "objects"
-    assert stored_prefix_of("b", "b") == ""
-    assert stored_prefix_of("b", "objects/ab") is None
-    assert stored_prefix_of("b", "/b") is None
+    assert find_stored_prefix("a/b", "objects/a/b") == "objects"
+    assert find_stored_prefix("/b", "objects//b") == "objects"
+    assert find_stored_prefix("b", "b") == ""
+    assert find_stored_prefix("b", "objects/ab") is None
+    assert find_stored_prefix("b", "/b") is None
 
 
 def test_plans_are_told_apart_by_what_is_copied_of_them() -> None:
     def digest(*rows: dict[str, Any]) -> str:
-        return plan_digest([plan_batch(*rows)])
+        return compute_plan_digest([plan_batch(*rows)])
 
     first = digest(planned("a"), planned("b"))
     assert first == digest(planned("a"), planned("held", lane="held"), planned("b"))
-    assert first == plan_digest([plan_batch(planned("a")), plan_batch(planned("b"))])
+    assert first == compute_plan_digest([plan_batch(planned("a")), plan_batch(planned("b"))])
     others = [
         digest(planned("a")),
         digest(planned("a"), planned("b", etag="another")),
@@ -94,4 +98,6 @@ def test_plans_are_told_apart_by_what_is_copied_of_them() -> None:
         digest(planned("a"), planned("b", version_id="v1")),
     ]
     assert len({first, *others}) == 5
-    assert plan_digest([plan_batch(planned("held", lane="held"))]) == plan_digest(list[pa.RecordBatch]())
+    assert compute_plan_digest([plan_batch(planned("held", lane="held"))]) == compute_plan_digest(
+        list[pa.RecordBatch]()
+    )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lakeshare_pipelines.backup.config import Batch
-from lakeshare_pipelines.backup.copy.batch_jobs import JobKind, check_request, copy_job
+from lakeshare_pipelines.backup.copy.batch_jobs import JobKind, check_request, make_copy_request
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 
@@ -17,7 +17,7 @@ TARGET = StoreAddress(url="s3://vault/lake/", region="eu-central-1", account="22
 
 def a_request(batch: Batch = BATCH, kind: JobKind | None = None, **changed: Any) -> dict[str, Any]:
     kind = kind or JobKind("lake", "lake/objects", False)
-    request = copy_job(
+    request = make_copy_request(
         batch, TARGET, kind, AS_OF, ("work/manifest.csv", "0" * 32), "work/report", "token", "of a test"
     )
     return {**request, **changed}

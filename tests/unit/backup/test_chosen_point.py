@@ -6,7 +6,7 @@ import pytest
 
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.restore.selection import point_of
+from lakeshare_pipelines.backup.restore.selection import get_point
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_points import a_backup, a_point
 from tests.builders.lake_tables import a_delta_table
@@ -34,7 +34,7 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Points:
 
 def test_the_newest_fully_verified_point_is_taken_and_the_others_are_named(points: Points) -> None:
     said: list[str] = []
-    assert point_of(points, None, said.append).day == DAYS[0]
+    assert get_point(points, None, said.append).day == DAYS[0]
     assert said == [
         "Point 2026-11-18 is taken: the newest that is fully verified. Passed over: 2026-11-19 is "
         "verified_with_fallback; 2026-11-20 is degraded; 2026-11-21 is damaged."
@@ -44,13 +44,13 @@ def test_the_newest_fully_verified_point_is_taken_and_the_others_are_named(point
 def test_without_a_fully_verified_one_the_newest_with_fallbacks_is_taken(points: Points) -> None:
     said: list[str] = []
     points.store.delete(f"{points.folder(DAYS[0])}point.json")
-    assert point_of(points, None, said.append).day == DAYS[1]
+    assert get_point(points, None, said.append).day == DAYS[1]
     assert "none is fully verified" in said[0]
 
 
 def test_a_point_that_is_named_is_taken_without_a_word(points: Points) -> None:
     said: list[str] = []
-    assert point_of(points, DAYS[2], said.append).day == DAYS[2]
+    assert get_point(points, DAYS[2], said.append).day == DAYS[2]
     assert said == []
     with pytest.raises(BackupError, match="cannot be read"):
-        point_of(points, DAYS[3])
+        get_point(points, DAYS[3])

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from lakeshare_pipelines.backup.stores import Listed
+from lakeshare_pipelines.backup.stores import ListedObject
 from tests.builders.backup_lakes import AS_OF, DAY, Lake, at
 
 ROOT = "sales/orders"
@@ -69,7 +69,7 @@ def reads(table: Path, version: int | None = None) -> list[int] | None:
 
 
 def ours(
-    lake: Lake, listing: list[Listed], meanwhile: Callable[[], object] = lambda: None
+    lake: Lake, listing: list[ListedObject], meanwhile: Callable[[], object] = lambda: None
 ) -> tuple[str, list[int] | None]:
     """The status of our copy, and the rows of the version that it says."""
     (proof,) = lake.made(DAY, listing, meanwhile).tables
@@ -77,7 +77,7 @@ def ours(
     return proof.status, opened
 
 
-def lost(lake: Lake, *keys: str) -> list[Listed]:
+def lost(lake: Lake, *keys: str) -> list[ListedObject]:
     return [one for one in lake.listing() if one.key not in keys]
 
 

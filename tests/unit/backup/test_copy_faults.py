@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from lakeshare_pipelines.backup.copy import local
-from lakeshare_pipelines.backup.copy.engine import Ledger, wanted_in
-from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, open_way
+from lakeshare_pipelines.backup.copy.engine import Ledger, read_items
+from lakeshare_pipelines.backup.copy.local import Capabilities, LocalEngine, open_copy_session
 from lakeshare_pipelines.backup.model import PLAN, read_rows, write_rows
 from lakeshare_pipelines.backup.stores import StoreAddress, async_s3, open_store
 from lakeshare_pipelines.errors import BackupError
@@ -104,9 +104,9 @@ def test_copies_become_fewer_at_a_time_when_the_store_asks_for_it(tmp_path: Path
     bucket = Bucket(lambda _: SLOW if len(bucket.copies) == 1 else DONE)
 
     async def run() -> float:
-        async with open_way(task, capabilities=Capabilities()) as way:
+        async with open_copy_session(task, capabilities=Capabilities()) as way:
             assert way.pace is not None
-            await way.copier.copy(next(wanted_in(read_rows(task.plan))))
+            await way.copier.copy(next(read_items(read_rows(task.plan))))
             return way.pace.limit
 
     with answering_store(bucket.answer) as store:
@@ -158,7 +158,7 @@ def test_a_full_disk_ends_the_copying_and_a_run_again_goes_on(
     for number in range(30):
         open_store(source).put(f"t/{number}", os.urandom(10))
     a_plan(tmp_path / "plan", source)
-    task, moved, names = a_task(tmp_path, source, target), local.moved_into_place, list[Path]()
+    task, moved, names = a_task(tmp_path, source, target), local.move_into_place, list[Path]()
 
     def full(unfinished: Path, path: Path, *, if_absent: bool) -> bool:
         if len(names) == 10:
@@ -166,12 +166,12 @@ def test_a_full_disk_ends_the_copying_and_a_run_again_goes_on(
         names.append(path)
         return moved(unfinished, path, if_absent=if_absent)
 
-    monkeypatch.setattr(local, "moved_into_place", full)
+    monkeypatch.setattr(local, "move_into_place", full)
     with pytest.raises(
         BackupError, match=r"the disk takes nothing more: No space left on device\. Free space"
     ):
         LocalEngine().copy(task, lambda _: None)
     assert not list(Path(target.url).rglob(".lakeshare-unfinished-*"))
-    monkeypatch.setattr(local, "moved_into_place", moved)
+    monkeypatch.setattr(local, "move_into_place", moved)
     assert LocalEngine().copy(task, lambda _: None).succeeded == 30
     assert len(done_of(task)) == 30

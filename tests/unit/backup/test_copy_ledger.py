@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import Ledger, LedgerWriter, Outcome, wanted_in
+from lakeshare_pipelines.backup.copy.engine import Ledger, LedgerWriter, Outcome, read_items
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from tests.builders.backup_plan import plan_batch, planned
 
 
 def test_a_writer_that_is_stopped_in_the_moment_a_batch_is_full_stops(tmp_path: Path) -> None:
-    [wanted] = wanted_in([plan_batch(planned("t/a"))])
+    [wanted] = read_items([plan_batch(planned("t/a"))])
 
     async def stopped() -> None:
         writer = LedgerWriter(Ledger(open_store(StoreAddress(url=str(tmp_path))), "work/"), 1, 1)

@@ -16,7 +16,9 @@ def portions_of(folder: Path, rows: list[dict[str, Any]], count: int) -> list[li
     store = open_store(StoreAddress(url=str(folder / "store")))
     (folder / "scratch").mkdir(exist_ok=True)
     batches = [plan_batch(*rows[start : start + 100]) for start in range(0, len(rows), 100)]
-    spark.write_portions(store, "work/", count, lambda: spark.to_copy(batches), folder / "scratch")
+    spark.write_portions(
+        store, "work/", count, lambda: spark.select_rows_to_copy(batches), folder / "scratch"
+    )
     return [spark.read_portion(store, "work/", number).to_pylist() for number in range(count)]
 
 
@@ -36,7 +38,7 @@ def test_keys_of_one_prefix_are_spread(tmp_path: Path) -> None:
 def test_heavy_objects_are_balanced_by_cost_and_come_first(tmp_path: Path) -> None:
     heavy = [planned(f"h{number}", size_bytes=(number + 1) * 100 * MIB, lane="large") for number in range(40)]
     found = portions_of(tmp_path, [planned(f"k{number}") for number in range(400)] + heavy, 4)
-    costs = [sum(spark.cost(row["size_bytes"]) for row in portion) for portion in found]
+    costs = [sum(spark.estimate_cost(row["size_bytes"]) for row in portion) for portion in found]
     assert max(costs) < 1.1 * min(costs)
     for portion in found:
         lanes = [row["lane"] for row in portion]
@@ -48,4 +50,4 @@ def test_heavy_objects_are_balanced_by_cost_and_come_first(tmp_path: Path) -> No
     [(0, 8, 1), (10, 8, 1), (1_000, 8, 4), (100_000, 8, 24), (100_000_000, 8, 100)],
 )
 def test_portions_are_neither_tiny_nor_huge(rows: int, workers: int, count: int) -> None:
-    assert spark.portion_count(rows, workers) == count
+    assert spark.choose_portion_count(rows, workers) == count

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import Result, read_report, results_of, write_report
-from lakeshare_pipelines.backup.model import DONE
+from lakeshare_pipelines.backup.copy.engine import ReportRow, read_report, read_results, write_report
+from lakeshare_pipelines.backup.model import COPY_RESULTS
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError
 
@@ -25,9 +25,9 @@ is gone"
 lake,big,,failed,InvalidRequest,400,"The specified copy source is larger than the maximum allowable size"
 """
 WANTED = [
-    Result("lake", "t/part-00000", None, True, None, 200, "Successful"),
-    Result("lake", "a%20b", "3HL4kqtJ", False, "NoSuchKey", 404, 'The key, or "part" of it,\nis gone'),
-    Result(
+    ReportRow("lake", "t/part-00000", None, True, None, 200, "Successful"),
+    ReportRow("lake", "a%20b", "3HL4kqtJ", False, "NoSuchKey", 404, 'The key, or "part" of it,\nis gone'),
+    ReportRow(
         "lake",
         "big",
         None,
@@ -91,9 +91,9 @@ def test_our_own_reports_are_read_back(store: BackupStore) -> None:
         }
         for number, key in enumerate(keys)
     ]
-    location = write_report(store, "work/", "abc", [pa.RecordBatch.from_pylist(rows, DONE)])
+    location = write_report(store, "work/", "abc", [pa.RecordBatch.from_pylist(rows, COPY_RESULTS)])
     assert location.endswith("/work/job-abc/manifest.json")
-    results = {one.decoded_key: one for one in results_of(store, "work/job-abc/manifest.json")}
+    results = {one.decoded_key: one for one in read_results(store, "work/job-abc/manifest.json")}
     assert set(results) == set(keys)
     for row in rows:
         found = results[str(row["key"])]
@@ -113,14 +113,14 @@ def test_a_report_that_is_not_what_it_says_is_refused(
 ) -> None:
     key = put_report(store, rows, checksum=checksum)
     with pytest.raises(BackupError, match=words):
-        list(results_of(store, key))
+        list(read_results(store, key))
 
 
 def test_a_report_without_its_results_is_refused(store: BackupStore) -> None:
     key = put_report(store, AWS_ROWS)
     store.delete("r/job-7/results/one.csv")
     with pytest.raises(BackupError, match=r"results .* are not there"):
-        list(results_of(store, key))
+        list(read_results(store, key))
     store.put(key, b'{"Results": [{}]}')
     with pytest.raises(BackupError, match="no manifest of a completion report"):
-        list(results_of(store, key))
+        list(read_results(store, key))

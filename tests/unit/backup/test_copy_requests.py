@@ -4,18 +4,18 @@ import datetime as dt
 
 import pytest
 
-from lakeshare_pipelines.backup.copy.engine import NotCopied, Wanted
+from lakeshare_pipelines.backup.copy.engine import CopyItem, NotCopied
 from lakeshare_pipelines.backup.copy.objects import (
     CopyTerms,
-    Opened,
-    copied,
-    cut,
-    part_bounds,
-    source_headers,
-    written_headers,
+    SourceObject,
+    choose_part_bounds,
+    make_copied_outcome,
+    make_source_headers,
+    make_target_headers,
+    split_ranges,
 )
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.stores.async_s3 import Answer
+from lakeshare_pipelines.backup.stores.async_s3 import Response
 
 AS_OF = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 LAKE = StoreAddress(url="s3://lake/sales/", account="123456789012")
@@ -24,8 +24,8 @@ MIB = 1024**2
 
 def wanted(
     key: str = "a b", version: str | None = None, etag: str | None = "e", bucket: str = "lake"
-) -> Wanted:
-    return Wanted(bucket, key, version, f"objects/{key}", 4, etag)
+) -> CopyItem:
+    return CopyItem(bucket, key, version, f"objects/{key}", 4, etag)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def wanted(
     ],
     ids=["listed", "a version of another bucket", "without an ETag"],
 )
-def test_the_source_is_named_with_its_conditions(one: Wanted, headers: dict[str, str]) -> None:
-    assert source_headers(one, CopyTerms(AS_OF, source=LAKE)) == headers
+def test_the_source_is_named_with_its_conditions(one: CopyItem, headers: dict[str, str]) -> None:
+    assert make_source_headers(one, CopyTerms(AS_OF, source=LAKE)) == headers
 
 
 def test_what_is_not_to_be_overwritten_says_so() -> None:
-    assert written_headers(CopyTerms(AS_OF, overwrite=False)) == {"if-none-match": "*"}
-    assert written_headers(CopyTerms(AS_OF, headers={"x-amz-tagging": "a=b"})) == {"x-amz-tagging": "a=b"}
+    assert make_target_headers(CopyTerms(AS_OF, overwrite=False)) == {"if-none-match": "*"}
+    assert make_target_headers(CopyTerms(AS_OF, headers={"x-amz-tagging": "a=b"})) == {"x-amz-tagging": "a=b"}
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_what_is_not_to_be_overwritten_says_so() -> None:
     ],
 )
 def test_a_checksum_of_the_whole_is_kept_and_one_of_parts_is_not(body: bytes, checksum: str | None) -> None:
-    outcome = copied(wanted(), Answer(200, {"x-amz-version-id": "v1"}, body))
+    outcome = make_copied_outcome(wanted(), Response(200, {"x-amz-version-id": "v1"}, body))
     assert (outcome.stored_etag, outcome.stored_version_id, outcome.checksum) == ("e", "v1", checksum)
 
 
 def test_a_copy_without_an_etag_is_none() -> None:
     with pytest.raises(NotCopied, match="gave no ETag"):
-        copied(wanted(), Answer(200, {}, b"<CopyObjectResult></CopyObjectResult>"))
+        make_copied_outcome(wanted(), Response(200, {}, b"<CopyObjectResult></CopyObjectResult>"))
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_a_copy_without_an_etag_is_none() -> None:
 def test_parts_are_the_source_s_own_where_they_can_be(
     size_bytes: int, own: int | None, most_bytes: int, parts: list[int]
 ) -> None:
-    opened = Opened(size_bytes, 0, bounds=cut(size_bytes, own) if own else None)
-    assert [end - start for start, end in part_bounds(opened, most_bytes)] == parts
+    opened = SourceObject(size_bytes, 0, bounds=split_ranges(size_bytes, own) if own else None)
+    assert [end - start for start, end in choose_part_bounds(opened, most_bytes)] == parts
 
 
 def test_no_object_has_more_parts_than_a_store_takes() -> None:
-    bounds = part_bounds(Opened(50 * 1024**4, 0), 5 * 1024**3)
+    bounds = choose_part_bounds(SourceObject(50 * 1024**4, 0), 5 * 1024**3)
     assert len(bounds) <= 10_000
     assert bounds[-1][1] == 50 * 1024**4

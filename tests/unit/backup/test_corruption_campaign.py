@@ -15,10 +15,10 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.table import StaticTable
 
-from lakeshare_pipelines.backup.model import GOOD, Point, TableProof
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, Point, TableProof
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.restore.tables import Restores
-from lakeshare_pipelines.backup.restore.targets import mounted
+from lakeshare_pipelines.backup.restore.tables import PointRestore
+from lakeshare_pipelines.backup.restore.targets import find_mount
 from lakeshare_pipelines.backup.scrub import scrub
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
@@ -85,7 +85,7 @@ class Case:
     def restored(self, point: Point, proof: TableProof) -> Rows:
         """The rows of a table after it was restored elsewhere."""
         place = self.lake.base / "restored" / point.day / proof.table.root
-        record = Restores(self.settings, self.lake.backup, point).elsewhere(
+        record = PointRestore(self.settings, self.lake.backup, point).elsewhere(
             proof.table.root, StoreAddress(url=str(place))
         )
         if proof.table.format == "delta":
@@ -94,7 +94,7 @@ class Case:
 
     def opened(self, point: Point, proof: TableProof) -> Rows:
         """The rows of a table where its copies are."""
-        found = mounted(self.points(), point, proof.table.root)
+        found = find_mount(self.points(), point, proof.table.root)
         if proof.table.format == "delta":
             return as_rows(DeltaTable(found.location, version=found.version).to_pyarrow_table())
         return as_rows(StaticTable.from_metadata(found.location).scan().to_arrow())
@@ -174,7 +174,12 @@ def after_a_run(case: Case, told: str) -> Counter[str]:
 
 def after_a_scrub(case: Case, is_there: bool, told: str) -> Counter[str]:
     record = scrub(
-        case.lake.backup, case.points(), case.settings, dt.datetime.now(dt.UTC), everything=True, say=print
+        case.lake.backup,
+        case.points(),
+        case.settings,
+        dt.datetime.now(dt.UTC),
+        everything=True,
+        report_message=print,
     )
     if is_there:
         assert all("point " in sentence for sentence in record.damaged), (told, record)
@@ -197,7 +202,12 @@ def outcomes(case: Case, point: Point, told: str, *, must: bool) -> Counter[str]
             if refusal is None:
                 assert rows == case.expected(proof), (told, point.day, proof.table.root)
             else:
-                assert not (must and proof.status in GOOD), (told, point.day, proof.table.root, refusal)
+                assert not (must and proof.status in GOOD_STATUSES), (
+                    told,
+                    point.day,
+                    proof.table.root,
+                    refusal,
+                )
                 assert proof.table.root in refusal or point.day in refusal, (told, refusal)
             found["equal" if refusal is None else "refused"] += 1
     return found

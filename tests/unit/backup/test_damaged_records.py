@@ -111,9 +111,9 @@ def test_the_list_shows_damaged_points_beside_the_others(
 
 
 def _embedded(settings: LakeSettings):  # type: ignore[no-untyped-def]
-    from lakeshare_pipelines.backup.config import embedded_backup
+    from lakeshare_pipelines.backup.config import make_embedded_backup
 
-    return embedded_backup(settings)
+    return make_embedded_backup(settings)
 
 
 def test_damaged_marks_of_others_keep_a_sweep_from_nothing_but_their_own_points(lake: Lake) -> None:

@@ -11,7 +11,7 @@ import pytest
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.run import drawn, run_drill
+from lakeshare_pipelines.backup.run import draw_table, run_drill
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_points import DAY, a_backup, a_point
@@ -92,7 +92,7 @@ def a_point_of_three(tmp_path: Path) -> tuple[Backup, Point]:
 def test_tables_are_drawn_by_their_weights(tmp_path: Path) -> None:
     backup, point = a_point_of_three(tmp_path)
     random = Random(7)
-    found = Counter(drawn(backup, point, random).table.root for _ in range(1000))
+    found = Counter(draw_table(backup, point, random).table.root for _ in range(1000))
     assert found["never"] == 0
     assert 2 < found["often"] / found["rare"] < 4
 

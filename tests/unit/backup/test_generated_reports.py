@@ -17,15 +17,15 @@ from typer.testing import CliRunner
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.inventory.configuration import FORMATS, ReportFormat
 from lakeshare_pipelines.backup.inventory.generate import (
-    ReportPlace,
+    ReportDestination,
     generate_report,
     list_source,
     write_files,
     write_manifest,
 )
-from lakeshare_pipelines.backup.inventory.list_objects import listed
+from lakeshare_pipelines.backup.inventory.list_objects import list_rows
 from lakeshare_pipelines.backup.inventory.sources import make_listing
-from lakeshare_pipelines.backup.model import LISTING, ListingRecord, whole_table
+from lakeshare_pipelines.backup.model import LISTING, ListingRecord, read_table
 from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from lakeshare_pipelines.cli.main import app
@@ -47,9 +47,11 @@ def lake(tmp_path: Path) -> Path:
     return folder
 
 
-def a_place(lake: Path, file_format: ReportFormat = "Parquet", *, versions: bool = False) -> ReportPlace:
+def a_place(
+    lake: Path, file_format: ReportFormat = "Parquet", *, versions: bool = False
+) -> ReportDestination:
     destination = StoreAddress(url=str(lake.parent / "reports"))
-    return ReportPlace(StoreAddress(url=str(lake)), destination, file_format, versions)
+    return ReportDestination(StoreAddress(url=str(lake)), destination, file_format, versions)
 
 
 def manifest_of(location: str) -> dict[str, object]:
@@ -136,14 +138,14 @@ def test_our_reader_reads_what_our_generator_writes(lake: Path, file_format: Rep
     record = make_listing(backup, workspace, day.date().isoformat(), found.scan_ended_at)
     assert record is not None
     assert record.kind == "s3_inventory"
-    read = whole_table(workspace.rows("listing"), LISTING)
-    direct = next(listed(backup.source))
+    read = read_table(workspace.rows("listing"), LISTING)
+    direct = next(list_rows(backup.source))
     assert sorted(read.to_pylist(), key=str) == sorted(direct.to_pylist(), key=str)
 
 
 def test_many_rows_become_several_files(lake: Path) -> None:
     place = a_place(lake)
-    batches = (batch.slice(at, 1) for batch in listed(place.source) for at in range(batch.num_rows))
+    batches = (batch.slice(at, 1) for batch in list_rows(place.source) for at in range(batch.num_rows))
     files = list(write_files(place, batches, rows_a_file=2))
     assert sorted(file.rows for file in files) == [1, 2, 2]
     now = dt.datetime.now(dt.UTC)
@@ -157,7 +159,7 @@ def test_a_second_report_of_a_minute_is_refused_and_the_first_stays(lake: Path) 
     found = write_manifest(place, [], now, now)
     first = Path(found.location).read_bytes()
     with pytest.raises(BackupError, match="report of this minute already"):
-        write_manifest(place, list(write_files(place, listed(place.source))), now, now)
+        write_manifest(place, list(write_files(place, list_rows(place.source))), now, now)
     assert Path(found.location).read_bytes() == first
     assert manifest_of(found.location)["files"] == []
 
@@ -171,7 +173,7 @@ def test_a_backup_lists_without_what_lakeshare_keeps_there(lake: Path) -> None:
     )
     workspace = Workspace(lake.parent / "work")
     record = list_source(backup, workspace)
-    rows = whole_table(workspace.rows("listing"), LISTING)
+    rows = read_table(workspace.rows("listing"), LISTING)
     assert sorted(rows["key"].to_pylist()) == sorted(KEYS)
     assert (record.kind, record.rows, record.has_versions) == ("generator", len(KEYS), False)
     assert record.size_bytes == sum(rows["size_bytes"].to_pylist())
@@ -197,7 +199,7 @@ def test_an_empty_or_missing_source_is_refused(tmp_path: Path, is_there: bool) -
 def test_a_name_that_no_listing_can_hold_is_told(lake: Path) -> None:
     Path(os.fsdecode(os.fsencode(lake) + b"/\xff")).touch()
     with pytest.raises(BackupError, match=r"udcff: the name is no UTF-8, and no listing can hold it. Rename"):
-        list(listed(StoreAddress(url=str(lake))))
+        list(list_rows(StoreAddress(url=str(lake))))
 
 
 def test_the_command_lists_and_tells_where_the_report_is(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

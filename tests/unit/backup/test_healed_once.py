@@ -23,7 +23,7 @@ def test_a_log_file_that_was_healed_is_held_once(tmp_path: Path) -> None:
     (proof,) = lake.made(TWO, lake.listing()).tables
     assert (proof.status, len(proof.healed)) == ("verified", 1)
     points = Points(lake.backup)
-    keys = [key for batch in points.held(points.get(TWO)) for key in batch["key"].to_pylist()]
+    keys = [key for batch in points.read_copies(points.get(TWO)) for key in batch["key"].to_pylist()]
     assert len(keys) == len(set(keys)) == 4
     settings = LakeSettings(_env_file=None, state_dir=tmp_path / "state")
     ran = run_drill(lake.backup, points, settings, "seed")

@@ -12,7 +12,11 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table import StaticTable
 
-from lakeshare_pipelines.backup.rewriting import MOUNTED, require_whole, whole_snapshots
+from lakeshare_pipelines.backup.rewriting import (
+    MOUNT_PROPERTIES,
+    find_whole_snapshots,
+    require_whole_snapshot,
+)
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_moves import Move
 from tests.builders.lake_tables import IcebergTable, an_iceberg_table, some_rows
@@ -101,7 +105,7 @@ def test_places_and_older_metadata_of_the_original_are_left_behind(table: Iceber
     told = json.loads(path.read_text())
     told["properties"] |= {"write.data.path": f"{move.source}/elsewhere", "owner": "us"}
     path.write_text(json.dumps(told))
-    rewritten = move.rewritten(str(path), properties=MOUNTED)
+    rewritten = move.rewritten(str(path), properties=MOUNT_PROPERTIES)
     new = json.loads(Path(rewritten.metadata_location).read_text())
     assert new["properties"] == {"owner": "us", "gc.enabled": "false"}
     assert new["metadata-log"] == []
@@ -151,7 +155,7 @@ def test_what_cannot_be_read_is_refused_with_its_name(table: IcebergTable, move:
 
 def test_progress_is_told_by_manifests(table: IcebergTable, move: Move) -> None:
     told: list[tuple[int, int]] = []
-    move.rewritten(table.table.metadata_location, tell=lambda done, of: told.append((done, of)))
+    move.rewritten(table.table.metadata_location, report_progress=lambda done, of: told.append((done, of)))
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -165,9 +169,9 @@ def test_snapshots_are_whole_as_far_as_their_files_are_held(table: IcebergTable,
         for one in table.table.snapshots()
     }
     location = table.table.metadata_location
-    assert whole_snapshots(move.read, location, lambda _: True) == {first, second, third}
+    assert find_whole_snapshots(move.read, location, lambda _: True) == {first, second, third}
     for lost in (newest, min(listed[first])):
-        whole = whole_snapshots(move.read, location, lambda at, lost=lost: at != lost)
+        whole = find_whole_snapshots(move.read, location, lambda at, lost=lost: at != lost)
         assert whole == {snapshot for snapshot, files in listed.items() if lost not in files}
     with pytest.raises(BackupError, match=str(third)):
-        require_whole(location, third, {first, second})
+        require_whole_snapshot(location, third, {first, second})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.inventory.reports import Late, Report, awaited_report
+from lakeshare_pipelines.backup.inventory.reports import LateReport, Report, find_report
 from lakeshare_pipelines.backup.inventory.sources import is_listing_ready, make_listing
 from lakeshare_pipelines.backup.points import Workspace
 from tests.builders.backup_inventory import Stored
@@ -50,13 +50,13 @@ def test_the_first_report_after_the_lag_is_taken(
     for scan in SCANS[:scans]:
         reports_in(tmp_path).deliver([Stored(scan)], scan=at(scan))
     backup = a_backup(tmp_path, lag_days=lag, wait_hours=36)
-    found = awaited_report(backup, day, at(now))
+    found = find_report(backup, day, at(now))
     assert is_listing_ready(backup, day, at(now)) == (found is not None)
     if expected is None:
         assert found is None
         assert make_listing(backup, Workspace(tmp_path / "work"), day, at(now)) is None
     elif expected == "late":
-        assert isinstance(found, Late)
+        assert isinstance(found, LateReport)
     else:
         assert isinstance(found, Report)
         assert found.scan_started_at == at(expected)

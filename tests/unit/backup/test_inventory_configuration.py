@@ -10,12 +10,12 @@ from botocore.validate import ParamValidator
 
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.inventory.configuration import (
-    Wanted,
-    configuration_of,
-    configured,
+    InventoryOptions,
+    get_configuration,
+    make_configuration,
+    make_statement,
     put_configuration,
     put_statement,
-    statement_of,
 )
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
@@ -58,11 +58,15 @@ def enums_and_patterns(shape: Any, value: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "wanted",
-    [Wanted(), Wanted("CSV", "Weekly", "arn:aws:kms:us-east-1:111122223333:key/k", True), Wanted("ORC")],
+    [
+        InventoryOptions(),
+        InventoryOptions("CSV", "Weekly", "arn:aws:kms:us-east-1:111122223333:key/k", True),
+        InventoryOptions("ORC"),
+    ],
 )
 @pytest.mark.parametrize("source", ["s3://lake", "s3://lake/sales/"])
-def test_the_configuration_is_one_that_s3_takes(source: str, wanted: Wanted) -> None:
-    document = configuration_of(a_backup(None, source, versions=True), wanted)
+def test_the_configuration_is_one_that_s3_takes(source: str, wanted: InventoryOptions) -> None:
+    document = make_configuration(a_backup(None, source, versions=True), wanted)
     model = boto3.session.Session()._session.get_service_model("s3")
     shape = model.shape_for("InventoryConfiguration")
     assert not ParamValidator().validate(document, shape).has_errors()
@@ -74,13 +78,13 @@ def test_the_configuration_is_one_that_s3_takes(source: str, wanted: Wanted) -> 
 
 def test_it_is_put_and_read_back_and_may_be_put_again(store: InventoryStore) -> None:
     backup = a_backup(store)
-    assert configured(backup) is None
-    kept = put_configuration(backup, Wanted())
-    assert kept == configured(backup)
+    assert get_configuration(backup) is None
+    kept = put_configuration(backup, InventoryOptions())
+    assert kept == get_configuration(backup)
     assert kept["Id"] == "backup"
     assert kept["Destination"]["S3BucketDestination"]["Prefix"] == "inventory"
     assert kept["Destination"]["S3BucketDestination"]["AccountId"] == ACCOUNT
-    again = put_configuration(backup, Wanted(frequency="Weekly"))
+    again = put_configuration(backup, InventoryOptions(frequency="Weekly"))
     assert again["Schedule"] == {"Frequency": "Weekly"}
     assert store.deletions == 0
 
@@ -94,7 +98,7 @@ def test_the_destination_lets_only_this_bucket_report(store: InventoryStore) -> 
         policy | {"Statement": [others, *policy["Statement"]]}
     ).encode()
     policy = put_statement(backup)
-    assert policy["Statement"] == [others, statement_of(backup)]
+    assert policy["Statement"] == [others, make_statement(backup)]
     assert json.loads(store.kept["reports", "policy "]) == policy
     assert policy["Statement"][1]["Condition"] == {
         "ArnLike": {"aws:SourceArn": "arn:aws:s3:::lake"},
@@ -106,14 +110,14 @@ def test_the_destination_lets_only_this_bucket_report(store: InventoryStore) -> 
 def test_buckets_of_two_regions_are_refused_before_anything_is_put(store: InventoryStore) -> None:
     store.regions["reports"] = "eu-central-1"
     with pytest.raises(BackupError, match="it is in eu-central-1, and s3://lake in us-east-1"):
-        put_configuration(a_backup(store), Wanted())
+        put_configuration(a_backup(store), InventoryOptions())
     assert store.puts == []
 
 
 def test_a_store_that_keeps_nothing_is_told(store: InventoryStore) -> None:
     store.forgetful = True
     with pytest.raises(BackupError, match="the store did not keep inventory configuration backup"):
-        put_configuration(a_backup(store), Wanted())
+        put_configuration(a_backup(store), InventoryOptions())
     with pytest.raises(BackupError, match="did not keep the bucket policy"):
         put_statement(a_backup(store))
 
@@ -129,7 +133,7 @@ def test_a_store_that_keeps_nothing_is_told(store: InventoryStore) -> None:
 def test_a_refusal_is_a_sentence(store: InventoryStore, code: str, sentence: str) -> None:
     store.refused = code
     with pytest.raises(BackupError, match=sentence):
-        put_configuration(a_backup(store), Wanted())
+        put_configuration(a_backup(store), InventoryOptions())
 
 
 @pytest.mark.parametrize(
@@ -148,14 +152,14 @@ def test_a_place_where_no_report_arrives_is_refused(
     backup = a_backup(None, source, **listing)
     backup = backup.model_copy(update={"source": StoreAddress(url=source)})
     with pytest.raises(BackupError, match=sentence):
-        configuration_of(backup, Wanted())
+        make_configuration(backup, InventoryOptions())
 
 
 def test_without_the_sources_account_there_is_no_policy() -> None:
     backup = a_backup()
     nameless = backup.model_copy(update={"source": StoreAddress(url="s3://lake")})
     with pytest.raises(BackupError, match=r"Give `source\.account`"):
-        statement_of(nameless)
+        make_statement(nameless)
 
 
 @pytest.mark.parametrize(
@@ -166,4 +170,4 @@ def test_arns_are_of_the_regions_partition(region: str | None, partition: str) -
     backup = a_backup().model_copy(
         update={"source": StoreAddress(url="s3://lake", region=region, account=ACCOUNT)}
     )
-    assert statement_of(backup)["Condition"]["ArnLike"]["aws:SourceArn"] == f"arn:{partition}:s3:::lake"
+    assert make_statement(backup)["Condition"]["ArnLike"]["aws:SourceArn"] == f"arn:{partition}:s3:::lake"

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.inventory.reports import Late, awaited_report, report_store, reports_at
+from lakeshare_pipelines.backup.inventory.reports import (
+    LateReport,
+    find_report,
+    open_report_store,
+    read_reports,
+)
 from lakeshare_pipelines.backup.inventory.sources import make_listing
 from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.errors import BackupError, ReportUnusable
@@ -126,7 +131,7 @@ def test_a_file_without_rows_is_no_damage(tmp_path: Path) -> None:
 def test_what_has_no_checksum_yet_has_not_arrived(tmp_path: Path) -> None:
     reports_in(tmp_path).deliver(GOOD)
     manifest(tmp_path).with_name("manifest.checksum").unlink()
-    assert awaited_report(a_backup(tmp_path), DAY, IN_TIME) is None
+    assert find_report(a_backup(tmp_path), DAY, IN_TIME) is None
 
 
 def test_the_report_of_another_bucket_is_refused_not_passed_over(tmp_path: Path) -> None:
@@ -142,17 +147,17 @@ def test_reports_are_told_in_order_of_their_scans_until_one_is_damaged(tmp_path:
     reports.deliver(GOOD, scan=NEXT)
     reports.deliver(GOOD, scan=SCAN)
     backup = a_backup(tmp_path)
-    found = reports_at(report_store(backup), backup.listing.location or "")
+    found = read_reports(open_report_store(backup), backup.listing.location or "")
     assert [one.scan_started_at for one in found] == [SCAN, NEXT]
     manifest(tmp_path).write_text("{}")
     with pytest.raises(ReportUnusable, match="MD5"):
-        next(reports_at(report_store(backup), backup.listing.location or ""))
+        next(read_reports(open_report_store(backup), backup.listing.location or ""))
 
 
 def test_when_the_wait_is_over_the_damage_is_told(tmp_path: Path) -> None:
     reports_in(tmp_path).deliver(GOOD)
     manifest(tmp_path).write_text("{}")
-    late = awaited_report(a_backup(tmp_path), DAY, dt.datetime(2026, 11, 23, 12, tzinfo=dt.UTC))
-    assert isinstance(late, Late)
+    late = find_report(a_backup(tmp_path), DAY, dt.datetime(2026, 11, 23, 12, tzinfo=dt.UTC))
+    assert isinstance(late, LateReport)
     assert "the generator lists instead" in late.reason
     assert "manifest.checksum tells another" in late.reason

@@ -14,12 +14,12 @@ from lakeshare_pipelines.backup.inventory.configuration import (
     NEEDED_FIELDS,
     OPTIONAL_COLUMNS,
     ReportFormat,
-    file_schema,
-    names_in,
+    format_file_schema,
     own_prefixes,
-    report_columns,
+    parse_file_schema,
+    select_report_columns,
 )
-from lakeshare_pipelines.backup.inventory.reports import decoded_keys
+from lakeshare_pipelines.backup.inventory.reports import decode_keys
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_inventory import MODIFIED, Stored, marker
 from tests.builders.backup_listings import a_backup, as_listed, listed, reports_in
@@ -107,16 +107,18 @@ def test_targets_and_reports_in_the_source_are_not_listed(tmp_path: Path) -> Non
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=5))
 def test_any_key_is_decoded_to_what_it_was(keys: list[str]) -> None:
     spelt = [quote_plus(key, safe="/-_.~*") for key in keys]
-    assert decoded_keys(pa.array(spelt, pa.string())).to_pylist() == keys
+    assert decode_keys(pa.array(spelt, pa.string())).to_pylist() == keys
     # Manifests may spell a space as %20.
-    assert decoded_keys(pa.array([quote(key) for key in keys], pa.string())).to_pylist() == keys
+    assert decode_keys(pa.array([quote(key) for key in keys], pa.string())).to_pylist() == keys
 
 
 @pytest.mark.parametrize("versions", [False, True])
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_schemas_that_we_write_are_those_that_we_read(file_format: ReportFormat, versions: bool) -> None:
-    every = report_columns([column.field for column in OPTIONAL_COLUMNS], versions=versions)
-    assert names_in(file_format, file_schema(file_format, every)) == tuple(column.name for column in every)
+    every = select_report_columns([column.field for column in OPTIONAL_COLUMNS], versions=versions)
+    assert parse_file_schema(file_format, format_file_schema(file_format, every)) == tuple(
+        column.name for column in every
+    )
 
 
 def test_the_fields_are_those_that_s3_takes() -> None:
@@ -154,7 +156,7 @@ def test_the_fields_are_those_that_s3_takes() -> None:
 )
 def test_schemas_are_read_as_aws_spells_them(file_format: ReportFormat, told: str) -> None:
     names = "bucket key version_id is_latest is_delete_marker size last_modified_date e_tag"
-    assert names_in(file_format, told) == tuple(names.split())
+    assert parse_file_schema(file_format, told) == tuple(names.split())
 
 
 @pytest.mark.parametrize(
@@ -168,4 +170,4 @@ def test_schemas_are_read_as_aws_spells_them(file_format: ReportFormat, told: st
 )
 def test_what_is_no_schema_is_refused(file_format: ReportFormat, told: str) -> None:
     with pytest.raises(BackupError, match="no schema of a"):
-        names_in(file_format, told)
+        parse_file_schema(file_format, told)

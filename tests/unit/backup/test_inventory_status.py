@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lakeshare_pipelines.backup.inventory.reports import inventory_status
+from lakeshare_pipelines.backup.inventory.reports import get_inventory_status
 from lakeshare_pipelines.cli.main import main
 from tests.builders.backup_inventory import InventoryReports, Stored
 from tests.builders.backup_listings import a_backup, reports_in
@@ -31,7 +31,7 @@ def delivered(folder: Path, scan: str, arrived: str) -> None:
 def test_the_newest_reports_are_told_with_their_days(tmp_path: Path) -> None:
     delivered(tmp_path, "2026-11-21T01:00", "2026-11-21T05:00")
     delivered(tmp_path, "2026-11-22T01:00", "2026-11-23T13:00")
-    found = inventory_status(a_backup(tmp_path), NOW)
+    found = get_inventory_status(a_backup(tmp_path), NOW)
     told = [(str(one.scan_started_at)[:16], one.day, one.is_in_time, str(one.age)) for one in found.reports]
     assert told == [
         ("2026-11-22 01:00", "2026-11-20", False, "1 day, 12:00:00"),
@@ -44,7 +44,7 @@ def test_the_newest_reports_are_told_with_their_days(tmp_path: Path) -> None:
 def test_a_day_without_a_report_is_late_and_a_damaged_one_is_told(tmp_path: Path) -> None:
     delivered(tmp_path, "2026-11-21T01:00", "2026-11-21T05:00")
     (tmp_path / "inventory/lake/daily/2026-11-21T01-00Z/manifest.json").write_text("{}")
-    found = inventory_status(a_backup(tmp_path), NOW)
+    found = get_inventory_status(a_backup(tmp_path), NOW)
     assert found.late is not None
     assert found.reports[0].problem is not None
     assert "MD5" in found.reports[0].problem
@@ -53,7 +53,7 @@ def test_a_day_without_a_report_is_late_and_a_damaged_one_is_told(tmp_path: Path
 def test_a_day_before_the_first_is_not_late(tmp_path: Path) -> None:
     (tmp_path / "inventory/lake/daily").mkdir(parents=True)
     backup = a_backup(tmp_path).model_copy(update={"first_day": dt.date(2026, 11, 21)})
-    assert inventory_status(backup, NOW).late is None
+    assert get_inventory_status(backup, NOW).late is None
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakeshare_pipelines.backup.inventory.list_objects import KeyRange, cut_of, has_folder
+from lakeshare_pipelines.backup.inventory.list_objects import KeyRange, find_cut, has_folder
 
 Order = Callable[[str], object]
 ORDERS: dict[str, Order] = {
@@ -39,7 +39,7 @@ class Shelf:
 
 
 def cut(shelf: Shelf, keys: KeyRange, last: str) -> str | None:
-    return asyncio.run(cut_of(shelf.look, keys, last))
+    return asyncio.run(find_cut(shelf.look, keys, last))
 
 
 @pytest.mark.parametrize("order", ORDERS)

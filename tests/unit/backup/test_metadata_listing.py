@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.inventory.reports import Late
-from lakeshare_pipelines.backup.inventory.sources import awaited_snapshot
-from lakeshare_pipelines.backup.points import end_of, point_of_now
+from lakeshare_pipelines.backup.inventory.reports import LateReport
+from lakeshare_pipelines.backup.inventory.sources import find_snapshot
+from lakeshare_pipelines.backup.points import format_point_name, get_point_time
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_listings import a_backup, listed
 from tests.builders.backup_metadata_tables import COLUMNS, MODIFIED, MetadataTables, a_record
@@ -29,7 +29,7 @@ def test_current_objects_are_listed_as_they_are(tmp_path: Path) -> None:
     made = tables.write(
         "inventory", [a_record("a b%+", "01"), a_record("c", "02", e_tag="x-3", is_multipart=True)]
     )
-    record, rows = listed(by_tables(tables), tmp_path, point_of_now(made), made)
+    record, rows = listed(by_tables(tables), tmp_path, format_point_name(made), made)
     assert rows[0] == {
         "bucket": "lake",
         "key": "a b%+",
@@ -60,7 +60,7 @@ def test_of_versions_the_one_with_the_greatest_sequence_number_is_the_latest(tmp
             a_record("b", "03", "v4", is_delete_marker=True, size=None, e_tag=None),
         ],
     )
-    record, rows = listed(by_tables(tables), tmp_path, point_of_now(made), made)
+    record, rows = listed(by_tables(tables), tmp_path, format_point_name(made), made)
     said = [(row["key"], row["version_id"], row["is_latest"], row["is_delete_marker"]) for row in rows]
     assert said == [
         ("a", "v1", False, False),
@@ -74,8 +74,8 @@ def test_of_versions_the_one_with_the_greatest_sequence_number_is_the_latest(tmp
 def test_the_journal_brings_the_inventory_to_the_end_of_the_day(tmp_path: Path) -> None:
     tables = MetadataTables(tmp_path)
     made = tables.write("inventory", [a_record(key, "05") for key in ("stays", "goes", "grows", "late")])
-    day = point_of_now(made - SECOND)
-    before, after = end_of(day) - SECOND, end_of(day) + SECOND
+    day = format_point_name(made - SECOND)
+    before, after = get_point_time(day) - SECOND, get_point_time(day) + SECOND
     tables.write(
         "journal",
         [
@@ -99,7 +99,7 @@ def test_the_journal_brings_the_inventory_to_the_end_of_the_day(tmp_path: Path) 
         ("new", 3),
         ("stays", 3),
     ]
-    assert record.scan_started_at == end_of(day)
+    assert record.scan_started_at == get_point_time(day)
 
 
 def test_a_journal_that_has_not_come_so_far_is_waited_for(tmp_path: Path) -> None:
@@ -108,14 +108,14 @@ def test_a_journal_that_has_not_come_so_far_is_waited_for(tmp_path: Path) -> Non
     made = tables.write("journal", [a_record("a", "05", type="CREATE", at=MODIFIED)])
     backup = by_tables(tables, journal=tables.place("journal"))
     day = str((made + dt.timedelta(days=1)).date())
-    assert awaited_snapshot(backup, day, end_of(day)) is None
+    assert find_snapshot(backup, day, get_point_time(day)) is None
 
 
 def test_the_first_snapshot_in_time_is_read_not_the_newest(tmp_path: Path) -> None:
     tables = MetadataTables(tmp_path)
     made = tables.write("inventory", [a_record("then", "01")])
     tables.write("inventory", [a_record("now", "02")])
-    day = point_of_now(made)
+    day = format_point_name(made)
     assert keys(listed(by_tables(tables), tmp_path, day, made)[1]) == ["then"]
 
 
@@ -124,9 +124,9 @@ def test_it_is_waited_for_and_not_for_ever(tmp_path: Path) -> None:
     made = tables.write("inventory", [a_record("a", "01")])
     backup, tomorrow = by_tables(tables, lag_days=1, wait_hours=6), (made + dt.timedelta(days=1)).date()
     end = dt.datetime.combine(tomorrow + dt.timedelta(days=1), dt.time(), dt.UTC)
-    assert awaited_snapshot(backup, str(tomorrow), end + dt.timedelta(hours=5)) is None
-    late = awaited_snapshot(backup, str(tomorrow), end + dt.timedelta(hours=6))
-    assert isinstance(late, Late)
+    assert find_snapshot(backup, str(tomorrow), end + dt.timedelta(hours=5)) is None
+    late = find_snapshot(backup, str(tomorrow), end + dt.timedelta(hours=6))
+    assert isinstance(late, LateReport)
     assert "the generator lists instead" in late.reason
 
 
@@ -135,7 +135,7 @@ def test_a_table_that_is_none_of_s3_metadata_is_refused(tmp_path: Path) -> None:
     without = COLUMNS.remove(COLUMNS.get_field_index("e_tag"))
     made = tables.write("inventory", [a_record("a", "01")], without)
     with pytest.raises(BackupError, match="it has no e_tag"):
-        listed(by_tables(tables), tmp_path, point_of_now(made), made)
+        listed(by_tables(tables), tmp_path, format_point_name(made), made)
 
 
 @pytest.mark.parametrize(
@@ -151,4 +151,4 @@ def test_a_table_that_is_not_there_is_told(tmp_path: Path, told: str, sentence: 
     backup = a_backup(tmp_path, kind="s3_metadata", location=place)
     now = dt.datetime(2026, 11, 24, tzinfo=dt.UTC)
     with pytest.raises(BackupError, match=sentence):
-        awaited_snapshot(backup, "2026-11-20", now)
+        find_snapshot(backup, "2026-11-20", now)

@@ -7,8 +7,8 @@ import pytest
 from deltalake import DeltaTable
 
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.restore.tables import Restores, restore_other_files
-from lakeshare_pipelines.backup.stores import Listed, StoreAddress
+from lakeshare_pipelines.backup.restore.tables import PointRestore, restore_other_files
+from lakeshare_pipelines.backup.stores import ListedObject, StoreAddress
 from lakeshare_pipelines.backup.stores.store import UNFINISHED, FolderStore
 from lakeshare_pipelines.backup.sweep import sweep_points
 from lakeshare_pipelines.errors import BackupError
@@ -29,9 +29,9 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
-def restores(lake: Lake, said: list[str] | None = None) -> Restores:
+def restores(lake: Lake, said: list[str] | None = None) -> PointRestore:
     settings = LakeSettings(_env_file=None, state_dir=lake.base / "state")
-    return Restores(
+    return PointRestore(
         settings, lake.backup, Points(lake.backup).get(DAY), [].append if said is None else said.append
     )
 
@@ -39,7 +39,7 @@ def restores(lake: Lake, said: list[str] | None = None) -> Restores:
 def test_a_key_of_no_table_that_the_target_cannot_hold_degrades_nothing(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     a_delta_table(lake.source / "flights", ROWS, partitioned_by=())
-    odd = Listed("../../x", 1, dt.datetime(2026, 11, 20, tzinfo=dt.UTC), "0" * 32)
+    odd = ListedObject("../../x", 1, dt.datetime(2026, 11, 20, tzinfo=dt.UTC), "0" * 32)
     proved = lake.made(DAY, [*lake.listing(), odd])
     assert (proved.status, proved.failed_objects) == ("verified", 1)
     assert any("'objects/../../x'" in reason for reason in proved.reasons)
@@ -97,7 +97,7 @@ def test_a_sweep_removes_what_killed_copies_left(lake: Lake) -> None:
     sweep_points(lake.backup, points, tomorrow, dry_run=True)
     assert left.exists()
     said: list[str] = []
-    sweep_points(lake.backup, points, tomorrow, dry_run=False, say=said.append)
+    sweep_points(lake.backup, points, tomorrow, dry_run=False, report_message=said.append)
     assert not left.exists()
     assert any("1 unfinished" in sentence for sentence in said)
     assert DeltaTable(left.parent).to_pyarrow_table().num_rows == 4

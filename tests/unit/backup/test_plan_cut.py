@@ -75,16 +75,16 @@ def test_own_backups_are_never_backed_up(tmp_path: Path, source: str, target: st
     )
     bucket = planner.backup.source.bucket
     rows = [an_object(key, bucket=bucket) for key in [*own, "sales/a", "statement"]]
-    from lakeshare_pipelines.backup.plan_tables import Cut
+    from lakeshare_pipelines.backup.plan_tables import ListingCut
 
-    cut = Cut(planner.backup, AFTER)
+    cut = ListingCut(planner.backup, AFTER)
     planner.leave_listing(DAY, rows)
     from lakeshare_pipelines.backup.model import read_rows
 
     folder = planner.workspace(DAY).rows("listing")
     kept = [
         key
-        for batch in cut.kept(lambda: read_rows(folder), has_versions=False)
+        for batch in cut.select_rows(lambda: read_rows(folder), has_versions=False)
         for key in batch["key"].to_pylist()
     ]
     assert "sales/a" in kept

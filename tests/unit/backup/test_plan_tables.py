@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.backup.plan_tables import Roots, TableRoots
+from lakeshare_pipelines.backup.plan_tables import RootIndex, TableRoots
 from tests.builders.backup_plans import a_delta_table, a_planner, an_object
 
 COMMIT = "_delta_log/00000000000000000000.json"
@@ -53,14 +53,14 @@ def test_people_are_told_of_hudi_and_of_tables_in_two_formats() -> None:
 
 
 def test_a_key_belongs_to_the_nearest_root_and_to_the_outermost_family() -> None:
-    roots = Roots({"a": "delta", "a/b/c": "iceberg", "ab": "delta"})
+    roots = RootIndex({"a": "delta", "a/b/c": "iceberg", "ab": "delta"})
     keys = pa.array(["a/x", "a/b/x", "a/b/c/x", "a/b/cd/x", "ab/x", "a", "abc/x", ""])
     assert roots.nearest(keys).to_pylist() == ["a", "a", "a/b/c", "a", "ab", None, None, None]
     assert roots.families(keys).to_pylist() == ["a", "a", "a", "a", "ab", None, None, None]
 
 
 def test_a_store_that_is_a_table_holds_everything() -> None:
-    roots = Roots({"": "delta", "in": "delta"})
+    roots = RootIndex({"": "delta", "in": "delta"})
     keys = pa.array(["x", "in/x"])
     assert roots.nearest(keys).to_pylist() == ["", "in"]
     assert roots.families(keys).to_pylist() == ["", ""]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lakeshare_pipelines.cli.doctor import backups
+from lakeshare_pipelines.cli.doctor import check_backups
 from lakeshare_pipelines.cli.main import main
 from lakeshare_pipelines.settings import LakeSettings
 
@@ -78,13 +78,13 @@ def test_the_doctor_tells_of_folders_and_of_a_file_that_cannot_be_read(
     folders = {"source": {"url": str(tmp_path / "lake")}, "target": {"url": str(tmp_path / "file")}}
     declared.write_text(yaml.safe_dump({"backups": {"lake": folders}}))
     settings = LakeSettings()
-    found = list(backups(settings))
+    found = list(check_backups(settings))
     assert [(one.ok, one.name.split(",")[0]) for one in found] == [
         (True, "backup lake"),
         (False, "backup lake"),
     ]
     assert found[1].detail == "it is no folder"
     declared.write_text("backups: [")
-    [unreadable] = backups(settings)
+    [unreadable] = check_backups(settings)
     assert not unreadable.ok
     assert unreadable.remedy

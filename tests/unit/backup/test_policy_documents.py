@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.policies import Parties, PolicyFile, policy_files, write_policies
+from lakeshare_pipelines.backup.policies import Parties, PolicyFile, make_policy_files, write_policies
 from lakeshare_pipelines.backup.policy_checks import Request, Verdict, decide
 from lakeshare_pipelines.errors import BackupError
 
@@ -44,7 +44,7 @@ ALL = Parties(RUNNER, GLASS, SWEEPER, None, SOURCE_KEY, TARGET_KEY)
 
 def files_of(backup: Backup, parties: Parties = ALL) -> dict[str, PolicyFile]:
     """The documents by name."""
-    return {one.name: one for one in policy_files(backup, parties)}
+    return {one.name: one for one in make_policy_files(backup, parties)}
 
 
 def verdict(
@@ -199,7 +199,7 @@ def test_only_the_organisation_reads_the_source() -> None:
 
 def test_one_bucket_has_one_policy() -> None:
     backup = a_backup(listing={"kind": "s3_inventory", "location": "s3://vault/inv/lake/daily"})
-    buckets = [one for one in policy_files(backup, ALL) if one.kind == "bucket"]
+    buckets = [one for one in make_policy_files(backup, ALL) if one.kind == "bucket"]
     assert sorted(one.subject for one in buckets) == ["lake", "vault"]
     [vault] = [one.document["Statement"] for one in buckets if one.subject == "vault"]
     assert {"KeepVersions", "LakeshareInventoryLake"} <= {one["Sid"] for one in vault}
@@ -246,11 +246,11 @@ def test_a_dated_layout_names_every_day() -> None:
 )
 def test_what_cannot_have_policies_is_refused(backup: dict[str, Any], parties: Parties, told: str) -> None:
     with pytest.raises(BackupError, match=told):
-        policy_files(a_backup(**backup), parties)
+        make_policy_files(a_backup(**backup), parties)
 
 
 def test_a_folder_of_policies_says_where_each_belongs(tmp_path: Path) -> None:
-    files = policy_files(a_backup(), ALL)
+    files = make_policy_files(a_backup(), ALL)
     paths = write_policies(a_backup(), files, tmp_path / "policies")
     assert {path.name for path in paths} == {*(one.name for one in files), "index.json", "README.md"}
     for one in files:

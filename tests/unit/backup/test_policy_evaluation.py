@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.policy_checks import NotUnderstood, Request, decide, is_met
+from lakeshare_pipelines.backup.policy_checks import Request, UnsupportedPolicy, decide, is_met
 
 HERE, THERE = "111111111111", "222222222222"
 ROLE = f"arn:aws:iam::{HERE}:role/copy"
@@ -117,7 +117,7 @@ def test_conditions(operator: str, wanted: list[str], found: str | None, expecte
     [("ForAllValues:StringLike", ["a"]), ("Colour", ["a"]), ("NumericLessThan", ["many"])],
 )
 def test_what_is_not_understood_is_unknown_and_never_allowed(operator: str, wanted: list[str]) -> None:
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(UnsupportedPolicy):
         is_met(operator, "aws:thing", wanted, {"aws:thing": "1"})
     statement = a_statement(Condition={operator: {"aws:thing": wanted}})
     verdict = decide(asked(**{"aws:thing": "1"}), by(statement, a_statement()), [])

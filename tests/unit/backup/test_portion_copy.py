@@ -8,7 +8,13 @@ import pytest
 
 from lakeshare_pipelines.backup.copy.engine import CopyTask
 from lakeshare_pipelines.backup.copy.local import LocalEngine
-from lakeshare_pipelines.backup.copy.spark import Portions, PortionWork, SparkEngine, done_rows, portions_of
+from lakeshare_pipelines.backup.copy.spark import (
+    Portions,
+    PortionWork,
+    SparkEngine,
+    load_or_make_portions,
+    read_done_rows,
+)
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
 from tests.builders.backup_buckets import Copies, done_of
 
@@ -29,11 +35,11 @@ def copies(tmp_path: Path) -> Copies:
 
 
 def work_of(copies: Copies, task: CopyTask) -> PortionWork:
-    return PortionWork(task, portions_of(copies.target, "work/spark/", task.plan, 8), LocalEngine())
+    return PortionWork(task, load_or_make_portions(copies.target, "work/spark/", task.plan, 8), LocalEngine())
 
 
 def told(copies: Copies, portions: Portions) -> list[tuple[str, str]]:
-    rows = (row for table in done_rows(copies.target, portions) for row in table.to_pylist())
+    rows = (row for table in read_done_rows(copies.target, portions) for row in table.to_pylist())
     return sorted((row["key"], row["status"]) for row in rows)
 
 
@@ -80,5 +86,5 @@ def test_a_day_without_changes_starts_no_spark(copies: Copies) -> None:
 
 def test_how_many_portions_there_are_does_not_change(copies: Copies) -> None:
     task = copies.task(copies.rows())
-    made = portions_of(copies.target, "work/spark/", task.plan, 8)
-    assert portions_of(copies.target, "work/spark/", task.plan, 1) == made
+    made = load_or_make_portions(copies.target, "work/spark/", task.plan, 8)
+    assert load_or_make_portions(copies.target, "work/spark/", task.plan, 1) == made

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.restore.selection import RestoreRecord
-from lakeshare_pipelines.backup.restore.tables import Restores
+from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
@@ -45,7 +45,7 @@ class Scene:
         return {str(path): path.read_bytes() for path in sorted(self.root.rglob("*")) if path.is_file()}
 
     def restore(self, version: int | None = None) -> RestoreRecord:
-        return Restores(self.settings, self.backup, self.point).in_place(self.catalog, TABLE, version)
+        return PointRestore(self.settings, self.backup, self.point).in_place(self.catalog, TABLE, version)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_a_log_with_a_hole_is_refused_and_left_alone(scene: Scene) -> None:
 def test_a_version_inside_the_point_comes_back_elsewhere(scene: Scene, version: int) -> None:
     rows = scene.rows(version)
     to = scene.folder / "elsewhere" / "orders"
-    restored = Restores(scene.settings, scene.backup, scene.point).elsewhere(
+    restored = PointRestore(scene.settings, scene.backup, scene.point).elsewhere(
         TABLE, StoreAddress(url=str(to)), version
     )
     shutil.rmtree(scene.root)
@@ -178,7 +178,7 @@ def test_a_place_where_something_is_is_refused(scene: Scene) -> None:
     to.mkdir()
     (to / "notes.txt").write_text("mine")
     with pytest.raises(BackupError, match=r"notes\.txt"):
-        Restores(scene.settings, scene.backup, scene.point).elsewhere(TABLE, StoreAddress(url=str(to)))
+        PointRestore(scene.settings, scene.backup, scene.point).elsewhere(TABLE, StoreAddress(url=str(to)))
     assert [path.name for path in to.iterdir()] == ["notes.txt"]
 
 
@@ -229,7 +229,7 @@ def test_what_the_point_does_not_hold_is_refused(
     scene: Scene, table: str, version: int | None, said: str
 ) -> None:
     with pytest.raises(BackupError, match=said):
-        Restores(scene.settings, scene.backup, scene.point).in_place(scene.catalog, table, version)
+        PointRestore(scene.settings, scene.backup, scene.point).in_place(scene.catalog, table, version)
 
 
 def test_the_point_is_held_only_while_it_is_read(scene: Scene) -> None:

@@ -9,8 +9,8 @@ from pyiceberg.table import StaticTable
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.restore.tables import Restores
-from lakeshare_pipelines.backup.restore.targets import mounted
+from lakeshare_pipelines.backup.restore.tables import PointRestore
+from lakeshare_pipelines.backup.restore.targets import find_mount
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
@@ -56,7 +56,7 @@ def scene(tmp_path: Path) -> Scene:
 def test_it_opens_at_another_place_at_any_of_its_snapshots(scene: Scene, which: int | None) -> None:
     snapshot_id = None if which is None else scene.snapshots[which]
     to = StoreAddress(url=str(scene.folder / "elsewhere" / "flights"))
-    restored = Restores(scene.settings, scene.backup, scene.point).elsewhere(TABLE, to, snapshot_id)
+    restored = PointRestore(scene.settings, scene.backup, scene.point).elsewhere(TABLE, to, snapshot_id)
     # Nothing of it is in the backup any more.
     (scene.folder / "backups").rename(scene.folder / "also gone")
     wanted = scene.snapshots[-1] if snapshot_id is None else snapshot_id
@@ -66,21 +66,21 @@ def test_it_opens_at_another_place_at_any_of_its_snapshots(scene: Scene, which: 
 
 
 def test_it_opens_where_its_copies_are(scene: Scene) -> None:
-    found = mounted(Points(scene.backup), scene.point, TABLE)
+    found = find_mount(Points(scene.backup), scene.point, TABLE)
     assert rows_at(found.location) == scene.rows[scene.snapshots[-1]]
     assert StaticTable.from_metadata(found.location).properties["gc.enabled"] == "false"
 
 
 def test_a_restore_that_broke_off_goes_on(scene: Scene) -> None:
     to = StoreAddress(url=str(scene.folder / "elsewhere"))
-    first = Restores(scene.settings, scene.backup, scene.point).elsewhere(TABLE, to)
+    first = PointRestore(scene.settings, scene.backup, scene.point).elsewhere(TABLE, to)
     next((scene.folder / "elsewhere").rglob("*.parquet")).unlink()
     Path(first.location).unlink()
-    again = Restores(scene.settings, scene.backup, scene.point).elsewhere(TABLE, to)
+    again = PointRestore(scene.settings, scene.backup, scene.point).elsewhere(TABLE, to)
     assert (again.objects, again.location) == (1, first.location)
     assert rows_at(again.location) == scene.rows[scene.snapshots[-1]]
 
 
 def test_a_snapshot_that_never_was_is_refused(scene: Scene) -> None:
     with pytest.raises(BackupError, match="no snapshot 5"):
-        mounted(Points(scene.backup), scene.point, TABLE, 5)
+        find_mount(Points(scene.backup), scene.point, TABLE, 5)

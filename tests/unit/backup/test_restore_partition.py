@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.restore.selection import RestoreRecord
-from lakeshare_pipelines.backup.restore.tables import Restores
+from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
@@ -36,8 +36,8 @@ class Scene:
         return sorted(repr(row) for row in rows if str(row["day"]) == day)
 
     @property
-    def restores(self) -> Restores:
-        return Restores(self.settings, self.backup, self.point)
+    def restores(self) -> PointRestore:
+        return PointRestore(self.settings, self.backup, self.point)
 
     def restore(self, **values: str | None) -> RestoreRecord:
         return self.restores.partition(self.catalog, "flights", values)

@@ -7,28 +7,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakeshare_pipelines.backup.config import Retention
-from lakeshare_pipelines.backup.model import GOOD, Status
-from lakeshare_pipelines.backup.points import end_of
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, Status
+from lakeshare_pipelines.backup.points import get_point_time
 from lakeshare_pipelines.backup.retention import (
     CLASSES,
-    Kept,
+    RetentionCandidate,
     RetentionClass,
-    class_of,
-    kept_days,
-    lock_ends,
-    period_of,
+    choose_class,
+    compute_lock_end,
+    get_period,
+    select_kept_days,
 )
 
 USUAL = Retention(daily=7, weekly=5, monthly=12, yearly=3)
 DAYS_ONLY = Retention(daily=3, weekly=0, monthly=0, yearly=0)
 
 
-def made(days: list[str], retention: Retention, status: dict[str, Status] | None = None) -> list[Kept]:
+def made(
+    days: list[str], retention: Retention, status: dict[str, Status] | None = None
+) -> list[RetentionCandidate]:
     """Points of these days, each with the class it gets when it is made in this order."""
-    points: list[Kept] = []
+    points: list[RetentionCandidate] = []
     for day in days:
         said = (status or {}).get(day, "verified")
-        points.append(Kept(day, end_of(day), said, class_of(end_of(day), said, points, retention)))
+        points.append(
+            RetentionCandidate(
+                day, get_point_time(day), said, choose_class(get_point_time(day), said, points, retention)
+            )
+        )
     return points
 
 
@@ -75,12 +81,12 @@ def test_a_point_that_is_not_good_stands_for_nothing() -> None:
 def test_midnight_belongs_to_the_day_it_ends(
     name: RetentionClass, moment: str, period: tuple[int, ...]
 ) -> None:
-    assert period_of(name, dt.datetime.fromisoformat(moment)) == period
+    assert get_period(name, dt.datetime.fromisoformat(moment)) == period
 
 
 def test_three_years_of_days_leave_what_is_declared() -> None:
     points = made(all_days("2024-01-01", 1_096), USUAL)
-    kept = kept_days(points, USUAL)
+    kept = select_kept_days(points, USUAL)
     assert set(all_days("2026-12-25", 7)) <= kept
     weekly = {day for day in kept if dt.date.fromisoformat(day).isocalendar().weekday == 1}
     assert len({dt.date.fromisoformat(day).isocalendar()[:2] for day in weekly}) >= 5
@@ -91,7 +97,7 @@ def test_three_years_of_days_leave_what_is_declared() -> None:
 
 def test_when_backups_stop_the_last_ones_stay() -> None:
     points = made(all_days("2026-01-01", 30), DAYS_ONLY)
-    assert kept_days(points, DAYS_ONLY) == {"2026-01-28", "2026-01-29", "2026-01-30"}
+    assert select_kept_days(points, DAYS_ONLY) == {"2026-01-28", "2026-01-29", "2026-01-30"}
 
 
 @pytest.mark.parametrize(
@@ -110,13 +116,13 @@ def test_when_backups_stop_the_last_ones_stay() -> None:
 )
 def test_points_that_are_not_good_stay_as_long_as_days_do(bad: list[str], kept: set[str]) -> None:
     points = made(all_days("2026-01-01", 10), DAYS_ONLY, dict.fromkeys(bad, "degraded"))
-    assert kept_days(points, DAYS_ONLY) == kept
+    assert select_kept_days(points, DAYS_ONLY) == kept
 
 
 @pytest.mark.parametrize(("name", "days"), [("daily", 7), ("weekly", 35), ("monthly", 372), ("yearly", 1098)])
 def test_locks_end_with_the_class(name: RetentionClass, days: int) -> None:
     moment = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
-    assert lock_ends(moment, name, USUAL) == moment + dt.timedelta(days=days)
+    assert compute_lock_end(moment, name, USUAL) == moment + dt.timedelta(days=days)
 
 
 STATUSES: tuple[Status, ...] = ("verified", "verified_with_fallback", "degraded", "failed")
@@ -130,7 +136,7 @@ RETENTIONS = st.builds(
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[list[Kept], Retention]:
+def histories(draw: st.DrawFn) -> tuple[list[RetentionCandidate], Retention]:
     numbers = draw(st.lists(st.integers(0, 1500), unique=True, max_size=60))
     retention = draw(RETENTIONS)
     days = [(dt.date(2024, 1, 1) + dt.timedelta(days=number)).isoformat() for number in numbers]
@@ -140,10 +146,10 @@ def histories(draw: st.DrawFn) -> tuple[list[Kept], Retention]:
 
 @settings(deadline=None)
 @given(histories())
-def test_the_newest_good_point_always_stays(history: tuple[list[Kept], Retention]) -> None:
+def test_the_newest_good_point_always_stays(history: tuple[list[RetentionCandidate], Retention]) -> None:
     points, retention = history
-    good = [point for point in points if point.status in GOOD]
-    kept = kept_days(points, retention)
+    good = [point for point in points if point.status in GOOD_STATUSES]
+    kept = select_kept_days(points, retention)
     assert kept <= {point.day for point in points}
     if good:
         assert max(good, key=lambda point: point.as_of).day in kept
@@ -152,38 +158,45 @@ def test_the_newest_good_point_always_stays(history: tuple[list[Kept], Retention
 @settings(deadline=None)
 @given(histories())
 def test_of_each_class_no_more_periods_stay_than_declared_and_the_newest_do(
-    history: tuple[list[Kept], Retention],
+    history: tuple[list[RetentionCandidate], Retention],
 ) -> None:
     points, retention = history
-    kept = kept_days(points, retention)
+    kept = select_kept_days(points, retention)
     for name in CLASSES:
         serving = [
             point
             for point in points
-            if point.status in GOOD and CLASSES.index(point.retention_class) >= CLASSES.index(name)
+            if point.status in GOOD_STATUSES and CLASSES.index(point.retention_class) >= CLASSES.index(name)
         ]
-        periods = sorted({period_of(name, point.as_of) for point in serving}, reverse=True)
+        periods = sorted({get_period(name, point.as_of) for point in serving}, reverse=True)
         for point in serving:
-            if period_of(name, point.as_of) in periods[: getattr(retention, name)]:
+            if get_period(name, point.as_of) in periods[: getattr(retention, name)]:
                 assert point.day in kept
 
 
 @settings(deadline=None)
 @given(histories())
-def test_sweeping_twice_is_sweeping_once(history: tuple[list[Kept], Retention]) -> None:
+def test_sweeping_twice_is_sweeping_once(history: tuple[list[RetentionCandidate], Retention]) -> None:
     points, retention = history
-    kept = kept_days(points, retention)
-    assert kept_days([point for point in points if point.day in kept], retention) == kept
+    kept = select_kept_days(points, retention)
+    assert select_kept_days([point for point in points if point.day in kept], retention) == kept
 
 
 @settings(deadline=None)
 @given(histories())
-def test_a_new_good_point_never_brings_an_old_one_back(history: tuple[list[Kept], Retention]) -> None:
+def test_a_new_good_point_never_brings_an_old_one_back(
+    history: tuple[list[RetentionCandidate], Retention],
+) -> None:
     points, retention = history
-    kept = kept_days(points, retention)
+    kept = select_kept_days(points, retention)
     day = "2030-01-01"
     after = [
         *points,
-        Kept(day, end_of(day), "verified", class_of(end_of(day), "verified", points, retention)),
+        RetentionCandidate(
+            day,
+            get_point_time(day),
+            "verified",
+            choose_class(get_point_time(day), "verified", points, retention),
+        ),
     ]
-    assert kept_days(after, retention) <= kept | {day}
+    assert select_kept_days(after, retention) <= kept | {day}

@@ -31,7 +31,7 @@ def reported(tmp_path: Path, lake: Path, *young: str) -> OrphanReport:
             os.utime(path, (LONG_AGO, LONG_AGO))
     planner: Planner = a_planner(tmp_path, source={"url": str(lake)}, prices={"per_gib_month": GIB})
     planner.point(DAY, rows_of_folder(lake))
-    return find_orphans(planner.backup, planner.points, DAY, say=lambda sentence: None)
+    return find_orphans(planner.backup, planner.points, DAY, report_message=lambda sentence: None)
 
 
 def orphans(report: OrphanReport) -> dict[str, tuple[str, ...]]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.retention import reading
+from lakeshare_pipelines.backup.retention import hold_point
 from lakeshare_pipelines.backup.stores import open_store
 from lakeshare_pipelines.backup.stores.store import FolderStore
-from lakeshare_pipelines.backup.sweep import Swept, sweep_points
+from lakeshare_pipelines.backup.sweep import SweepResult, sweep_points
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import Planner, a_planner, an_object
 
@@ -32,8 +32,10 @@ def objects(number: int) -> list[dict[str, Any]]:
     return [an_object("always"), an_object(f"k{number}"), an_object(f"k{number + 1}")]
 
 
-def swept(planner: Planner, *, dry_run: bool = False) -> Swept:
-    return sweep_points(planner.backup, planner.points, NOW, dry_run=dry_run, say=lambda sentence: None)
+def swept(planner: Planner, *, dry_run: bool = False) -> SweepResult:
+    return sweep_points(
+        planner.backup, planner.points, NOW, dry_run=dry_run, report_message=lambda sentence: None
+    )
 
 
 def copies(planner: Planner) -> set[str]:
@@ -47,11 +49,11 @@ def everything(planner: Planner) -> dict[str, bytes]:
 
 def test_points_that_are_kept_no_longer_go_with_what_only_they_held(planner: Planner) -> None:
     assert copies(planner) == {"objects/always", *(f"objects/k{number}" for number in range(5))}
-    assert swept(planner) == Swept((ONE, TWO), 2, 20, ())
+    assert swept(planner) == SweepResult((ONE, TWO), 2, 20, ())
     assert planner.points.days() == [THREE, FOUR]
     assert copies(planner) == {"objects/always", "objects/k2", "objects/k3", "objects/k4"}
     assert not list(planner.points.store.list(planner.points.folder(ONE)))
-    assert swept(planner) == Swept((), 0, 0, ())
+    assert swept(planner) == SweepResult((), 0, 0, ())
 
 
 def test_a_dry_run_tells_the_same_and_removes_nothing(planner: Planner) -> None:
@@ -65,7 +67,7 @@ def test_points_that_stay_hold_all_they_held(planner: Planner) -> None:
     swept(planner)
     store = planner.points.store
     for day in planner.points.days():
-        for batch in planner.points.held(planner.points.get(day), ["stored_key"]):
+        for batch in planner.points.read_copies(planner.points.get(day), ["stored_key"]):
             for key in batch["stored_key"].to_pylist():
                 assert store.read(key) == key.encode()
 
@@ -80,7 +82,7 @@ def test_the_newest_good_point_stays_behind_any_number_of_bad_ones(tmp_path: Pat
 
 
 def test_a_point_that_somebody_reads_stays_until_they_are_done(planner: Planner) -> None:
-    with reading(planner.points, ONE, "drill of t"):
+    with hold_point(planner.points, ONE, "drill of t"):
         told = swept(planner)
         assert told.days == (TWO,)
         assert told.spared == (f"{ONE} stays: drill of t reads it.",)
@@ -90,7 +92,7 @@ def test_a_point_that_somebody_reads_stays_until_they_are_done(planner: Planner)
 
 
 def test_a_lease_that_ended_holds_nothing(planner: Planner) -> None:
-    with reading(planner.points, ONE, "a reader that died", dt.timedelta(seconds=-1)):
+    with hold_point(planner.points, ONE, "a reader that died", dt.timedelta(seconds=-1)):
         pass
     leave_lease(planner, ONE, dt.datetime.now(dt.UTC) - dt.timedelta(days=30))
     assert swept(planner).days == (ONE, TWO)
@@ -103,7 +105,7 @@ def leave_lease(planner: Planner, day: str, until: dt.datetime) -> None:
 
 def test_what_is_being_swept_cannot_be_read(planner: Planner) -> None:
     planner.points.store.put(f"{planner.points.folder(ONE)}swept.json", b"{}")
-    with pytest.raises(BackupError, match="retention is removing it"), reading(planner.points, ONE, "x"):
+    with pytest.raises(BackupError, match="retention is removing it"), hold_point(planner.points, ONE, "x"):
         pytest.fail("it was read")
     assert not list(planner.points.store.list(f"{planner.points.folder(ONE)}leases/"))
 
@@ -174,10 +176,10 @@ def test_a_sweep_that_broke_off_anywhere_is_finished_by_the_next(
     points.store = dying
     monkeypatch.setattr("lakeshare_pipelines.backup.sweep.open_store", lambda address: dying)
     with pytest.raises(BackupError, match="the power went"):
-        sweep_points(planner.backup, points, NOW, dry_run=False, say=lambda sentence: None)
+        sweep_points(planner.backup, points, NOW, dry_run=False, report_message=lambda sentence: None)
     monkeypatch.undo()
     for day in planner.points.days():
-        for batch in planner.points.held(planner.points.get(day), ["stored_key"]):
+        for batch in planner.points.read_copies(planner.points.get(day), ["stored_key"]):
             assert all(planner.points.store.head(key) is not None for key in batch["stored_key"].to_pylist())
     if open_store(planner.backup.target).head(planner.points.sweep_key) is not None:
         planner.points.store.delete(planner.points.sweep_key)  # As half an hour does.

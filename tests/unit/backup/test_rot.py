@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 from lakeshare_pipelines.backup.config import Scrub
 from lakeshare_pipelines.backup.model import TableProof
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.restore.selection import Wish, chosen
-from lakeshare_pipelines.backup.restore.tables import Restores
+from lakeshare_pipelines.backup.restore.selection import RestoreRequest, select_table
+from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.run import run_drill
 from lakeshare_pipelines.backup.scrub import ScrubRecord, scrub
 from lakeshare_pipelines.backup.stores import StoreAddress
@@ -117,7 +117,7 @@ def test_what_is_nowhere_else_downgrades_every_point_that_holds_it(delta: Lake) 
     assert path.name in point.verification.tables[0].reasons[-1]
     assert points.latest_good() is None
     with pytest.raises(BackupError, match="degraded"):
-        chosen(points, Wish("flights", ONE))
+        select_table(points, RestoreRequest("flights", ONE))
 
 
 def test_rot_is_repaired_from_a_copy_of_other_name_with_the_same_content(tmp_path: Path) -> None:
@@ -210,6 +210,6 @@ def test_a_restore_refuses_changed_metadata_by_name_before_any_run_has_read_it(i
     one, other = copies(iceberg, "*-m0.avro")
     one.write_bytes(other.read_bytes())
     settings = LakeSettings(_env_file=None, state_dir=iceberg.base / "state")
-    restores = Restores(settings, iceberg.backup, Points(iceberg.backup).get(ONE))
+    restores = PointRestore(settings, iceberg.backup, Points(iceberg.backup).get(ONE))
     with pytest.raises(BackupError, match=one.name):
         restores.elsewhere("lake/flights", StoreAddress(url=str(iceberg.base / "restored")))

@@ -13,7 +13,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakeshare_pipelines.backup.stores.async_s3 import Signer, SigningKeys, quoted_path, quoted_query
+from lakeshare_pipelines.backup.stores.async_s3 import Signer, SigningKeys, quote_path, quote_query
 from tests.builders.keys import AWKWARD_KEYS
 
 NOW = dt.datetime(2026, 11, 21, 23, 59, 59, tzinfo=dt.UTC)
@@ -59,7 +59,7 @@ def test_every_key_is_signed_as_botocore_signs_it(
     clock: Callable[[dt.datetime], None], key: str, keys: SigningKeys
 ) -> None:
     signer = Signer("eu-north-1")
-    path = f"/lake/{quoted_path(key)}"
+    path = f"/lake/{quote_path(key)}"
     for moment in (NOW, LATER, NOW):
         clock(moment)
         ours = signer.signed(keys, "GET", "localhost:8333", path, "", {}, moment=moment)
@@ -79,7 +79,7 @@ def test_every_query_header_and_body_is_signed_as_botocore_signs_it(
     body: bytes,
 ) -> None:
     clock(NOW)
-    host, asked = "lake.s3.us-east-1.amazonaws.com", quoted_query(query)
+    host, asked = "lake.s3.us-east-1.amazonaws.com", quote_query(query)
     signer = Signer("us-east-1")
     digest = sha256(body).hexdigest()
     ours = signer.signed(TEMPORARY, method, host, "/a//b/../c", asked, headers, digest, NOW)
@@ -101,7 +101,7 @@ def test_keys_that_were_renewed_sign_from_the_next_request_on(clock: Callable[[d
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_a_quoted_key_is_the_key_and_has_nothing_that_a_path_could_be_cut_at(key: str) -> None:
-    quoted = quoted_path(key)
+    quoted = quote_path(key)
     assert unquote(quoted) == key
     assert not set(quoted) & set("?# +\\")
 

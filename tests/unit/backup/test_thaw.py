@@ -41,7 +41,7 @@ def test_each_object_is_asked_for_once_and_waited_for(archive: Archive) -> None:
 
     objects = [*wanted(*(f"t/{name} %+" for name in "abc")), Archived("other", "d", size_bytes=10)]
     thawed = thaw(at(archive), objects, told.append, days=3, poll_s=60, wait=wait)
-    assert (thawed.objects, thawed.asked, thawed.gone) == (4, 4, ())
+    assert (thawed.objects, thawed.requested, thawed.gone) == (4, 4, ())
     assert sorted(path for path, _ in archive.orders) == sorted(archive.classes)
     assert {days_of(body) for _, body in archive.orders} == {3}
     assert turns == [60, 60]
@@ -66,19 +66,19 @@ def test_a_second_call_asks_for_nothing_that_was_asked_for(archive: Archive) -> 
         thaw(at(archive), wanted("a", "b"), print, wait=killed)
     thawed = thaw(at(archive), wanted("a", "b", "c"), print, wait=lambda _: archive.turn())
     assert [path for path, _ in archive.orders] == ["/lake/b", "/lake/c"]
-    assert thawed.asked == 1
-    assert thaw(at(archive), wanted("a", "b", "c"), print, wait=killed).asked == 0
+    assert thawed.requested == 1
+    assert thaw(at(archive), wanted("a", "b", "c"), print, wait=killed).requested == 0
 
 
 def test_what_can_be_read_at_once_is_left_alone(archive: Archive) -> None:
     archive.classes = {"/lake/a": "STANDARD", "/lake/b": "GLACIER_IR"}
-    assert thaw(at(archive), wanted("a", "b"), print).asked == 0
+    assert thaw(at(archive), wanted("a", "b"), print).requested == 0
     assert archive.orders == []
 
 
 def test_archive_tiers_are_asked_for_without_days(archive: Archive) -> None:
     archive.classes, archive.tiered = {"/lake/a": "INTELLIGENT_TIERING"}, {"/lake/a"}
-    assert thaw(at(archive), wanted("a"), print, wait=lambda _: archive.turn()).asked == 1
+    assert thaw(at(archive), wanted("a"), print, wait=lambda _: archive.turn()).requested == 1
     assert [days_of(body) for _, body in archive.orders] == [None]
 
 

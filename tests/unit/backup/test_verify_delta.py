@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from lakeshare_pipelines.backup.model import HELD, TableProof, Verification, whole_table
+from lakeshare_pipelines.backup.model import POINT_COPIES, TableProof, Verification, read_table
 from tests.builders.backup_lakes import AS_OF, DAY, Lake, at, listed_as
 from tests.builders.log_files import PROTOCOL, WrittenLog, add, metadata
 
@@ -228,7 +228,7 @@ def test_a_table_with_files_outside_of_the_source_is_degraded(
 def test_levels_are_told_object_by_object(lake: Lake) -> None:
     commits(lake)
     proved = verified(lake)
-    held = whole_table(lake.workspace().rows("held"), HELD)
+    held = read_table(lake.workspace().rows("held"), POINT_COPIES)
     assert held.num_rows == proved.objects == len(lake.listing())
     assert set(held["level"].to_pylist()) == {3}
     assert proved.size_bytes == sum(one.size_bytes or 0 for one in lake.listing())
@@ -254,7 +254,7 @@ def test_a_dated_copy_is_cut_at_its_version(tmp_path: Path) -> None:
         "00000000000000000002.json",
         "_last_checkpoint",
     ]
-    held = whole_table(lake.workspace().rows("held"), HELD)
+    held = read_table(lake.workspace().rows("held"), POINT_COPIES)
     assert all((lake.target / key).exists() for key in held["stored_key"].to_pylist())
     assert json.loads((lake.target / ROOT / "_delta_log/_last_checkpoint").read_text())["version"] == 1
 

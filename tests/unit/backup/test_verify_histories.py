@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from lakeshare_pipelines.backup.model import GOOD, TableProof
-from lakeshare_pipelines.backup.points import end_of
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, TableProof
+from lakeshare_pipelines.backup.points import get_point_time
 from tests.builders.backup_histories import History
 from tests.builders.backup_lakes import Lake
 from tests.builders.campaign import campaign_size
@@ -32,11 +32,11 @@ def test_what_is_called_verified_is_the_source_at_its_version(first: int, tmp_pa
             found.update(_one_day(lake, history, day))
     # Most are verified: what never says yes would always be right.
     assert found["verified"] > AT_ONCE
-    assert sum(found[status] for status in GOOD) > 4 * (found["degraded"] + found["failed"])
+    assert sum(found[status] for status in GOOD_STATUSES) > 4 * (found["degraded"] + found["failed"])
 
 
 def _one_day(lake: Lake, history: History, day: str) -> list[str]:
-    as_of = end_of(day)
+    as_of = get_point_time(day)
     history.before(as_of)
     history.after(as_of, 4)
     listing = history.listing(history.random.choice((0.0, 0.02, 0.2)))
@@ -45,10 +45,10 @@ def _one_day(lake: Lake, history: History, day: str) -> list[str]:
         return ["nothing listed"]
     proved = lake.made(day, listing, lambda: history.after(as_of, 3))
     for proof in proved.tables:
-        if proof.status in GOOD:
+        if proof.status in GOOD_STATUSES:
             _require_same(lake, history, proof, as_of)
-    if proved.status in GOOD:
-        assert all(proof.status in GOOD for proof in proved.tables)
+    if proved.status in GOOD_STATUSES:
+        assert all(proof.status in GOOD_STATUSES for proof in proved.tables)
     return [proof.status for proof in proved.tables]
 
 

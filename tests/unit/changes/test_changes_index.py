@@ -9,7 +9,13 @@ import pytest
 
 from lakeshare_server.errors import TableFilesMissing
 from lakeshare_server.protocol.lines import Progress
-from lakeshare_server.tables.delta.changes import ChangeLog, SegmentCache, read_changes, segment_cache, spans
+from lakeshare_server.tables.delta.changes import (
+    ChangeLog,
+    SegmentCache,
+    list_spans,
+    read_changes,
+    segment_cache,
+)
 from lakeshare_server.tables.delta.log import list_log
 from tests.builders import log_files
 from tests.builders.told_changes import CountingStores, Line, answer, told, url
@@ -95,7 +101,7 @@ def test_a_fault_is_gone_when_the_log_is_repaired(
 
 def test_spans_cover_each_version_once() -> None:
     for first, last in ((0, 0), (0, 99), (0, 100), (5, 742), (740, 745), (99, 100), (123, 1009)):
-        found = list(spans(first, last))
+        found = list(list_spans(first, last))
         assert found[0][0] <= first
         assert found[-1][1] == last
         assert all(end + 1 == begin for (_, end), (begin, _) in pairwise(found))

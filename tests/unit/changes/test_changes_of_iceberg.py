@@ -18,12 +18,12 @@ from lakeshare_server.tables import FileIndex, TableSnapshot, open_index, write_
 from lakeshare_server.tables.iceberg.changes import (
     FeedSource,
     StateChange,
-    file_difference,
+    compare_files,
     open_changes,
     write_change_index,
 )
-from lakeshare_server.tables.iceberg.deletes import vector_columns, vector_of, with_vectors
-from lakeshare_server.tables.iceberg.metadata import brings_back_columns, column_conflict, keeps_rows
+from lakeshare_server.tables.iceberg.deletes import add_vector_feature, vector_columns, vector_of
+from lakeshare_server.tables.iceberg.metadata import column_conflict, keeps_rows, restores_columns
 from lakeshare_server.tables.index import index_path
 from tests.builders.lake_tables import IcebergTable
 from tests.builders.people import change_files, people, read
@@ -57,7 +57,7 @@ def without_rows(snapshot: TableSnapshot, *rows: int) -> TableSnapshot:
     files = snapshot.files
     for name, values in columns.items():
         files = files.append_column(name, values)
-    return replace(snapshot, head=with_vectors(snapshot.head, columns), files=files)
+    return replace(snapshot, head=add_vector_feature(snapshot.head, columns), files=files)
 
 
 def a_change(before: FileIndex | None, after: FileIndex, **given: Any) -> StateChange:
@@ -65,7 +65,7 @@ def a_change(before: FileIndex | None, after: FileIndex, **given: Any) -> StateC
 
 
 def source_of(before: FileIndex | None, after: FileIndex, **given: Any) -> FeedSource:
-    return a_change(before, after, **given).source(file_difference(before, after))
+    return a_change(before, after, **given).source(compare_files(before, after))
 
 
 def written(provider: Provider, change: StateChange) -> tuple[Any, list[dict[str, Any]]]:
@@ -109,7 +109,7 @@ def test_vectors_with_braces_in_their_text_are_told_apart(provider: Provider, ta
     vectors = [text.partition('"pathOrInlineDv":"')[2].partition('"')[0] for text in texts]
     assert any("{" in text for text in vectors), "no text has a brace that opens"
     for one in states[1:]:
-        assert file_difference(states[0], one).after.num_rows == 1
+        assert compare_files(states[0], one).after.num_rows == 1
 
 
 def test_columns_that_come_back_change_rows_of_shared_files(provider: Provider, table: IcebergTable) -> None:
@@ -128,9 +128,9 @@ def test_a_column_that_was_dropped_and_is_there_again_is_noticed(table: IcebergT
         change.add_column("new", StringType())
     added = table.append(people(9).drop_columns([dropped]))
     old, less, more = ((one.metadata_location, one.snapshot_id) for one in (whole, without, added))
-    assert brings_back_columns(STORES, less, old)
-    assert not brings_back_columns(STORES, old, less)
-    assert not brings_back_columns(STORES, less, more), "new columns are in no older file"
+    assert restores_columns(STORES, less, old)
+    assert not restores_columns(STORES, old, less)
+    assert not restores_columns(STORES, less, more), "new columns are in no older file"
 
 
 def test_rewritten_rows_are_told_by_change_files_alone(provider: Provider, table: IcebergTable) -> None:

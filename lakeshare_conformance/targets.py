@@ -10,39 +10,39 @@ from itertools import pairwise
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from lakeshare_conformance.case import DELTA, PARQUET, Broken, NothingToTry, expect
-from lakeshare_conformance.client import CAPABILITIES, Answer, BadOption, Client, Profile, Unreachable
+from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, NotApplicable, expect
+from lakeshare_conformance.client import CAPABILITIES, BadOption, Client, Profile, Response, Unreachable
 from lakeshare_conformance.reply import Reply
 
-MOST_PAGES = 2000
-MOST_TABLES = 25
-MOST_VERSIONS = 16
+MAX_PAGES = 2000
+MAX_TABLES = 25
+MAX_VERSIONS = 16
 FEATURES = (
     "deletionVectors,columnMapping,timestampNtz,typeWidening,typeWidening-preview,variantType,"
     "variantType-preview,variantShredding,variantShredding-preview,geospatial"
 )
 # What the views announce: nothing at all for parquet, as the oldest clients.
 ANNOUNCED = {PARQUET: None, DELTA: f"responseformat=delta;readerfeatures={FEATURES}"}
-Made = TypeVar("Made")
+Cached = TypeVar("Cached")
 
 
-class Kept:
+class Cache:
     """Results by key, each made once; what could not be made is not tried again."""
 
     def __init__(self) -> None:
         self._made: dict[object, Any] = {}
         self._failed: dict[object, Exception] = {}
 
-    def once(self, key: object, make: Callable[[], Made]) -> Made:
+    def once(self, key: object, make: Callable[[], Cached]) -> Cached:
         if key in self._failed:
             raise self._failed[key]
         if key not in self._made:
             try:
                 self._made[key] = make()
-            except (Broken, NothingToTry) as error:
+            except (ExpectationFailed, NotApplicable) as error:
                 self._failed[key] = error
                 raise
-        found: Made = self._made[key]
+        found: Cached = self._made[key]
         return found
 
 
@@ -64,35 +64,37 @@ class Server:
         self.client, self.profile = client, profile
         self.foreign, self.expired = foreign, expired
         self._only_share = share
-        self._kept = Kept()
+        self._kept = Cache()
 
     def items(self, path: str) -> list[dict[str, Any]]:
         """The items of a listing, all pages of it."""
-        return self._kept.once(path, lambda: [item for page in pages(self.client, path) for item in page])
+        return self._kept.once(
+            path, lambda: [item for page in list_pages(self.client, path) for item in page]
+        )
 
     @property
     def shares(self) -> list[str]:
         """The names of the shares in scope."""
         names = [str(item.get("name")) for item in self.items("/shares")]
-        return [name for name in names if _same(name, self._only_share)]
+        return [name for name in names if _is_same_name(name, self._only_share)]
 
     def schemas(self, share: str) -> list[str]:
-        return [str(item.get("name")) for item in self.items(f"{at(share)}/schemas")]
+        return [str(item.get("name")) for item in self.items(f"{make_path(share)}/schemas")]
 
     @cached_property
     def listings(self) -> list[str]:
         """The path of every listing in scope: shares, schemas, tables, all tables."""
         found = ["/shares"]
         for share in self.shares:
-            found += [f"{at(share)}/schemas", f"{at(share)}/all-tables"]
-            found += [f"{at(share, schema)}/tables" for schema in self.schemas(share)]
+            found += [f"{make_path(share)}/schemas", f"{make_path(share)}/all-tables"]
+            found += [f"{make_path(share, schema)}/tables" for schema in self.schemas(share)]
         return found
 
     def tables(self) -> Iterator["Table"]:
         """The tables in scope, found by the listings that every server has."""
         for share in self.shares:
             for schema in self.schemas(share):
-                for item in self.items(f"{at(share, schema)}/tables"):
+                for item in self.items(f"{make_path(share, schema)}/tables"):
                     yield Table(self, share, schema, str(item.get("name")))
 
 
@@ -104,23 +106,25 @@ class Table:
         self.others: tuple[Table, ...] = ()
         self.names = (share, schema, table)
         self.name = ".".join(self.names)
-        self.path = at(*self.names)
-        self._kept = Kept()
+        self.path = make_path(*self.names)
+        self._kept = Cache()
 
-    def ask(self, method: str, below: str = "", **options: Any) -> Answer:
+    def ask(self, method: str, below: str = "", **options: Any) -> Response:
         """Send a request below the table's path."""
         return self.client.ask(method, self.path + below, **options)
 
-    def version(self, **params: object) -> Answer:
+    def version(self, **params: object) -> Response:
         return self.ask("GET", "/version", params=params)
 
-    def metadata(self, capabilities: str | None = None, **params: object) -> Answer:
-        return self.ask("GET", "/metadata", params=params, headers=announcing(capabilities))
+    def metadata(self, capabilities: str | None = None, **params: object) -> Response:
+        return self.ask("GET", "/metadata", params=params, headers=make_capabilities_header(capabilities))
 
     def query(
         self, body: Mapping[str, object] | bytes, capabilities: str | None = None, **headers: str
-    ) -> Answer:
-        return self.ask("POST", "/query", body=body, headers={**announcing(capabilities), **headers})
+    ) -> Response:
+        return self.ask(
+            "POST", "/query", body=body, headers={**make_capabilities_header(capabilities), **headers}
+        )
 
     @property
     def latest(self) -> int:
@@ -129,10 +133,10 @@ class Table:
 
     def view(self, format: str) -> "View | None":
         """The table in a response format; None if the server does not serve it so."""
-        answer = self._kept.once(format, lambda: self.metadata(ANNOUNCED[format]))
-        if 400 <= answer.status < 500:
+        response = self._kept.once(format, lambda: self.metadata(ANNOUNCED[format]))
+        if 400 <= response.status < 500:
             return None
-        if answer.status == 200 and (answer.capabilities.get("responseformat") or PARQUET) != format:
+        if response.status == 200 and (response.capabilities.get("responseformat") or PARQUET) != format:
             return None
         return self._kept.once((format, "view"), lambda: View(self, format))
 
@@ -147,7 +151,7 @@ class Table:
             NothingToTry: it does, and says why.
         """
         if not self.views and 400 <= self.version().status < 500:
-            raise NothingToTry(f"{self.name} cannot be read: {self.version().summary}")
+            raise NotApplicable(f"{self.name} cannot be read: {self.version().summary}")
 
     @property
     def other_views(self) -> list["View"]:
@@ -158,7 +162,7 @@ class Table:
         """
         found = [other.views[0] for other in self.others if other.views]
         if not found:
-            raise NothingToTry("there is one table only")
+            raise NotApplicable("there is one table only")
         return found
 
     @property
@@ -170,7 +174,7 @@ class Table:
         """
         for view in self.views:
             return view
-        raise NothingToTry(f"{self.name} is served in no format")
+        raise NotApplicable(f"{self.name} is served in no format")
 
 
 class View:
@@ -178,19 +182,19 @@ class View:
 
     def __init__(self, table: Table, format: str) -> None:
         self.table, self.format, self.announced = table, format, ANNOUNCED[format]
-        self._kept = Kept()
+        self._kept = Cache()
 
     def announcing(self, more: str) -> str:
         """The capabilities of this view and some more."""
         return more if self.announced is None else f"{self.announced};{more}"
 
-    def ask(self, body: Mapping[str, object] | bytes, more: str | None = None, **headers: str) -> Answer:
+    def ask(self, body: Mapping[str, object] | bytes, more: str | None = None, **headers: str) -> Response:
         """Send a query."""
         return self.table.query(body, self.announcing(more) if more else self.announced, **headers)
 
-    def ask_changes(self, params: Mapping[str, object], more: str | None = None, **headers: str) -> Answer:
+    def ask_changes(self, params: Mapping[str, object], more: str | None = None, **headers: str) -> Response:
         """Send a request for changes."""
-        announced = announcing(self.announcing(more) if more else self.announced)
+        announced = make_capabilities_header(self.announcing(more) if more else self.announced)
         return self.table.ask("GET", "/changes", params=params, headers={**announced, **headers})
 
     def query(self, **body: object) -> Reply:
@@ -255,29 +259,29 @@ class View:
 
     def _versions(self) -> tuple[int, ...]:
         latest = self.table.latest
-        answer = self.ask({"version": latest, "limitHint": 0})
-        if 400 <= answer.status < 500:
-            raise NothingToTry(f"{self.table.name} does not share its history")
-        answer.expect_status(200)
+        response = self.ask({"version": latest, "limitHint": 0})
+        if 400 <= response.status < 500:
+            raise NotApplicable(f"{self.table.name} does not share its history")
+        response.expect_status(200)
         earlier = [
             version
-            for version in range(max(0, latest - MOST_VERSIONS), latest)
+            for version in range(max(0, latest - MAX_VERSIONS), latest)
             if self.ask({"version": version, "limitHint": 0}).status == 200
         ]
         return (*earlier, latest)
 
-    def _first(self, what: str, ask: Callable[[int], Answer]) -> int:
-        answer = None
+    def _first(self, what: str, ask: Callable[[int], Response]) -> int:
+        response = None
         for version in self.versions:
-            answer = ask(version)
-            if answer.status == 200:
+            response = ask(version)
+            if response.status == 200:
                 return version
-            expect(answer.status < 500, answer.asked, "200, or a refusal by 4xx", answer.summary)
-        raise NothingToTry(f"{self.table.name} does not serve {what}")
+            expect(response.status < 500, response.request, "200, or a refusal by 4xx", response.summary)
+        raise NotApplicable(f"{self.table.name} does not serve {what}")
 
 
 @dataclass(frozen=True)
-class Ground:
+class Targets:
     """Everything the cases are tried on. `left_out` tables were found but are more than a run takes."""
 
     server: Server
@@ -292,7 +296,7 @@ class Ground:
                     yield view
 
 
-def survey(
+def discover_targets(
     client: Client,
     profile: Profile,
     share: str | None = None,
@@ -300,7 +304,7 @@ def survey(
     *,
     foreign: Profile | None = None,
     expired: Profile | None = None,
-) -> Ground:
+) -> Targets:
     """Look at what a server offers, a share or one table of it.
 
     Raises:
@@ -310,26 +314,26 @@ def survey(
     server = Server(client, profile, share, foreign=foreign, expired=expired)
     try:
         client.ask("GET", "/shares")
-    except Broken as error:
+    except ExpectationFailed as error:
         raise Unreachable(str(error), "Check the profile's endpoint, and that the server runs.") from error
     try:
         shares, found = server.shares, list(server.tables())
-    except Broken:
+    except ExpectationFailed:
         # The cases about listings will say what is wrong with them.
-        return Ground(server, ())
+        return Targets(server, ())
     if share is not None and not shares:
         raise BadOption("--share", share, "The server does not list it to this recipient.")
     if table is not None:
-        found = [one for one in found if _same(".".join(one.names[1:]), table)]
+        found = [one for one in found if _is_same_name(".".join(one.names[1:]), table)]
         if not found:
             raise BadOption("--table", table, "The server does not list such a schema.table.")
-    tried = tuple(found[:MOST_TABLES])
+    tried = tuple(found[:MAX_TABLES])
     for one in tried:
         one.others = tuple(other for other in tried if other is not one)
-    return Ground(server, tried, len(found) - len(tried))
+    return Targets(server, tried, len(found) - len(tried))
 
 
-def pages(client: Client, path: str, **params: object) -> Iterator[list[dict[str, Any]]]:
+def list_pages(client: Client, path: str, **params: object) -> Iterator[list[dict[str, Any]]]:
     """The pages of a listing, until it gives no more tokens.
 
     Raises:
@@ -338,33 +342,33 @@ def pages(client: Client, path: str, **params: object) -> Iterator[list[dict[str
     tokens: set[str] = set()
     token: str | None = None
     while token is None or token:
-        answer = client.ask("GET", path, params={**params, **({"pageToken": token} if token else {})})
-        items, token = page_of(answer)
+        response = client.ask("GET", path, params={**params, **({"pageToken": token} if token else {})})
+        items, token = parse_page(response)
         yield items
         expect(
-            token not in tokens and len(tokens) < MOST_PAGES,
-            answer.asked,
+            token not in tokens and len(tokens) < MAX_PAGES,
+            response.request,
             "tokens that come to an end",
             token,
         )
         tokens.add(token)
 
 
-def page_of(answer: Answer) -> tuple[list[dict[str, Any]], str]:
+def parse_page(response: Response) -> tuple[list[dict[str, Any]], str]:
     """The items of one page, and the token of the next; an empty one ends the listing.
 
     Raises:
         Broken: it is not of the shape of a listing.
     """
-    page = answer.object()
+    page = response.object()
     items, token = page.get("items") or [], page.get("nextPageToken") or ""
     is_list = isinstance(items, list) and all(isinstance(item, dict) for item in items)
-    expect(is_list, answer.asked, "items to be a list of objects", items)
-    expect(isinstance(token, str), answer.asked, "nextPageToken to be a text", token)
+    expect(is_list, response.request, "items to be a list of objects", items)
+    expect(isinstance(token, str), response.request, "nextPageToken to be a text", token)
     return items, token
 
 
-def at(share: str, schema: str | None = None, table: str | None = None) -> str:
+def make_path(share: str, schema: str | None = None, table: str | None = None) -> str:
     """The path of a share, a schema or a table."""
     path = f"/shares/{quote(share, safe='')}"
     if schema is not None:
@@ -372,10 +376,10 @@ def at(share: str, schema: str | None = None, table: str | None = None) -> str:
     return path if table is None else f"{path}/tables/{quote(table, safe='')}"
 
 
-def announcing(capabilities: str | None) -> dict[str, str]:
+def make_capabilities_header(capabilities: str | None) -> dict[str, str]:
     """The header that announces capabilities; none for none."""
     return {} if capabilities is None else {CAPABILITIES: capabilities}
 
 
-def _same(name: str, wanted: str | None) -> bool:
+def _is_same_name(name: str, wanted: str | None) -> bool:
     return wanted is None or name.lower() == wanted.lower()
