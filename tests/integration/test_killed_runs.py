@@ -32,7 +32,7 @@ BEFORE_PUBLISH = {
 }
 BEFORE_IT_LANDED = "earlier runs were completed"
 WHILE_PUBLISHING = {
-    BEFORE_IT_LANDED: ("lakeshare_pipelines.share.publication:pay_debts", 1),
+    BEFORE_IT_LANDED: ("lakeshare_pipelines.share.publication:complete_publications", 1),
     "the set landed on main": ("{staging}.land", 1),
     "its first index was written": ("lakeshare_pipelines.share.publication:write_index", 1),
     "its last index was written": ("lakeshare_pipelines.share.publication:write_index", 2),
