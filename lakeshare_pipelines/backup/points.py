@@ -1,8 +1,7 @@
-"""The points of one backup, as they are in its target: `_lakeshare/<backup>/points/<day>/…`.
+"""The points of a backup in its target: `_lakeshare/<backup>/points/<day>/…`.
 
-`point.json` is written last: a folder without it is a point that is being made, or that broke off. It and the rows of
-what the point holds carry digests, so that a changed record is refused. What is found out after a point was written
-lies beside it: `damage.json` (copies that rotted) and `held-repaired.parquet` (copies that were made again elsewhere).
+`point.json` is written last: a folder without it is an unfinished point. Later findings are beside it: `damage.json`
+(damaged copies) and `held-repaired.parquet` (copies that were made again).
 """
 
 import datetime as dt
@@ -29,60 +28,53 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.settings import make_private
 
 OWN_PREFIX = "_lakeshare/"
-"""Where everything is that lakeshare writes for itself: never backed up, never swept as an orphan."""
+"""Key prefix of lakeshare's own files: never backed up, never reported as orphans."""
 
 SWEEP = dt.timedelta(minutes=30)
-"""How long a sweep keeps days from being claimed without saying again that it is still there."""
+"""How long a sweep blocks new claims unless it renews that."""
 
 
 class Points:
-    """The points of a backup; for many threads and many hosts."""
+    """The points of a backup; safe for several threads and hosts."""
 
     def __init__(self, backup: Backup) -> None:
         self.backup = backup
         self.store: BackupStore = open_store(backup.records)
 
     def folder(self, day: str) -> str:
-        """The key prefix of a point's own records, with a slash at its end."""
+        """The key prefix of a point's own records, with a trailing slash."""
         return f"{self.backup.records.prefix}{OWN_PREFIX}{self.backup.name}/points/{day}/"
 
     def days(self) -> list[str]:
         """The days of all finished points, oldest first."""
         start = self.folder("x").removesuffix("x/")
-        keys = (one.key for one in self.store.list(start))
-        return sorted(key.removeprefix(start).split("/")[0] for key in keys if key.endswith("/point.json"))
+        keys = (listed.key.removeprefix(start) for listed in self.store.list(start))
+        return sorted(key.split("/")[0] for key in keys if key.endswith("/point.json"))
 
     def get(self, day: str, *, as_made: bool = False) -> Point:
-        """A finished point, as it is now: copies that were found damaged since it was made degrade it.
-
-        With `as_made` it is as it was written, whatever was found since.
+        """A finished point; with `as_made` as it was written, else degraded by copies that were found damaged since.
 
         Raises:
-            BackupError: there is none of that day.
-            DamagedRecord: there is one, but its record cannot be read or is not what was written.
+            BackupError: the day has no point.
+            DamagedRecord: its record cannot be read or was changed.
         """
         try:
             content = self.store.read(f"{self.folder(day)}point.json")
         except ObjectMissing:
-            days = ", ".join(self.days()) or "none"
-            raise BackupError(
-                f"backup {self.backup.name}",
-                f"it has no point {day!r}; there are {days}",
-                "Name one of them.",
-            ) from None
-        point = self._parsed(day, content)
-        return point if as_made else point.downgraded(self._damage(day))
+            reason = f"it has no point {day!r}; there are {', '.join(self.days()) or 'none'}"
+            raise BackupError(f"backup {self.backup.name}", reason, "Name one of them.") from None
+        point = self._parse(day, content)
+        return point if as_made else point.downgraded(self._load_damage(day))
 
     def latest_good(self, before: str | None = None) -> Point | None:
-        """The newest verified point, with fallbacks or without, of those before `before`."""
-        return next(
-            (point for point in reversed(self.readable(before)[0]) if point.status in GOOD_STATUSES), None
-        )
+        """The newest verified point before `before`, with fallbacks or without."""
+        points = reversed(self.readable(before)[0])
+        return next((point for point in points if point.status in GOOD_STATUSES), None)
 
     def readable(
         self, before: str | None = None, *, as_made: bool = False
     ) -> tuple[list[Point], list[DamagedRecord]]:
-        """The points whose records can be read, oldest first, and why the others cannot."""
+        """The points whose records can be read, oldest first, and the errors of the others."""
         points, damaged = list[Point](), list[DamagedRecord]()
         for day in self.days():
             if before is None or day < before:
@@ -93,15 +85,11 @@ class Points:
         return points, damaged
 
     def latest(self, before: str) -> Point | None:
-        """The newest point of before `before` that can be built on, whatever was proved of it.
-
-        Its copies are judged one by one; a point whose record, or whose rows of what it holds, are damaged is passed
-        over.
-        """
+        """The newest point before `before` whose record and rows can be read, whatever its status."""
         for day in reversed([day for day in self.days() if day < before]):
             try:
                 point = self.get(day)
-                for _ in self._held_files(point):
+                for _ in self._read_held_files(point):
                     pass
             except DamagedRecord:
                 continue
@@ -109,11 +97,7 @@ class Points:
         return None
 
     def write(self, point: Point, copies: Path) -> None:
-        """Write a finished point: what it holds first, its record last.
-
-        Raises:
-            BackupError: the day has a point already; a point is never replaced.
-        """
+        """Write a finished point: its rows first, its record last."""
         folder = self.folder(point.day)
         digests = {}
         for path in sorted(copies.glob("*.parquet")):
@@ -133,167 +117,164 @@ class Points:
             )
 
     def read_copies(self, point: Point, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """What a point holds: rows of schema HELD, with copies that were made again elsewhere in their new place.
+        """The copies of a point: rows of schema POINT_COPIES; copies that were made again are in their new place.
 
         Raises:
-            DamagedRecord: a file of the rows is missing, cut or changed.
+            DamagedRecord: a file of the rows is missing, truncated or changed.
         """
-        repaired = self.repaired(point)
+        repaired = self._read_repaired(point)
         read = columns if columns is None or "stored_key" in columns else [*columns, "stored_key"]
-        for name, content in self._held_files(point):
+        for name, content in self._read_held_files(point):
             try:
                 with pq.ParquetFile(io.BytesIO(content)) as file:
                     for batch in file.iter_batches(columns=read):
                         if repaired.num_rows:
-                            batch = batch.filter(
-                                pc.invert(
-                                    pc.is_in(batch["stored_key"], repaired["stored_key"].combine_chunks())
-                                )
+                            is_repaired = pc.is_in(
+                                batch["stored_key"], repaired["stored_key"].combine_chunks()
                             )
+                            batch = batch.filter(pc.invert(is_repaired))
                         yield batch if columns is None else batch.select(columns)
-            # What pyarrow raises of a cut or changed file depends on where it is cut.
+            # What pyarrow raises for a damaged file depends on where the damage is.
             except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-                raise self._damaged(point.day, f"held/{name} cannot be read: {error}") from error
+                raise self._make_error(point.day, f"held/{name} cannot be read: {error}") from error
         yield from repaired.select(columns or POINT_COPIES.names).to_batches()
 
     def mount_digest(self, location: str) -> str | None:
-        """SHA-256 of all files of an Iceberg mount, by the location of its metadata file; None if there are none."""
+        """SHA-256 over the files of an Iceberg mount, by the location of its metadata file; None if there are none."""
         folder = location.rpartition("/")[0].removeprefix(self.store.address.location("")).lstrip("/")
         digest, files = hashlib.sha256(), 0
-        for one in self.store.list(f"{folder}/"):
+        for listed in self.store.list(f"{folder}/"):
             try:
-                content = self.store.read(one.key)
+                content = self.store.read(listed.key)
             except ObjectMissing:
-                continue  # The digest tells that it is missing.
-            digest.update(f"{one.key.removeprefix(folder)}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+                continue  # The digest differs without it.
+            digest.update(
+                f"{listed.key.removeprefix(folder)}\0{hashlib.sha256(content).hexdigest()}\n".encode()
+            )
             files += 1
         return digest.hexdigest() if files else None
 
-    def repaired(self, point: Point) -> pa.Table:
-        """Rows of schema HELD of the copies that were made again under another version or ETag."""
+    def _read_repaired(self, point: Point) -> pa.Table:
+        """Rows of the copies that were made again under another version or ETag."""
         try:
             content = self.store.read(f"{self.folder(point.day)}held-repaired.parquet")
             return pq.read_table(io.BytesIO(content)).cast(POINT_COPIES)
         except ObjectMissing:
             return POINT_COPIES.empty_table()
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._damaged(point.day, f"held-repaired.parquet cannot be read: {error}") from error
+            raise self._make_error(point.day, f"held-repaired.parquet cannot be read: {error}") from error
 
     def record_repaired(self, point: Point, rows: pa.Table) -> None:
-        """Remember rows of schema HELD that stand for those of the same stored key from now on."""
-        before = self.repaired(point)
+        """Write rows of schema POINT_COPIES that replace those of the same stored key."""
+        before = self._read_repaired(point)
         stays = pc.invert(pc.is_in(before["stored_key"], rows["stored_key"].combine_chunks()))
         file = io.BytesIO()
         pq.write_table(pa.concat_tables([before.filter(stays), rows.cast(POINT_COPIES)]), file)
         self.store.put(f"{self.folder(point.day)}held-repaired.parquet", file.getvalue())
 
     def record_damage(self, day: str, damage: Damage | None) -> None:
-        """Downgrade a point by what was found damaged of its copies; None takes an earlier finding back."""
+        """Downgrade a point by its damaged copies; None removes an earlier finding."""
         key = f"{self.folder(day)}damage.json"
         if damage is not None:
             self.store.put(key, damage.model_dump_json(indent=1).encode())
         elif self.store.head(key) is not None:
             self.store.delete(key)
 
-    def _parsed(self, day: str, content: bytes) -> Point:
+    def _parse(self, day: str, content: bytes) -> Point:
         try:
             fields = json.loads(content)
             point = Point.model_validate({name: fields[name] for name in fields if name not in _BESIDE})
         # A ValidationError is a ValueError, as are errors of decoding.
         except (ValueError, TypeError, RecursionError) as error:
-            raise self._damaged(day, f"point.json cannot be read: {str(error).splitlines()[0]}") from error
+            raise self._make_error(day, f"point.json cannot be read: {str(error).splitlines()[0]}") from error
         if (point.backup, point.day) != (self.backup.name, day):
-            raise self._damaged(day, f"point.json is that of backup {point.backup}, point {point.day}")
+            raise self._make_error(day, f"point.json is that of backup {point.backup}, point {point.day}")
         if point.digest is not None and point.digest != _compute_digest(fields):
-            raise self._damaged(day, "point.json is not what was written: its digest differs")
+            raise self._make_error(day, "point.json is not what was written: its digest differs")
         return point
 
-    def _damage(self, day: str) -> Damage | None:
+    def _load_damage(self, day: str) -> Damage | None:
         try:
             return Damage.model_validate_json(self.store.read(f"{self.folder(day)}damage.json"))
         except ObjectMissing:
             return None
         except ValueError as error:
-            raise self._damaged(
-                day, "damage.json cannot be read; `lakeshare backup scrub` writes it anew"
-            ) from error
+            reason = "damage.json cannot be read; `lakeshare backup scrub` writes it again"
+            raise self._make_error(day, reason) from error
 
-    def _held_files(self, point: Point) -> Iterator[tuple[str, bytes]]:
-        """Name and content of each file of what a point holds."""
+    def _read_held_files(self, point: Point) -> Iterator[tuple[str, bytes]]:
+        """Name and content of each file of the point's rows."""
         folder = f"{self.folder(point.day)}held/"
-        listed = [one.key.removeprefix(folder) for one in self.store.list(folder)]
-        for name in sorted({*listed, *point.held_digests}):
+        existing = [listed.key.removeprefix(folder) for listed in self.store.list(folder)]
+        for name in sorted({*existing, *point.held_digests}):
             try:
                 content = self.store.read(f"{folder}{name}")
             except ObjectMissing as error:
-                raise self._damaged(point.day, f"held/{name} is missing") from error
+                raise self._make_error(point.day, f"held/{name} is missing") from error
             expected = point.held_digests.get(name)
             if expected is not None and hashlib.sha256(content).hexdigest() != expected:
-                raise self._damaged(point.day, f"held/{name} is not what was written: its digest differs")
+                raise self._make_error(point.day, f"held/{name} is not what was written: its digest differs")
             yield name, content
 
-    def _damaged(self, day: str, reason: str) -> DamagedRecord:
+    def _make_error(self, day: str, reason: str) -> DamagedRecord:
         return DamagedRecord(f"backup {self.backup.name}, point {day}", reason)
 
     def claim(self, day: str, owner: str) -> None:
-        """Take a day's making for `owner` (a run id); taking it again as the same owner is nothing.
+        """Claim a day for `owner` (a run id); the same owner may claim it again.
 
         Raises:
-            BackupError: it is another's, there is a point already, or old copies are being swept.
+            BackupError: another run has claimed the day, or a sweep is running.
         """
-        key = f"{self.folder(day)}claim.json"
+        title, key = f"backup {self.backup.name}, point {day}", f"{self.folder(day)}claim.json"
         if self.store.put(key, json.dumps({"owner": owner}).encode(), if_absent=True):
-            # A sweep looks for claims after it wrote its mark: one of the two sees the other.
-            self._require_no_sweep(day)
+            # A sweep reads claims after it wrote its mark: one of the two sees the other.
+            until = self.swept_until()
+            if until is not None and until > dt.datetime.now(dt.UTC):
+                self.release(day)
+                raise BackupError(
+                    title,
+                    "a sweep of old copies is running, which could remove new ones",
+                    f"Run it again when the sweep is done, or after {until:%H:%M} UTC if it was interrupted.",
+                )
             return
         try:
-            found = json.loads(self.store.read(key))["owner"]
+            claimed_by = json.loads(self.store.read(key))["owner"]
         except (ValueError, TypeError, KeyError):
-            found = "a run whose claim cannot be read"
-        if found != owner:
+            claimed_by = "a run whose claim cannot be read"
+        if claimed_by != owner:
             raise BackupError(
-                f"backup {self.backup.name}, point {day}",
-                f"{found} is making it",
+                title,
+                f"{claimed_by} is making it",
                 f"Wait for it, or take it over with `lakeshare backup release {self.backup.name} {day}`.",
             )
 
     def release(self, day: str) -> None:
-        """Give a day's making up, for whoever comes next; what is copied stays."""
+        """Remove the claim of a day; finished copies stay."""
         self.store.delete(f"{self.folder(day)}claim.json")
 
     @property
     def sweep_key(self) -> str:
-        """Key of what says that copies are being swept, and until when that holds."""
+        """Key of the mark of a running sweep."""
         return f"{self.backup.records.prefix}{OWN_PREFIX}{self.backup.name}/sweeping.json"
 
     def swept_until(self) -> dt.datetime | None:
-        """Until when a sweep that runs, or broke off, wants to be alone; None when there is none."""
+        """When the mark of a sweep that runs or was interrupted ends; None if there is none."""
         try:
             return dt.datetime.fromisoformat(json.loads(self.store.read(self.sweep_key))["until"])
         except ObjectMissing:
             return None
         except (ValueError, TypeError, KeyError):
-            # It was written then, for no longer than that.
+            # A mark that cannot be read ends as one written when the file was.
             head = self.store.head(self.sweep_key)
             return None if head is None else head.last_modified + SWEEP
 
-    def _require_no_sweep(self, day: str) -> None:
-        until = self.swept_until()
-        if until is not None and until > dt.datetime.now(dt.UTC):
-            self.release(day)
-            raise BackupError(
-                f"backup {self.backup.name}, point {day}",
-                "old copies are being swept, which could take new ones for old",
-                f"Run it again when that is done, or after {until:%H:%M} UTC if the sweep broke off.",
-            )
-
 
 _BESIDE: Sequence[str] = ("damage", "status_when_made")
-"""Fields of a point that are no part of its record."""
+"""Fields of a point that are not part of its record."""
 
 
 def _compute_digest(record: dict[str, object]) -> str:
-    """SHA-256 of a record without its own digest, however its JSON is laid out."""
+    """SHA-256 of a record without its own digest, independent of the layout of its JSON."""
     fields = {name: record[name] for name in record if name != "digest"}
     return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -303,21 +284,20 @@ Record = TypeVar("Record", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folder of one backup's day; `listing`, `plan`, `done` and `held` are folders of rows (backup/rows.py)."""
+    """The folder of a backup's day on this host; `listing`, `plan`, `done` and `held` are folders of rows."""
 
     folder: Path
 
     @classmethod
     def of(cls, settings: LakeSettings, backup: Backup, day: str) -> "Workspace":
-        """The day's own folder."""
         return cls(settings.state_dir / "backup_work" / backup.name / day)
 
     def rows(self, name: str) -> Path:
-        """The folder of rows of a name; it may not be there yet."""
+        """The folder of rows of a name; it may not exist."""
         return self.folder / name
 
     def clear(self, name: str) -> Path:
-        """The folder of rows of a name, after it was removed."""
+        """Remove the folder of rows of a name; returns its path."""
         for left in (self.folder / name, self.folder / f".{name}.part"):
             if left.exists():
                 shutil.rmtree(left)
@@ -325,7 +305,7 @@ class Workspace:
         return self.folder / name
 
     def save(self, name: str, record: BaseModel) -> None:
-        """Keep a record as `<name>.json`, whole or not at all."""
+        """Write a record as `<name>.json`, atomically."""
         make_private(self.folder)
         path = self.folder / f"{name}.json"
         part = path.with_suffix(".part")
@@ -333,20 +313,19 @@ class Workspace:
         part.replace(path)
 
     def load(self, name: str, kind: type[Record]) -> Record | None:
-        """A record that was kept; None when there is none."""
+        """A saved record; None if there is none."""
         path = self.folder / f"{name}.json"
         return kind.model_validate_json(path.read_text()) if path.exists() else None
 
     def remove(self) -> None:
-        """Remove it all."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def get_point_time(day: str) -> dt.datetime:
-    """The moment a point of a day is of: the end of that day, or the moment the name tells (`2026-11-22T101500Z`).
+    """The time of a point: the end of its day, or the time in its name (`2026-11-22T101500Z`).
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the name is neither.
     """
     if "T" in day:
         return dt.datetime.strptime(day, "%Y-%m-%dT%H%M%SZ").replace(tzinfo=dt.UTC)
@@ -355,12 +334,11 @@ def get_point_time(day: str) -> dt.datetime:
 
 
 def format_point_name(now: dt.datetime) -> str:
-    """The name of a point of this moment."""
     return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H%M%SZ")
 
 
 def wait_for_point_name() -> str:
-    """The name of a point that has what was written until now: it ends with this second, which is waited for."""
+    """The name of a point with all that is written until now: it ends with this second, which is waited for."""
     now = dt.datetime.now(dt.UTC)
     day = format_point_name(now + dt.timedelta(seconds=1))
     while dt.datetime.now(dt.UTC) < get_point_time(day):

@@ -1,14 +1,10 @@
-"""Whether the places of a backup are as it needs them, by what the stores themselves answer; changes nothing.
+"""What `lakeshare doctor` checks of a backup's buckets: their settings and policies, but not policies of identities."""
 
-The rights of roles and users are not asked for, they are the accounts' own affair; of buckets every policy is read.
-"""
-
-import datetime as dt
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,137 +19,103 @@ ABSENT = {
     "NoSuchBucketPolicy", "ObjectLockConfigurationNotFoundError", "OwnershipControlsNotFoundError",
     "ServerSideEncryptionConfigurationNotFoundError", "NoSuchPolicy",
 }  # fmt: skip
-UNKNOWN = {"NotImplemented", "MethodNotAllowed", "405", "501"}
+UNSUPPORTED = {"NotImplemented", "MethodNotAllowed", "405", "501"}
 CHECK_ENDPOINT = "Check the endpoint, the network and the credentials."
 
 
-@dataclass(frozen=True)
-class BucketResponse:
-    """`said` is boto3's answer; where there is none, `refusal` says why and `fix` what to do about it."""
+class BucketRefused(Exception):
+    """A bucket did not answer a request: why, and what to do."""
 
-    body: dict[str, Any] = field(default_factory=dict)
-    refusal: str = ""
-    fix: str = ""
-    is_absent: bool = False
-    """The bucket answers that it has no such setting, or the store that it has none for any bucket."""
-
-    @property
-    def is_there(self) -> bool:
-        """Something was said."""
-        return not self.refusal
+    def __init__(self, reason: str, fix: str, *, is_absent: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.fix = reason, fix
+        self.is_absent = is_absent
+        """The bucket has no such setting, or the store does not support the request."""
 
 
 class BucketClient:
-    """A bucket that is asked about itself, always with the account that should own it."""
+    """Reads the settings of a bucket, always with the account that should own it."""
 
     def __init__(self, address: StoreAddress) -> None:
         self._address = address
 
     @cached_property
     def _client(self) -> Any:
-        """boto3's client; it ships no types."""
         return make_s3_client(self._address)
 
     @property
     def region(self) -> str:
-        """The region that requests are signed for."""
-        region: str = self._client.meta.region_name
-        return region
+        return str(self._client.meta.region_name)
 
-    def ask(self, call: str) -> BucketResponse:
-        """What the bucket answers to a call of boto3's client."""
+    def request(self, call: str) -> dict[str, Any]:
+        """The response to a call of boto3's client; raises BucketRefused without a response."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        owner = {"ExpectedBucketOwner": self._address.account} if self._address.account else {}
+        account = self._address.account
+        owner = {"ExpectedBucketOwner": account} if account else {}
         try:
-            return BucketResponse(getattr(self._client, call)(Bucket=self._address.bucket, **owner))
-        except ClientError as error:
-            return self._refused(call, str(error.response.get("Error", {}).get("Code", "")), str(error))
+            response: dict[str, Any] = getattr(self._client, call)(Bucket=self._address.bucket, **owner)
         except BotoCoreError as error:
-            return BucketResponse(refusal=f"it cannot be asked: {str(error).rstrip('.')}", fix=CHECK_ENDPOINT)
+            raise BucketRefused(f"the request failed: {str(error).rstrip('.')}", CHECK_ENDPOINT) from error
+        except ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            action = "".join(part.capitalize() for part in call.split("_"))
+            if code in ABSENT:
+                raise BucketRefused("the bucket has no such setting", "Set it.", is_absent=True) from error
+            if code in UNSUPPORTED:
+                raise BucketRefused(
+                    f"the store does not support {action}", "Check the setting by hand.", is_absent=True
+                ) from error
+            if code in {"403", "AccessDenied"}:
+                other = f", or the bucket does not belong to account {account}" if account else ""
+                raise BucketRefused(
+                    f"{action}: access is denied{other}", REFUSALS["AccessDenied"][1]
+                ) from error
+            name = "NoSuchBucket" if code == "404" else code
+            raise BucketRefused(*REFUSALS.get(name, (f"{action}: {error}", CHECK_ENDPOINT))) from error
+        return response
 
-    def policy(self) -> list[dict[str, Any]] | BucketResponse:
-        """The bucket's policy, as one document or none; an Answer when it does not say."""
-        response = self.ask("get_bucket_policy")
-        if response.is_there:
-            return [json.loads(response.body["Policy"])]
-        return [] if response.is_absent else response
-
-    def _refused(self, call: str, code: str, words: str) -> BucketResponse:
-        action = "".join(part.capitalize() for part in call.split("_"))
-        if code in ABSENT:
-            return BucketResponse(refusal="it has none", fix="Set it.", is_absent=True)
-        if code in UNKNOWN:
-            return BucketResponse(
-                refusal=f"the store does not know {action}", fix="Look by hand.", is_absent=True
-            )
-        if code in {"404", "NoSuchBucket"}:
-            return BucketResponse(refusal=REFUSALS["NoSuchBucket"][0], fix=REFUSALS["NoSuchBucket"][1])
-        if code in {"403", "AccessDenied"}:
-            account = self._address.account
-            other = f", or it is not of account {account}" if account else ""
-            return BucketResponse(
-                refusal=f"{action}: access is denied{other}", fix=REFUSALS["AccessDenied"][1]
-            )
-        reason, fix = REFUSALS.get(code, (f"{action}: {words}", CHECK_ENDPOINT))
-        return BucketResponse(refusal=reason, fix=fix)
+    def get_policy(self) -> list[dict[str, Any]]:
+        """The bucket's policy, as one document or none."""
+        try:
+            return [json.loads(self.request("get_bucket_policy")["Policy"])]
+        except BucketRefused as error:
+            if error.is_absent:
+                return []
+            raise
 
 
 class UnsupportedPolicy(Exception):
-    """A policy says something that is not known here."""
+    """A policy has an element that this module does not support."""
 
 
 def matches(pattern: str, value: str) -> bool:
-    """Whether a value is of a pattern with `*` and `?`."""
-    return _pattern(pattern).fullmatch(value) is not None
+    return _compile(pattern).fullmatch(value) is not None
 
 
 @cache
-def _pattern(pattern: str) -> re.Pattern[str]:
-    parts = {"*": ".*", "?": "."}
-    return re.compile("".join(parts.get(one, re.escape(one)) for one in pattern), re.DOTALL)
+def _compile(pattern: str) -> re.Pattern[str]:
+    wildcards = {"*": ".*", "?": "."}
+    return re.compile("".join(wildcards.get(char, re.escape(char)) for char in pattern), re.DOTALL)
 
 
 def _arn_matches(pattern: str, value: str) -> bool:
-    """Each of the six parts of an ARN by itself."""
-    wanted, found = pattern.split(":", 5), value.split(":", 5)
-    return len(wanted) == len(found) and all(map(matches, wanted, found))
+    """Compares each of the six parts of an ARN."""
+    expected, actual = pattern.split(":", 5), value.split(":", 5)
+    return len(expected) == len(actual) and all(map(matches, expected, actual))
 
 
-def _equal(wanted: str, found: str) -> bool:
-    return wanted == found
-
-
-def _equal_in_any_case(wanted: str, found: str) -> bool:
-    return wanted.lower() == found.lower()
-
-
-def _numbers(compare: Callable[[float, float], bool]) -> Callable[[str, str], bool]:
-    return lambda wanted, found: compare(float(found), float(wanted))
-
-
-def _moments(compare: Callable[[float, float], bool]) -> Callable[[str, str], bool]:
-    return lambda wanted, found: compare(_moment(found), _moment(wanted))
-
-
-def _moment(text: str) -> float:
-    return float(text) if re.fullmatch(r"\d+", text) else dt.datetime.fromisoformat(text).timestamp()
+def _equal_in_any_case(expected: str, actual: str) -> bool:
+    return expected.lower() == actual.lower()
 
 
 POSITIVE: dict[str, Callable[[str, str], bool]] = {
-    "StringEquals": _equal,
+    "StringEquals": str.__eq__,
     "StringEqualsIgnoreCase": _equal_in_any_case,
     "StringLike": matches,
     "ArnEquals": _arn_matches,
     "ArnLike": _arn_matches,
     "Bool": _equal_in_any_case,
-    "NumericEquals": _numbers(lambda found, wanted: found == wanted),
-    "NumericLessThan": _numbers(lambda found, wanted: found < wanted),
-    "NumericLessThanEquals": _numbers(lambda found, wanted: found <= wanted),
-    "NumericGreaterThan": _numbers(lambda found, wanted: found > wanted),
-    "NumericGreaterThanEquals": _numbers(lambda found, wanted: found >= wanted),
-    "DateLessThan": _moments(lambda found, wanted: found < wanted),
-    "DateGreaterThan": _moments(lambda found, wanted: found > wanted),
 }
 NEGATIVE = {
     "StringNotEquals": "StringEquals",
@@ -163,33 +125,32 @@ NEGATIVE = {
     "ArnNotLike": "ArnLike",
     "NumericNotEquals": "NumericEquals",
 }
+UNCOMPARED = {
+    "NumericEquals", "NumericLessThan", "NumericLessThanEquals", "NumericGreaterThan", "NumericGreaterThanEquals",
+    "DateLessThan", "DateGreaterThan",
+}  # fmt: skip
+"""Operators of keys that no request of this module has, such as `s3:TlsVersion`."""
 
 
 def is_met(operator: str, key: str, values: Sequence[str], context: Mapping[str, str]) -> bool:
-    """Whether a condition holds for a request's context, whose keys are found in any case.
-
-    Raises:
-        NotUnderstood: the operator is not known here, or a value is of another kind than it takes.
-    """
-    found = {name.lower(): value for name, value in context.items()}.get(key.lower())
+    """Whether a condition holds for the context of a request, whose keys match in any case."""
+    actual = {name.lower(): value for name, value in context.items()}.get(key.lower())
     base = operator.removesuffix("IfExists")
     if base == "Null":
-        return (found is None) == (values[0].lower() == "true")
-    if base not in POSITIVE and base not in NEGATIVE:
-        raise UnsupportedPolicy(f"the condition operator {operator} is not understood here")
-    if found is None:
-        # A negated operator holds of a key that is not there, a plain one does not.
+        return (actual is None) == (values[0].lower() == "true")
+    if base not in POSITIVE and base not in NEGATIVE and base not in UNCOMPARED:
+        raise UnsupportedPolicy(f"the condition operator {operator} is not supported")
+    if actual is None:
+        # A negated operator holds if the request has no such key; others do not.
         return base != operator or base in NEGATIVE
-    compare = POSITIVE[NEGATIVE.get(base, base)]
-    try:
-        is_one = any(compare(str(wanted), found) for wanted in values)
-    except ValueError as error:
-        raise UnsupportedPolicy(f"the condition {operator} of {key} cannot be compared: {error}") from error
-    return is_one != (base in NEGATIVE)
+    compare = POSITIVE.get(NEGATIVE.get(base, base))
+    if compare is None:
+        raise UnsupportedPolicy(f"the condition {operator} of {key} is not supported")
+    return any(compare(str(value), actual) for value in values) != (base in NEGATIVE)
 
 
 Document = Mapping[str, Any]
-Decision = Literal["allowed", "denied", "unknown"]
+Decision = Literal["allowed", "denied", "undecided", "unknown"]
 KNOWN = {
     "Sid", "Effect", "Principal", "NotPrincipal", "Action", "NotAction", "Resource", "NotResource", "Condition",
 }  # fmt: skip
@@ -197,104 +158,72 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Request:
-    """One action of somebody on something."""
+    """One action of a principal on a resource."""
 
     action: str
     resource: str
     """ARN."""
     principal: str
     """ARN of a user or a role, or a service such as batchoperations.s3.amazonaws.com."""
-    resource_account: str
     context: Mapping[str, str] = field(default_factory=dict)
     """Condition keys with their values."""
 
     @property
     def account(self) -> str | None:
-        """The account of who asks; a service has none."""
-        found = re.match(r"arn:[^:]*:[^:]*:[^:]*:(\d{12}):", self.principal)
-        return found[1] if found else None
+        """The account of the principal; None for a service."""
+        match = re.match(r"arn:[^:]*:[^:]*:[^:]*:(\d{12}):", self.principal)
+        return match[1] if match else None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was decided, and by what: the Sid of a statement, or the side that says nothing."""
+    """A decision, and the statement that made it or why there is none."""
 
     decision: Decision
     because: str
 
-    @property
-    def is_allowed(self) -> bool:
-        """It is allowed for certain."""
-        return self.decision == "allowed"
 
+def decide(request: Request, policies: Sequence[Document]) -> Verdict:
+    """Decide a request by the policies of its resource, for a principal whose own policies allow everything.
 
-def decide(request: Request, identity: Sequence[Document], resource: Sequence[Document]) -> Verdict:
-    """Whether a request goes through, by the policies of who asks and those of what is asked for.
-
-    An explicit denial ends it. Across accounts both sides have to allow it, within one account either of them.
+    A statement that denies wins; `undecided` if no statement is about the request.
     """
     try:
-        mine = [one for policy in identity for one in _statements(policy) if _is_about(one, request, False)]
-        theirs = [one for policy in resource for one in _statements(policy) if _is_about(one, request, True)]
+        statements = [
+            statement
+            for policy in policies
+            for statement in list_statements(policy)
+            if is_about(statement, request)
+        ]
     except UnsupportedPolicy as error:
         return Verdict("unknown", str(error))
-    for one in (*mine, *theirs):
-        if one["Effect"] == "Deny":
-            return Verdict("denied", f"statement {one.get('Sid', 'without a Sid')} denies it")
-    return _decide_by_allowances(request, _find_allowing(mine), theirs)
+    first = {
+        statement["Effect"]: f"statement {statement.get('Sid', 'without a Sid')}"
+        for statement in reversed(statements)
+    }
+    if "Deny" in first:
+        return Verdict("denied", f"{first['Deny']} denies it")
+    if "Allow" in first:
+        return Verdict("allowed", first["Allow"])
+    return Verdict("undecided", "the policy of the bucket does not allow it")
 
 
-def _decide_by_allowances(request: Request, by_identity: str | None, theirs: list[Document]) -> Verdict:
-    by_name = _find_allowing(one for one in theirs if not _delegates_to_account(one, request))
-    by_resource = by_name or _find_allowing(theirs)
-    if request.account is None:
-        allowing: tuple[str | None, ...] = (by_name,)
-    elif request.account != request.resource_account:
-        allowing = (by_identity, by_resource)
-    elif request.action.startswith("kms:"):
-        # A key obeys its own policy only, which may hand the decision on to the account.
-        allowing = (by_name or by_resource, by_name or by_identity)
-    else:
-        allowing = (by_name or by_identity,)
-    if all(allowing):
-        return Verdict("allowed", " and ".join(dict.fromkeys(name for name in allowing if name)))
-    silent = ["the policies of who asks"] * (by_identity is None) + ["the policy of the resource"] * (
-        by_resource is None
-    )
-    return Verdict("denied", f"{' and '.join(silent)} do not allow it")
+def list_statements(policy: Document) -> list[Document]:
+    """The statements of a policy; a single one may stand without a list."""
+    statements = policy.get("Statement", [])
+    return [statements] if isinstance(statements, Mapping) else list(statements)
 
 
-def _delegates_to_account(statement: Document, request: Request) -> bool:
-    """Whether it names the account and nobody in it: then the account's own policies decide."""
-    principal = statement.get("Principal", {})
-    if principal == "*" or request.account is None or isinstance(principal, str):
-        return False
-    return not {"*", request.principal} & set(as_list(principal.get("AWS", [])))
-
-
-def _find_allowing(statements: Iterable[Document]) -> str | None:
-    return next(
-        (
-            f"statement {statement.get('Sid', 'without a Sid')}"
-            for statement in statements
-            if statement["Effect"] == "Allow"
-        ),
-        None,
-    )
-
-
-def _statements(policy: Document) -> list[Document]:
-    found = policy.get("Statement", [])
-    return [found] if isinstance(found, Mapping) else list(found)
-
-
-def _is_about(statement: Document, request: Request, names_principals: bool) -> bool:
+def is_about(statement: Document, request: Request) -> bool:
+    """Whether the principal, action, resource and conditions of a statement match a request."""
     if unknown := set(statement) - KNOWN:
-        raise UnsupportedPolicy(f"a statement has {', '.join(sorted(unknown))}, which is not understood here")
+        raise UnsupportedPolicy(f"the statement element {', '.join(sorted(unknown))} is not supported")
+    is_excluding = "NotPrincipal" in statement
+    principal = statement["NotPrincipal"] if is_excluding else statement.get("Principal", {})
     return (
-        (not names_principals or _is_of(statement, request))
-        and _either(statement, "Action", request.action.lower(), lower=True)
-        and _either(statement, "Resource", request.resource)
+        _names_principal(principal, request) != is_excluding
+        and _matches_element(statement, "Action", request.action.lower())
+        and _matches_element(statement, "Resource", request.resource)
         and all(
             is_met(operator, key, as_list(values), request.context)
             for operator, tests in statement.get("Condition", {}).items()
@@ -303,276 +232,224 @@ def _is_about(statement: Document, request: Request, names_principals: bool) -> 
     )
 
 
-def _either(statement: Document, name: str, value: str, *, lower: bool = False) -> bool:
-    """Whether a value is among `name`, or not among `Not…`."""
-    values = as_list(statement.get(name, statement.get(f"Not{name}", [])))
-    found = any(matches(one.lower() if lower else one, value) for one in values)
-    return found if name in statement else not found
+def _matches_element(statement: Document, name: Literal["Action", "Resource"], value: str) -> bool:
+    """Whether a value matches element `name`, or does not match `Not…`; names of actions have no case."""
+    patterns = as_list(statement.get(name, statement.get(f"Not{name}", [])))
+    is_match = any(matches(pattern.lower() if name == "Action" else pattern, value) for pattern in patterns)
+    return is_match == (name in statement)
 
 
-def _is_of(statement: Document, request: Request) -> bool:
-    if "NotPrincipal" in statement:
-        return not _names(statement["NotPrincipal"], request)
-    return _names(statement.get("Principal", {}), request)
-
-
-def _names(principal: str | Document, request: Request) -> bool:
+def _names_principal(principal: str | Document, request: Request) -> bool:
     if principal == "*":
         return True
     if isinstance(principal, str):
-        raise UnsupportedPolicy(f"the principal {principal!r} is not understood here")
+        raise UnsupportedPolicy(f"the principal {principal!r} is not supported")
     if request.account is None:
         return request.principal in as_list(principal.get("Service", []))
-    whole_account = (request.account, f":iam::{request.account}:root")
     return any(
-        one in ("*", request.principal, whole_account[0]) or one.endswith(whole_account[1])
-        for one in as_list(principal.get("AWS", []))
+        name in ("*", request.principal, request.account) or name.endswith(f":iam::{request.account}:root")
+        for name in as_list(principal.get("AWS", []))
     )
 
 
 def as_list(value: str | Sequence[str]) -> list[str]:
-    """What may be one or several, as several."""
+    """The values of an element that may have one value without a list."""
     return [value] if isinstance(value, str) else list(value)
 
 
-EVERYTHING = {"Statement": {"Sid": "Everything", "Effect": "Allow", "Action": "*", "Resource": "*"}}
-"""What stands for the rights of an identity, so that only the other side decides."""
 GUARDED = ("s3:DeleteObjectVersion", "s3:BypassGovernanceRetention", "s3:PutLifecycleConfiguration")
-ANY_PRINCIPAL = "somebody-of-the-account"
+ANY_PRINCIPAL = "any-principal-of-the-account"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; `remedy` is empty when nothing is to be done."""
+    """The result of one check; `remedy` is empty if it passed."""
 
     name: str
-    ok: bool
     detail: str
     remedy: str = ""
 
+    @property
+    def ok(self) -> bool:
+        return not self.remedy
+
 
 def check_backup(backup: Backup) -> Iterator[Check]:
-    """Everything about a backup's places, in the order it needs them."""
-    for end, address, of_bucket in (
-        ("source", backup.source, _check_source),
-        ("target", backup.records, _check_target),
-    ):
+    """Check the source, the target and the location of inventory reports."""
+    for end, address in (("source", backup.source), ("target", backup.records)):
         if address.kind == "folder":
-            yield _check_folder(end, Path(address.url))
+            path = Path(address.url)
+            name = f"{end} {path}"
+            if path.is_dir():
+                yield Check(name, "a folder of this host")
+            elif path.exists():
+                yield Check(name, "not a folder", f"Correct the {end} of the backup.")
+            else:
+                yield Check(name, "does not exist yet; the first run creates it")
         elif "*" in address.bucket or "{" in address.bucket:
-            yield Check(f"{end} {address}", True, "a bucket a day: each is looked at when its day is made")
+            yield Check(f"{end} {address}", "a bucket a day: each is checked when its point is made")
         else:
-            yield from _check_location(end, backup, address, of_bucket)
+            yield from _check_bucket(end, backup, address)
     if backup.listing.kind == "s3_inventory":
         try:
             reports = get_destination(backup).address
         except BackupError as error:
-            yield Check("inventory reports", False, f"{error.subject}: {error.reason}", error.fix)
+            yield Check("inventory reports", f"{error.subject}: {error.reason}", error.fix)
         else:
-            whose = reports.model_copy(update={"account": find_reports_account(backup, reports)})
-            yield from _check_location("reports", backup, whose, _check_reports)
+            owned = reports.model_copy(update={"account": find_reports_account(backup, reports)})
+            yield from _check_bucket("reports", backup, owned)
 
 
-def _check_folder(end: str, path: Path) -> Check:
-    name = f"{end} {path}"
-    if path.is_dir():
-        return Check(name, True, "a folder of this host")
-    if path.exists():
-        return Check(name, False, "it is no folder", f"Correct the {end} of the backup.")
-    return Check(name, True, "is not there yet; the first run makes it")
+BucketCheck = Callable[[Backup, StoreAddress, BucketClient], tuple[str, str]]
+"""Returns detail and remedy."""
 
 
-BucketCheck = Callable[[Backup, StoreAddress, BucketClient], Iterator[Check]]
-
-
-def _check_location(
-    end: str, backup: Backup, address: StoreAddress, of_bucket: BucketCheck
-) -> Iterator[Check]:
-    """First whether the bucket answers at all: nothing else is told of one that does not."""
-    client = BucketClient(address)
-    name = f"{end} bucket {address.bucket}"
-    head = client.ask("head_bucket")
-    if not head.is_there:
-        yield Check(name, False, head.refusal, head.fix)
+def _check_bucket(end: str, backup: Backup, address: StoreAddress) -> Iterator[Check]:
+    """Check whether a bucket answers; all other checks need that."""
+    bucket, client = address.bucket, BucketClient(address)
+    try:
+        client.request("head_bucket")
+    except BucketRefused as error:
+        yield Check(f"{end} bucket {bucket}", error.reason, error.fix)
         return
     owner = f", and belongs to account {address.account}" if address.account else ""
-    yield Check(name, True, f"answers{owner}")
+    yield Check(f"{end} bucket {bucket}", f"answers{owner}")
+    for name, check in _list_checks(end, backup, address):
+        try:
+            detail, remedy = check(backup, address, client)
+        except BucketRefused as error:
+            detail, remedy = error.reason, error.fix
+        yield Check(f"{name} {bucket}", detail, remedy)
+
+
+def _list_checks(end: str, backup: Backup, address: StoreAddress) -> Iterator[tuple[str, BucketCheck]]:
     if address.endpoint is None:
-        yield _check_region(f"region of {address.bucket}", address, client)
-    yield from of_bucket(backup, address, client)
+        yield "region of", _check_region
+    if end == "source":
+        accounts = (address.account, backup.target.account)
+        if None not in accounts and accounts[0] != accounts[1] and backup.batch is not None:
+            yield "policy of", partial(_check_read_policy, backup.batch.role_arn)
+    elif end == "target":
+        if backup.lock is not None:
+            yield "versions of", _check_versioning
+            yield "Object Lock of", _check_lock
+        if backup.engine == "aws_batch":
+            yield "encryption of", _check_encryption
+        if address.endpoint is None:
+            yield "ownership in", _check_ownership
+        if address.account is not None:
+            yield "guard-rails of", _check_guard_rails
+    elif backup.source.account is not None:
+        yield "reports into", _check_report_policy
 
 
-def _check_region(name: str, address: StoreAddress, client: BucketClient) -> Check:
-    response = client.ask("get_bucket_location")
-    if not response.is_there:
-        return Check(name, False, response.refusal, response.fix)
-    found = response.body.get("LocationConstraint") or "us-east-1"
-    if found != client.region:
-        return Check(
-            name, False, f"it is in {found}, requests go to {client.region}", f"Give its `region`: {found}."
-        )
-    return Check(name, True, found)
+def _check_region(_backup: Backup, _address: StoreAddress, client: BucketClient) -> tuple[str, str]:
+    region = client.request("get_bucket_location").get("LocationConstraint") or "us-east-1"
+    if region != client.region:
+        return f"the bucket is in {region}, requests go to {client.region}", f"Give its `region`: {region}."
+    return region, ""
 
 
-def _check_source(backup: Backup, address: StoreAddress, client: BucketClient) -> Iterator[Check]:
-    account, role = backup.target.account, backup.batch.role_arn if backup.batch else None
-    if address.account is None or account is None or role is None or address.account == account:
-        return
-    policy = client.policy()
-    name = f"policy of {address.bucket}"
-    if isinstance(policy, BucketResponse):
-        yield Check(name, False, policy.refusal, policy.fix)
-        return
-    wanted = [(action, f"{make_arn(address)}/{address.prefix}x") for action in READ[:4]] + [
-        (LIST[0], make_arn(address))
-    ]
-    verdicts = [
-        (
-            action,
-            decide(
-                Request(action, resource, role, address.account, _make_principal(role)), [EVERYTHING], policy
-            ),
-        )
-        for action, resource in wanted
-    ]
-    refused = [(action, verdict) for action, verdict in verdicts if not verdict.is_allowed]
+def _check_read_policy(
+    role: str, backup: Backup, address: StoreAddress, client: BucketClient
+) -> tuple[str, str]:
+    policy, arn = client.get_policy(), make_arn(address)
+    needed = [*((action, f"{arn}/{address.prefix}x") for action in READ[:4]), (LIST[0], arn)]
+    context = {"aws:PrincipalArn": role, "aws:SecureTransport": "true"}
+    verdicts = {
+        action: decide(Request(action, resource, role, context), policy) for action, resource in needed
+    }
+    refused = [action for action, verdict in verdicts.items() if verdict.decision != "allowed"]
     if refused:
-        actions = ", ".join(action for action, _ in refused)
-        yield Check(
-            name, False, f"{role} may not {actions}: {refused[0][1].because}", _format_remedy(backup, address)
-        )
-    else:
-        yield Check(name, True, f"lets {role} read")
+        detail = f"{role} may not {', '.join(refused)}: {verdicts[refused[0]].because}"
+        return detail, _format_remedy(backup, address)
+    return f"lets {role} read", ""
 
 
-def _check_target(backup: Backup, address: StoreAddress, client: BucketClient) -> Iterator[Check]:
-    if backup.lock is not None:
-        yield _check_versioning(address, client)
-        yield _check_lock(address, client)
-    if backup.engine == "aws_batch":
-        yield _check_encryption(address, client)
-    if address.endpoint is None:
-        yield _check_ownership(address, client)
-    if address.account is not None:
-        yield _guard_rails(backup, address, address.account, client)
-
-
-def _check_versioning(address: StoreAddress, client: BucketClient) -> Check:
-    name, response = f"versions of {address.bucket}", client.ask("get_bucket_versioning")
-    if not response.is_there:
-        return Check(name, False, response.refusal, response.fix)
-    status = response.body.get("Status", "off")
+def _check_versioning(_backup: Backup, _address: StoreAddress, client: BucketClient) -> tuple[str, str]:
+    status = client.request("get_bucket_versioning").get("Status", "off")
     if status != "Enabled":
-        return Check(name, False, f"versioning is {status.lower()}", "Turn it on: a lock is of versions.")
-    return Check(name, True, "versioning is on")
+        return f"versioning is {status.lower()}", "Turn it on: a lock applies to versions."
+    return "versioning is on", ""
 
 
-def _check_lock(address: StoreAddress, client: BucketClient) -> Check:
-    name, response = f"Object Lock of {address.bucket}", client.ask("get_object_lock_configuration")
-    on = response.body.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled"
-    if response.is_there and on:
-        return Check(name, True, "on")
-    detail = (
-        response.refusal
-        if not response.is_there and not response.is_absent
-        else "off, and the backup declares a lock"
-    )
-    return Check(name, False, detail, "Turn it on for the bucket, or take `lock` out of the backup.")
+def _check_lock(_backup: Backup, _address: StoreAddress, client: BucketClient) -> tuple[str, str]:
+    detail = "off, and the backup declares a lock"
+    try:
+        response = client.request("get_object_lock_configuration")
+        if response.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled":
+            return "on", ""
+    except BucketRefused as error:
+        if not error.is_absent:
+            detail = error.reason
+    return detail, "Turn it on for the bucket, or remove `lock` from the backup."
 
 
-def _check_encryption(address: StoreAddress, client: BucketClient) -> Check:
-    name, response = f"encryption of {address.bucket}", client.ask("get_bucket_encryption")
-    if not response.is_there:
-        if response.is_absent:
-            return Check(name, True, "none by default: manifests of jobs can be read")
-        return Check(name, False, response.refusal, response.fix)
-    rules = response.body["ServerSideEncryptionConfiguration"]["Rules"]
-    kinds = [rule.get("ApplyServerSideEncryptionByDefault", {}).get("SSEAlgorithm", "") for rule in rules]
+def _check_encryption(_backup: Backup, _address: StoreAddress, client: BucketClient) -> tuple[str, str]:
+    try:
+        configuration = client.request("get_bucket_encryption")["ServerSideEncryptionConfiguration"]
+    except BucketRefused as error:
+        if not error.is_absent:
+            raise
+        return "none by default: manifests of jobs can be read", ""
+    kinds = [
+        rule.get("ApplyServerSideEncryptionByDefault", {}).get("SSEAlgorithm", "")
+        for rule in configuration["Rules"]
+    ]
     if any(kind.startswith("aws:kms") for kind in kinds):
-        return Check(
-            name,
-            False,
-            "KMS by default: S3 Batch Operations reads no manifest that is encrypted so",
+        return (
+            "KMS by default: S3 Batch Operations reads no manifest that is encrypted with it",
             "Let the default be SSE-S3 (AES256), or use engine spark.",
         )
-    return Check(name, True, ", ".join(kinds))
+    return ", ".join(kinds), ""
 
 
-def _check_ownership(address: StoreAddress, client: BucketClient) -> Check:
-    name, response = f"ownership in {address.bucket}", client.ask("get_bucket_ownership_controls")
-    if not response.is_there and not response.is_absent:
-        return Check(name, False, response.refusal, response.fix)
-    rules = response.body.get("OwnershipControls", {}).get("Rules", [])
-    found = ", ".join(rule["ObjectOwnership"] for rule in rules) or "ObjectWriter"
-    if found != "BucketOwnerEnforced":
-        return Check(
-            name,
-            False,
-            f"{found}: copies may belong to who writes them",
-            "Set object ownership to BucketOwnerEnforced.",
+def _check_ownership(_backup: Backup, _address: StoreAddress, client: BucketClient) -> tuple[str, str]:
+    try:
+        rules = client.request("get_bucket_ownership_controls").get("OwnershipControls", {}).get("Rules", [])
+    except BucketRefused as error:
+        if not error.is_absent:
+            raise
+        rules = []
+    owner = ", ".join(rule["ObjectOwnership"] for rule in rules) or "ObjectWriter"
+    if owner != "BucketOwnerEnforced":
+        return f"{owner}: copies may belong to their writer", "Set object ownership to BucketOwnerEnforced."
+    return owner, ""
+
+
+def _check_guard_rails(backup: Backup, address: StoreAddress, client: BucketClient) -> tuple[str, str]:
+    policy, arn = client.get_policy(), make_arn(address)
+    principal = f"arn:aws:iam::{address.account}:role/{ANY_PRINCIPAL}"
+    context = {"aws:PrincipalArn": principal, "aws:SecureTransport": "true"}
+    unguarded = []
+    for action in GUARDED:
+        resource = arn if "Lifecycle" in action else f"{arn}/{address.prefix}x"
+        if decide(Request(action, resource, principal, context), policy).decision != "denied":
+            unguarded.append(action)
+    if unguarded:
+        return (
+            f"a principal of account {address.account} that may do everything may {', '.join(unguarded)}",
+            _format_remedy(backup, address),
         )
-    return Check(name, True, found)
+    return "versions, locks and lifecycle are protected from all principals but those named in the policy", ""
 
 
-def _guard_rails(backup: Backup, address: StoreAddress, account: str, client: BucketClient) -> Check:
-    name, policy = f"guard-rails of {address.bucket}", client.policy()
-    if isinstance(policy, BucketResponse):
-        return Check(name, False, policy.refusal, policy.fix)
-    who = f"arn:aws:iam::{account}:role/{ANY_PRINCIPAL}"
-    objects, bucket = f"{make_arn(address)}/{address.prefix}x", make_arn(address)
-    open_ = [
-        action
-        for action in GUARDED
-        if decide(
-            Request(action, bucket if "Lifecycle" in action else objects, who, account, _make_principal(who)),
-            [EVERYTHING],
-            policy,
-        ).decision
-        != "denied"
-    ]
-    if open_:
-        detail = f"whoever may everything in account {account} may {', '.join(open_)}"
-        return Check(name, False, detail, _format_remedy(backup, address))
-    return Check(name, True, "versions, locks and lifecycle are kept from everybody who is not named")
-
-
-def _check_reports(backup: Backup, address: StoreAddress, client: BucketClient) -> Iterator[Check]:
-    source = backup.source
-    if source.account is None:
-        return
-    policy = client.policy()
-    name = f"reports into {address.bucket}"
-    if isinstance(policy, BucketResponse):
-        yield Check(name, False, policy.refusal, policy.fix)
-        return
+def _check_report_policy(backup: Backup, address: StoreAddress, client: BucketClient) -> tuple[str, str]:
     context = {
-        "aws:SourceArn": make_arn(source),
-        "aws:SourceAccount": source.account,
+        "aws:SourceArn": make_arn(backup.source),
+        "aws:SourceAccount": str(backup.source.account),
         "s3:x-amz-acl": "bucket-owner-full-control",
         "aws:SecureTransport": "true",
     }
-    request = Request(
-        "s3:PutObject",
-        f"{make_arn(address)}/x",
-        INVENTORY_SERVICE,
-        address.account or source.account,
-        context,
-    )
-    verdict = decide(request, [], policy)
-    if verdict.is_allowed:
-        yield Check(name, True, f"S3 may write those of {source.bucket}")
-    else:
-        yield Check(
-            name, False, f"S3 may not write reports: {verdict.because}", _format_remedy(backup, address)
-        )
-
-
-def _make_principal(principal: str) -> dict[str, Any]:
-    return {"aws:PrincipalArn": principal, "aws:SecureTransport": "true"}
+    request = Request("s3:PutObject", f"{make_arn(address)}/x", INVENTORY_SERVICE, context)
+    verdict = decide(request, client.get_policy())
+    if verdict.decision != "allowed":
+        return f"S3 may not write reports: {verdict.because}", _format_remedy(backup, address)
+    return f"S3 may write reports of {backup.source.bucket}", ""
 
 
 def _format_remedy(backup: Backup, address: StoreAddress) -> str:
     return (
-        f"Run `lakeshare backup policies {backup.name} --runner ARN --to FOLDER` and put bucket-{address.bucket}.json "
-        "on the bucket."
+        f"Run `lakeshare backup policies {backup.name} --runner ARN --to FOLDER` and put "
+        f"bucket-{address.bucket}.json on the bucket."
     )

@@ -1,6 +1,7 @@
-"""Grandfather, father, son: what class a point gets when it is made, how long that is locked, and which points stay.
+"""Retention: the class of a new point, locks of copies, leases of readers, and the sweep of points and copies.
 
-Pure: nothing here reads a store.
+A sweep removes a point's own record first and the rows of its copies last: an interrupted sweep is finished by the next
+one, and no listed point lacks copies.
 """
 
 import datetime as dt
@@ -9,26 +10,35 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_pipelines.backup.config import Backup, Retention
-from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, Point, Status
+from lakeshare_pipelines.backup.config import GIB, Backup, Retention
+from lakeshare_pipelines.backup.model import GOOD_STATUSES, POINT_COPIES, FoundTable, Point, Status
 from lakeshare_pipelines.backup.points import SWEEP, Points, get_point_time
-from lakeshare_pipelines.backup.stores import ListedObject
-from lakeshare_pipelines.backup.stores.store import make_s3_client
+from lakeshare_pipelines.backup.stores import BackupStore, open_store
+from lakeshare_pipelines.backup.stores.store import make_s3_client, remove_unfinished
+from lakeshare_pipelines.backup.verify.delta_replay import BrokenLogFile, read_chain, sort_log_files
+from lakeshare_pipelines.backup.verify.iceberg import (
+    FOLDER,
+    NAME,
+    Snapshot,
+    read_metadata,
+)
+from lakeshare_pipelines.backup.verify.objects import normalize_location
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from lakeshare_server.tables.delta.log import LOG
+from lakeshare_server.tables.iceberg.avro import Entries, read_container
+from lakeshare_server.tables.iceberg.manifests import parse_manifest_list
 
 RetentionClass = Literal["daily", "weekly", "monthly", "yearly"]
 CLASSES: tuple[RetentionClass, ...] = get_args(RetentionClass)
-"""Shortest first; a point of a class serves the shorter ones too."""
+"""Shortest first; a point of a class counts for the shorter classes too."""
 
 CLASS_DAYS = {"daily": 1, "weekly": 7, "monthly": 31, "yearly": 366}
 """Longest lengths of the periods, so that a lock never ends before its class does."""
@@ -36,41 +46,34 @@ CLASS_DAYS = {"daily": 1, "weekly": 7, "monthly": 31, "yearly": 366}
 
 @dataclass(frozen=True)
 class RetentionCandidate:
-    """A point as retention sees it."""
-
     day: str
     as_of: dt.datetime
     status: Status
     retention_class: RetentionClass
     is_damaged: bool = False
-    """Copies of it rotted after it was made. It keeps its place, for the tables that are whole."""
+    """Copies were found damaged after it was made; it still counts, for its undamaged tables."""
 
     @classmethod
     def of(cls, point: Point) -> "RetentionCandidate":
-        """What of a point matters here."""
         status = point.status_when_made or point.status
         return cls(point.day, point.as_of, status, point.retention_class, point.damage is not None)
 
     @property
     def is_good(self) -> bool:
-        """Whether it counts."""
         return self.status in GOOD_STATUSES
 
 
 def choose_class(
     as_of: dt.datetime, status: Status, others: Iterable[RetentionCandidate], retention: Retention
 ) -> RetentionClass:
-    """The class of a new point: the longest one whose period has no good point of that class yet.
-
-    A point that is not good is `daily`: it stands for nothing.
-    """
+    """The class of a new point: the longest one whose period has no good point of that class yet."""
     if status not in GOOD_STATUSES:
         return "daily"
-    good = [one for one in others if one.is_good]
+    good = [other for other in others if other.is_good]
     for name in reversed(CLASSES[1:]):
         period = get_period(name, as_of)
-        serving = (one for one in good if _serves(one, name))
-        if getattr(retention, name) and all(get_period(name, one.as_of) != period for one in serving):
+        periods = (get_period(name, other.as_of) for other in good if _counts_for(other, name))
+        if getattr(retention, name) and period not in periods:
             return name
     return "daily"
 
@@ -78,34 +81,33 @@ def choose_class(
 def compute_lock_end(
     made_at: dt.datetime, retention_class: RetentionClass, retention: Retention
 ) -> dt.datetime:
-    """Until when copies of a point of this class are locked."""
-    return made_at + dt.timedelta(
-        days=CLASS_DAYS[retention_class] * max(1, getattr(retention, retention_class))
-    )
+    days = CLASS_DAYS[retention_class] * max(1, getattr(retention, retention_class))
+    return made_at + dt.timedelta(days=days)
 
 
 def select_kept_days(points: Sequence[RetentionCandidate], retention: Retention) -> set[str]:
-    """The days of the points that stay: of each class the newest periods, and always the newest good point.
+    """The days of the points to keep: of each class the newest periods, and always the newest good point.
 
-    Points that are not good take no place of others. They stay as long as days do, and while nothing good is newer.
+    Points that are not good take no place. They are kept as long as days are, and while no good point is newer.
     """
-    good = sorted((one for one in points if one.is_good), key=lambda one: one.as_of, reverse=True)
-    # The newest one of all, and the newest one that is whole.
-    kept_names = {one.day for one in (*good[:1], *[one for one in good if not one.is_damaged][:1])}
+    good = sorted((point for point in points if point.is_good), key=lambda point: point.as_of, reverse=True)
+    kept_days = {point.day for point in (*good[:1], *[point for point in good if not point.is_damaged][:1])}
     for name in CLASSES:
-        serving = [one for one in good if _serves(one, name)]
-        periods = _first_periods(getattr(retention, name), (get_period(name, one.as_of) for one in serving))
-        kept_names |= {one.day for one in serving if get_period(name, one.as_of) in periods}
-    days = _first_periods(retention.daily, (get_period("daily", one.as_of) for one in good))
+        counting = [point for point in good if _counts_for(point, name)]
+        periods = _select_first(
+            getattr(retention, name), (get_period(name, point.as_of) for point in counting)
+        )
+        kept_days |= {point.day for point in counting if get_period(name, point.as_of) in periods}
+    days = _select_first(retention.daily, (get_period("daily", point.as_of) for point in good))
     oldest = min(days, default=None)
-    for one in points:
-        if not one.is_good and (oldest is None or get_period("daily", one.as_of) >= oldest):
-            kept_names.add(one.day)
-    return kept_names
+    for point in points:
+        if not point.is_good and (oldest is None or get_period("daily", point.as_of) >= oldest):
+            kept_days.add(point.day)
+    return kept_days
 
 
 def get_period(name: RetentionClass, as_of: dt.datetime) -> tuple[int, ...]:
-    """The day, ISO week, month or year a moment belongs to; midnight belongs to the day it ends."""
+    """The day, ISO week, month or year of a time; midnight belongs to the day that it ends."""
     date = (as_of.astimezone(dt.UTC) - dt.timedelta(microseconds=1)).date()
     return _PERIODS[name](date)
 
@@ -118,11 +120,11 @@ _PERIODS: dict[RetentionClass, Callable[[dt.date], tuple[int, ...]]] = {
 }
 
 
-def _serves(point: RetentionCandidate, name: RetentionClass) -> bool:
+def _counts_for(point: RetentionCandidate, name: RetentionClass) -> bool:
     return CLASSES.index(point.retention_class) >= CLASSES.index(name)
 
 
-def _first_periods(count: int, periods: Iterable[tuple[int, ...]]) -> set[tuple[int, ...]]:
+def _select_first(count: int, periods: Iterable[tuple[int, ...]]) -> set[tuple[int, ...]]:
     return set(list(dict.fromkeys(periods))[:count])
 
 
@@ -132,9 +134,9 @@ COPY = ["stored_key", "stored_version_id"]
 AT_ONCE = 16
 PROGRESS_EVERY = 5_000
 LATER = "lock.json"
-"""What tells in a point's folder that it was locked, or locked longer, after it was made."""
+"""In a point's folder: the end of a lock that was set or extended after the point was made."""
 SECOND = dt.timedelta(seconds=1)
-"""Stores keep a lock's end in whole seconds."""
+"""Stores keep the end of a lock in whole seconds."""
 
 ReportMessage = Callable[[str], None]
 Row = dict[str, Any]  # a row of an Arrow table, by column
@@ -142,11 +144,9 @@ Row = dict[str, Any]  # a row of an Arrow table, by column
 
 @dataclass(frozen=True)
 class LockResult:
-    """What locking a point did."""
-
     until: dt.datetime
     extended: int
-    """Copies whose lock was set, or made longer."""
+    """Copies whose lock was set or extended."""
     sufficient: int
     """Copies that were locked as long already."""
 
@@ -159,12 +159,12 @@ def lock_copies(
     until: dt.datetime,
     report_message: ReportMessage = _log.info,
 ) -> LockResult:
-    """Lock what a point holds (rows of schema HELD) until `until`; called again it does what is left.
+    """Lock the copies of a point (rows of schema POINT_COPIES); called again it does the rest.
 
-    A lock is never shortened. What a point that is locked as long holds too is not looked at again.
+    A lock is never shortened. Copies that a point with a lock as long also holds are skipped.
 
     Raises:
-        BackupError: a lock was refused, or did not stick; it names the first such copy.
+        BackupError: a lock was refused or is not kept by the store; names the first such copy.
     """
     if backup.lock is None:
         raise BackupError(
@@ -175,158 +175,125 @@ def lock_copies(
     columns = pa.schema([POINT_COPIES.field(name) for name in COPY])
     copies = pa.Table.from_batches([batch.select(COPY) for batch in batches], columns)
     rows = _select_unlocked(copies, points, day, until).to_pylist()
-    locking = _CopyLocker(backup, day, until.astimezone(dt.UTC).replace(microsecond=0) + SECOND)
+    locker = _CopyLocker(backup, day, backup.lock.mode.upper(), until)
     extended = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for start in range(0, len(rows), PROGRESS_EVERY):
             some = rows[start : start + PROGRESS_EVERY]
-            extended += sum(pool.map(locking.lock, some))
+            extended += sum(pool.map(locker.lock, some))
             report_message(f"{day}: locked {start + len(some):,} of {len(rows):,} copies")
     return LockResult(until, extended, copies.num_rows - extended)
 
 
 def get_lock_end(points: Points, point: Point) -> dt.datetime | None:
-    """Until when a point's copies are locked; None when they are not.
-
-    Raises:
-        DamagedRecord: they were locked longer, and until when cannot be read.
-    """
+    """When the locks of a point's copies end; None without locks."""
     try:
         content = points.store.read(f"{points.folder(point.day)}{LATER}")
         later = dt.datetime.fromisoformat(json.loads(content)["until"])
     except ObjectMissing:
         return point.locked_until
     except (ValueError, TypeError, KeyError) as error:
-        where = f"backup {points.backup.name}, point {point.day}"
-        raise DamagedRecord(where, f"{LATER} cannot be read") from error
+        title = f"backup {points.backup.name}, point {point.day}"
+        raise DamagedRecord(title, f"{LATER} cannot be read") from error
     return later if point.locked_until is None else max(later, point.locked_until)
 
 
 def lock_point(
     points: Points, point: Point, until: dt.datetime, report_message: ReportMessage = _log.info
 ) -> LockResult:
-    """Lock a finished point's copies until `until`, and keep that beside its record, which never changes.
-
-    Raises:
-        BackupError: a lock was refused, or did not stick.
-    """
-    locked = lock_copies(
+    """Lock a finished point's copies, and record the end beside the point's record, which never changes."""
+    result = lock_copies(
         points.backup, points.read_copies(point, COPY), points, point.day, until, report_message
     )
     ends = until
     try:
         ends = max(until, get_lock_end(points, point) or until)
     except DamagedRecord as error:
-        report_message(
-            f"{error} The record of the lock is written anew; locks of the store that last longer stay."
-        )
+        report_message(f"{error} The record of the lock is written again; longer locks of the store stay.")
     points.store.put(f"{points.folder(point.day)}{LATER}", json.dumps({"until": ends.isoformat()}).encode())
-    return locked
+    return result
 
 
 def _select_unlocked(copies: pa.Table, points: Points, day: str, until: dt.datetime) -> pa.Table:
-    """Those that no other point holds that is locked as long."""
+    """The copies that no other point with a lock as long holds."""
     for point in points.readable()[0] if points.backup.layout == "incremental" else ():
-        # Of a point that does not tell what it holds nothing is known to be locked: it is locked once more.
+        # Copies of a point whose rows cannot be read are locked once more.
         with suppress(DamagedRecord):
             ends = get_lock_end(points, point)
             if point.day == day or ends is None or ends < until:
                 continue
             for batch in points.read_copies(point, COPY):
-                copies = copies.filter(pc.invert(pc.is_in(_names(copies), _names(batch))))
+                copies = _exclude(copies, batch)
     return copies
 
 
-def _names(rows: pa.Table | pa.RecordBatch) -> pa.Array:
+def _exclude(copies: pa.Table, others: pa.Table | pa.RecordBatch) -> pa.Table:
+    return copies.filter(pc.invert(pc.is_in(_join_names(copies), _join_names(others))))
+
+
+def _join_names(rows: pa.Table | pa.RecordBatch) -> pa.Array:
     versions = pc.fill_null(rows["stored_version_id"], "")
     return pc.binary_join_element_wise(rows["stored_key"], versions, "\0")
 
 
 class _CopyLocker:
-    """Locks copies one by one; for many threads."""
-
-    def __init__(self, backup: Backup, day: str, until: dt.datetime) -> None:
-        address = backup.target_of(day)
-        self._backup, self._until, self._address = backup, until, address
-        self._mode = "" if backup.lock is None else backup.lock.mode.upper()
-        self._client = make_s3_client(address)
-        self._owner = {"ExpectedBucketOwner": address.account} if address.account else {}
+    def __init__(self, backup: Backup, day: str, mode: str, until: dt.datetime) -> None:
+        self._backup, self._mode, self._address = backup, mode, backup.target_of(day)
+        self._until = until.astimezone(dt.UTC).replace(microsecond=0) + SECOND
+        self._client = make_s3_client(self._address)
 
     def lock(self, row: Row) -> bool:
-        """Lock a copy; False when it was locked as long already."""
-        version, mode, until = self._asked(row)
-        if until is not None and until >= self._until - SECOND and mode in {self._mode, "COMPLIANCE"}:
+        """Lock a copy; False if it was locked as long already."""
+        key, sufficient = row["stored_key"], self._until - SECOND
+        head = self._request("head_object", key, row["stored_version_id"])
+        mode, until = head.get("ObjectLockMode"), head.get("ObjectLockRetainUntilDate")
+        if until is not None and until >= sufficient and mode in {self._mode, "COMPLIANCE"}:
             return False
-        # A lock in compliance stays one; nobody may weaken it.
-        wanted = "COMPLIANCE" if mode == "COMPLIANCE" else self._mode
-        self._put(row["stored_key"], version, wanted, max(self._until, until or self._until))
-        _, mode, until = self._asked(row)
-        if mode != wanted or until is None or until < self._until - SECOND:
-            raise self._refused(
-                row["stored_key"],
-                f"its lock did not stick: the store says {mode or 'no mode'} until {until or 'no time'}",
-                "Give the backup a bucket that was made with Object Lock, in a store that keeps it.",
-            )
+        # A lock in compliance mode cannot be weakened.
+        new_mode = "COMPLIANCE" if mode == "COMPLIANCE" else self._mode
+        retention = {"Mode": new_mode, "RetainUntilDate": max(self._until, until or self._until)}
+        self._request("put_object_retention", key, head.get("VersionId"), Retention=retention)
+        head = self._request("head_object", key, row["stored_version_id"])
+        mode, until = head.get("ObjectLockMode"), head.get("ObjectLockRetainUntilDate")
+        if mode != new_mode or until is None or until < sufficient:
+            reason = f"its lock was not kept: the store has {mode or 'no mode'} until {until or 'no time'}"
+            raise self._make_error(key, reason, OBJECT_LOCK)
         return True
 
-    def _asked(self, row: Row) -> tuple[str | None, str | None, dt.datetime | None]:
-        """Version, mode and end of the lock of a copy, as the store tells."""
-        version = {"VersionId": row["stored_version_id"]} if row["stored_version_id"] else {}
-        response = self._said(
-            row["stored_key"],
-            lambda: self._client.head_object(
-                Bucket=self._address.bucket, Key=row["stored_key"], **version, **self._owner
-            ),
-        )
-        return (
-            response.get("VersionId"),
-            response.get("ObjectLockMode"),
-            response.get("ObjectLockRetainUntilDate"),
-        )
-
-    def _put(self, key: str, version: str | None, mode: str, until: dt.datetime) -> None:
-        self._said(
-            key,
-            lambda: self._client.put_object_retention(
-                Bucket=self._address.bucket,
-                Key=key,
-                Retention={"Mode": mode, "RetainUntilDate": until},
-                **({"VersionId": version} if version else {}),
-                **self._owner,
-            ),
-        )
-
-    def _said(self, key: str, ask: Callable[[], Any]) -> Any:
+    def _request(self, call: str, key: str, version_id: str | None, **arguments: Any) -> dict[str, Any]:
         from botocore.exceptions import BotoCoreError, ClientError
 
+        version = {"VersionId": version_id} if version_id else {}
+        owner = {"ExpectedBucketOwner": self._address.account} if self._address.account else {}
         try:
-            return ask()
-        except ClientError as error:
-            code = error.response["Error"].get("Code", "")
-            reason = (
-                f"the store refused its lock: {code} {error.response['Error'].get('Message', '')}".rstrip(
-                    ". "
-                )
+            response: dict[str, Any] = getattr(self._client, call)(
+                Bucket=self._address.bucket, Key=key, **version, **owner, **arguments
             )
-            raise self._refused(key, reason, _remedy(code)) from error
+        except ClientError as error:
+            code, message = (
+                error.response["Error"].get("Code", ""),
+                error.response["Error"].get("Message", ""),
+            )
+            fix = OBJECT_LOCK
+            if code in {"404", "NoSuchKey", "NoSuchVersion"}:
+                fix = "The copy does not exist: run the day again, verification reports what is missing."
+            elif code in {"AccessDenied", "403"}:
+                fix = (
+                    "Allow s3:PutObjectRetention and s3:GetObjectRetention: `lakeshare backup policies` writes "
+                    "the policies."
+                )
+            reason = f"the store refused its lock: {code} {message}".rstrip(". ")
+            raise self._make_error(key, reason, fix) from error
         except BotoCoreError as error:
-            reason = f"the store cannot be asked: {str(error).rstrip('.')}"
-            raise self._refused(
-                key, reason, "Check the endpoint, the network and the credentials."
-            ) from error
+            reason, fix = str(error).rstrip("."), "Check the endpoint, the network and the credentials."
+            raise self._make_error(key, f"the request failed: {reason}", fix) from error
+        return response
 
-    def _refused(self, key: str, reason: str, fix: str) -> BackupError:
+    def _make_error(self, key: str, reason: str, fix: str) -> BackupError:
         return BackupError(f"backup {self._backup.name}, {self._address.location(key)}", reason, fix)
 
 
-def _remedy(code: str) -> str:
-    if code in {"404", "NoSuchKey", "NoSuchVersion"}:
-        return "The copy is not there: run the day again, verification tells what is missing."
-    if code in {"AccessDenied", "403"}:
-        return (
-            "Allow s3:PutObjectRetention and s3:GetObjectRetention: `lakeshare backup policies` writes them."
-        )
-    return "Give the backup a bucket that was made with Object Lock, in a store that keeps it."
+OBJECT_LOCK = "Give the backup a bucket that was made with Object Lock, in a store that keeps it."
 
 
 def apply_retention(
@@ -334,26 +301,22 @@ def apply_retention(
     day: str,
     status: Status,
     made_at: dt.datetime,
-    point_copies: "Iterable[pa.RecordBatch]",
+    point_copies: Iterable[pa.RecordBatch],
     report_message: ReportMessage = _log.info,
 ) -> tuple[RetentionClass, dt.datetime | None]:
-    """The class of a new point, and until when its copies (rows of schema HELD) are locked: they are, when it returns.
-
-    Raises:
-        BackupError: a lock was refused, or did not stick.
-    """
+    """Choose the class of a new point and lock its copies; returns the class and the end of the locks."""
     others = [RetentionCandidate.of(other) for other in points.readable()[0] if other.day != day]
-    found = choose_class(get_point_time(day), status, others, points.backup.retention)
+    retention_class = choose_class(get_point_time(day), status, others, points.backup.retention)
     if points.backup.lock is None:
-        return found, None
-    until = compute_lock_end(made_at, found, points.backup.retention)
+        return retention_class, None
+    until = compute_lock_end(made_at, retention_class, points.backup.retention)
     lock_copies(points.backup, point_copies, points, day, until, report_message)
-    return found, until
+    return retention_class, until
 
 
 LEASE = dt.timedelta(days=2)
 SWEPT = "swept.json"
-"""What says in a point's folder that its sweep began; written before leases are looked at, as leases are before it."""
+"""In a point's folder: its sweep began. Written before leases are read, as leases are written before it is read."""
 
 
 @contextmanager
@@ -366,13 +329,12 @@ def hold_point(
     as_made: bool = False,
     unwritable: Callable[[str], None] | None = None,
 ) -> Iterator[None]:
-    """Hold a point for the length of a `with` block; `reader` names the holder for people.
+    """Hold a lease of a point during a `with` block; `reader` is the name of the holder.
 
-    With `as_made` it does not matter what was found damaged since the point was made. Where `unwritable` is given, a
-    target that cannot be written is read all the same: it gets a sentence about what that means.
+    With `as_made`, later damage does not matter. `unwritable` receives a warning if the target cannot be written.
 
     Raises:
-        BackupError: the point is being swept, or is not there.
+        BackupError: the point is being swept, or does not exist.
     """
     key = f"{points.folder(day)}leases/{uuid4().hex}.json"
     until = dt.datetime.now(dt.UTC) + length
@@ -384,13 +346,15 @@ def hold_point(
         if unwritable is None:
             raise
         is_held = False
-        unwritable(f"No sweep is kept away from point {day} meanwhile, its place cannot be written: {error}")
+        unwritable(
+            f"Point {day} is read without protection from sweeps, its location cannot be written: {error}"
+        )
     try:
         if points.store.head(f"{points.folder(day)}{SWEPT}") is not None:
             raise BackupError(
                 f"backup {points.backup.name}, point {day}",
                 "retention is removing it",
-                "Take a newer one: `lakeshare backup list` tells which there are.",
+                "Use a newer point: `lakeshare backup list` shows them.",
             )
         points.get(day, as_made=as_made)
         yield
@@ -400,52 +364,41 @@ def hold_point(
 
 
 def list_readers(points: Points, day: str, now: dt.datetime) -> list[str]:
-    """Who holds a point; those whose lease ended are forgotten."""
-    found = []
-    for one in points.store.list(f"{points.folder(day)}leases/"):
+    """The holders of the leases of a point that have not ended."""
+    readers = []
+    for listed in points.store.list(f"{points.folder(day)}leases/"):
         try:
-            lease = json.loads(points.store.read(one.key))
+            lease = json.loads(points.store.read(listed.key))
+            reader, is_held = str(lease["reader"]), dt.datetime.fromisoformat(lease["until"]) > now
         except ObjectMissing:
-            continue  # It was given back since it was listed.
-        except ValueError:
-            lease = None
-        found += _find_reader(one, lease, now)
-    return sorted(found)
-
-
-def _find_reader(listed: ListedObject, lease: Any, now: dt.datetime) -> list[str]:
-    """Who holds a lease that has not ended."""
-    try:
-        until, reader = dt.datetime.fromisoformat(lease["until"]), str(lease["reader"])
-        is_held = until > now
-    except (ValueError, TypeError, KeyError):
-        # It was written then, for no longer than that.
-        is_held, reader = listed.last_modified + LEASE > now, "a reader whose lease cannot be read"
-    return [reader] if is_held else []
+            continue  # It was released after the listing.
+        except (ValueError, TypeError, KeyError):
+            # A lease that cannot be read ends as one written when the file was.
+            reader, is_held = "a reader whose lease cannot be read", listed.last_modified + LEASE > now
+        if is_held:
+            readers.append(reader)
+    return sorted(readers)
 
 
 CLAIM = "claim.json"
 
 
 def list_claimed_days(points: Points) -> list[str]:
-    """Days that somebody claimed and that have no point yet."""
+    """Days that are claimed and have no point yet."""
     start = points.folder("x").removesuffix("x/")
-    keys = [one.key.removeprefix(start) for one in points.store.list(start)]
+    keys = [listed.key.removeprefix(start) for listed in points.store.list(start)]
     claimed = {key.split("/")[0] for key in keys if key.endswith(f"/{CLAIM}")}
     done = {key.split("/")[0] for key in keys if key.endswith(("/point.json", f"/{SWEPT}"))}
     return sorted(claimed - done)
 
 
 def find_points_in_use(points: Points, finished: Sequence[Point]) -> dict[str, str]:
-    """Points that days being made may build on, with the day that does.
-
-    That is the newest point there was when the day was claimed, and any made since: a plan may be drawn again.
-    """
+    """Points that unfinished days may build on, with these: the newest when a day was claimed, and any made since."""
     needed: dict[str, str] = {}
     for day in list_claimed_days(points):
         claim = points.store.head(f"{points.folder(day)}{CLAIM}")
         if claim is None:
-            continue  # It was given up, or finished, since it was listed.
+            continue  # It was released, or finished, after the listing.
         earlier = sorted((point for point in finished if point.day < day), key=lambda point: point.day)
         before = [point for point in earlier if point.made_at <= claim.last_modified]
         since = [point for point in earlier if point.made_at > claim.last_modified]
@@ -455,13 +408,9 @@ def find_points_in_use(points: Points, finished: Sequence[Point]) -> dict[str, s
 
 @contextmanager
 def block_claims(points: Points) -> Iterator[Callable[[], None]]:
-    """Keep new days from being claimed during a `with` block; what it gives is called now and then to go on so.
+    """Block new claims during a `with` block; the caller must call the yielded function regularly to renew that."""
 
-    Raises:
-        BackupError: another sweep runs.
-    """
-
-    def still() -> None:
+    def renew() -> None:
         until = dt.datetime.now(dt.UTC) + SWEEP
         points.store.put(points.sweep_key, json.dumps({"until": until.isoformat()}).encode())
 
@@ -469,11 +418,379 @@ def block_claims(points: Points) -> Iterator[Callable[[], None]]:
     if until is not None and until > dt.datetime.now(dt.UTC):
         raise BackupError(
             f"backup {points.backup.name}",
-            "another sweep runs",
-            f"Wait for it, or sweep again after {until:%H:%M} UTC if it broke off.",
+            "another sweep is running",
+            f"Wait for it, or sweep again after {until:%H:%M} UTC if it was interrupted.",
         )
-    still()
+    renew()
     try:
-        yield still
+        yield renew
     finally:
         points.store.delete(points.sweep_key)
+
+
+COPY_SCHEMA = pa.schema(
+    [("stored_key", pa.string()), ("stored_version_id", pa.string()), ("size_bytes", pa.int64())]
+)
+PORTION = 2_000
+UNFINISHED_AGE = dt.timedelta(days=1)
+"""A temporary file that was not written to for this long has no writer any more."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The points and copies that a sweep removed, or would remove."""
+
+    days: tuple[str, ...]
+    objects: int
+    size_bytes: int
+    spared: tuple[str, ...]
+    """Sentences: points that retention does not keep, and why they were not removed."""
+
+
+def sweep_points(
+    backup: Backup,
+    points: Points,
+    now: dt.datetime,
+    *,
+    dry_run: bool,
+    report_message: ReportMessage = _log.info,
+) -> SweepResult:
+    """Remove points that are not kept any more, then the copies that only they held; called again it continues.
+
+    Points stay that are the newest good one, locked, being read, or built on by an unfinished day.
+
+    Raises:
+        BackupError: a day is being made in a store without versions, which distinguish new copies from old ones.
+    """
+    if dry_run:
+        return _plan_sweep(backup, points, now).summarise()
+    with block_claims(points) as renew:
+        plan = _plan_sweep(backup, points, now)
+        making = list_claimed_days(points)
+        has_no_versions = any(copies["stored_version_id"].null_count for _, copies in plan.copies)
+        if making and backup.layout == "incremental" and has_no_versions:
+            raise BackupError(
+                f"backup {backup.name}",
+                f"{', '.join(making)} is being made, and the target has no versions that distinguish its copies from "
+                "old ones",
+                "Sweep when it is done, or release it with `lakeshare backup release`; nothing was removed.",
+            )
+        spared = _mark_swept(points, [point for point, _ in plan.copies], now)
+        if spared:
+            plan = _plan_sweep(backup, points, now)
+        folders = {points.store.address.url, *(backup.target_of(day).url for day in points.days())}
+        for folder in sorted(folder for folder in folders if folder.startswith("/")):
+            if removed := remove_unfinished(Path(folder), now - UNFINISHED_AGE):
+                report_message(
+                    f"{folder}: removed {removed:,} unfinished files of copies that were interrupted"
+                )
+        for point, copies in plan.copies:
+            _remove_point(
+                points, point, open_store(backup.target_of(point.day)), copies, renew, report_message
+            )
+    return replace(plan.summarise(), spared=tuple(dict.fromkeys((*plan.spared, *spared))))
+
+
+@dataclass(frozen=True)
+class _SweepPlan:
+    """Points to remove, each with the copies (schema COPY_SCHEMA) to remove: a copy is with one point only."""
+
+    copies: tuple[tuple[Point, pa.Table], ...]
+    spared: tuple[str, ...]
+
+    def summarise(self) -> SweepResult:
+        tables = [copies for _, copies in self.copies]
+        return SweepResult(
+            days=tuple(sorted(point.day for point, _ in self.copies)),
+            objects=sum(copies.num_rows for copies in tables),
+            size_bytes=sum(pc.sum(copies["size_bytes"]).as_py() or 0 for copies in tables),
+            spared=self.spared,
+        )
+
+
+def _plan_sweep(backup: Backup, points: Points, now: dt.datetime) -> _SweepPlan:
+    finished, damaged = points.readable()
+    unknown = [str(error) for error in damaged]
+    candidates = [RetentionCandidate.of(point) for point in finished]
+    kept_days = select_kept_days(candidates, backup.retention)
+    in_use = find_points_in_use(points, finished)
+    chosen, spared = list[Point](), list[str]()
+    for point in finished:
+        if point.day not in kept_days:
+            if reason := _explain_spared(points, point, in_use, now):
+                spared.append(f"{point.day} stays: {reason}")
+            else:
+                chosen.append(point)
+    going = [*_find_unfinished_sweeps(points, unknown), *chosen]
+    gone = {point.day for point in going}
+    if backup.layout == "incremental":
+        unknown += _find_unreadable(points, [point for point in finished if point.day not in gone]).values()
+        if unknown:
+            # Such a point may hold any copy, so no copy is known to be unneeded.
+            return _SweepPlan((), (*spared, *(f"Nothing is removed: {sentence}" for sentence in unknown)))
+    # A point whose own copies are not known stays.
+    unreadable = _find_unreadable(points, going)
+    spared += [*unknown, *unreadable.values()]
+    going = [point for point in going if point.day not in unreadable]
+    gone = {point.day for point in going}
+    staying = [point for point in finished if point.day not in gone]
+    copies = _select_unneeded(points, going, staying)
+    return _SweepPlan(tuple(zip(going, copies, strict=True)), tuple(spared))
+
+
+def _select_unneeded(points: Points, going: Sequence[Point], staying: Sequence[Point]) -> list[pa.Table]:
+    """The copies of each point that no point which stays, and no point before it, holds."""
+    tables: list[pa.Table] = []
+    for point in going:
+        batches = list(points.read_copies(point, COPY_SCHEMA.names))
+        copies = pa.Table.from_batches(batches).cast(COPY_SCHEMA) if batches else COPY_SCHEMA.empty_table()
+        if points.backup.layout == "incremental":
+            for other in staying:
+                for batch in points.read_copies(other, COPY):
+                    copies = _exclude(copies, batch)
+            for earlier in tables:
+                copies = _exclude(copies, earlier)
+        tables.append(copies)
+    return tables
+
+
+def _explain_spared(points: Points, point: Point, in_use: dict[str, str], now: dt.datetime) -> str | None:
+    try:
+        locked = get_lock_end(points, point)
+    except DamagedRecord as error:
+        return f"{error.reason}, so it may be locked."
+    if locked is not None and locked > now:
+        return f"it is locked until {locked:%Y-%m-%d}."
+    if point.day in in_use:
+        return f"{in_use[point.day]} is being made and builds on it."
+    if who := list_readers(points, point.day, now):
+        return f"{', '.join(who)} reads it."
+    return None
+
+
+def _mark_swept(points: Points, going: Sequence[Point], now: dt.datetime) -> list[str]:
+    """Unlist each point, so that no reader begins, except for those that a reader just took a lease of."""
+    spared = []
+    for point in going:
+        folder = points.folder(point.day)
+        points.store.put(f"{folder}{SWEPT}", point.model_dump_json(indent=1).encode())
+        if who := list_readers(points, point.day, now):
+            points.store.delete(f"{folder}{SWEPT}")
+            spared.append(f"{point.day} stays: {', '.join(who)} reads it.")
+        else:
+            points.store.delete(f"{folder}point.json")
+    return spared
+
+
+def _find_unreadable(points: Points, candidates: Sequence[Point]) -> dict[str, str]:
+    """The days of points whose rows cannot be read, with the reasons."""
+    unreadable = {}
+    for point in candidates:
+        try:
+            for _ in points.read_copies(point, COPY_SCHEMA.names):
+                pass
+        except DamagedRecord as error:
+            unreadable[point.day] = str(error)
+    return unreadable
+
+
+def _find_unfinished_sweeps(points: Points, unknown: list[str]) -> list[Point]:
+    """Points whose sweep began and was not finished; reasons why marks cannot be read are added to `unknown`."""
+    start = points.folder("x").removesuffix("x/")
+    marks = [listed.key for listed in points.store.list(start) if listed.key.endswith(f"/{SWEPT}")]
+    begun = []
+    for key in [key for key in marks if points.store.head(f"{key.removesuffix(SWEPT)}point.json") is None]:
+        try:
+            point = Point.model_validate_json(points.store.read(key))
+            folder = f"{points.folder(point.day)}held/"
+            # Rows are removed after their copies: missing files of rows are no damage.
+            left = {listed.key.removeprefix(folder) for listed in points.store.list(folder)}
+            digests = {name: digest for name, digest in point.held_digests.items() if name in left}
+            begun.append(point.model_copy(update={"held_digests": digests}))
+        except ValueError:
+            day = key.removesuffix(f"/{SWEPT}").rpartition("/")[2]
+            error = DamagedRecord(f"backup {points.backup.name}, point {day}", f"{SWEPT} cannot be read")
+            unknown.append(str(error))
+    return begun
+
+
+def _remove_point(
+    points: Points,
+    point: Point,
+    store: BackupStore,
+    copies: pa.Table,
+    renew: Callable[[], None],
+    report_message: ReportMessage,
+) -> None:
+    """Remove a point's copies, then the rest of its folder."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for start in range(0, copies.num_rows, PORTION):
+            rows = copies.slice(start, PORTION).to_pylist()
+            list(pool.map(lambda row: store.delete(row["stored_key"], row["stored_version_id"]), rows))
+            renew()
+            report_message(f"{point.day}: removed {start + len(rows):,} of {copies.num_rows:,} copies")
+    folder = points.folder(point.day)
+    last = f"{folder}{SWEPT}"
+    own = [listed.key for listed in points.store.list(folder) if listed.key != last]
+    for key in [*own, last]:
+        points.store.delete(key)
+
+
+OLDER_THAN = dt.timedelta(days=7)
+"""Younger files may belong to a write that is not committed yet."""
+NEVER_ORPHANED = r"(^|/)(_delta_log|_change_data|\.hoodie|\.lakeshare[^/]*)/"
+"""Folders whose files are needed without being named, or by readers of changes."""
+EXAMPLES = 5
+DELETED = 2
+"""Iceberg spec, "Manifests": the status of an entry of a removed file."""
+ORPHAN_COLUMNS = [
+    "bucket",
+    "key",
+    "size_bytes",
+    "last_modified",
+    "stored_key",
+    "stored_version_id",
+    "table_root",
+]
+
+
+@dataclass(frozen=True)
+class Orphans:
+    root: str
+    objects: int
+    size_bytes: int
+    usd_a_month: float
+    """At the backup's price of storage."""
+    examples: tuple[str, ...]
+    """Keys, the largest first."""
+
+
+@dataclass(frozen=True)
+class OrphanReport:
+    """The orphans of a point's tables, the most bytes first."""
+
+    day: str
+    tables: tuple[Orphans, ...]
+    unknown: tuple[str, ...]
+    """Sentences: tables whose copies do not show which files they name."""
+
+
+def find_orphans(
+    backup: Backup, points: Points, day: str, report_message: ReportMessage = _log.info
+) -> OrphanReport:
+    """The orphans of the source, as a point shows them.
+
+    A file is an orphan if no version that the table's log or metadata can still make has it, it was seven days old at
+    the point's time, and it is no log, no change data, and not named by another table.
+    """
+    point = points.get(day)
+    copies = pa.Table.from_batches(list(points.read_copies(point, ORPHAN_COLUMNS))).combine_chunks()
+    store, named, unknown = open_store(backup.target_of(day)), [pa.array([], pa.string())], dict[str, str]()
+    for table in point.plan.tables:
+        report_message(f"reading what {table.root or 'the table'} names")
+        try:
+            named.append(_NamedFileReader(backup, store, copies, table).read_names())
+        except (BrokenLogFile, ObjectMissing, ValueError) as error:
+            unknown[table.root] = f"{table.root}: {str(error).rstrip('.')}; its files are not judged."
+    orphans = _select_orphans(backup, point, copies, pa.chunked_array(named))
+    known = [table for table in orphans if table.root not in unknown]
+    return OrphanReport(day, tuple(known), tuple(unknown.values()))
+
+
+def _select_orphans(
+    backup: Backup, point: Point, copies: pa.Table, named: pa.ChunkedArray
+) -> Iterator[Orphans]:
+    roots = pa.array([table.root for table in point.plan.tables], pa.string())
+    latest = pa.scalar(point.as_of - OLDER_THAN, copies["last_modified"].type)
+    is_old = pc.less(copies["last_modified"], latest)
+    rows = copies.filter(pc.and_(pc.is_in(copies["table_root"], roots), is_old))
+    rows = rows.filter(pc.invert(pc.match_substring_regex(rows["key"], NEVER_ORPHANED)))
+    locations = pc.binary_join_element_wise(backup.source.location(""), rows["key"], "")
+    rows = rows.filter(pc.invert(pc.is_in(locations, pc.unique(named))))
+    sums = rows.group_by("table_root").aggregate([("size_bytes", "sum"), ("key", "count")])
+    order = [("size_bytes_sum", "descending"), ("table_root", "ascending")]
+    for table in sums.sort_by(order).to_pylist():
+        own = rows.filter(pc.equal(rows["table_root"], table["table_root"]))
+        largest = own.sort_by([("size_bytes", "descending"), ("key", "ascending")])["key"]
+        yield Orphans(
+            table["table_root"],
+            table["key_count"],
+            table["size_bytes_sum"],
+            round(table["size_bytes_sum"] / GIB * backup.prices.per_gib_month, 4),
+            tuple(largest.slice(0, EXAMPLES).to_pylist()),
+        )
+
+
+class _NamedFileReader:
+    """Reads the locations that a table names, from the copies of its log or metadata."""
+
+    def __init__(self, backup: Backup, store: BackupStore, copies: pa.Table, table: FoundTable) -> None:
+        self._source, self._store, self._table = backup.source, store, table
+        below = f"{table.root}/" if table.root else ""
+        self._copies = copies.filter(pc.starts_with(copies["key"], below))
+        self._rows = {key: row for row, key in enumerate(self._copies["key"].to_pylist())}
+
+    def read_names(self) -> pa.Array:
+        """Locations of the files of all versions that can still be made."""
+        return self._read_delta() if self._table.format == "delta" else self._read_iceberg()
+
+    def _read_delta(self) -> pa.Array:
+        folder, root = self._below(LOG), self._source.location(self._table.root)
+        log = sort_log_files(key.removeprefix(folder) for key in self._rows if key.startswith(folder))
+        chains = log.chains()
+        newest = max((*log.commits, *log.checkpoints), default=None)
+        if newest is None or not chains or chains[-1].versions[-1] < newest:
+            raise BrokenLogFile("", "the copy of its log has a hole")
+        found = [pa.array([], pa.string())]
+        for chain in chains:
+            events = read_chain(root, chain, lambda name: self._read(f"{folder}{name}")).events
+            added = events.filter(events["is_add"])
+            found += [*added["location"].chunks, *added["dv_location"].drop_null().chunks]
+        return pc.unique(pa.chunked_array(found))
+
+    def _read_iceberg(self) -> pa.Array:
+        """The files that any existing metadata file names: branches of a catalog have their own."""
+        folder = self._below(FOLDER)
+        keys = [
+            key for key in self._rows if key.startswith(folder) and NAME.fullmatch(key.removeprefix(folder))
+        ]
+        found = {self._source.location(key) for key in keys}
+        snapshots: dict[str, Snapshot] = {}
+        for key in keys:
+            metadata = read_metadata(key, self._read(key))
+            found |= {normalize_location(location) for location in metadata.statistics}
+            for snapshot in metadata.snapshots.values():
+                snapshots[snapshot.manifest_list or f"snapshot {snapshot.id}"] = snapshot
+        manifests: set[tuple[str, int]] = set()
+        for snapshot in snapshots.values():
+            if snapshot.manifest_list is None:
+                manifests |= {(normalize_location(location), 0) for location in snapshot.manifests}
+            # Only old metadata names an expired snapshot, whose list of manifests is gone.
+            elif (content := self._read_named(normalize_location(snapshot.manifest_list), found)) is not None:
+                listed = parse_manifest_list(content)
+                manifests |= {(normalize_location(file.path), file.spec_id or 0) for file in listed}
+        for location, spec_id in manifests:
+            if (content := self._read_named(location, found)) is not None:
+                entries = Entries()
+                entries.read(read_container(content), spec_id)
+                columns = entries.columns["status"], entries.columns["path"]
+                found |= {
+                    normalize_location(path.decode())
+                    for status, path in zip(*columns, strict=True)
+                    if status != DELETED
+                }
+        return pa.array(sorted(found), pa.string())
+
+    def _read_named(self, location: str, found: set[str]) -> bytes | None:
+        found.add(location)
+        key = location.removeprefix(self._source.location(""))
+        return self._read(key) if key in self._rows else None
+
+    def _below(self, folder: str) -> str:
+        return f"{self._table.root}/{folder}/".lstrip("/")
+
+    def _read(self, key: str) -> bytes:
+        if key not in self._rows:
+            raise ObjectMissing(key)
+        copy = self._copies.slice(self._rows[key], 1).to_pylist()[0]
+        return self._store.read(copy["stored_key"], copy["stored_version_id"])

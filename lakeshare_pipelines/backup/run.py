@@ -1,24 +1,27 @@
-"""Making a point: claim the day, list, plan, copy, verify, dump the catalog, write the point.
-
-Each step reads what the one before left in the workspace, so each can be run alone, and again.
-"""
+"""Make a backup point in steps that can run alone, and again: each reads what the step before left in the workspace."""
 
 import datetime as dt
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from hashlib import md5, sha256
+from functools import cached_property, partial
+from hashlib import file_digest, md5, sha256
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.engine import CopyEngine, CopyTask, Progress, ReportProgress
+from lakeshare_pipelines.backup.copy.engine import (
+    CopyEngine,
+    CopyTask,
+    Progress,
+    ReportProgress,
+    archived_in_plan,
+    thaw,
+)
 from lakeshare_pipelines.backup.model import (
     GOOD_STATUSES,
     CatalogRecord,
@@ -31,9 +34,7 @@ from lakeshare_pipelines.backup.model import (
     read_rows,
 )
 from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time
-from lakeshare_pipelines.backup.restore.copies import ReportMessage as DrillSay
-from lakeshare_pipelines.backup.restore.copies import TableRestore, ignore_message
-from lakeshare_pipelines.backup.restore.selection import RestoreRecord, get_point
+from lakeshare_pipelines.backup.restore.copies import ReportMessage, TableRestore, get_point, ignore_message
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.restore.targets import map_to_new_keys, select_copied
 from lakeshare_pipelines.backup.stores import StoreAddress
@@ -44,12 +45,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Record = TypeVar("Record", bound=BaseModel)
-ReportMessage = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class BackupRun:
-    """One day of one backup, being made by `owner` (a run); `open_spark` is asked only where rows are many."""
+    """One day of one backup, made by `owner` (a run); Spark is opened only where rows are many."""
 
     settings: LakeSettings
     backup: Backup
@@ -59,28 +59,24 @@ class BackupRun:
 
     @cached_property
     def points(self) -> Points:
-        """The backup's points."""
         return Points(self.backup)
 
     @cached_property
     def workspace(self) -> Workspace:
-        """The day's own folder on this host."""
         return Workspace.of(self.settings, self.backup, self.day)
 
     @property
-    def work_prefix(self) -> str:
-        """Where in the target the engine keeps what is its own."""
-        target = self.backup.target_of(self.day)
-        return f"{target.prefix}_lakeshare/{self.backup.name}/points/{self.day}/engine/"
+    def title(self) -> str:
+        return f"backup {self.backup.name}, point {self.day}"
 
     def task(self) -> CopyTask:
-        """What the engine is given."""
+        target = self.backup.target_of(self.day)
         return CopyTask(
             source=self.backup.source,
-            target=self.backup.target_of(self.day),
+            target=target,
             plan=self.workspace.rows("plan"),
             done=self.workspace.rows("done"),
-            work_prefix=self.work_prefix,
+            work_prefix=f"{target.prefix}_lakeshare/{self.backup.name}/points/{self.day}/engine/",
             as_of=get_point_time(self.day),
             copy_limit_bytes=self.backup.copy_limit_bytes,
             in_flight=self.backup.in_flight,
@@ -90,18 +86,18 @@ class BackupRun:
 def make_point(
     backup_run: BackupRun, now: dt.datetime, report_message: ReportMessage, report_progress: ReportProgress
 ) -> Point:
-    """Make the point of a day, from the listing to its record; called again after a crash it goes on.
+    """Make the point of a day, from the listing to its record; called again after a crash it continues.
 
     Raises:
-        BackupError: there is no listing yet; the plan is beyond its bounds; nothing could be proved; somebody else
-            makes the day, or it has its point.
+        BackupError: there is no listing yet, the plan exceeds its bounds, no table was proved, the day has a point
+            or another run makes it.
     """
     listing = ensure_listing(backup_run, now)
     if listing is None:
         raise BackupError(
-            f"backup {backup_run.backup.name}, point {backup_run.day}",
+            backup_run.title,
             "the store has not reported yet",
-            "Run it again later: `lakeshare inventory status` tells which reports there are.",
+            "Run it again later: `lakeshare inventory status` lists the reports.",
         )
     report_message(f"listed {listing.rows:,} objects, {listing.size_bytes:,} bytes, by {listing.kind}")
     plan = ensure_plan(backup_run)
@@ -113,145 +109,128 @@ def make_point(
     done = ensure_copies(backup_run, report_progress)
     report_message(f"copied {done.succeeded:,} objects in {done.seconds:.1f} s, {done.failed:,} failed")
     proof = ensure_verification(backup_run)
-    report_message(f"{proof.status}: {len(proof.tables)} tables looked at")
+    report_message(f"{proof.status}: {len(proof.tables)} tables verified")
     return finish_point(backup_run, now)
 
 
 def ensure_listing(backup_run: BackupRun, now: dt.datetime) -> ListingRecord | None:
-    """The day's listing; None while the store has not reported.
-
-    Raises:
-        BackupError: somebody else makes the day, or the report is not whole.
-    """
+    """The day's listing; None while the store has not reported."""
     from lakeshare_pipelines.backup.inventory.sources import make_listing
 
-    _require_no_point(backup_run)
-    backup_run.points.claim(backup_run.day, backup_run.owner)
-    found = backup_run.workspace.load("listing", ListingRecord)
-    if found is None:
-        found = make_listing(
-            backup_run.backup, backup_run.workspace, backup_run.day, now, backup_run.open_spark
+    name, day, workspace = backup_run.backup.name, backup_run.day, backup_run.workspace
+    if day in backup_run.points.days():
+        raise BackupError(
+            backup_run.title,
+            "the point exists already, and a point is never replaced",
+            f"Look at it with `lakeshare backup show {name} {day}`, or make a point of now.",
         )
-        if found is not None:
-            backup_run.workspace.save("listing", found)
-    return found
+    backup_run.points.claim(day, backup_run.owner)
+    listing = workspace.load("listing", ListingRecord)
+    if listing is None:
+        listing = make_listing(backup_run.backup, workspace, day, now, backup_run.open_spark)
+        if listing is not None:
+            workspace.save("listing", listing)
+    return listing
 
 
 def ensure_plan(backup_run: BackupRun) -> PlanRecord:
-    """The day's plan.
-
-    Raises:
-        BackupError: it is beyond the backup's bounds; nothing was copied.
-    """
     from lakeshare_pipelines.backup.plan import make_plan
 
-    found = backup_run.workspace.load("plan", PlanRecord)
-    if found is None:
-        found = make_plan(
-            backup_run.backup,
-            backup_run.workspace,
-            _load_or_run(backup_run, "listing", ListingRecord, "list"),
-            backup_run.points,
-            backup_run.day,
-            backup_run.open_spark,
+    workspace = backup_run.workspace
+    plan = workspace.load("plan", PlanRecord)
+    if plan is None:
+        listing = _load_step(backup_run, "listing", ListingRecord)
+        plan = make_plan(
+            backup_run.backup, workspace, listing, backup_run.points, backup_run.day, backup_run.open_spark
         )
-        backup_run.workspace.save("plan", found)
-    return found
+        workspace.save("plan", plan)
+    return plan
 
 
 def ensure_copies(backup_run: BackupRun, report_progress: ReportProgress) -> CopyRecord:
-    """The day's copies, as the engine reports them.
-
-    Raises:
-        BackupError: the engine gave up; what is copied stays, and the next call goes on.
-    """
-    _load_or_run(backup_run, "plan", PlanRecord, "plan")
-    found = backup_run.workspace.load("copied", CopyRecord)
-    if found is None:
-        _thaw(backup_run, report_progress)
-        found = make_engine(backup_run).copy(backup_run.task(), report_progress)
-        backup_run.workspace.save("copied", found)
-    return found
+    _load_step(backup_run, "plan", PlanRecord)
+    workspace, source = backup_run.workspace, backup_run.backup.source
+    record = workspace.load("copied", CopyRecord)
+    if record is None:
+        if source.kind == "s3" and (archived := list(archived_in_plan(workspace.rows("plan")))):
+            thaw(source, archived, report_progress)
+        record = make_engine(backup_run).copy(backup_run.task(), report_progress)
+        workspace.save("copied", record)
+    return record
 
 
 def ensure_verification(backup_run: BackupRun) -> Verification:
-    """What is proved of the day's copies."""
     from lakeshare_pipelines.backup.verify.iceberg import list_main_pointers
     from lakeshare_pipelines.backup.verify.run import verify_copies
 
-    found = backup_run.workspace.load("verified", Verification)
-    if found is None:
-        plan = _load_or_run(backup_run, "plan", PlanRecord, "plan")
-        # Only Iceberg's metadata files do not tell themselves which of them is the table's.
-        asks = any(table.format == "iceberg" for table in plan.tables)
-        found = verify_copies(
+    verification = backup_run.workspace.load("verified", Verification)
+    if verification is None:
+        _load_step(backup_run, "copied", CopyRecord)
+        plan = _load_step(backup_run, "plan", PlanRecord)
+        # Iceberg's metadata files do not show which of them is current.
+        has_iceberg = any(table.format == "iceberg" for table in plan.tables)
+        verification = verify_copies(
             backup_run.backup,
             backup_run.workspace,
             plan,
-            _load_or_run(backup_run, "copied", CopyRecord, "copy"),
             backup_run.points,
             backup_run.day,
             backup_run.open_spark,
-            pointers=list_main_pointers(backup_run.settings, plan.as_of) if asks else (),
+            pointers=list_main_pointers(backup_run.settings, plan.as_of) if has_iceberg else (),
         )
-        backup_run.workspace.save("verified", found)
-    return found
+        backup_run.workspace.save("verified", verification)
+    return verification
 
 
 def finish_point(backup_run: BackupRun, now: dt.datetime) -> Point:
-    """The day's point, written; a day that failed gets none and can be made again.
-
-    Raises:
-        BackupError: nothing could be proved, or somebody else wrote the point.
-    """
+    """Write the day's point; a day that failed gets none and can be made again."""
     from lakeshare_pipelines.backup.catalog_dump import dump_catalog
     from lakeshare_pipelines.backup.retention import apply_retention
 
-    proof = _load_or_run(backup_run, "verified", Verification, "verify")
+    backup, points, day = backup_run.backup, backup_run.points, backup_run.day
+    proof = _load_step(backup_run, "verified", Verification)
     if proof.status == "failed":
-        raise _make_failed_error(backup_run, proof)
+        reasons = [*proof.reasons, *(reason for table in proof.tables for reason in table.reasons)][:5]
+        raise BackupError(
+            backup_run.title,
+            f"nothing of it could be proved: {' '.join(reasons) or 'no table opens'}",
+            f"Correct the causes, then `lakeshare backup release {backup.name} {day}` and run it again.",
+        )
     catalog = backup_run.workspace.load("catalog", CatalogRecord)
     if catalog is None:
-        catalog = dump_catalog(backup_run.settings, backup_run.backup, backup_run.points, backup_run.day)
+        catalog = dump_catalog(backup_run.settings, backup, points, day)
         backup_run.workspace.save("catalog", catalog)
     copies = backup_run.workspace.rows("held")
-    kept_as, locked_until = apply_retention(
-        backup_run.points, backup_run.day, proof.status, now, read_rows(copies)
-    )
+    retention_class, locked_until = apply_retention(points, day, proof.status, now, read_rows(copies))
     point = Point(
-        backup=backup_run.backup.name,
-        day=backup_run.day,
-        as_of=get_point_time(backup_run.day),
+        backup=backup.name,
+        day=day,
+        as_of=get_point_time(day),
         made_at=now,
-        layout=backup_run.backup.layout,
+        layout=backup.layout,
         status=proof.status,
-        target=backup_run.backup.target_of(backup_run.day).url,
-        listing=_load_or_run(backup_run, "listing", ListingRecord, "list"),
-        plan=_load_or_run(backup_run, "plan", PlanRecord, "plan"),
-        copied=_load_or_run(backup_run, "copied", CopyRecord, "copy"),
+        target=backup.target_of(day).url,
+        listing=_load_step(backup_run, "listing", ListingRecord),
+        plan=_load_step(backup_run, "plan", PlanRecord),
+        copied=_load_step(backup_run, "copied", CopyRecord),
         verification=proof,
         catalog=catalog,
-        retention_class=kept_as,
+        retention_class=retention_class,
         locked_until=locked_until,
     )
-    backup_run.points.write(point, copies)
+    points.write(point, copies)
     backup_run.workspace.remove()
     return point
 
 
 def abandon_point(backup_run: BackupRun) -> None:
-    """Give a day's making up: stop its copies, forget its steps, let the next one claim it. Copies stay."""
+    """Stop the copies of a day, remove its steps and its claim; finished copies stay."""
     make_engine(backup_run).cancel(backup_run.task())
     backup_run.workspace.remove()
     backup_run.points.release(backup_run.day)
 
 
 def make_engine(backup_run: BackupRun) -> CopyEngine:
-    """The engine that the backup names.
-
-    Raises:
-        BackupError: it is `spark`, and whoever runs this has no Spark.
-    """
     if backup_run.backup.engine == "aws_batch":
         from lakeshare_pipelines.backup.copy.aws_batch import AwsBatchEngine
 
@@ -270,7 +249,6 @@ def make_engine(backup_run: BackupRun) -> CopyEngine:
 
 
 def format_progress(progress: Progress) -> str:
-    """One line that tells how far a copy is."""
     left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
     failed = f", {progress.failed:,} failed" if progress.failed else ""
     return (
@@ -279,58 +257,27 @@ def format_progress(progress: Progress) -> str:
     )
 
 
-def _thaw(backup_run: BackupRun, report_progress: ReportProgress) -> None:
-    if backup_run.backup.source.kind != "s3":
-        return
-    from lakeshare_pipelines.backup.copy.engine import archived_in_plan, thaw
-
-    archived = list(archived_in_plan(backup_run.workspace.rows("plan")))
-    if archived:
-        thaw(backup_run.backup.source, archived, report_progress)
+STEPS = {"listing": "list", "plan": "plan", "copied": "copy", "verified": "verify"}
+"""The step that writes each record."""
 
 
-def _load_or_run(backup_run: BackupRun, name: str, kind: type[Record], step: str) -> Record:
-    found = backup_run.workspace.load(name, kind)
-    if found is None:
+def _load_step(backup_run: BackupRun, name: str, kind: type[Record]) -> Record:
+    record = backup_run.workspace.load(name, kind)
+    if record is None:
         raise BackupError(
-            f"backup {backup_run.backup.name}, point {backup_run.day}",
-            f"its step `{step}` has not run on this host",
-            "Run the day from its first step: copies that are made are found again.",
+            backup_run.title,
+            f"its step `{STEPS[name]}` has not run on this host",
+            "Run the day from its first step: finished copies are found again.",
         )
-    return found
-
-
-def _require_no_point(backup_run: BackupRun) -> None:
-    if backup_run.day in backup_run.points.days():
-        raise BackupError(
-            f"backup {backup_run.backup.name}, point {backup_run.day}",
-            "it is made already, and a point is never replaced",
-            f"Look at it with `lakeshare backup show {backup_run.backup.name} {backup_run.day}`, or make one of now.",
-        )
-
-
-def _make_failed_error(backup_run: BackupRun, proof: Verification) -> BackupError:
-    reasons = " ".join([*proof.reasons, *(reason for table in proof.tables for reason in table.reasons)][:5])
-    return BackupError(
-        f"backup {backup_run.backup.name}, point {backup_run.day}",
-        f"nothing of it could be proved: {reasons or 'no table opens'}",
-        f"Correct what is told, then `lakeshare backup release {backup_run.backup.name} "
-        f"{backup_run.day}` and run it again.",
-    )
+    return record
 
 
 LOOK_BACK_DAYS = 7
-"""Older days are not made by themselves: what they held may have been vacuumed since."""
+"""Older days are not made automatically: their files may have been vacuumed since."""
 
 
 def list_due_days(backup: Backup, now: dt.datetime) -> list[str]:
-    """Days to make now, oldest first.
-
-    Of a backup without any point only the newest due day: the others would copy the same again.
-
-    Raises:
-        BackupError: the place of the reports, or the target, cannot be read.
-    """
+    """Days to make now, oldest first; only the newest if there is no point yet, since the others would be equal."""
     from lakeshare_pipelines.backup.inventory.sources import is_listing_ready
 
     days_made = Points(backup).days()
@@ -352,22 +299,19 @@ def list_due_days(backup: Backup, now: dt.datetime) -> list[str]:
 
 
 MAX_COMPARED = 10_000
-"""So many files are compared with what was backed up, drawn by lot; of smaller tables all."""
-BLOCK_BYTES = 1 << 20
+"""Larger tables are compared by a random sample of this many files."""
 MD5_HEX = 32
 
 
-class DrillRecord(BaseModel):
-    """What a drill found; kept beside the point."""
-
-    model_config = ConfigDict(frozen=True)
+class DrillRecord(BaseModel, frozen=True):
+    """The result of a drill; kept beside the point."""
 
     backup: str
     day: str
     table: str
     passed: bool
     reasons: tuple[str, ...] = ()
-    """Sentences: what failed, with the object's name."""
+    """Sentences: each failure, with the object's name."""
     started_at: dt.datetime
     rows: int | None = None
     files: int = 0
@@ -376,9 +320,9 @@ class DrillRecord(BaseModel):
     objects: int = 0
     size_bytes: int = 0
     rto_s: float
-    """From the decision to restore to a table that is open and compared."""
+    """From the decision to restore until the table is opened and compared."""
     rpo_s: float
-    """How old the state is that one would have got."""
+    """The age of the restored state."""
     seed: str
 
 
@@ -387,27 +331,28 @@ def run_drill(
     points: Points,
     settings: LakeSettings,
     seed: str,
-    report_message: DrillSay = ignore_message,
+    report_message: ReportMessage = ignore_message,
 ) -> DrillRecord:
-    """Drill one table; the same seed draws the same table of the same point.
+    """Restore one table of a point and compare it; the same seed draws the same table of the same point.
 
-    A table that does not come back is a drill that failed, not an error.
+    A table that cannot be restored is a failed drill, not an error.
 
     Raises:
         BackupError: there is no good point, or it has no good table.
     """
-    random, started = Random(seed), dt.datetime.now(dt.UTC)  # noqa: S311  a lot, no secret
+    random, started = Random(seed), dt.datetime.now(dt.UTC)  # noqa: S311  sampling, not a secret
     point = get_point(points, None, report_message)
     proof = draw_table(backup, point, random)
     report_message(f"drill of point {point.day}: table {proof.table.root}")
     began = time.monotonic()
     reasons: list[str] = []
     restored, compared = None, 0
-    with _scratch(settings, backup) as folder:
+    above = settings.state_dir / "drills" / backup.name
+    above.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=above) as folder:
         try:
-            place = StoreAddress(url=str(folder / "table"))
             work, restored = PointRestore(settings, backup, point, report_message).work_elsewhere(
-                proof.table.root, place
+                proof.table.root, StoreAddress(url=f"{folder}/table")
             )
             compared, reasons = _find_differences(work, random)
         except BackupError as error:
@@ -423,7 +368,7 @@ def run_drill(
         rto_s=time.monotonic() - began,
         rpo_s=max(0.0, (started - point.as_of).total_seconds()),
         seed=seed,
-        **_make_record_fields(restored),
+        **(restored.model_dump(include={"rows", "files", "objects", "size_bytes"}) if restored else {}),
     )
     name = f"{started:%Y-%m-%dT%H%M%S.%fZ}"
     points.store.put(
@@ -433,11 +378,7 @@ def run_drill(
 
 
 def draw_table(backup: Backup, point: Point, random: Random) -> TableProof:
-    """A table by lot, by the weights of the backup.
-
-    Raises:
-        BackupError: the point has no good table, or all weigh nothing.
-    """
+    """A random table, by the weights of the backup."""
     good = [proof for proof in point.verification.tables if proof.status in GOOD_STATUSES]
     weights = [backup.drill_weights.get(proof.table.root, 1.0) for proof in good]
     if not any(weight > 0 for weight in weights):
@@ -447,41 +388,28 @@ def draw_table(backup: Backup, point: Point, random: Random) -> TableProof:
     return random.choices(good, [max(weight, 0.0) for weight in weights])[0]
 
 
-@contextmanager
-def _scratch(settings: LakeSettings, backup: Backup) -> Iterator[Path]:
-    """A folder of one drill, gone afterwards."""
-    above = settings.state_dir / "drills" / backup.name
-    above.mkdir(parents=True, exist_ok=True)
-    folder = above / dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%f")
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-
-
 def _find_differences(work: TableRestore, random: Random) -> tuple[int, list[str]]:
-    """How many restored files were compared with what was backed up, and sentences about those that differ."""
+    """How many restored files were compared with the backup, and a sentence about each that differs."""
+
     rows = select_copied(work).rows.select(["bucket", "key", "etag", "stored_etag", "checksum"]).to_pylist()
     if len(rows) > MAX_COMPARED:
         rows = random.sample(rows, MAX_COMPARED)
     map_key = map_to_new_keys(work)
-    compared, wrong = 0, []
+    compared, differences = 0, []
     for row in rows:
-        wanted = _get_expected_digest(row, work.backup.source.kind)
-        if wanted is not None:
+        expected = _get_expected_digest(row, work.backup.source.kind)
+        if expected is not None:
             compared += 1
             _, key = map_key(row["bucket"], row["key"])
-            if _digest(Path(work.to.url) / key, wanted[0]) != wanted[1]:
-                wrong.append(f"{row['key']}: what was restored is not what was backed up.")
-    return compared, wrong
+            if _compute_digest(Path(work.to.url) / key, expected[0]) != expected[1]:
+                differences.append(f"{row['key']}: what was restored is not what was backed up.")
+    return compared, differences
 
 
 def _get_expected_digest(row: dict[str, Any], source: str) -> tuple[str, str] | None:
-    """Algorithm and digest of what was backed up, where something tells them.
+    """Algorithm and digest of the backed-up content, where they are known.
 
-    The ETag of an S3 object is its MD5, of one uploaded in one part the MD5 of that, but where a key of KMS encrypts
-    it: then that of a copy is another.
+    The ETag of an S3 object without a KMS key is its MD5, of an upload in one part the MD5 of that.
     """
     kind, _, digest = (row["checksum"] or "").partition(":")
     if kind == "sha256":
@@ -492,22 +420,9 @@ def _get_expected_digest(row: dict[str, Any], source: str) -> tuple[str, str] | 
     return ("md5 of md5" if parts else "md5", etag)
 
 
-def _digest(path: Path, kind: str) -> str:
-    digest = sha256() if kind == "sha256" else md5(usedforsecurity=False)
+def _compute_digest(path: Path, kind: str) -> str:
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
+        digest = file_digest(file, sha256 if kind == "sha256" else partial(md5, usedforsecurity=False))
     if kind == "md5 of md5":
         digest = md5(digest.digest(), usedforsecurity=False)
     return digest.hexdigest()
-
-
-def _make_record_fields(restored: RestoreRecord | None) -> dict[str, Any]:
-    if restored is None:
-        return {}
-    return {
-        "rows": restored.rows,
-        "files": restored.files,
-        "objects": restored.objects,
-        "size_bytes": restored.size_bytes,
-    }

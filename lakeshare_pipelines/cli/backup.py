@@ -432,7 +432,7 @@ def sweep(
 
     from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.backup.points import Points
-    from lakeshare_pipelines.backup.sweep import sweep_points
+    from lakeshare_pipelines.backup.retention import sweep_points
     from lakeshare_pipelines.settings import LakeSettings
 
     backup = find_backup(LakeSettings(), name)
@@ -494,7 +494,7 @@ def orphans(
     """Tell which files of the source no retained version of their table names, and what they cost. Removes nothing."""
     from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.backup.points import Points
-    from lakeshare_pipelines.backup.sweep import find_orphans
+    from lakeshare_pipelines.backup.retention import find_orphans
     from lakeshare_pipelines.settings import LakeSettings
 
     backup = find_backup(LakeSettings(), name)

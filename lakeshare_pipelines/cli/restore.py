@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lakeshare_pipelines.backup.config import Backup
     from lakeshare_pipelines.backup.model import Point
     from lakeshare_pipelines.backup.points import Points
-    from lakeshare_pipelines.backup.restore.selection import RestorePlan, RestoreRecord
+    from lakeshare_pipelines.backup.restore.copies import RestorePlan, RestoreRecord
     from lakeshare_pipelines.backup.restore.tables import PointRestore
     from lakeshare_pipelines.backup.stores import StoreAddress
     from lakeshare_pipelines.settings import LakeSettings
@@ -63,7 +63,7 @@ class RestoreOptions:
 
     @cached_property
     def point(self) -> "Point":
-        from lakeshare_pipelines.backup.restore.selection import get_point
+        from lakeshare_pipelines.backup.restore.copies import get_point
 
         return get_point(self.points, self.day, _print_message)
 
@@ -156,7 +156,7 @@ def restore_all(
     plan: OnlyPlan = False,
 ) -> None:
     """Restore all that a point holds: every table, and what belongs to none."""
-    from lakeshare_pipelines.backup.restore.tables import list_tables_of_point, restore_other_files
+    from lakeshare_pipelines.backup.restore.tables import restore_other_files
 
     options = _parse_options(backup, day, to, to_endpoint, to_region, to_profile)
     _require_one_place(in_place, to)
@@ -165,7 +165,7 @@ def restore_all(
             options.settings, options.backup, options.point, options.to, _print_message
         )
         typer.echo(f"{others:,} objects of no table")
-    _restore_each(options, list_tables_of_point(options.point), plan=plan)
+    _restore_each(options, [proof.table.root for proof in options.point.verification.tables], plan=plan)
 
 
 @restore_app.command("partition")
@@ -321,7 +321,7 @@ def catalog(
     from lakeshare_pipelines.backup.catalog_dump import read_manifest, restore_catalog
     from lakeshare_pipelines.backup.config import find_backup
     from lakeshare_pipelines.backup.points import Points
-    from lakeshare_pipelines.backup.restore.selection import get_point
+    from lakeshare_pipelines.backup.restore.copies import get_point
     from lakeshare_pipelines.settings import LakeSettings
 
     settings = LakeSettings()

@@ -541,7 +541,7 @@ def _sweep(backup: Backup) -> dg.JobDefinition:
         description="Remove points that retention keeps no longer, and copies that no kept point needs.",
     )
     def sweep(context: dg.OpExecutionContext, config: SweepConfig) -> None:
-        from lakeshare_pipelines.backup.sweep import sweep_points
+        from lakeshare_pipelines.backup.retention import sweep_points
 
         with fail_without_retry():
             swept = sweep_points(backup, Points(backup), datetime.now(UTC), dry_run=config.dry_run)

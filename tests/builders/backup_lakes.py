@@ -175,7 +175,7 @@ class Lake:
     ) -> Verification:
         """What is proved of a copy."""
         workspace, points, quiet = self.workspace(plan.day), Points(self.backup), lambda said: None
-        return verify_copies(self.backup, workspace, plan, copied, points, plan.day, spark, quiet, pointers)
+        return verify_copies(self.backup, workspace, plan, points, plan.day, spark, quiet, pointers)
 
     def point(self, plan: PlanRecord, copied: CopyRecord, proved: Verification) -> Point:
         """Write the point, so that a next one can hold what it has."""

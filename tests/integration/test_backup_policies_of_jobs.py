@@ -66,7 +66,7 @@ def test_what_is_written_lets_a_job_copy_the_source_and_nothing_else(s3: S3Serve
     assert job["Status"] == "Complete"
     assert told["sales"] == "Successful"
     # Outside the backup's prefix neither side allows anything.
-    assert "the policies of who asks and the policy of the resource do not allow it" in told["private"]
+    assert "the policies of the principal and the policy of the resource do not allow it" in told["private"]
     objects = s3.client()
     assert objects.get_object(Bucket="vault", Key="kept/objects/sales/a.parquet")["Body"].read() == b"a"
     assert objects.list_objects_v2(Bucket="vault", Prefix=f"{OWN}reports/job-{job['JobId']}/")["KeyCount"] > 0

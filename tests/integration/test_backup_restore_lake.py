@@ -12,7 +12,7 @@ import pytest
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Point
-from lakeshare_pipelines.backup.restore.selection import RestoreRecord
+from lakeshare_pipelines.backup.restore.copies import RestoreRecord
 from lakeshare_pipelines.backup.restore.tables import PointRestore, restore_each
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.share.publication import publish_or_replay

@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.retention import LockResult, apply_retention, lock_copies, lock_point
-from lakeshare_pipelines.backup.sweep import sweep_points
+from lakeshare_pipelines.backup.retention import (
+    LockResult,
+    apply_retention,
+    lock_copies,
+    lock_point,
+    sweep_points,
+)
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import Planner, a_planner, an_object
 from tests.integration.s3_server import S3Server, running_s3

@@ -1,9 +1,9 @@
-"""One restore while it runs: what was chosen, where to, who copies, and what is told on the way."""
+"""A restore of one table: selecting its copies, comparing with the destination, copying, opening, and its record."""
 
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,25 +11,31 @@ from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import BaseModel
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import (
     ARCHIVES,
     Archived,
-    CopyEngine,
-    CopyTask,
     Progress,
     ReportProgress,
     thaw,
 )
-from lakeshare_pipelines.backup.model import COPY_RESULTS, PLAN, read_table, write_rows
-from lakeshare_pipelines.backup.points import OWN_PREFIX, Workspace
-from lakeshare_pipelines.backup.restore.selection import TABLE_FILE, RestoreRecord, SelectedTable
+from lakeshare_pipelines.backup.model import (
+    COPY_RESULTS,
+    GOOD_STATUSES,
+    POINT_COPIES,
+    FoundTable,
+    Point,
+    TableProof,
+    read_table,
+)
+from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, StoreAddress, open_store
 from lakeshare_pipelines.backup.stores.store import (
     make_file_properties,
@@ -38,6 +44,7 @@ from lakeshare_pipelines.backup.stores.store import (
 )
 from lakeshare_pipelines.backup.verify.delta import count_rows
 from lakeshare_pipelines.backup.verify.iceberg import choose_file_column
+from lakeshare_pipelines.backup.verify.objects import compute_sha256, copy_rows, make_plan_row
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.storage import normalise_location
@@ -46,101 +53,211 @@ if TYPE_CHECKING:
     from pyiceberg.table import StaticTable
 
 CONCURRENT_REQUESTS = 16
-DAMAGED = "Restore from another point; `lakeshare backup drill` tells which ones are whole."
-Row: TypeAlias = dict[str, Any]  # of HELD, with `to_bucket` and `to_key`
+DAMAGED = "Restore from another point; `lakeshare backup drill` shows which points are whole."
+Row: TypeAlias = dict[str, Any]  # of POINT_COPIES, with `to_bucket` and `to_key`
+ReportMessage = Callable[[str], None]
+
+
+def ignore_progress(progress: Progress) -> None: ...
+
+
+def ignore_message(sentence: str) -> None: ...
+
+
+RestoreMode = Literal["in_place", "elsewhere", "mount"]
+
+
+class RestorePlan(BaseModel, frozen=True):
+    table: FoundTable
+    day: str
+    version: int
+    """Delta version, or Iceberg's snapshot id."""
+    place: str
+    """Location of the restored table's root."""
+    way: RestoreMode
+    objects: int
+    size_bytes: int
+    there: int
+    """Objects that exist at the destination and stay unchanged."""
+    archived: int
+    requests: int
+    usd: float
+    minutes: float
+    steps: tuple[str, ...]
+    """Sentences: the steps in order."""
+
+
+class RestoreRecord(BaseModel, frozen=True):
+    day: str
+    table: FoundTable
+    version: int
+    location: str
+    """The table's root, or Iceberg's metadata.json."""
+    rows: int | None
+    """As counted by an independent reader; None if it cannot count them."""
+    files: int
+    opened_by: str
+    objects: int
+    """Copied objects; others existed."""
+    size_bytes: int
+    started_at: datetime
+    seconds: float
+    registered_as: str | None = None
+    """The table's name in the lake, if main or a live log shows the restored state again."""
+    publication: int | None = None
+    """The number under which recipients read it; None if it is not published."""
+    notes: tuple[str, ...] = ()
+    """Sentences for people: what is left to do."""
+
+
+LOG = "/_delta_log/"
+TABLE_FILE = r"(^|/)(_delta_log/|metadata/[^/]*metadata\.json)"
+"""Files that make a folder a table: they are written last."""
+COMPACTED = re.compile(r"\d{20}\.(\d{20})\.compacted\.json")
+# Commits, checksums and checkpoints of every kind begin with their version (Delta PROTOCOL.md, "Delta Log Entries").
+VERSION_FILE = re.compile(r"(\d{20})\.(json|crc|checkpoint\..+)")
+METADATA_JSON = re.compile(r"v(\d+)(\.gz)?\.metadata\.json(\.gz)?")
 
 
 @dataclass(frozen=True)
-class RestoreCopy:
-    """One restore's copying; done again after a crash it goes on where it was."""
+class SelectedTable:
+    """A table of a point at one version, with the rows (schema POINT_COPIES) of all its copies."""
 
-    backup: Backup
-    selected: SelectedTable
-    workspace: Workspace
-    work_prefix: str
-    engine: CopyEngine
-    report_progress: ReportProgress
+    point: Point
+    proof: TableProof
+    version: int
+    rows: pa.Table
+    copies: StoreAddress
 
-    def bring(self, rows: pa.Table, to: StoreAddress, *, into_live_log: bool = False) -> None:
-        """Bring rows (schema HELD, with `to_bucket` and `to_key`) to their places, which are empty.
+    @property
+    def table(self) -> FoundTable:
+        return self.proof.table
 
-        Where others may commit to the log meanwhile, its files are written only if nobody has.
 
-        Raises:
-            BackupError: a copy is missing or damaged, or its place cannot be written. What was brought stays.
-        """
-        stored = head_copies(self.selected, rows)
-        self._thaw(stored)
-        makes_table = pc.match_substring_regex(rows["to_key"], TABLE_FILE)
-        for step, chosen_rows in (("data", pc.invert(makes_table)), ("table", makes_table)):
-            part = rows.filter(chosen_rows)
-            for number, bucket in enumerate(sorted(set(part["to_bucket"].to_pylist()))):
-                mine = part.filter(pc.equal(part["to_bucket"], bucket)).to_pylist()
-                if step == "table" and into_live_log:
-                    self._commit(mine, to)
-                    continue
-                self._copy(f"{step}-{number}", mine, stored, to if bucket == to.bucket else to.at(bucket))
+def select_table(
+    points: Points, name: str, day: str | None = None, version: int | None = None
+) -> SelectedTable:
+    """The table of a name in the lake or of a root's key, at a Delta version or Iceberg snapshot.
 
-    def _thaw(self, stored: dict[str, ListedObject]) -> None:
-        frozen = [
-            Archived(self.selected.copies.bucket, one.key, one.version_id, one.size_bytes or 0)
-            for one in select_archived(stored)
-        ]
-        if frozen:
-            thaw(self.selected.copies, frozen, self.report_progress)
-
-    def _copy(self, name: str, rows: list[Row], stored: dict[str, ListedObject], to: StoreAddress) -> None:
-        plan, done = self.workspace.clear(f"plan-{name}"), self.workspace.clear(f"done-{name}")
-        planned = [self._planned(row, stored[row["stored_key"]]) for row in rows]
-        write_rows(plan, PLAN, [pa.Table.from_pylist(planned, PLAN)])
-        task = CopyTask(
-            source=self.selected.copies,
-            target=to,
-            plan=plan,
-            done=done,
-            work_prefix=f"{self.work_prefix}{name}/",
-            as_of=datetime.now(UTC),
-            copy_limit_bytes=self.backup.copy_limit_bytes,
-            in_flight=self.backup.in_flight,
+    Raises:
+        BackupError: there is no such point, table or version, or the point does not hold it whole.
+    """
+    point = get_point(points, day)
+    proof = _get_proof(point, name)
+    table = proof.table
+    subject = f"point {point.day}, table {table.root}"
+    is_damaged = point.damage is not None and table.root in point.damage.tables
+    # An older or small state is restored if its version is given; a damaged one never.
+    is_explicit = version is not None and proof.version is not None
+    if proof.status not in GOOD_STATUSES and (is_damaged or not is_explicit):
+        why = "; ".join(proof.reasons) or "it was not proved to open"
+        raise BackupError(subject, f"it is {proof.status}: {why}", "Restore it from another point.")
+    version = _choose_version(subject, proof, version)
+    batches = []
+    for batch in points.read_copies(point):
+        key = batch.column("key")
+        # Files below the root of another table inside this one have the nearer root.
+        inside = pc.and_(
+            pc.starts_with(key, f"{table.root}/"), pc.invert(pc.match_substring_regex(key, TABLE_FILE))
         )
-        self.engine.copy(task, self.report_progress)
-        _require_done(self.selected, rows, read_table(done, COPY_RESULTS).to_pylist(), to)
+        own = pc.fill_null(pc.equal(batch.column("table_root"), table.root), False)
+        chosen = pc.or_(own, pc.and_(inside, pc.equal(batch.column("bucket"), table.bucket)))
+        batches.append(batch.filter(chosen).cast(POINT_COPIES))
+    rows = pa.Table.from_batches(batches, POINT_COPIES)
+    belongs = (
+        _make_delta_filter(table.root, version) if table.format == "delta" else _make_iceberg_filter(proof)
+    )
+    is_selected = pa.array([belongs(key) for key in rows["key"].to_pylist()], pa.bool_())
+    return SelectedTable(point, proof, version, rows.filter(is_selected), points.backup.target_of(point.day))
 
-    def _commit(self, rows: list[Row], to: StoreAddress) -> None:
-        copies, store = open_store(self.selected.copies), open_store(to)
-        for row in sorted(rows, key=lambda one: str(one["to_key"])):
-            content = read_verified(self.selected, copies, row)
-            if not store.put(row["to_key"], content, if_absent=True) and store.read(row["to_key"]) != content:
-                raise BackupError(
-                    to.location(row["to_key"]),
-                    "somebody wrote it meanwhile",
-                    "Run the restore again: it goes by what is there then.",
-                )
 
-    def _planned(self, row: Row, stored: ListedObject) -> Row:
-        return {
-            "bucket": self.selected.copies.bucket,
-            "key": row["stored_key"],
-            "version_id": stored.version_id,
-            "is_latest": True,
-            "is_delete_marker": False,
-            "size_bytes": stored.size_bytes,
-            "last_modified": stored.last_modified,
-            "etag": stored.etag,
-            "storage_class": stored.storage_class,
-            "lane": "large" if row["size_bytes"] > self.backup.copy_limit_bytes else "small",
-            "stored_key": row["to_key"],
-            "table_root": row["table_root"],
-            "first_point": self.selected.point.day,
-        }
+def get_point(
+    points: Points, day: str | None, report_message: Callable[[str], None] = lambda sentence: None
+) -> Point:
+    """The point of a day; by default the newest that is fully verified, else the newest with fallbacks."""
+    if day is not None:
+        return points.get(day)
+    readable, damaged = points.readable()
+    fully = [point for point in readable if point.status == "verified"]
+    point = next(reversed(fully or [point for point in readable if point.status in GOOD_STATUSES]), None)
+    if point is None:
+        raise BackupError(
+            f"backup {points.backup.name}",
+            "it has no verified point",
+            "Make one with `lakeshare backup run`.",
+        )
+    newer = [f"{other.day} is {other.status}" for other in readable if other.day > point.day]
+    unreadable = [error.subject.rpartition("point ")[2] for error in damaged]
+    newer += [f"{other} is damaged" for other in unreadable if other > point.day]
+    why = (
+        "the newest that is fully verified" if fully else "none is fully verified, the newest with fallbacks"
+    )
+    passed_over = f" Passed over: {'; '.join(sorted(newer))}." if newer else ""
+    report_message(f"Point {point.day} is taken: {why}.{passed_over}")
+    return point
+
+
+def _get_proof(point: Point, name: str) -> TableProof:
+    proofs = {proof.table.root: proof for proof in point.verification.tables}
+    if name.strip("/") in proofs:
+        return proofs[name.strip("/")]
+    # Folders of Delta tables have the table's name, those of Iceberg tables have an id after it.
+    path = re.escape(name.replace(".", "/"))
+    matching = [root for root in proofs if re.search(rf"(^|/){path}(_[0-9a-f-]{{36}})?$", root)]
+    if len(matching) == 1:
+        return proofs[matching[0]]
+    roots = ", ".join(matching or sorted(proofs)) or "none"
+    several = "it holds several such tables" if matching else "it holds no such table"
+    raise BackupError(
+        f"point {point.day}, table {name}", f"{several}: {roots}", "Name one of them by its root."
+    )
+
+
+def _choose_version(subject: str, proof: TableProof, wanted: int | None) -> int:
+    if proof.table.format == "iceberg":
+        newest = proof.snapshot_id
+        if newest is None:
+            raise BackupError(subject, "it has no snapshot", "A table without rows cannot be restored.")
+        return newest if wanted is None else wanted
+    if proof.version is None:
+        raise BackupError(subject, "the point does not state its version", "Restore it from another point.")
+    oldest = proof.version if proof.oldest_version is None else proof.oldest_version
+    if wanted is not None and not oldest <= wanted <= proof.version:
+        raise BackupError(
+            subject,
+            f"version {wanted} is not in it",
+            f"It holds versions {oldest} to {proof.version}; others may be in other points.",
+        )
+    return proof.version if wanted is None else wanted
+
+
+def _make_delta_filter(root: str, version: int) -> Callable[[str], bool]:
+    """Whether a key of a Delta table belongs to a version, or to time travel before it."""
+    log = f"{root}{LOG}".lstrip("/")
+
+    def belongs(key: str) -> bool:
+        if not key.startswith(log):
+            return True
+        name = key.removeprefix(log)
+        match = COMPACTED.fullmatch(name) or VERSION_FILE.fullmatch(name)
+        return int(match[1]) <= version if match else name.startswith("_sidecars/")
+
+    return belongs
+
+
+def _make_iceberg_filter(proof: TableProof) -> Callable[[str], bool]:
+    """Whether a key belongs to a table at the proved metadata: catalogs of folders use the newest metadata."""
+    proved = METADATA_JSON.fullmatch((proof.metadata_key or "").rpartition("/")[2])
+
+    def belongs(key: str) -> bool:
+        match = METADATA_JSON.fullmatch(key.rpartition("/")[2])
+        return match is None or proved is None or int(match[1]) <= int(proved[1])
+
+    return belongs
 
 
 def read_verified(selected: SelectedTable, copies: BackupStore, row: Row) -> bytes:
-    """The content of a copy (a row of schema HELD).
-
-    Raises:
-        BackupError: it is not there, or is not what was backed up.
-    """
+    """The content of a copy (a row of schema POINT_COPIES); an error if it is not what was backed up."""
     content = copies.read(row["stored_key"], row["stored_version_id"])
     kind, _, digest = (row["checksum"] or "").partition(":")
     if kind == "sha256" and sha256(content).hexdigest() != digest:
@@ -149,53 +266,41 @@ def read_verified(selected: SelectedTable, copies: BackupStore, row: Row) -> byt
 
 
 def head_copies(selected: SelectedTable, rows: pa.Table) -> dict[str, ListedObject]:
-    """What the store of the copies says of those that rows tell of, by key.
-
-    Raises:
-        BackupError: a copy is not there any more, has another size, or is another than the point holds.
-    """
+    """The current heads of copies, by key."""
     store = open_store(selected.copies)
     root = selected.table.stored_root
-    # Of what belongs to no table each is asked for by itself.
-    listed = {one.key: one for one in store.list(f"{root}/") if not one.is_delete_marker} if root else {}
+    # Objects of no table are requested one by one.
+    listed = {head.key: head for head in store.list(f"{root}/") if not head.is_delete_marker} if root else {}
 
-    def found(row: Row) -> ListedObject:
-        there = listed.get(row["stored_key"])
-        if there is None or (row["stored_etag"] not in (None, there.etag) and row["stored_version_id"]):
-            there = _version(store, row)
-        if there is None:
-            raise _make_damaged_error(selected, row, "it is not there any more")
-        if there.size_bytes != row["size_bytes"]:
-            raise _make_damaged_error(
-                selected, row, f"it has {there.size_bytes} bytes, {row['size_bytes']} were backed up"
-            )
-        if row["stored_etag"] not in (None, there.etag):
+    def check(row: Row) -> ListedObject:
+        copy = listed.get(row["stored_key"])
+        if copy is None or (row["stored_etag"] not in (None, copy.etag) and row["stored_version_id"]):
+            copy = _head(store, row["stored_key"], row["stored_version_id"])
+        if copy is None:
+            raise _make_damaged_error(selected, row, "it does not exist any more")
+        if copy.size_bytes != row["size_bytes"]:
+            reason = f"it has {copy.size_bytes} bytes, {row['size_bytes']} were backed up"
+            raise _make_damaged_error(selected, row, reason)
+        if row["stored_etag"] not in (None, copy.etag):
             raise _make_damaged_error(selected, row, "it was changed since it was backed up")
-        return there
+        return copy
 
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         records = rows.to_pylist()
-        return {
-            row["stored_key"]: there for row, there in zip(records, pool.map(found, records), strict=True)
-        }
+        heads = zip(records, pool.map(check, records), strict=True)
+        return {row["stored_key"]: head for row, head in heads}
 
 
 def select_archived(stored: dict[str, ListedObject]) -> list[ListedObject]:
-    """Those that have to be thawed before they can be copied."""
-    return [one for one in stored.values() if one.storage_class in ARCHIVES]
+    return [head for head in stored.values() if head.storage_class in ARCHIVES]
 
 
-def _version(store: BackupStore, row: Row) -> ListedObject | None:
-    head = store.head(row["stored_key"], row["stored_version_id"])
+def _head(store: BackupStore, key: str, version_id: str | None = None) -> ListedObject | None:
+    head = store.head(key, version_id)
     if head is None:
         return None
     return ListedObject(
-        head.key,
-        head.size_bytes,
-        head.last_modified,
-        head.etag,
-        row["stored_version_id"],
-        storage_class=head.storage_class,
+        key, head.size_bytes, head.last_modified, head.etag, version_id, storage_class=head.storage_class
     )
 
 
@@ -204,49 +309,41 @@ def _make_damaged_error(selected: SelectedTable, row: Row, reason: str) -> Backu
 
 
 def _require_done(selected: SelectedTable, rows: list[Row], done: list[Row], to: StoreAddress) -> None:
-    """Every row copied, with the content that was backed up where both sides know it."""
+    """Check that every row was copied, with the content that was backed up where both sides know it."""
     backed_up = {row["stored_key"]: row for row in rows}
-    for one in _failed(done):
-        reason = one["message"] or one["error_code"] or "no reason was given"
-        raise BackupError(
-            to.location(one["stored_key"]),
-            f"it could not be copied there: {reason}",
-            "Run the restore again.",
-        )
-    for one in done:
-        row = backed_up[one["key"]]
-        kinds = {(checksum or "").partition(":")[0] for checksum in (one["checksum"], row["checksum"])}
-        if len(kinds) == 1 and one["checksum"] != row["checksum"]:
-            # It was written to an empty place a moment ago, and must not pass for what was lost there.
-            open_store(to).delete(one["stored_key"])
-            raise _make_damaged_error(
-                selected, row, f"its content is {one['checksum']}, {row['checksum']} was backed up"
-            )
+    failed = next((result for result in done if result["status"] != "succeeded"), None)
+    if failed is not None:
+        reason = failed["message"] or failed["error_code"] or "no reason was given"
+        subject = to.location(failed["stored_key"])
+        raise BackupError(subject, f"it could not be copied there: {reason}", "Run the restore again.")
+    for result in done:
+        row = backed_up[result["key"]]
+        kinds = {(checksum or "").partition(":")[0] for checksum in (result["checksum"], row["checksum"])}
+        if len(kinds) == 1 and result["checksum"] != row["checksum"]:
+            # This restore just wrote it, and it must not pass for the lost object.
+            open_store(to).delete(result["stored_key"])
+            reason = f"its content is {result['checksum']}, {row['checksum']} was backed up"
+            raise _make_damaged_error(selected, row, reason)
     if len(done) != len(rows):
-        raise BackupError(
-            str(to), f"{len(rows) - len(done)} copies are not told of", "Run the restore again."
-        )
-
-
-def _failed(done: list[Row]) -> Iterator[Row]:
-    return (one for one in done if one["status"] != "succeeded")
+        reason = f"the engine reported nothing of {len(rows) - len(done)} copies"
+        raise BackupError(str(to), reason, "Run the restore again.")
 
 
 DAY = r"\d{4}-\d\d-\d\d(T\d{6}Z)?"
 ROW = pa.schema([pa.field("to_bucket", pa.string()), pa.field("to_key", pa.string())])
-BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class DestinationState:
-    """Rows of HELD, with `to_bucket` and `to_key`, by what is at that place."""
+    """The copies of a table by the state of their destinations."""
 
     missing: pa.Table
+    """Rows of schema POINT_COPIES, with `to_bucket` and `to_key`."""
     there: int
     differing: tuple[str, ...]
-    """Locations where something else is."""
+    """Locations of other objects at the keys of the table."""
     others: tuple[str, ...]
-    """Keys below the root that the point does not tell of."""
+    """Keys below the root that the point does not have."""
 
 
 def compare_destination(
@@ -255,40 +352,29 @@ def compare_destination(
     root: str,
     map_key: Callable[[str, str], tuple[str, str]],
 ) -> DestinationState:
-    """Compare the copies of a table with the place they are to go to: `root` is the key of that place in `address`.
-
-    `goes` gives the new bucket and key of an object of the source.
-
-    Raises:
-        BackupError: the place cannot be looked at.
-    """
+    """Compare the copies of a table with their destination; `map_key` returns the new bucket and key of an object."""
     rows = selected.rows.to_pylist()
     prefix = f"{root}/" if root else ""
-    found = {one.key: one for one in open_store(address).list(prefix) if not one.is_delete_marker}
+    existing = {head.key: head for head in open_store(address).list(prefix) if not head.is_delete_marker}
     missing: list[dict[str, Any]] = []
     differing: list[str] = []
-    wanted: set[str] = set()
+    expected: set[str] = set()
     for row in rows:
         bucket, key = map_key(row["bucket"], row["key"])
         store = address if bucket == address.bucket else address.at(bucket)
-        there = found.get(key) if bucket == address.bucket else _head(open_store(store), key)
-        wanted.add(key)
-        if there is None:
+        at_key = existing.get(key) if bucket == address.bucket else _head(open_store(store), key)
+        expected.add(key)
+        if at_key is None:
             missing.append({**row, "to_bucket": bucket, "to_key": key})
-        elif not _is_same(selected, row, open_store(store), there):
+        elif not _is_same(selected, row, open_store(store), at_key):
             differing.append(store.location(key))
-    schema = pa.schema([*selected.rows.schema, *ROW])
-    others = tuple(key for key in found if key not in wanted)
-    table = pa.Table.from_pylist(missing, schema)
+    table = pa.Table.from_pylist(missing, pa.schema([*selected.rows.schema, *ROW]))
+    others = tuple(key for key in existing if key not in expected)
     return DestinationState(table, len(rows) - len(missing) - len(differing), tuple(differing), others)
 
 
 def require_outside_target(backup: Backup, to: StoreAddress) -> None:
-    """Refuse a place inside the target of a backup: a sweep, a scrub and the next listing would take it for copies.
-
-    Raises:
-        BackupError: it is there.
-    """
+    """Refuse a destination inside the target of a backup, where a sweep or a scrub would take it for copies."""
     for target in (backup.target, backup.records):
         if to.kind != target.kind or to.endpoint != target.endpoint:
             continue
@@ -303,54 +389,25 @@ def require_outside_target(backup: Backup, to: StoreAddress) -> None:
             )
 
 
-def _head(store: BackupStore, key: str) -> ListedObject | None:
-    head = store.head(key)
-    return None if head is None else ListedObject(key, head.size_bytes, head.last_modified, head.etag)
-
-
-def _is_same(selected: SelectedTable, row: dict[str, Any], store: BackupStore, there: ListedObject) -> bool:
-    """By size and ETag; where only the ETag differs, by content: a copy may have got another one."""
-    if there.size_bytes != row["size_bytes"]:
+def _is_same(selected: SelectedTable, row: Row, store: BackupStore, head: ListedObject) -> bool:
+    """Compare size and ETag; if only the ETag differs, the content: a copy may have another ETag."""
+    if head.size_bytes != row["size_bytes"]:
         return False
-    if there.etag in (row["etag"], row["stored_etag"]):
+    if head.etag in (row["etag"], row["stored_etag"]):
         return True
     kind, _, checksum = (row["checksum"] or "").partition(":")
-    digest = _digest(store, there.key)
-    if kind == "sha256":
-        return digest == checksum
-    return digest == _digest(open_store(selected.copies), row["stored_key"], row["stored_version_id"])
+    if kind != "sha256":
+        copies = open_store(selected.copies)
+        checksum = compute_sha256(copies, row["stored_key"], row["stored_version_id"])
+    return compute_sha256(store, head.key) == checksum
 
 
-def _digest(store: BackupStore, key: str, version_id: str | None = None) -> str:
-    digest = sha256()
-    with store.open(key, version_id) as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def require_not_taken(place: str, taken: Iterable[str]) -> None:
-    """Refuse a place where something is that is none of the table's.
-
-    Raises:
-        BackupError: there is something.
-    """
-    first = next(iter(taken), None)
-    if first is not None:
-        raise BackupError(
-            place, f"something else is there already: {first}", "Give an empty place; nothing was written."
-        )
-
-
-ANOTHER = "Restore from another point; what is there now was not registered."
+ANOTHER = "Restore from another point; the restored table was not registered."
 
 
 @dataclass(frozen=True)
 class OpenedTable:
-    """What an independent reader found: all rows, each read, and how many data files they are in.
-
-    `rows` is None where the reader does not read all: a Delta table of very many files, deletes by value.
-    """
+    """The result of an independent reader; `rows` is None if it does not read all rows."""
 
     rows: int | None
     files: int
@@ -358,11 +415,6 @@ class OpenedTable:
 
 
 def open_delta(address: StoreAddress, root: str, version: int) -> OpenedTable:
-    """A Delta table at a version, read by delta-rs.
-
-    Raises:
-        BackupError: it does not open, or a file that it needs cannot be read.
-    """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
@@ -376,11 +428,7 @@ def open_delta(address: StoreAddress, root: str, version: int) -> OpenedTable:
 
 
 def open_iceberg(address: StoreAddress, metadata_location: str, snapshot_id: int) -> OpenedTable:
-    """An Iceberg table at a snapshot, read by PyIceberg: every data file is opened.
-
-    Raises:
-        BackupError: it does not open, or a file that it needs cannot be read.
-    """
+    """Open an Iceberg table at a snapshot with PyIceberg, which reads every data file."""
     from importlib.metadata import version as version_of
 
     from pyiceberg.table import StaticTable
@@ -388,11 +436,11 @@ def open_iceberg(address: StoreAddress, metadata_location: str, snapshot_id: int
     reader = f"pyiceberg {version_of('pyiceberg')}"
     try:
         table = StaticTable.from_metadata(metadata_location, make_file_properties(address))
-        counted = _count_rows(table, snapshot_id)
-    # What file systems and decoders raise through PyIceberg has no class of its own.
+        rows, files = _count_rows(table, snapshot_id)
+    # PyIceberg passes errors of file systems and decoders on without a class of its own.
     except Exception as error:
         raise _make_open_error(metadata_location, error) from error
-    return OpenedTable(*counted, reader)
+    return OpenedTable(rows, files, reader)
 
 
 def _count_rows(table: "StaticTable", snapshot_id: int) -> tuple[int | None, int]:
@@ -402,12 +450,12 @@ def _count_rows(table: "StaticTable", snapshot_id: int) -> tuple[int | None, int
     except ValueError as error:
         if "equality deletes" not in str(error):
             raise
-        # The one thing of a table that PyIceberg does not read.
-        at = table.inspect.data_files(snapshot_id=snapshot_id)
-        return None, len(at)
-    # A column is looked at, because the manifests alone would answer a mere count.
-    smallest = table.scan(snapshot_id=snapshot_id, selected_fields=(choose_file_column(scan),))
-    return sum(batch.num_rows for batch in smallest.to_arrow_batch_reader()), len(files)
+        # The only feature that PyIceberg does not read.
+        return None, len(table.inspect.data_files(snapshot_id=snapshot_id))
+    # A column is read because the manifests alone would answer a plain count.
+    column = choose_file_column(scan)
+    batches = table.scan(snapshot_id=snapshot_id, selected_fields=(column,)).to_arrow_batch_reader()
+    return sum(batch.num_rows for batch in batches), len(files)
 
 
 def _make_open_error(location: str, error: Exception) -> BackupError:
@@ -417,30 +465,9 @@ def _make_open_error(location: str, error: Exception) -> BackupError:
     return BackupError(location, f"it does not open: {reason}", ANOTHER)
 
 
-ReportMessage = Callable[[str], None]
-
-
-def ignore_progress(progress: Progress) -> None:
-    """Tell nobody."""
-
-
-def remove_empty(root: Path, prefix: str) -> None:
-    """Remove the folders of a prefix that keep nothing any more, those above it too."""
-    for folder, _, _ in os.walk(root / prefix, topdown=False):
-        Path(folder).rmdir()
-    # The folders above may be others' as well.
-    for above in list((root / prefix).parents)[: prefix.rstrip("/").count("/")]:
-        with suppress(OSError):
-            above.rmdir()
-
-
-def ignore_message(sentence: str) -> None:
-    """Say it to nobody."""
-
-
 @dataclass
 class TableRestore:
-    """A table of a point on its way to `root` in the store `to`."""
+    """The restore of a table of a point to `root` in the store `to`."""
 
     settings: LakeSettings
     backup: Backup
@@ -456,76 +483,127 @@ class TableRestore:
     notes: list[str] = field(default_factory=list)
 
     @cached_property
-    def engine(self) -> CopyEngine:
-        """The engine that copies: always our own, which needs neither Spark nor a service."""
-        from lakeshare_pipelines.backup.copy.local import LocalEngine
-
-        return LocalEngine()
-
-    @cached_property
     def store(self) -> BackupStore:
-        """Where the table goes."""
         return open_store(self.to)
 
     @property
     def place(self) -> str:
-        """Location of the table's new root."""
         return self.to.location(self.root)
 
     @property
     def title(self) -> str:
-        """What is done, for people."""
         return f"restore of {self.selected.table.root or 'other files'} to {self.place}"
 
     @property
     def name(self) -> str:
-        """The same for the same restore, whoever does it again."""
-        content = (
-            f"{self.selected.point.day}\n{self.selected.table.root}\n{self.selected.version}\n{self.place}"
-        )
-        return sha256(content.encode()).hexdigest()[:16]
+        """An identifier that is the same for the same restore."""
+        parts = (self.selected.point.day, self.selected.table.root, str(self.selected.version), self.place)
+        return sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def bring(self, at: DestinationState, *, into_live_log: bool = False) -> None:
-        """Copy what is missing, and count it; what the engine keeps for itself goes when all is there."""
+        """Copy missing objects and count them; files of the engine are removed at the end."""
         if not at.missing.num_rows:
             return
-        self._forget()
+        self._remove_engine_files()
         if self.to.kind == "folder" and self.root:
             remove_unfinished(Path(self.to.url) / self.root)
-        # A ledger of an earlier attempt tells of what may be gone again: what is missing now is copied now.
-        prefix = f"{self._prefix}{uuid4().hex}/"
-        copying = RestoreCopy(
-            self.backup, self.selected, self._workspace, prefix, self.engine, self.report_progress
-        )
-        copying.bring(at.missing, self.to, into_live_log=into_live_log)
+        # The ledger of an earlier attempt may name copies that are missing again.
+        self._copy_all(at.missing, f"{self._prefix}{uuid4().hex}/", into_live_log=into_live_log)
         self.objects += at.missing.num_rows
         self.size_bytes += sum(at.missing["size_bytes"].to_pylist())
-        self._forget()
-        self.report_message(
-            f"{at.missing.num_rows:,} objects brought to {self.place}, {at.there:,} were there"
+        self._remove_engine_files()
+        self.report_message(f"{at.missing.num_rows:,} objects copied to {self.place}, {at.there:,} existed")
+
+    def _copy_all(self, rows: pa.Table, work_prefix: str, *, into_live_log: bool) -> None:
+        """Copy rows to their destinations, which are empty; files that make it a table are written last."""
+        stored = head_copies(self.selected, rows)
+        archived = [
+            Archived(self.selected.copies.bucket, head.key, head.version_id, head.size_bytes or 0)
+            for head in select_archived(stored)
+        ]
+        if archived:
+            thaw(self.selected.copies, archived, self.report_progress)
+        makes_table = pc.match_substring_regex(rows["to_key"], TABLE_FILE)
+        for step, is_in_step in (("data", pc.invert(makes_table)), ("table", makes_table)):
+            part = rows.filter(is_in_step)
+            for number, bucket in enumerate(sorted(set(part["to_bucket"].to_pylist()))):
+                of_bucket = part.filter(pc.equal(part["to_bucket"], bucket)).to_pylist()
+                if step == "table" and into_live_log:
+                    self._commit(of_bucket)
+                    continue
+                address = self.to if bucket == self.to.bucket else self.to.at(bucket)
+                name = f"{step}-{number}"
+                self._copy(name, of_bucket, stored, address, f"{work_prefix}{name}/")
+
+    def _copy(
+        self, name: str, rows: list[Row], stored: dict[str, ListedObject], to: StoreAddress, work_prefix: str
+    ) -> None:
+        from lakeshare_pipelines.backup.copy.local import LocalEngine
+
+        plan, done = self._workspace.clear(f"plan-{name}"), self._workspace.clear(f"done-{name}")
+        bucket, limit = self.selected.copies.bucket, self.backup.copy_limit_bytes
+        planned = [
+            make_plan_row(
+                stored[row["stored_key"]],
+                bucket=bucket,
+                key=row["stored_key"],
+                lane="large" if row["size_bytes"] > limit else "small",
+                stored_key=row["to_key"],
+                table_root=row["table_root"],
+                first_point=self.selected.point.day,
+            )
+            for row in rows
+        ]
+        addresses, now = (self.selected.copies, to), datetime.now(UTC)
+        copy_rows(
+            LocalEngine(),
+            self.backup,
+            (plan, done),
+            planned,
+            addresses,
+            work_prefix,
+            now,
+            self.report_progress,
         )
+        _require_done(self.selected, rows, read_table(done, COPY_RESULTS).to_pylist(), to)
+
+    def _commit(self, rows: list[Row]) -> None:
+        """Write files of a log, where others may commit meanwhile, only if they do not exist."""
+        copies = open_store(self.selected.copies)
+        for row in sorted(rows, key=lambda row: str(row["to_key"])):
+            content = read_verified(self.selected, copies, row)
+            key = row["to_key"]
+            if not self.store.put(key, content, if_absent=True) and self.store.read(key) != content:
+                raise BackupError(
+                    self.to.location(key),
+                    "another writer wrote it meanwhile",
+                    "Run the restore again: it compares with the destination again.",
+                )
 
     @property
     def _prefix(self) -> str:
-        """What the engine keeps for itself while it copies, in the store that the table goes to."""
+        """Key prefix of the engine's own files, in the store of the destination."""
         return f"{self.to.prefix}{OWN_PREFIX}{self.backup.name}/restores/{self.name}/"
 
     @property
     def _workspace(self) -> Workspace:
         return Workspace(self.settings.state_dir / "backup_work" / self.backup.name / "restores" / self.name)
 
-    def _forget(self) -> None:
-        for one in self.store.list(self._prefix):
-            self.store.delete(one.key)
+    def _remove_engine_files(self) -> None:
+        for listed in self.store.list(self._prefix):
+            self.store.delete(listed.key)
         if self.to.kind == "folder":
-            remove_empty(Path(self.to.url), self._prefix)
+            root = Path(self.to.url)
+            for folder, _, _ in os.walk(root / self._prefix, topdown=False):
+                Path(folder).rmdir()
+            # Folders above are removed if they are empty.
+            for above in list((root / self._prefix).parents)[: self._prefix.rstrip("/").count("/")]:
+                with suppress(OSError):
+                    above.rmdir()
         self._workspace.remove()
 
     def moved(self, keys: Mapping[str, str]) -> Callable[[str], str]:
-        """New locations of a table's files by what its metadata calls them: `keys` are new locations by old ones.
-
-        What the point does not hold moves with the root it is under, or stays.
-        """
+        """A function from old to new locations of a table's files; unknown files move with the root, or stay."""
         old, new = normalise_location(self.backup.source.location(self.selected.table.root)), self.place
 
         def moved(location: str) -> str:
@@ -539,11 +617,7 @@ class TableRestore:
     def record(
         self, location: str, opened: OpenedTable, *, is_part: bool = False, **more: object
     ) -> RestoreRecord:
-        """What was done.
-
-        Raises:
-            BackupError: the table has another number of rows than the point proved.
-        """
+        """The record of the restore; for a whole table an error if its rows are not those that the point proved."""
         if not is_part:
             self.require_rows(location, opened)
         return RestoreRecord.model_validate(
@@ -565,20 +639,10 @@ class TableRestore:
         )
 
     def require_rows(self, location: str, opened: OpenedTable) -> None:
-        """Refuse a table that is not what the point proved of it.
-
-        Raises:
-            BackupError: it has more rows, or fewer.
-        """
+        """Raise a BackupError if a table has another number of rows than the point proved."""
         proof = self.selected.proof
         proved = proof.snapshot_id if proof.table.format == "iceberg" else proof.version
-        if (
-            self.selected.version == proved
-            and None not in (proof.rows, opened.rows)
-            and proof.rows != opened.rows
-        ):
-            raise BackupError(
-                location,
-                f"it opens with {opened.rows} rows, the point proved {proof.rows}",
-                "Restore from another point; what is there now was not registered.",
-            )
+        is_known = self.selected.version == proved and None not in (proof.rows, opened.rows)
+        if is_known and proof.rows != opened.rows:
+            reason = f"it opens with {opened.rows} rows, the point proved {proof.rows}"
+            raise BackupError(location, reason, ANOTHER)

@@ -1,45 +1,35 @@
-"""A table restored where it was: what is missing is put back, and the lake's own state made to show it.
+"""Restore of a table to another root or in its original place, with the state of the lake that shows it."""
 
-Nothing that is there is overwritten or removed. Where other things lie at the table's keys, the restored table goes
-beside them, below `_restored/`.
-"""
-
+import io
 import json
 import logging
+import re
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.restore.copies import (
+    LOG,
     DestinationState,
     ReportMessage,
+    RestoreRecord,
+    SelectedTable,
     TableRestore,
     compare_destination,
     ignore_message,
     open_delta,
     open_iceberg,
     read_verified,
-    require_not_taken,
-)
-from lakeshare_pipelines.backup.restore.delta import (
-    commit_restore,
-    commit_takeover,
-    find_newest_commit,
-    list_log_names,
-    require_contiguous_commits,
-    skip_versions,
-    write_pointer,
-)
-from lakeshare_pipelines.backup.restore.selection import (
-    RestoreRecord,
-    RestoreRequest,
-    SelectedTable,
     select_table,
 )
 from lakeshare_pipelines.backup.rewriting import (
@@ -51,6 +41,7 @@ from lakeshare_pipelines.backup.rewriting import (
     set_current_snapshot,
 )
 from lakeshare_pipelines.backup.stores import BackupStore, StoreAddress, open_store
+from lakeshare_pipelines.backup.stores.store import make_storage_options
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError, NessieError, SparkError
@@ -73,34 +64,21 @@ from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, decompr
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from deltalake import DeltaTable
+
+POINTER = "_last_checkpoint"
+COMMIT = re.compile(r"(\d{20})\.json")
+CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.\d{10}\.(\d{10}))?\.parquet")
+Copied = TypeVar("Copied")
+Add: TypeAlias = dict[str, Any]  # an `add` action, as in the log
+
 REWRITTEN_FILE = r"(^|/)metadata/[^/]*(metadata\.json(\.gz)?|\.avro)$"
 COPIED = "files"
-"""Below the new root of an Iceberg table: its files as they were, beside the metadata that is written for them."""
-
-
-def restore_delta_elsewhere(work: TableRestore) -> RestoreRecord:
-    """A Delta table at a new root: its names are relative to it, so that copying is enough.
-
-    Raises:
-        BackupError: something else is there, or the table does not open.
-    """
-    copy_delta(work)
-    return work.record(work.place, open_delta(work.to, work.root, work.selected.version))
-
-
-def restore_iceberg_elsewhere(work: TableRestore) -> RestoreRecord:
-    """An Iceberg table at a new root, with metadata that names the new places.
-
-    Raises:
-        BackupError: something else is there, or the table does not open.
-    """
-    rewritten = copy_iceberg(work)
-    location = rewritten.metadata_location
-    return work.record(location, open_iceberg(work.to, location, work.selected.version))
+"""Below the new root of an Iceberg table: its unchanged files, beside the metadata that is written for them."""
 
 
 def map_to_new_keys(work: TableRestore) -> Callable[[str, str], tuple[str, str]]:
-    """New bucket and key of an object by its original ones, at a place of its own."""
+    """A function from original bucket and key to those at a new root."""
     root, to = work.selected.table.root, work.to.bucket
     folder = work.root if work.selected.table.format == "delta" else f"{work.root}/{COPIED}"
 
@@ -113,30 +91,20 @@ def map_to_new_keys(work: TableRestore) -> Callable[[str, str], tuple[str, str]]
 
 
 def select_copied(work: TableRestore) -> SelectedTable:
-    """What is copied to a place of its own: of an Iceberg table no metadata and no manifests, which are written anew.
-
-    Left beside them, those of the original place would look like a table of their own.
-    """
+    """The objects that are copied to a new root: not Iceberg's metadata, which would look like another table."""
     if work.selected.table.format == "delta":
         return work.selected
-    rows = work.selected.rows
-    return replace(
-        work.selected, rows=rows.filter(pc.invert(pc.match_substring_regex(rows["key"], REWRITTEN_FILE)))
-    )
+    is_rewritten = pc.match_substring_regex(work.selected.rows["key"], REWRITTEN_FILE)
+    return replace(work.selected, rows=work.selected.rows.filter(pc.invert(is_rewritten)))
 
 
 def copy_delta(work: TableRestore) -> None:
-    """Copy a Delta table to the work's root.
-
-    Raises:
-        BackupError: it has files outside of its root, which its log names by whole locations; something else is there.
-    """
     root = work.selected.table.root
     outside = [key for key in work.selected.rows["key"].to_pylist() if not key.startswith(f"{root}/")]
     if outside:
         raise BackupError(
             f"table {root}",
-            f"its log names files elsewhere, as {outside[0]}: at another place it would still read those",
+            f"its log names files outside of its root, as {outside[0]}: at another place it would still read those",
             "Restore it in place.",
         )
     at = compare_destination(work.selected, work.to, work.root, map_to_new_keys(work))
@@ -146,32 +114,26 @@ def copy_delta(work: TableRestore) -> None:
 
 
 def copy_iceberg(work: TableRestore) -> RewrittenTable:
-    """Copy an Iceberg table to the work's root and write metadata for it.
-
-    Raises:
-        BackupError: something else is there, or a file of its metadata cannot be read.
-    """
+    """Copy an Iceberg table to the work's root and write metadata for it."""
     selected, source = work.selected, work.backup.source
-    if selected.proof.metadata_key is None:
-        raise BackupError(
-            f"table {selected.table.root}", "the point does not tell its metadata", "Use another point."
-        )
+    metadata_location = source.location(get_metadata_key(selected))
     map_key = map_to_new_keys(work)
     at = compare_destination(select_copied(work), work.to, work.root, map_key)
     require_free(work, at)
     work.bring(at)
-    originals = {format_location(source, bucket, key): (bucket, key) for bucket, key in _keys(selected)}
-    new = {old: work.to.location(map_key(*at)[1]) for old, at in originals.items()}
+    columns = (selected.rows[name].to_pylist() for name in ("bucket", "key"))
+    new = {
+        format_location(source, bucket, key): work.to.location(map_key(bucket, key)[1])
+        for bucket, key in zip(*columns, strict=True)
+    }
     read = make_copy_reader(selected, source)
     rewritten = rewrite_table(
         read,
-        source.location(selected.proof.metadata_key),
+        metadata_location,
         work.moved(new),
         work.store,
         work.root,
-        find_whole_snapshots(
-            read, source.location(selected.proof.metadata_key), lambda one: normalise_location(one) in new
-        ),
+        find_whole_snapshots(read, metadata_location, lambda location: normalise_location(location) in new),
         current=selected.version,
         report_progress=lambda done, of: (
             work.report_message(f"{done:,} of {of:,} manifests rewritten") if done == of else None
@@ -181,46 +143,45 @@ def copy_iceberg(work: TableRestore) -> RewrittenTable:
     return rewritten
 
 
+def get_metadata_key(selected: SelectedTable) -> str:
+    if selected.proof.metadata_key is None:
+        subject = f"table {selected.table.root}"
+        raise BackupError(subject, "the point does not state its metadata", "Use another point.")
+    return selected.proof.metadata_key
+
+
 def make_copy_reader(selected: SelectedTable, source: StoreAddress) -> Callable[[str], bytes]:
-    """Reads a table's files by their original locations, from the copies; what was changed since is refused."""
+    """A function that reads a table's files by original location from the copies; changed copies are refused."""
     rows = selected.rows.select(["bucket", "key", "stored_key", "stored_version_id", "checksum"]).to_pylist()
     stored = {format_location(source, row["bucket"], row["key"]): row for row in rows}
     copies = open_store(selected.copies)
 
-    def read(at: str) -> bytes:
-        found = stored.get(normalise_location(at))
-        if found is None:
-            raise BackupError(
-                at, f"point {selected.point.day} does not hold it", "Restore from another point."
-            )
-        return read_verified(selected, copies, found)
+    def read(location: str) -> bytes:
+        row = stored.get(normalise_location(location))
+        if row is None:
+            reason = f"point {selected.point.day} does not hold it"
+            raise BackupError(location, reason, "Restore from another point.")
+        return read_verified(selected, copies, row)
 
     return read
 
 
 def format_location(source: StoreAddress, bucket: str, key: str) -> str:
-    """An object's original location, in our spelling."""
     return normalise_location((source if bucket == source.bucket else source.at(bucket)).location(key))
 
 
-def _keys(selected: SelectedTable) -> Iterator[tuple[str, str]]:
-    return zip(selected.rows["bucket"].to_pylist(), selected.rows["key"].to_pylist(), strict=True)
-
-
 def require_free(work: TableRestore, at: DestinationState) -> None:
-    """Refuse a place where something is that this restore did not write.
-
-    Raises:
-        BackupError: it names the first such object.
-    """
+    """Refuse a destination with objects that this restore did not write."""
     own = ("_delta_log/_last_checkpoint",) if work.selected.table.format == "delta" else ("metadata/",)
     others = [key for key in at.others if not key.removeprefix(f"{work.root}/").startswith(own)]
-    require_not_taken(work.place, (*at.differing, *map(work.to.location, others)))
+    if taken := (*at.differing, *map(work.to.location, others)):
+        reason = f"something else is there already: {taken[0]}"
+        raise BackupError(work.place, reason, "Give an empty place; nothing was written.")
 
 
 @dataclass(frozen=True)
 class MountedTable:
-    """What opens: a Delta table's root with the version to ask for, or an Iceberg table's metadata.json."""
+    """A Delta table's root with the version to read, or an Iceberg table's metadata.json."""
 
     location: str
     version: int
@@ -233,33 +194,22 @@ def find_mount(
     version: int | None = None,
     report_message: ReportMessage = ignore_message,
 ) -> MountedTable:
-    """Where a table of a point opens in the store of its copies.
+    """The location at which a table of a point opens in the store of its copies.
 
-    A Delta table is at its copies; readers must ask for `version`, the log may go on behind it. For an Iceberg table
-    metadata is written into the point's folder, which names the copies. That of the point is taken where it is still
-    what was written.
-
-    Raises:
-        BackupError: the point does not hold the table whole.
+    Readers of a Delta table must give `version`, since the log may have later ones. For an Iceberg table, metadata in
+    the point's folder names the copies; it is written again if the point's own was changed.
     """
-    selected = select_table(points, RestoreRequest(table, point.day, version))
+    selected = select_table(points, table, point.day, version)
     if selected.table.format == "delta":
         return MountedTable(selected.copies.location(selected.table.stored_root), selected.version)
     mount, digest = selected.proof.mount, selected.proof.mount_digest
     if mount is not None and version in (None, selected.proof.snapshot_id):
-        # Points of earlier releases have no digest of it.
+        # Points of earlier releases have no digest.
         if digest is None or points.mount_digest(mount) == digest:
             return MountedTable(mount, selected.version)
-        report_message(f"The metadata at {mount} is not what was written; it is written anew.")
-    return MountedTable(_write_mount(points, selected, report_message), selected.version)
-
-
-def _write_mount(points: Points, selected: SelectedTable, report_message: ReportMessage) -> str:
-    source, key = points.backup.source, selected.proof.metadata_key
-    if key is None:
-        raise BackupError(
-            f"table {selected.table.root}", "the point does not tell its metadata", "Use another point."
-        )
+        report_message(f"The metadata at {mount} is not what was written; it is written again.")
+    source = points.backup.source
+    metadata_location = source.location(get_metadata_key(selected))
     rows = selected.rows.select(["bucket", "key", "stored_key"]).to_pylist()
     new = {
         format_location(source, row["bucket"], row["key"]): selected.copies.location(row["stored_key"])
@@ -268,27 +218,27 @@ def _write_mount(points: Points, selected: SelectedTable, report_message: Report
     read = make_copy_reader(selected, source)
     rewritten = rewrite_table(
         read,
-        source.location(key),
-        lambda at: new.get(normalise_location(at), at),
+        metadata_location,
+        lambda location: new.get(normalise_location(location), location),
         points.store,
         f"{points.folder(selected.point.day)}mounts/{selected.version}/{selected.table.root}",
-        find_whole_snapshots(read, source.location(key), lambda at: normalise_location(at) in new),
+        find_whole_snapshots(read, metadata_location, lambda location: normalise_location(location) in new),
         current=selected.version,
         properties=MOUNT_PROPERTIES,
     )
     report_message(f"{len(rewritten.keys):,} files of metadata written beside the point")
-    return rewritten.metadata_location
+    return MountedTable(rewritten.metadata_location, selected.version)
 
 
 APART = "/_restored/"
-"""Below a table's root: folders of what was restored beside it."""
+"""Below a table's root: folders of tables that were restored beside it."""
 SEARCHED_PUBLICATIONS = 1000
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class LakeTable:
-    """A table of the lake; `contract` and `table` are None where no set publishes it, as with followed tables."""
+    """A table of the lake; `contract` and `table` are None if no set publishes it, as for followed tables."""
 
     lake: Lake
     catalog: Catalog
@@ -298,16 +248,11 @@ class LakeTable:
 
     @property
     def ledger(self) -> Ledger:
-        """All publications."""
         return Ledger(self.catalog)
 
     @contextmanager
-    def locked(self, why: str) -> Iterator[Lease | None]:
-        """Nobody publishes the table's set meanwhile; what an earlier run owes the ledger is written first.
-
-        Raises:
-            CatalogConflict: a run of the set is publishing and did not end in time.
-        """
+    def lock(self, why: str) -> Iterator[Lease | None]:
+        """Hold the lock of the table's set, so that no run publishes it."""
         if self.contract is None:
             yield None
             return
@@ -316,27 +261,20 @@ class LakeTable:
 
     def published_as(self, **state: object) -> Publication | None:
         """The newest publication that pins this state (fields of a publication)."""
-        for one in self.ledger.history(self.name, SEARCHED_PUBLICATIONS):
-            if all(_same(getattr(one, field), value) for field, value in state.items()):
-                return one
+        for publication in self.ledger.history(self.name, SEARCHED_PUBLICATIONS):
+            if all(_is_same(getattr(publication, field), value) for field, value in state.items()):
+                return publication
         return None
 
-    def pins(self, publication: Publication, metadata_location: str, snapshot_id: int) -> bool:
-        """Whether a publication of an Iceberg table is this very state."""
-        return publication.snapshot_id == snapshot_id and _same(
-            publication.metadata_location, metadata_location
-        )
-
     def properties(self, publication: Publication | None) -> dict[str, str]:
-        """What the commit that shows a publication again says of it: enough to give it a new number from storage."""
+        """Properties of the commit that shows a publication again: from them it gets a new number."""
         if publication is None or self.contract is None or self.table is None:
             return {}
-        return rollback_properties(
-            self.contract, self.table, publication.version, f"restore-{uuid.uuid4()}", None
-        )
+        run_id = f"restore-{uuid.uuid4()}"
+        return rollback_properties(self.contract, self.table, publication.version, run_id, None)
 
     def has_all_files(self, publication: Publication) -> bool:
-        """Whether what a publication sends recipients to is there."""
+        """Whether all files that recipients of a publication read exist."""
         try:
             index = open_index(self.lake.settings.index_dir, publication.index_digest)
         except Unavailable:
@@ -345,15 +283,12 @@ class LakeTable:
         metadata = publication.metadata_location
         if metadata is not None and stores.head(metadata) is None:
             return False
-        there = {one.location for one in stores.list(normalise_location(index.header.location))}
+        listed = {file.location for file in stores.list(normalise_location(index.header.location))}
         paths = (path for batch in index.batches() for path in batch.column("path").to_pylist())
-        return all(normalise_location(path) in there or stores.head(path) is not None for path in paths)
+        return all(normalise_location(path) in listed or stores.head(path) is not None for path in paths)
 
     def append_again(self, publication: Publication, lease: Lease | None) -> Publication:
-        """Give main's state a new number, as a publication that comes again after newer ones were lost.
-
-        What it changes is not told: the files it would be compared with are gone.
-        """
+        """Give main's state a new number, without changes: the files to compare with are lost."""
         if self.table is None or self.contract is None:
             return publication
         row = pin_publication(
@@ -372,18 +307,8 @@ class LakeTable:
         )
         return self.ledger.append([row], lease)[0]
 
-    def number(self, lease: Lease | None) -> Publication | None:
-        """Write the numbers that main shows and the ledger lacks; returns the newest publication."""
-        if self.contract is not None and lease is not None:
-            record_rollbacks(self.lake, self.ledger, self.contract, lease)
-        return self.ledger.latest(self.name)
-
     def complete_publications(self, lease: Lease | None) -> None:
-        """Write what earlier runs of the set still owe the ledger.
-
-        Raises:
-            BackupError: that takes Spark.
-        """
+        """Complete publications that earlier runs of the set left unfinished; an error if that needs Spark."""
         if self.contract is None or lease is None:
             return
         try:
@@ -391,29 +316,33 @@ class LakeTable:
         except SparkError as error:
             raise BackupError(
                 f"table {self.name}",
-                "a run of its set reached main but not the ledger, and recording its changes takes Spark",
-                "Run the set once, then restore again; files that were missing are back already.",
+                "a run of its set reached main but not the ledger, and recording its changes needs Spark",
+                "Run the set once, then restore again; missing files are already restored.",
             ) from error
 
 
 def find_lake_table(lake: Lake, catalog: Catalog, location: str, kind: str) -> LakeTable | None:
-    """The lake's table at a location, by the ledger, the contracts or Nessie's main; None when none knows it."""
-    name = _find_by_ledger(Ledger(catalog), location) or _find_by_contract(lake, location)
+    """The lake's table at a location, by the ledger, the contracts or Nessie's main; None if all lack it."""
+    contracts = load_contracts(lake.settings.contracts_dir)
+    tables = [(contract, table) for contract in contracts for table in contract.tables]
+    ledger = Ledger(catalog)
+    latest = ((name, ledger.latest(name)) for name in ledger.tables())
+    name = next((name for name, last in latest if last and _is_at(last.location, location)), None)
+    if name is None:
+        of_delta = (table for _, table in tables if table.format == "delta")
+        at_location = (table for table in of_delta if str(table_location(lake.settings, table)) == location)
+        name = next((table.name for table in at_location), None)
     if name is None and kind == "iceberg":
-        name = _find_by_main(lake, location)
+        nessie = lake.nessie()
+        contents = ((name, nessie.content(name, "main")) for name in nessie.tables("main"))
+        roots = (
+            (name, found.metadata_location.rpartition("/metadata/")[0]) for name, found in contents if found
+        )
+        name = next((name for name, root in roots if _is_at(root, location)), None)
     if name is None:
         return None
-    for contract in load_contracts(lake.settings.contracts_dir):
-        for table in contract.tables:
-            if table.name == name:
-                return LakeTable(lake, catalog, name, contract, table)
-    return LakeTable(lake, catalog, name)
-
-
-def find_root(catalog: Catalog, name: str) -> str | None:
-    """Where the ledger says that a table of the lake is; None when it was never published."""
-    latest = Ledger(catalog).latest(name)
-    return None if latest is None else normalise_location(latest.location).partition(APART)[0]
+    contract, table = next((pair for pair in tables if pair[1].name == name), (None, None))
+    return LakeTable(lake, catalog, name, contract, table)
 
 
 def show_on_main(
@@ -423,15 +352,12 @@ def show_on_main(
     snapshot_id: int,
     properties: Mapping[str, str],
 ) -> bool:
-    """Make main show a table's metadata; False when it did already.
-
-    Raises:
-        NessieError: the table changed meanwhile, or Nessie refused.
-    """
+    """Make main show a table's metadata; False if it did already."""
     publisher = table.lake.nessie("publisher")
     head = publisher.reference("main").hash
     now = publisher.content(table.name, f"main@{head}")
-    if now is not None and _same(now.metadata_location, metadata_location) and now.snapshot_id == snapshot_id:
+    is_same = now is not None and _is_same(now.metadata_location, metadata_location)
+    if now is not None and is_same and now.snapshot_id == snapshot_id:
         return False
     content = TableContent(
         "" if now is None else now.id,
@@ -447,75 +373,36 @@ def show_on_main(
     return True
 
 
-def read_metadata(store: BackupStore, address: StoreAddress, location: str) -> dict[str, Any]:
-    """What a metadata.json of a store says."""
-    key = location.removeprefix(address.location(""))
-    metadata: dict[str, Any] = json.loads(decompress_metadata(store.read(key), MAX_METADATA_BYTES))
-    return metadata
-
-
 def match_spelling(table: LakeTable | None, location: str) -> str:
-    """A metadata location as main or the ledger spell it, so that it stays the same text; else as a URI."""
+    """A metadata location as main or the ledger have it, so that the text stays the same; else as a URI."""
     if table is not None:
-        found = [one.metadata_location for one in table.ledger.history(table.name, SEARCHED_PUBLICATIONS)]
+        history = table.ledger.history(table.name, SEARCHED_PUBLICATIONS)
+        known = [publication.metadata_location for publication in history]
         try:
             content = table.lake.nessie().content(table.name, "main")
         except NessieError as error:
-            log.warning("Nessie does not tell how it spells %s: %s", location, error)
+            log.warning("Nessie did not return the location of %s: %s", location, error)
         else:
-            found += [] if content is None else [content.metadata_location]
-        for one in found:
-            if one is not None and normalise_location(one) == location:
-                return one
+            known += [] if content is None else [content.metadata_location]
+        for spelling in known:
+            if spelling is not None and normalise_location(spelling) == location:
+                return spelling
     return f"file://{location}" if location.startswith("/") else location
 
 
-def _find_by_ledger(ledger: Ledger, location: str) -> str | None:
-    for name in ledger.tables():
-        latest = ledger.latest(name)
-        if latest is not None and _is_at(latest.location, location):
-            return name
-    return None
+def _is_at(root: str, location: str) -> bool:
+    root = normalise_location(root).rstrip("/")
+    return root == location or root.startswith(location + APART)
 
 
-def _find_by_contract(lake: Lake, location: str) -> str | None:
-    for contract in load_contracts(lake.settings.contracts_dir):
-        for table in contract.tables:
-            if table.format == "delta" and str(table_location(lake.settings, table)) == location:
-                return table.name
-    return None
-
-
-def _find_by_main(lake: Lake, location: str) -> str | None:
-    nessie = lake.nessie()
-    for name in nessie.tables("main"):
-        content = nessie.content(name, "main")
-        if content is not None and _is_at(content.metadata_location.rpartition("/metadata/")[0], location):
-            return name
-    return None
-
-
-def _is_at(found: str, location: str) -> bool:
-    place = normalise_location(found).rstrip("/")
-    return place == location or place.startswith(location + APART)
-
-
-def _same(one: object, other: object) -> bool:
+def _is_same(one: object, other: object) -> bool:
     if isinstance(one, str) and isinstance(other, str) and ("/" in one or "/" in other):
         return normalise_location(one) == normalise_location(other)
     return one == other
 
 
-HINT = "version-hint.text"
-
-
 def restore_iceberg_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -> RestoreRecord:
-    """An Iceberg table at its own root, and on Nessie's main where a name of the lake belongs to it.
-
-    Raises:
-        BackupError: a copy is missing or damaged, or the table does not open; main shows what it did before.
-        CatalogConflict: a run of the table's set is publishing and did not end in time.
-    """
+    """Restore an Iceberg table to its own root, and on Nessie's main if a name of the lake belongs to it."""
     table = find_lake_table(lake, catalog, normalise_location(work.place), "iceberg")
     with target_lock_set(table, work) as lease:
         metadata_location, is_beside = _restore_iceberg_files(work, table)
@@ -537,13 +424,7 @@ def restore_iceberg_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -
 
 
 def restore_delta_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -> RestoreRecord:
-    """A Delta table at its own root; a commit puts it back where its log went on.
-
-    Raises:
-        BackupError: a copy is missing or damaged, the table does not open, or cannot be committed to; it shows what
-            it did before.
-        CatalogConflict: a run of the table's set is publishing and did not end in time.
-    """
+    """Restore a Delta table to its own root; a commit shows the restored state if its log has newer versions."""
     table = find_lake_table(lake, catalog, normalise_location(work.place), "delta")
     with target_lock_set(table, work) as lease:
         names = list_log_names(work.store, work.root)
@@ -552,18 +433,18 @@ def restore_delta_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -> 
         if table is not None and newest is not None and (at.differing or newest > version):
             table.complete_publications(lease)
         published = None if table is None else table.published_as(delta_version=version)
+        properties = {} if table is None else table.properties(published)
         if at.differing:
-            now = _take_over_delta(work, at, {} if table is None else table.properties(published))
+            now = _take_over_delta(work, properties)
         else:
             require_contiguous_commits(work.place, names, version)
             work.bring(at, into_live_log=newest is not None)
             write_pointer(work.store, work.root)
             now = version
             if newest is not None and newest > version:
-                properties = {} if table is None else table.properties(published)
                 now = commit_restore(work.to, work.root, version, properties)
                 work.report_message(
-                    f"{work.place} went on to version {newest}: version {now} shows {version} again"
+                    f"{work.place} has newer versions to {newest}: version {now} shows {version} again"
                 )
         opened = open_delta(work.to, work.root, now)
         work.require_rows(work.place, opened)
@@ -577,92 +458,81 @@ def restore_delta_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -> 
 
 
 def target_lock_set(table: LakeTable | None, work: TableRestore) -> "AbstractContextManager[Lease | None]":
-    """Nobody publishes the table's set meanwhile, where the lake knows the table."""
-    return nullcontext() if table is None else table.locked(f"restore of {work.selected.table.root}")
+    return nullcontext() if table is None else table.lock(f"restore of {work.selected.table.root}")
 
 
 def _compare_with_destination(work: TableRestore) -> DestinationState:
     at = compare_destination(work.selected, work.to, work.root, lambda bucket, key: (bucket, key))
     if at.differing:
-        work.report_message(
-            f"{len(at.differing):,} keys of {work.place} are taken by others, as {at.differing[0]}"
-        )
+        message = f"{len(at.differing):,} keys of {work.place} have other objects, as {at.differing[0]}"
+        work.report_message(message)
     return at
 
 
-def _make_side_restore(work: TableRestore) -> TableRestore:
-    """The same restore, beside what lies at the table's own keys."""
-    return replace(work, root=f"{work.root}{APART}{work.selected.point.day}", notes=work.notes)
-
-
-def _add_counts(work: TableRestore, beside: TableRestore) -> None:
+def _restore_beside(
+    work: TableRestore, copy: Callable[[TableRestore], Copied]
+) -> tuple[TableRestore, Copied]:
+    """Copy the table beside the objects at its own keys, and count the copies."""
+    beside = replace(work, root=f"{work.root}{APART}{work.selected.point.day}", notes=work.notes)
+    result = copy(beside)
     work.objects, work.size_bytes = work.objects + beside.objects, work.size_bytes + beside.size_bytes
+    return beside, result
 
 
 def _restore_iceberg_files(work: TableRestore, table: LakeTable | None) -> tuple[str, bool]:
-    """Bring the files; returns the location of the metadata that shows them, and whether all lie beside the table's."""
-    proof = work.selected.proof
+    """Restore the files; returns the location of their metadata, and whether they are beside the table."""
     at = _compare_with_destination(work)
     if at.differing:
-        beside = _make_side_restore(work)
-        rewritten = copy_iceberg(beside)
-        _add_counts(work, beside)
+        _, rewritten = _restore_beside(work, copy_iceberg)
         return match_spelling(table, rewritten.metadata_location), True
-    if proof.metadata_key is None:
-        raise BackupError(
-            f"table {work.selected.table.root}", "the point does not tell its metadata", "Use another."
-        )
+    key = get_metadata_key(work.selected)
     work.bring(at)
-    key = proof.metadata_key
-    if work.selected.version == proof.snapshot_id:
-        _write_hint(work, key)
-    else:
+    if work.selected.version != work.selected.proof.snapshot_id:
         key = _write_older_metadata(work, key)
+    else:
+        # Catalogs of folders find their newest metadata by a hint, which is never copied.
+        folder, _, name = key.rpartition("/")
+        number = name.removeprefix("v").partition(".")[0]
+        if name.startswith("v") and number.isdecimal():
+            work.store.put(f"{folder}/version-hint.text", number.encode(), if_absent=True)
     return match_spelling(table, normalise_location(work.to.location(key))), False
 
 
 def _write_older_metadata(work: TableRestore, metadata_key: str) -> str:
-    """Write metadata beside the table's own that has an older snapshot as its newest; returns the key."""
+    """Write metadata with an older snapshot as the current one beside the table's own; returns the key."""
     location, snapshot_id = work.to.location(metadata_key), work.selected.version
-    read = work.store.read
 
-    def is_there(at: str) -> bool:
-        return work.store.head(normalise_location(at).removeprefix(work.to.location(""))) is not None
+    def get_key(location: str) -> str:
+        return normalise_location(location).removeprefix(work.to.location(""))
 
-    content = read(metadata_key)
-    require_whole_snapshot(
+    content = work.store.read(metadata_key)
+    whole = find_whole_snapshots(
+        lambda location: work.store.read(get_key(location)),
         location,
-        snapshot_id,
-        find_whole_snapshots(
-            lambda at: read(normalise_location(at).removeprefix(work.to.location(""))), location, is_there
-        ),
+        lambda location: work.store.head(get_key(location)) is not None,
     )
+    require_whole_snapshot(location, snapshot_id, whole)
     name = f"00000-restored-{work.selected.point.day}-{snapshot_id}.metadata.json"
     key = f"{metadata_key.rpartition('/')[0]}/{name}"
     work.store.put(key, set_current_snapshot(location, content, snapshot_id), if_absent=True)
     return key
 
 
-def _write_hint(work: TableRestore, metadata_key: str) -> None:
-    """Catalogs of folders find their newest metadata by a hint, which is never copied."""
-    folder, _, name = metadata_key.rpartition("/")
-    number = name.removeprefix("v").partition(".")[0]
-    if name.startswith("v") and number.isdecimal():
-        work.store.put(f"{folder}/{HINT}", number.encode(), if_absent=True)
-
-
 def _publish_on_main(
     work: TableRestore, table: LakeTable, lease: Lease | None, location: str, *, is_beside: bool
 ) -> Publication | None:
-    """Main shows the restored metadata; the newest publication is its state again, or a new number becomes it."""
+    """Make main show the restored metadata; the newest publication is its state again, or it gets a new number."""
     table.complete_publications(lease)
     newest = table.ledger.latest(table.name)
     snapshot_id = work.selected.version
-    is_newest = newest is not None and table.pins(newest, location, snapshot_id)
+    is_newest = newest is not None and (
+        newest.snapshot_id == snapshot_id and _is_same(newest.metadata_location, location)
+    )
     published = newest if is_newest else table.published_as(snapshot_id=snapshot_id)
     is_lost = newest is not None and not is_newest and (is_beside or not table.has_all_files(newest))
     properties = {} if is_newest or is_lost else table.properties(published)
-    metadata = read_metadata(work.store, work.to, normalise_location(location))
+    key = normalise_location(location).removeprefix(work.to.location(""))
+    metadata: dict[str, Any] = json.loads(decompress_metadata(work.store.read(key), MAX_METADATA_BYTES))
     if show_on_main(table, location, metadata, snapshot_id, properties):
         work.report_message(f"main shows {table.name} at snapshot {snapshot_id} again")
     if newest is not None and published is None:
@@ -671,36 +541,36 @@ def _publish_on_main(
         )
     elif is_lost and newest is not None and published is not None:
         work.notes.append(
-            f"What publication {newest.version} of {table.name} showed is lost, or not what it was."
+            f"The files of publication {newest.version} of {table.name} are lost, or were changed."
         )
         return table.append_again(published, lease)
     return _number_table(work, table, lease)
 
 
 def _number_table(work: TableRestore, table: LakeTable, lease: Lease | None) -> Publication | None:
+    """Record publications that main shows and the ledger lacks; returns the newest publication."""
     try:
-        return table.number(lease)
+        if table.contract is not None and lease is not None:
+            record_rollbacks(table.lake, table.ledger, table.contract, lease)
+        return table.ledger.latest(table.name)
     except SparkError as error:
-        work.notes.append(f"The new number of {table.name} is owed until the next run of its set: {error}")
+        work.notes.append(f"{table.name} gets its new number with the next run of its set: {error}")
         return None
 
 
-def _take_over_delta(work: TableRestore, at: DestinationState, properties: Mapping[str, str]) -> int:
-    """The restored table below `_restored/`, and its files taken over by a commit on the live one."""
-    beside = _make_side_restore(work)
-    copy_delta(beside)
-    opened = open_delta(beside.to, beside.root, work.selected.version)
-    work.require_rows(beside.place, opened)
-    _add_counts(work, beside)
+def _take_over_delta(work: TableRestore, properties: Mapping[str, str]) -> int:
+    """Restore the table below `_restored/`, and commit its files to the live one."""
+    beside, _ = _restore_beside(work, copy_delta)
+    work.require_rows(beside.place, open_delta(beside.to, beside.root, work.selected.version))
     now = commit_takeover(work.to, work.root, beside.root, work.selected.version, properties)
-    work.report_message(f"version {now} of {work.place} has the files that lie in {beside.place}")
+    work.report_message(f"version {now} of {work.place} has the files in {beside.place}")
     return now
 
 
 def _number_delta(
     work: TableRestore, table: LakeTable, lease: Lease | None, now: int, published: Publication | None
 ) -> Publication | None:
-    """The newest publication is the table's state again, or a new number becomes it."""
+    """Make the newest publication the table's state again, or give the state a new number."""
     newest = table.ledger.latest(table.name)
     if newest is None:
         return None
@@ -711,7 +581,7 @@ def _number_delta(
         )
         return newest
     if now < newest.version:
-        # Numbers are Delta versions and only grow: the lost ones must not be given to other states.
+        # Numbers are Delta versions: the lost ones must not get other states.
         now = skip_versions(work.to, work.root, now, newest.version, table.properties(published))
         work.notes.append(
             f"Publications {published.version + 1} to {newest.version} of {table.name} are lost: version {now} shows "
@@ -719,3 +589,204 @@ def _number_delta(
         )
     table.complete_publications(lease)
     return _number_table(work, table, lease)
+
+
+def list_log_names(store: BackupStore, root: str) -> list[str]:
+    folder = _get_log_folder(root)
+    return [listed.key.removeprefix(folder) for listed in store.list(folder)]
+
+
+def find_newest_commit(names: list[str]) -> int | None:
+    return max((int(match[1]) for name in names if (match := COMMIT.fullmatch(name))), default=None)
+
+
+def require_contiguous_commits(place: str, names: list[str], version: int) -> None:
+    """Refuse a log in which a commit after a version is missing: nothing can be committed to it."""
+    found = {int(match[1]) for name in names if (match := COMMIT.fullmatch(name))}
+    missing = set(range(version + 1, max(found, default=version))) - found
+    if missing:
+        raise BackupError(
+            place,
+            f"its log has newer commits, but not {min(missing)}: nothing can be committed to it",
+            "Restore it to another place with --to; nothing was changed at this place.",
+        )
+
+
+def write_pointer(store: BackupStore, root: str) -> None:
+    """Write `_last_checkpoint` (Delta PROTOCOL.md, "Last Checkpoint File") unless the present one is valid."""
+    names, key = list_log_names(store, root), f"{_get_log_folder(root)}{POINTER}"
+    checkpoints = _list_checkpoints(names)
+    if POINTER in names:
+        try:
+            pointer = json.loads(store.read(key))
+        except ValueError:
+            pointer = None
+        if isinstance(pointer, dict) and pointer.get("version") in checkpoints:
+            return
+    version = max((at for at in checkpoints if at <= (find_newest_commit(names) or 0)), default=None)
+    if version is None:
+        # A pointer to a missing checkpoint makes the table unreadable.
+        store.delete(key)
+        return
+    parts, size = checkpoints[version], 0
+    for name in parts:
+        with store.open(f"{_get_log_folder(root)}{name}") as file:
+            size += pq.read_metadata(file).num_rows
+    pointer = {"version": version, "size": size} | ({"parts": len(parts)} if len(parts) > 1 else {})
+    store.put(key, json.dumps(pointer).encode())
+
+
+def commit_restore(address: StoreAddress, root: str, version: int, properties: Mapping[str, str]) -> int:
+    """Commit an older state of a table (Delta's RESTORE) unless it is the current one; returns the newest version."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+    from deltalake.transaction import CommitProperties
+
+    location, options = address.location(root), make_storage_options(address) or None
+    try:
+        table, then = (DeltaTable(location, at, storage_options=options) for at in (None, version))
+        if _get_state(table) == _get_state(then):
+            return table.version()
+        commit = CommitProperties(custom_metadata=dict(properties), max_commit_retries=0)
+        table.restore(version, commit_properties=commit)
+    except DeltaError as error:
+        raise _make_commit_error(location, error) from error
+    return int(table.version())
+
+
+def commit_takeover(
+    address: StoreAddress, root: str, beside: str, version: int, properties: Mapping[str, str]
+) -> int:
+    """Commit that a live table has only the files of another table below its root; returns the new version."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+    from deltalake.transaction import AddAction, CommitProperties
+
+    location, options = address.location(root), make_storage_options(address) or None
+    try:
+        live = DeltaTable(location, storage_options=options)
+        other = DeltaTable(address.location(beside), version, storage_options=options)
+        adds = read_live_adds(open_store(address), beside, version).values()
+        reason = ""
+        partitions = other.metadata().partition_columns
+        if (live.schema().to_json(), live.metadata().partition_columns) != (
+            other.schema().to_json(),
+            partitions,
+        ):
+            reason = "a table with other columns is at this place"
+        elif any(add.get("deletionVector") for add in adds):
+            reason = "another table is at this place, and the restored one has deletion vectors"
+        if reason:
+            raise BackupError(location, reason, "Restore it to another place with --to.")
+        folder = beside.removeprefix(f"{root}/")
+        live.create_write_transaction(
+            [
+                AddAction(
+                    # The log has the path percent-encoded; AddAction encodes it again.
+                    f"{folder}/{unquote(add['path'])}",
+                    add["size"],
+                    add["partitionValues"],
+                    add["modificationTime"],
+                    True,
+                    add.get("stats") or "{}",
+                )
+                for add in adds
+            ],
+            "overwrite",
+            other.schema(),
+            partitions,
+            commit_properties=CommitProperties(custom_metadata=dict(properties), max_commit_retries=0),
+        )
+    except DeltaError as error:
+        raise _make_commit_error(location, error) from error
+    return int(DeltaTable(location, storage_options=options).version())
+
+
+def skip_versions(
+    address: StoreAddress, root: str, newest: int, last: int, properties: Mapping[str, str]
+) -> int:
+    """Commit empty versions up to one after `last`, which has `properties`; returns it."""
+    for version in range(newest + 1, last + 2):
+        commit_info = make_commit_info(newest) | dict(properties if version > last else {})
+        put_commit(address, root, version, [{"commitInfo": commit_info}])
+    return last + 1
+
+
+def make_commit_info(version: int) -> dict[str, Any]:
+    return {
+        "timestamp": int(time.time() * 1000),
+        "operation": "RESTORE",
+        "isBlindAppend": False,
+        "operationParameters": {"version": str(version)},
+        "engineInfo": "lakeshare",
+    }
+
+
+def put_commit(address: StoreAddress, root: str, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
+    """Write a commit (Delta PROTOCOL.md, "Delta Log Entries"); an error if the version exists."""
+    lines = "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions)
+    key = f"{_get_log_folder(root)}{version:020}.json"
+    if not open_store(address).put(key, lines.encode(), if_absent=True):
+        place = address.location(root)
+        reason = f"another writer committed version {version} meanwhile"
+        raise BackupError(place, reason, "Run the restore again.")
+
+
+def read_live_adds(store: BackupStore, root: str, version: int) -> dict[tuple[str, str | None], Add]:
+    """The `add` actions of a table at a version, by path and deletion vector, as in its log."""
+    names = set(list_log_names(store, root))
+    folder, checkpoints = _get_log_folder(root), _list_checkpoints(sorted(names))
+    newest = max((at for at in checkpoints if at <= version), default=-1)
+    adds: dict[tuple[str, str | None], Add] = {}
+    for name in checkpoints.get(newest, ()):
+        table = pq.read_table(io.BytesIO(store.read(folder + name)), columns=["add"])
+        for add in table.column("add").drop_null().to_pylist():
+            adds[_get_identity(add)] = {**add, "partitionValues": dict(add["partitionValues"] or ())}
+    for number in range(newest + 1, version + 1):
+        name = f"{number:020}.json"
+        if name not in names:
+            raise BackupError(
+                f"{store.address.location(root)} at version {version}",
+                f"its log cannot be read: commit {number} is missing, and there is no classic checkpoint after it",
+                "Restore the whole table instead.",
+            )
+        for line in store.read(folder + name).splitlines():
+            action = json.loads(line)
+            if "remove" in action:
+                adds.pop(_get_identity(action["remove"]), None)
+            if "add" in action:
+                adds[_get_identity(action["add"])] = action["add"]
+    return adds
+
+
+def _get_state(table: "DeltaTable") -> tuple[object, ...]:
+    metadata, vectors = table.metadata(), []
+    if "deletionVectors" in (table.protocol().reader_features or ()):
+        vectors = pa.table(table.deletion_vectors().read_all()).to_pylist()
+    return sorted(table.file_uris()), table.schema().to_json(), metadata.partition_columns, repr(vectors)
+
+
+def _make_commit_error(location: str, error: Exception) -> BackupError:
+    reason = str(error).splitlines()[0]
+    fix = "Run the restore again, or restore to another place with --to."
+    return BackupError(location, f"the restored state could not be committed: {reason}", fix)
+
+
+def _get_identity(action: Mapping[str, Any]) -> tuple[str, str | None]:
+    vector = action.get("deletionVector")
+    if vector is None:
+        return action["path"], None
+    return action["path"], f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
+
+
+def _list_checkpoints(names: list[str]) -> dict[int, list[str]]:
+    """Complete classic checkpoints by version: one file, or all parts."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for name in sorted(names):
+        if match := CHECKPOINT.fullmatch(name):
+            found.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
+    return {version: parts for (version, of), parts in sorted(found.items()) if len(parts) == of}
+
+
+def _get_log_folder(root: str) -> str:
+    return f"{root}{LOG}".lstrip("/")

@@ -1,7 +1,7 @@
-"""Replay: adds and removes become life intervals [added, removed), and those tell every complete version.
+"""Replay of Delta logs: adds and removes become intervals of versions, which show every complete version.
 
-A file that is missing makes exactly the versions of its interval incomplete. This is the form for logs that fit into
-memory as columns; spark_replay.py is the one for those that do not, and both behave alike.
+A missing file makes exactly the versions of its interval incomplete. `replay` is for logs whose columns fit into
+memory, `replay_by_spark` for larger ones. What reads a log raises BrokenLogFile for a missing or damaged file.
 """
 
 import io
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from itertools import islice
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
+from lakeshare_pipelines.backup.verify.objects import normalize_location
 from lakeshare_pipelines.errors import ObjectMissing
-from lakeshare_server.errors import BadRequest, LakeshareError, TableFilesMissing
-from lakeshare_server.storage.locations import normalise_location, resolve_names
+from lakeshare_server.errors import LakeshareError, TableFilesMissing
+from lakeshare_server.storage.locations import resolve_names
 from lakeshare_server.tables.delta.files import vector_id, vector_paths
 from lakeshare_server.tables.delta.log import CHECKPOINT, COMMIT, COMPACTED, LOG, parse_commit
 
@@ -34,21 +35,21 @@ SIDECARS = "_sidecars/"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint with all its parts; `names` are those of its files, in order, below the log's folder."""
+    """A checkpoint with all its parts; `names` are its files in order, below the log's folder."""
 
     version: int
     names: tuple[str, ...]
 
     @property
     def has_sidecars(self) -> bool:
-        """Whether it may name sidecars: it is one of version 2, by its name."""
-        found = CHECKPOINT.fullmatch(self.names[0])
-        return found is not None and found[4] is not None
+        """Whether it may name sidecars: it has version 2, by its name."""
+        match = CHECKPOINT.fullmatch(self.names[0])
+        return match is not None and match[4] is not None
 
 
 @dataclass(frozen=True)
 class Step:
-    """A commit, or a compaction that stands for several of which some are not there."""
+    """A commit, or a compaction in place of several commits of which some are missing."""
 
     first: int
     last: int
@@ -57,54 +58,40 @@ class Step:
 
 @dataclass(frozen=True)
 class Chain:
-    """Versions that are made one from the other: a base, and what follows without a hole.
-
-    Without a base it begins with commit 0, which is then the first step. Versions inside a compaction cannot be made.
-    """
+    """Consecutive versions: a base, or commit 0 as the first step, and what follows without a hole."""
 
     base: Checkpoint | None
     steps: tuple[Step, ...]
 
     @property
     def versions(self) -> list[int]:
-        """The versions that can be made, in order."""
         own = [] if self.base is None else [self.base.version]
         return own + [step.last for step in self.steps]
 
 
 @dataclass
 class LogFiles:
-    """The log's files by what they are."""
-
     commits: set[int] = dataclass_field(default_factory=set)
     compacted: set[tuple[int, int]] = dataclass_field(default_factory=set)
     checkpoints: dict[int, list[Checkpoint]] = dataclass_field(default_factory=dict)
     crcs: set[int] = dataclass_field(default_factory=set)
 
     def chains(self, without: frozenset[Checkpoint] = frozenset()) -> list[Chain]:
-        """All chains, oldest first; `without` are checkpoints that turned out to be unreadable."""
-        bases = {
-            version: usable
-            for version, found in self.checkpoints.items()
-            if (usable := [one for one in found if one not in without])
-        }
-        found: list[Chain] = []
-        if 0 in self.commits:
-            found.append(self._chain(None, -1))
-        last = found[0].versions[-1] if found else -1
-        for version in sorted(bases):
+        """All chains, oldest first, except from checkpoints `without`, which are unreadable."""
+        chains = [self._make_chain(None, -1)] if 0 in self.commits else []
+        for version, checkpoints in sorted(self.checkpoints.items()):
+            base = next((checkpoint for checkpoint in checkpoints if checkpoint not in without), None)
             # A checkpoint that a chain reaches adds no version to it.
-            if version > last:
-                found.append(self._chain(bases[version][0], version))
-                last = found[-1].versions[-1]
-        return found
+            if base is not None and version > (chains[-1].versions[-1] if chains else -1):
+                chains.append(self._make_chain(base, version))
+        return chains
 
     def newest_checkpoints(self, version: int) -> list[Checkpoint]:
-        """The checkpoints a reader of a version begins with: all forms of the newest one."""
-        at = max((one for one in self.checkpoints if one <= version), default=None)
-        return [] if at is None else self.checkpoints[at]
+        """All forms of the checkpoint with which a reader of a version begins."""
+        newest = max((at for at in self.checkpoints if at <= version), default=None)
+        return [] if newest is None else self.checkpoints[newest]
 
-    def _chain(self, base: Checkpoint | None, at: int) -> Chain:
+    def _make_chain(self, base: Checkpoint | None, at: int) -> Chain:
         wider: dict[int, int] = {}
         for first, last in self.compacted:
             wider[first] = max(last, wider.get(first, last))
@@ -120,87 +107,77 @@ class LogFiles:
 
 
 def sort_log_files(names: Iterable[str]) -> LogFiles:
-    """Sort the names of files below a table's `_delta_log/`; what is no file of a log is left out."""
-    found = LogFiles()
+    """Sort the names of files below a table's `_delta_log/` by kind; other files are left out."""
+    log = LogFiles()
     parts: dict[tuple[int, int], dict[int, str]] = {}
     for name in names:
         if commit := COMMIT.fullmatch(name):
-            found.commits.add(int(commit[1]))
+            log.commits.add(int(commit[1]))
         elif compacted := COMPACTED.fullmatch(name):
-            found.compacted.add((int(compacted[1]), int(compacted[2])))
+            log.compacted.add((int(compacted[1]), int(compacted[2])))
         elif crc := CRC.fullmatch(name):
-            found.crcs.add(int(crc[1]))
+            log.crcs.add(int(crc[1]))
         elif checkpoint := CHECKPOINT.fullmatch(name):
             version = int(checkpoint[1])
             if checkpoint[2]:
                 parts.setdefault((version, int(checkpoint[3])), {})[int(checkpoint[2])] = name
             elif checkpoint[4] or checkpoint[5] == "parquet":
-                found.checkpoints.setdefault(version, []).append(Checkpoint(version, (name,)))
+                log.checkpoints.setdefault(version, []).append(Checkpoint(version, (name,)))
     for (version, count), of_version in parts.items():
         if len(of_version) == count:
             names_in_order = tuple(of_version[number] for number in sorted(of_version))
-            found.checkpoints.setdefault(version, []).append(Checkpoint(version, names_in_order))
-    return found
+            log.checkpoints.setdefault(version, []).append(Checkpoint(version, names_in_order))
+    return log
 
 
 def format_commit_name(version: int) -> str:
-    """The name of a commit's file."""
     return f"{version:020}.json"
 
 
 def format_compaction_name(first: int, last: int) -> str:
-    """The name of a compaction's file."""
     return f"{first:020}.{last:020}.compacted.json"
 
 
 def parse_version(name: str) -> int | None:
-    """The last version that a file of a log speaks of; None for what is of no version: sidecars, pointers, folders."""
+    """The last version of a file of a log; None for sidecars, pointers and folders."""
     if compacted := COMPACTED.fullmatch(name):
         return int(compacted[2])
-    for kind in (COMMIT, CRC, CHECKPOINT):
-        if found := kind.fullmatch(name):
-            return int(found[1])
-    return None
+    matches = (kind.fullmatch(name) for kind in (COMMIT, CRC, CHECKPOINT))
+    return next((int(match[1]) for match in matches if match), None)
 
 
 EVENTS = pa.schema(
     [
-        # Of the data file, as a store spells it: a path, or s3://bucket/key.
+        # Of the data file, as a store names it: a path, or s3://bucket/key.
         pa.field("location", pa.string(), nullable=False),
         # The unique id of the deletion vector; empty without one.
         pa.field("dv_id", pa.string(), nullable=False),
-        # Where the vector is; null without one, and where it stands in the log itself.
+        # Location of the vector; null without one, and if it is in the log itself.
         pa.field("dv_location", pa.string()),
         pa.field("size_bytes", pa.int64()),
-        # Rows that readers get of the file; null where the log does not tell.
+        # Live rows of the file; null if the log does not state them.
         pa.field("rows", pa.int64()),
-        # The log has the whole place of the file, or of its vector, so that a copy of the log still names the original.
+        # The log has an absolute location of the file or its vector: a copy of the log still names the original.
         pa.field("is_absolute", pa.bool_(), nullable=False),
         pa.field("version", pa.int64(), nullable=False),
         pa.field("is_add", pa.bool_(), nullable=False),
     ]
 )
-"""Adds and removes of one chain of versions; a file's identity is its location and its vector."""
+"""Adds and removes of a chain; a file is identified by its location and its vector."""
 
 READERS, AHEAD = 16, 64
 ROWS = re.compile(r'"numRecords"\s*:\s*(\d+)')
 ABSOLUTE = "^(/|[A-Za-z][A-Za-z0-9+.-]*:)"
 NOT_WHOLE = (
-    orjson.JSONDecodeError,
-    AttributeError,
-    KeyError,
-    TypeError,
-    ValueError,
-    pa.ArrowException,
-    OSError,
-)
+    orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError, pa.ArrowException, OSError
+)  # fmt: skip
 
 Read = Callable[[str], bytes]
 """The content of a file below `_delta_log/`, by its name."""
 
 
 class BrokenLogFile(LakeshareError):
-    """A file of a log that is not there or not whole; `name` is below the log's folder."""
+    """A missing or damaged file of a log; `name` is below the log's folder."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{LOG}/{name}: {reason}")
@@ -209,7 +186,7 @@ class BrokenLogFile(LakeshareError):
 
 @dataclass
 class ChainEvents:
-    """What a chain's files say, and the times that commits have in themselves, in milliseconds."""
+    """The events of a chain, and the times that commits state, in milliseconds."""
 
     events: pa.Table
     times_ms: dict[int, int] = dataclass_field(default_factory=dict)
@@ -217,7 +194,7 @@ class ChainEvents:
 
 @dataclass
 class EventColumns:
-    """Actions of commits, on their way to columns."""
+    """Collects actions of commits as columns."""
 
     paths: list[str | None] = dataclass_field(default_factory=list)
     storages: list[str | None] = dataclass_field(default_factory=list)
@@ -228,69 +205,75 @@ class EventColumns:
     versions: list[int] = dataclass_field(default_factory=list)
     adds: list[bool] = dataclass_field(default_factory=list)
 
-    def take(self, action: dict[str, Any], version: int, is_add: bool) -> None:
-        """Take over an add or a remove."""
+    def add(self, action: dict[str, Any], version: int, is_add: bool) -> None:
         vector = action.get("deletionVector")
         self.paths.append(action["path"])
         self.storages.append(vector["storageType"] if vector else None)
         self.vectors.append(vector["pathOrInlineDv"] if vector else None)
         self.ids.append(vector_id(vector) or "")
         self.sizes.append(action.get("size"))
-        self.rows.append(_rows(action.get("stats"), vector) if is_add else None)
+        self.rows.append(_count_rows(action.get("stats"), vector) if is_add else None)
         self.versions.append(version)
         self.adds.append(is_add)
 
-    def table(self, root: str) -> pa.Table:
-        """Rows of schema EVENTS."""
-        storages, paths = pa.array(self.storages, pa.string()), pa.array(self.paths, pa.string())
-        described = pa.table({"dv_storage": storages, "dv_path": pa.array(self.vectors, pa.string())})
-        columns = {
-            "location": resolve_locations(root, paths),
-            "is_absolute": _absolute(paths, storages),
-            "dv_id": pa.array(self.ids, pa.string()),
-            "dv_location": vector_paths(root, described),
-            "size_bytes": pa.array(self.sizes, pa.int64()),
-            "rows": pa.array(self.rows, pa.int64()),
-            "version": pa.array(self.versions, pa.int64()),
-            "is_add": pa.array(self.adds, pa.bool_()),
-        }
-        return pa.table(columns).select(EVENTS.names).cast(EVENTS)
+    def make_table(self, root: str) -> pa.Table:
+        return _make_events(
+            root,
+            pa.array(self.paths, pa.string()),
+            pa.array(self.storages, pa.string()),
+            pa.array(self.vectors, pa.string()),
+            {
+                "dv_id": pa.array(self.ids, pa.string()),
+                "size_bytes": pa.array(self.sizes, pa.int64()),
+                "rows": pa.array(self.rows, pa.int64()),
+                "version": pa.array(self.versions, pa.int64()),
+                "is_add": pa.array(self.adds, pa.bool_()),
+            },
+        )
+
+
+def _make_events(
+    root: str, paths: pa.Array, storages: pa.Array, vectors: pa.Array, columns: dict[str, pa.Array]
+) -> pa.Table:
+    is_absolute = pc.match_substring_regex(paths, ABSOLUTE)
+    columns |= {
+        "location": resolve_locations(root, paths),
+        "is_absolute": pc.or_(is_absolute, pc.fill_null(pc.equal(storages, "p"), False)),
+        "dv_location": vector_paths(root, pa.table({"dv_storage": storages, "dv_path": vectors})),
+    }
+    return pa.table(columns).select(EVENTS.names).cast(EVENTS)
 
 
 def read_chain(root: str, chain: Chain, read: Read) -> ChainEvents:
-    """What a chain says; `root` is the table's location at its source.
-
-    Raises:
-        BrokenLogFile: the first of its files that is not whole.
-    """
+    """The events of a chain; `root` is the table's location at its source."""
     tables = [] if chain.base is None else [read_checkpoint(root, chain.base, read)]
     times: dict[int, int] = {}
     columns = EventColumns()
-    for step, content in _contents(chain.steps, read):
-        at = read_commit(step, content, columns)
-        if at is not None:
-            times[step.last] = at
+    # A remote store answers many requests at once as quickly as one.
+    with ThreadPoolExecutor(READERS) as pool:
+        for start in range(0, len(chain.steps), AHEAD):
+            steps = chain.steps[start : start + AHEAD]
+            for step, content in zip(steps, pool.map(lambda step: read(step.name), steps), strict=True):
+                at = read_commit(step, content, columns)
+                if at is not None:
+                    times[step.last] = at
     try:
-        tables.append(columns.table(root))
+        tables.append(columns.make_table(root))
     except TableFilesMissing as error:
         raise BrokenLogFile("", str(error)) from error
     return ChainEvents(pa.concat_tables(tables), times)
 
 
 def read_commit(step: Step, content: bytes, into: EventColumns) -> int | None:
-    """Take over the actions of a commit; the time that is told in it, in milliseconds.
-
-    Raises:
-        BrokenLogFile: it is empty, cut off, or no commit.
-    """
+    """Add the actions of a commit to `into`; returns the time that it states, in milliseconds."""
     if not content.strip():
         raise BrokenLogFile(step.name, "it is empty")
     try:
         commit = parse_commit(content, step.first, step.last, 0)
         for action in commit.removes:
-            into.take(action, step.last, is_add=False)
+            into.add(action, step.last, is_add=False)
         for action in commit.adds:
-            into.take(action, step.last, is_add=True)
+            into.add(action, step.last, is_add=True)
         at = commit.info.get("inCommitTimestamp")
         return None if at is None else int(at)
     except NOT_WHOLE as error:
@@ -298,11 +281,7 @@ def read_commit(step: Step, content: bytes, into: EventColumns) -> int | None:
 
 
 def read_checkpoint(root: str, checkpoint: Checkpoint, read: Read) -> pa.Table:
-    """The files that a checkpoint says are there, sidecars included, as adds of its version.
-
-    Raises:
-        BrokenLogFile: a file of it is not whole, or a sidecar is not there.
-    """
+    """The files of a checkpoint, sidecars included, as adds of its version."""
     names = [*checkpoint.names, *list_sidecars(checkpoint, read)]
     try:
         return pa.concat_tables(
@@ -313,129 +292,86 @@ def read_checkpoint(root: str, checkpoint: Checkpoint, read: Read) -> pa.Table:
 
 
 def list_sidecars(checkpoint: Checkpoint, read: Read) -> list[str]:
-    """The names of a checkpoint's sidecars, below the log's folder (PROTOCOL.md, "Sidecar Files").
-
-    Raises:
-        BrokenLogFile: the checkpoint is not whole.
-    """
+    """The names of a checkpoint's sidecars, below the log's folder (PROTOCOL.md, "Sidecar Files")."""
     if not checkpoint.has_sidecars:
         return []
     name = checkpoint.names[0]
     try:
         if name.endswith(".json"):
-            paths = [one["path"] for one in parse_commit(read(name), 0, 0, 0).sidecars]
+            paths = [sidecar["path"] for sidecar in parse_commit(read(name), 0, 0, 0).sidecars]
         else:
             with pq.ParquetFile(io.BytesIO(read(name))) as file:
                 if "sidecar" not in file.schema_arrow.names:
                     return []
-                column = file.read(["sidecar.path"]).column("sidecar")
-                paths = [
-                    one["path"] for one in column.to_pylist() if one is not None and one["path"] is not None
-                ]
+                sidecars = file.read(["sidecar.path"]).column("sidecar").to_pylist()
+                paths = [sidecar["path"] for sidecar in sidecars if sidecar and sidecar["path"] is not None]
     except NOT_WHOLE as error:
         raise BrokenLogFile(name, "it is cut off, or no checkpoint") from error
-    # An absolute one would be somewhere else than the log is copied from.
+    # An absolute path would be outside of the copied log.
     if outside := [path for path in paths if "/" in path]:
         raise BrokenLogFile(name, f"its sidecar {outside[0]} is outside the log")
     return [f"{SIDECARS}{path}" for path in paths]
 
 
 def resolve_locations(root: str, paths: pa.Array) -> pa.Array:
-    """Where files are, from the paths of a log: URL-encoded, and mostly relative to the root."""
+    """The locations of files by the paths of a log: URL-encoded, and usually relative to the root."""
     resolved = resolve_names(root, paths)
     if not root.startswith("/") and pc.all(pc.starts_with(resolved, f"{root}/"), min_count=0).as_py():
         return resolved
     if pc.all(pc.starts_with(resolved, f"{root.rstrip('/')}/"), min_count=0).as_py():
         return resolved
-    return pa.array([_normalize_location(one) for one in resolved.to_pylist()], pa.string())
-
-
-def _absolute(paths: pa.Array, storages: pa.Array) -> pa.Array:
-    return pc.or_(pc.match_substring_regex(paths, ABSOLUTE), pc.fill_null(pc.equal(storages, "p"), False))
-
-
-def _normalize_location(location: str | None) -> str | None:
-    """An absolute location as stores spell it; one of a store that nobody knows stays as it is: it is not copied."""
-    try:
-        return None if location is None else normalise_location(location)
-    except BadRequest:
-        return location
+    return pa.array(
+        [location and normalize_location(location) for location in resolved.to_pylist()], pa.string()
+    )
 
 
 def read_checkpoint_file(root: str, version: int, name: str, content: bytes) -> pa.Table:
-    """What one file of a checkpoint says.
-
-    Raises:
-        BrokenLogFile: it is not whole.
-    """
+    """The events of one file of a checkpoint."""
     try:
         if name.endswith(".json"):
-            adds, columns = parse_commit(content, version, version, 0).adds, EventColumns()
-            for action in adds:
-                columns.take(action, version, is_add=True)
-            return columns.table(root)
-        added = _parquet_adds(content)
+            columns = EventColumns()
+            for action in parse_commit(content, version, version, 0).adds:
+                columns.add(action, version, is_add=True)
+            return columns.make_table(root)
+        with pq.ParquetFile(io.BytesIO(content)) as file:
+            if "add" not in file.schema_arrow.names:
+                return EVENTS.empty_table()
+            members = {member.name for member in file.schema_arrow.field("add").type}
+            names = [name for name in ("path", "size", "stats", "deletionVector") if name in members]
+            adds = file.read([f"add.{name}" for name in names]).column("add").combine_chunks()
+        adds = adds.filter(pc.is_valid(adds))
     except NOT_WHOLE as error:
         raise BrokenLogFile(name, "it is cut off, or no checkpoint") from error
-    return EVENTS.empty_table() if added is None else _make_add_events(root, version, added)
-
-
-def _parquet_adds(content: bytes) -> pa.StructArray | None:
-    """The adds of a checkpoint in Parquet, with what events need of them."""
-    with pq.ParquetFile(io.BytesIO(content)) as file:
-        if "add" not in file.schema_arrow.names:
-            return None
-        there = {member.name for member in file.schema_arrow.field("add").type}
-        wanted = [one for one in ("path", "size", "stats", "deletionVector") if one in there]
-        adds = file.read([f"add.{one}" for one in wanted]).column("add").combine_chunks()
-    return adds.filter(pc.is_valid(adds))
+    return _make_add_events(root, version, adds)
 
 
 def _make_add_events(root: str, version: int, adds: pa.StructArray) -> pa.Table:
-    count, there = len(adds), {member.name for member in adds.type}
-    stats = pc.struct_field(adds, "stats").to_pylist() if "stats" in there else [None] * count
-    vectors = (
-        pc.struct_field(adds, "deletionVector").to_pylist() if "deletionVector" in there else [None] * count
+    count, members = len(adds), {member.name for member in adds.type}
+    stats, vectors = (
+        pc.struct_field(adds, name).to_pylist() if name in members else [None] * count
+        for name in ("stats", "deletionVector")
     )
-    storages = pa.array([one and one["storageType"] for one in vectors], pa.string())
-    paths = pc.struct_field(adds, "path")
-    described = pa.table(
+    rows = [_count_rows(*pair) for pair in zip(stats, vectors, strict=True)]
+    return _make_events(
+        root,
+        pc.struct_field(adds, "path"),
+        pa.array([vector and vector["storageType"] for vector in vectors], pa.string()),
+        pa.array([vector and vector["pathOrInlineDv"] for vector in vectors], pa.string()),
         {
-            "dv_storage": storages,
-            "dv_path": pa.array([one and one["pathOrInlineDv"] for one in vectors], pa.string()),
-        }
+            "dv_id": pa.array([vector_id(vector) or "" for vector in vectors], pa.string()),
+            "size_bytes": pc.struct_field(adds, "size"),
+            "rows": pa.array(rows, pa.int64()),
+            "version": pa.array([version] * count, pa.int64()),
+            "is_add": pa.array([True] * count, pa.bool_()),
+        },
     )
-    columns = {
-        "location": resolve_locations(root, paths),
-        "is_absolute": _absolute(paths, storages),
-        "dv_id": pa.array([vector_id(one) or "" for one in vectors], pa.string()),
-        "dv_location": vector_paths(root, described),
-        "size_bytes": pc.struct_field(adds, "size"),
-        "rows": pa.array([_rows(*one) for one in zip(stats, vectors, strict=True)], pa.int64()),
-        "version": pa.array([version] * count, pa.int64()),
-        "is_add": pa.array([True] * count, pa.bool_()),
-    }
-    return pa.table(columns).select(EVENTS.names).cast(EVENTS)
 
 
-def _rows(stats: str | None, vector: dict[str, Any] | None) -> int | None:
+def _count_rows(stats: str | None, vector: dict[str, Any] | None) -> int | None:
     found = ROWS.search(stats) if stats else None
     if found is None:
         return None
     return int(found[1]) - (vector.get("cardinality") or 0 if vector else 0)
-
-
-def _contents(steps: Sequence[Step], read: Read) -> Iterator[tuple[Step, bytes]]:
-    """Each step's content in order; a store far away answers many at once as quickly as one."""
-    with ThreadPoolExecutor(READERS) as pool:
-        for some in _batches(steps):
-            yield from zip(some, pool.map(lambda step: read(step.name), some), strict=True)
-
-
-def _batches(steps: Iterable[Step]) -> Iterator[list[Step]]:
-    left = iter(steps)
-    while some := list(islice(left, AHEAD)):
-        yield some
 
 
 INTERVALS = pa.schema(
@@ -443,16 +379,16 @@ INTERVALS = pa.schema(
         pa.field("location", pa.string(), nullable=False),
         pa.field("size_bytes", pa.int64()),
         pa.field("since", pa.int64(), nullable=False),
-        # The first version without it; null while it is still there.
+        # The first version without it; null if there is none.
         pa.field("until", pa.int64()),
     ]
 )
-"""When a version needs a file that is not there, or not with this size (null: of any size)."""
+"""Versions that need a file which is missing or of another size (null: of any size)."""
 
 
 @dataclass(frozen=True)
 class VersionCount:
-    """What one version has: data files, their bytes, its rows as far as the log tells them, and what it lacks."""
+    """Data files of a version, their bytes, rows as far as the log states them, and missing files."""
 
     version: int
     files: int
@@ -460,45 +396,39 @@ class VersionCount:
     rows: int | None
     lacking: int
     absolute: int = 0
-    """Files that the log names by their whole place: a copy of the log still names the originals."""
+    """Files that the log names by absolute locations: a copy of the log still names the originals."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A replayed chain: its versions in order, and the intervals of what is missing."""
+    """A replayed chain: its versions in order, and the intervals of missing files."""
 
     versions: tuple[VersionCount, ...]
     missing: pa.Table
 
     @property
     def complete(self) -> list[int]:
-        """The versions that lack nothing."""
         return [version.version for version in self.versions if not version.lacking]
 
     def at(self, version: int) -> VersionCount | None:
-        """One version; None when the chain does not make it."""
-        return next((one for one in self.versions if one.version == version), None)
+        return next((count for count in self.versions if count.version == version), None)
 
     def missing_at(self, version: int) -> list[str]:
-        """Locations that a version needs and that are missing."""
+        """Locations of missing files that a version needs."""
         until = pc.fill_null(self.missing["until"], version + 1)
         needed = pc.and_(pc.less_equal(self.missing["since"], version), pc.greater(until, version))
         return sorted(set(self.missing["location"].filter(needed).to_pylist()))
 
 
 def replay(events: pa.Table, versions: Sequence[int], there: pa.Table) -> Replayed:
-    """Replay a chain.
-
-    `events` are of schema EVENTS, `versions` those that the chain makes, `there` what is whole in the copy: columns
-    `location` and `size_bytes`.
-    """
+    """Replay EVENTS; `there` are the whole objects of the copy: columns `location` and `size_bytes`."""
     lives = _lives(events)
     missing = _missing(lives, there)
     return Replayed(sum_changes(compute_changes(lives, missing), versions), missing)
 
 
 def compute_changes(lives: pa.Table, missing: pa.Table) -> pa.Table:
-    """By how much each version has more or less than the one before it: files, bytes, rows and so on."""
+    """The differences of each version from the version before it: files, bytes, rows and so on."""
     zeros = pa.array([0] * lives.num_rows, pa.int64())
     ones = pc.add(zeros, 1)
     amounts = {
@@ -525,27 +455,22 @@ def compute_changes(lives: pa.Table, missing: pa.Table) -> pa.Table:
 
 
 def sum_changes(changes: pa.Table, versions: Sequence[int]) -> tuple[VersionCount, ...]:
-    """What each version has, from the changes of all versions."""
-    of_version = {row["version"]: row for row in changes.to_pylist()}
-    wanted, found = set(versions), list[VersionCount]()
-    files = size_bytes = rows = untold = lacking = absolute = 0
-    for version in sorted(wanted | of_version.keys()):
-        change = of_version.get(version, {})
-        files += change.get("files", 0)
-        size_bytes += change.get("size_bytes", 0)
-        rows += change.get("rows", 0)
-        untold += change.get("untold", 0)
-        lacking += change.get("lacking", 0)
-        absolute += change.get("absolute", 0)
+    """The counts of each version, from the changes of all versions."""
+    changes_of = {row["version"]: row for row in changes.to_pylist()}
+    wanted, counts = set(versions), list[VersionCount]()
+    totals = dict.fromkeys(("files", "size_bytes", "rows", "untold", "lacking", "absolute"), 0)
+    for version in sorted(wanted | changes_of.keys()):
+        change = changes_of.get(version, {})
+        totals = {name: total + change.get(name, 0) for name, total in totals.items()}
         if version in wanted:
-            found.append(
-                VersionCount(version, files, size_bytes, None if untold else rows, lacking, absolute)
-            )
-    return tuple(found)
+            rows = None if totals["untold"] else totals["rows"]
+            sums = (totals[name] for name in ("lacking", "absolute"))
+            counts.append(VersionCount(version, totals["files"], totals["size_bytes"], rows, *sums))
+    return tuple(counts)
 
 
 def _lives(events: pa.Table) -> pa.Table:
-    """The events that begin a life, each with the version that ends it (`until`; null: it has not ended)."""
+    """The adds of live files, each with the version that ends it (`until`; null: it has not ended)."""
     events = events.cast(EVENTS).combine_chunks()
     if events.num_rows == 0:
         return events.append_column("until", pa.array([], pa.int64()))
@@ -554,7 +479,7 @@ def _lives(events: pa.Table) -> pa.Table:
     keys = pa.table(
         {"code": codes, "version": events["version"], "is_add": pc.cast(events["is_add"], pa.int8())}
     )
-    # A commit may remove a file and add it again: what it adds is there after it.
+    # A commit may remove a file and add it again: then the file is live after it.
     order = pc.sort_indices(keys, [("code", "ascending"), ("version", "ascending"), ("is_add", "ascending")])
     events, codes = events.take(order), codes.take(order)
     last = events.num_rows - 1
@@ -566,7 +491,7 @@ def _lives(events: pa.Table) -> pa.Table:
 
 
 def _missing(lives: pa.Table, there: pa.Table) -> pa.Table:
-    """The intervals of data files and vectors that are not there, or of another size."""
+    """The intervals of data files and vectors that are missing, or of another size."""
     when = {"since": lives["version"], "until": lives["until"]}
     data = pa.table({"location": lives["location"], "size_bytes": lives["size_bytes"], **when})
     anything = pa.nulls(lives.num_rows, pa.int64())
@@ -587,7 +512,7 @@ FILES_A_TASK = 200
 EVENTS_OR_FAULT = pa.schema(
     [
         *(pa.field(field.name, field.type) for field in EVENTS),
-        # A row of its own for each commit that has its time in itself, and for each file that is not whole.
+        # A row for each commit that states its time, and for each damaged file.
         pa.field("time_ms", pa.int64()),
         pa.field("broken", pa.string()),
         pa.field("reason", pa.string()),
@@ -605,69 +530,67 @@ def replay_by_spark(
     there: Callable[[pa.Array], pa.Table],
     read: Read,
 ) -> tuple[Replayed, dict[int, int]]:
-    """Replay a chain; `stored` tells where its files are (`name`, `stored_key`, `stored_version_id`).
+    """Replay a chain in Spark; `stored` has its files (columns `name`, `stored_key`, `stored_version_id`).
 
-    `there` answers with what is whole of the table's own objects and of those that are named besides: columns
-    `location` and `size_bytes`.
+    `there` returns the whole objects of the table and of the named locations: columns `location` and `size_bytes`.
 
     Raises:
-        BrokenLogFile: one of its files is not whole.
+        BrokenLogFile: a file is damaged or missing.
     """
-    files = _files(chain, stored, read)
+    files = _list_files(chain, stored, read)
     tasks = max(1, -(-len(files) // FILES_A_TASK))
     rows = spark.createDataFrame(files, _FILES).repartition(tasks, "name")
-    parsed = rows.mapInArrow(_FileReader(store, root), _make_ddl()).persist()
+    kinds = {pa.string(): "string", pa.int64(): "long", pa.bool_(): "boolean"}
+    ddl = ", ".join(f"{field.name} {kinds[field.type]}" for field in EVENTS_OR_FAULT)
+    parsed = rows.mapInArrow(partial(_read_files, store, root), ddl).persist()
     try:
-        _require_whole(parsed)
+        broken = parsed.where("broken IS NOT NULL").select("broken", "reason").orderBy("broken").first()
+        if broken is not None:
+            raise BrokenLogFile(broken["broken"], broken["reason"])
         times = {row["version"]: row["time_ms"] for row in parsed.where("time_ms IS NOT NULL").collect()}
         events = parsed.where("location IS NOT NULL")
         own = there(pa.array([], pa.string()))
-        return _replayed(spark, events, chain.versions, there(_others(spark, events, own))), times
+        others = _select_others(spark, events, own)
+        return _replay_events(spark, events, chain.versions, there(others)), times
     finally:
         parsed.unpersist()
 
 
-def _files(chain: Chain, stored: pa.Table, read: Read) -> list[tuple[int, int, str, str, str | None, bool]]:
-    places = {row["name"]: (row["stored_key"], row["stored_version_id"]) for row in stored.to_pylist()}
-    found = [(step.first, step.last, step.name, *places[step.name], True) for step in chain.steps]
+def _list_files(
+    chain: Chain, stored: pa.Table, read: Read
+) -> list[tuple[int, int, str, str, str | None, bool]]:
+    copies = {row["name"]: (row["stored_key"], row["stored_version_id"]) for row in stored.to_pylist()}
+    files = [(step.first, step.last, step.name, *copies[step.name], True) for step in chain.steps]
     if chain.base is not None:
         at = chain.base.version
         names = [*chain.base.names, *list_sidecars(chain.base, read)]
-        if lost := [name for name in names if name not in places]:
+        if lost := [name for name in names if name not in copies]:
             raise BrokenLogFile(lost[0], "it is not in the copy")
-        found += [(at, at, name, *places[name], False) for name in names]
-    return found
+        files += [(at, at, name, *copies[name], False) for name in names]
+    return files
 
 
-class _FileReader:
-    """Turns rows of files into what they say."""
-
-    def __init__(self, store: StoreAddress, root: str) -> None:
-        self._store, self._root = store, root
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        store = open_store(self._store)
-        for batch in batches:
-            for row in batch.to_pylist():
-                try:
-                    content = store.read(row["stored_key"], row["stored_version_id"])
-                    table = self._told(row, content)
-                except (BrokenLogFile, ObjectMissing) as error:
-                    table = pa.table({"broken": [row["name"]], "reason": [str(error)]})
-                yield from _pad_columns(table).to_batches()
-
-    def _told(self, row: dict[str, object], content: bytes) -> pa.Table:
-        name, last = str(row["name"]), int(str(row["last"]))
-        if not row["is_commit"]:
-            return read_checkpoint_file(self._root, last, name, content)
-        columns = EventColumns()
-        at = read_commit(Step(int(str(row["first"])), last, name), content, columns)
-        events = columns.table(self._root)
-        if at is None:
-            return events
-        return pa.concat_tables(
-            [_pad_columns(events), _pad_columns(pa.table({"version": [last], "time_ms": [at]}))]
-        )
+def _read_files(
+    address: StoreAddress, root: str, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Read files of a log in a task of Spark; returns rows of schema EVENTS_OR_FAULT."""
+    store = open_store(address)
+    for row in (row for batch in batches for row in batch.to_pylist()):
+        name, last = row["name"], row["last"]
+        try:
+            content = store.read(row["stored_key"], row["stored_version_id"])
+            if row["is_commit"]:
+                columns = EventColumns()
+                at = read_commit(Step(row["first"], last, name), content, columns)
+                tables = [columns.make_table(root)]
+                if at is not None:
+                    tables.append(pa.table({"version": [last], "time_ms": [at]}))
+            else:
+                tables = [read_checkpoint_file(root, last, name, content)]
+        except (BrokenLogFile, ObjectMissing) as error:
+            tables = [pa.table({"broken": [name], "reason": [str(error)]})]
+        for table in tables:
+            yield from _pad_columns(table).to_batches()
 
 
 def _pad_columns(table: pa.Table) -> pa.Table:
@@ -680,26 +603,15 @@ def _pad_columns(table: pa.Table) -> pa.Table:
     return pa.table(columns).cast(EVENTS_OR_FAULT)
 
 
-def _make_ddl() -> str:
-    kinds = {pa.string(): "string", pa.int64(): "long", pa.bool_(): "boolean"}
-    return ", ".join(f"{field.name} {kinds[field.type]}" for field in EVENTS_OR_FAULT)
-
-
-def _require_whole(parsed: "DataFrame") -> None:
-    broken = parsed.where("broken IS NOT NULL").select("broken", "reason").orderBy("broken").first()
-    if broken is not None:
-        raise BrokenLogFile(broken["broken"], broken["reason"])
-
-
-def _others(spark: "SparkSession", events: "DataFrame", own: pa.Table) -> pa.Array:
-    """What the log names that is not whole among the table's own objects: of nearly all tables little."""
+def _select_others(spark: "SparkSession", events: "DataFrame", own: pa.Table) -> pa.Array:
+    """Locations that the log names and that are not among the table's own whole objects: usually few."""
     named = events.selectExpr("location").unionByName(events.selectExpr("dv_location AS location"))
     known = spark.createDataFrame(own.select(["location"]))
     found = named.where("location IS NOT NULL").distinct().join(known, "location", "left_anti").toArrow()
     return found["location"].combine_chunks()
 
 
-def _replayed(
+def _replay_events(
     spark: "SparkSession", events: "DataFrame", versions: Sequence[int], there: pa.Table
 ) -> Replayed:
     lives = _lives_in_spark(events).persist()
@@ -713,7 +625,7 @@ def _replayed(
 
 
 def _lives_in_spark(events: "DataFrame") -> "DataFrame":
-    """The events that begin a life, with the version that ends it; adds come after removes of the same commit."""
+    """As `_lives`; adds come after removes of the same commit."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -749,8 +661,7 @@ def _changes(lives: "DataFrame", missing: "DataFrame") -> "DataFrame":
         *("0L AS absolute", "1L AS lacking"),
     )
     begun = more.unionByName(lost)
-    ended = begun.where("until IS NOT NULL").selectExpr(
-        "until AS version", *(f"-{one} AS {one}" for one in amounts)
-    )
+    negated = (f"-{name} AS {name}" for name in amounts)
+    ended = begun.where("until IS NOT NULL").selectExpr("until AS version", *negated)
     every = begun.drop("until").unionByName(ended)
     return every.groupBy("version").sum(*amounts).toDF("version", *amounts)

@@ -1,7 +1,4 @@
-"""Verifying a day's copies: every object judged, every table replayed, healed where it lacks something, and opened.
-
-Nothing is called verified that no independent reader opened at the newest version before as_of.
-"""
+"""Verify a day's copies: judge every object, replay every table, heal what is missing, and open the tables."""
 
 import datetime as dt
 import logging
@@ -10,18 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.engine import CopyEngine, CopyTask, Progress
+from lakeshare_pipelines.backup.copy.engine import CopyEngine, Progress
 from lakeshare_pipelines.backup.model import (
-    PLAN,
     POINT_COPIES,
-    CopyRecord,
     FoundTable,
     PlanRecord,
     Status,
@@ -31,23 +26,27 @@ from lakeshare_pipelines.backup.model import (
     write_rows,
 )
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
-from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, StoreAddress, open_store
-from lakeshare_pipelines.backup.verify.delta import assess_delta_table
-from lakeshare_pipelines.backup.verify.iceberg import assess_iceberg_table, normalize_location
+from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, ObjectHead, open_store
+from lakeshare_pipelines.backup.verify.delta import DeltaTable, assess_delta_table
+from lakeshare_pipelines.backup.verify.iceberg import MAX_TRIED, IcebergTable
+from lakeshare_pipelines.backup.verify.iceberg import assess as assess_iceberg
 from lakeshare_pipelines.backup.verify.objects import (
     OBJECTS,
-    AssessedTable,
     CopyReading,
-    HeldCopyReader,
     Need,
+    OpenSpark,
     ReadingStore,
     TableCopy,
+    copy_rows,
     head_copies,
     join_reports,
     judge_objects,
     list_copies,
     list_prefixes,
+    make_plan_row,
     make_reading_row,
+    normalize_location,
+    read_held_copies,
     repair_points,
     report_damage,
 )
@@ -55,18 +54,15 @@ from lakeshare_pipelines.errors import BackupError
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.storage.locations import LOCAL, parse_location
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 CONCURRENT_REQUESTS = 16
 MAX_OBJECTS = 100_000
-"""Of more objects that failed than that the copy is to be run again: it asks faster than we do."""
+"""If more objects failed, the copy has to be run again, which is faster."""
 ARCHIVED = {"GLACIER", "DEEP_ARCHIVE"}
 
 
 @dataclass(frozen=True)
 class MissingObject:
-    """An object to look for: by key in its bucket; what is known of it narrows down which version is the right one."""
+    """An object to look for at the source; size and ETag, if known, select the right version."""
 
     bucket: str
     key: str
@@ -74,12 +70,12 @@ class MissingObject:
     table_root: str | None
     size_bytes: int | None = None
     etag: str | None = None
-    """As it was listed; None when it was not."""
+    """As listed; None if it was not listed."""
 
 
 @dataclass
 class Healer:
-    """Looks for objects at the source and copies them with an engine; each call is a round with a ledger of its own."""
+    """Finds objects at the source and copies them with an engine; each call has a ledger of its own."""
 
     backup: Backup
     workspace: Workspace
@@ -90,57 +86,57 @@ class Healer:
     target: BackupStore
     report_progress: Callable[[Progress], None]
     refusals: list[str] = field(default_factory=list)
-    """What the source's store said instead of an answer: what it refuses to tell of is not healed."""
+    """Refusals of the source's store: such objects are not healed."""
     _stores: dict[str, BackupStore] = field(default_factory=dict)
 
-    def heal(self, wanted: Sequence[MissingObject]) -> pa.Table:
-        """Rows of schema OBJECTS of all that was found, each object once; those that are whole now are healed.
-
-        An object may be wanted twice, as it was listed and as a table describes it: the first description that is found
-        counts.
-        """
+    def heal(self, missing: Sequence[MissingObject]) -> pa.Table:
+        """Rows of schema OBJECTS of the found objects, by the first description of each; whole ones are healed."""
         with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-            found = [row for row in pool.map(self._row, wanted) if row is not None]
-        if not found:
+            rows = [row for row in pool.map(self._plan, missing) if row is not None]
+        if not rows:
             return OBJECTS.empty_table()
-        once: dict[tuple[str, str], dict[str, Any]] = {}
-        for row in found:
-            once.setdefault((row["bucket"], row["key"]), row)
+        by_key = {(row["bucket"], row["key"]): row for row in reversed(rows)}
         by_bucket: dict[str, list[dict[str, Any]]] = {}
-        for row in once.values():
-            by_bucket.setdefault(row["bucket"], []).append(row)
-        healed = [self._copied(bucket, rows) for bucket, rows in by_bucket.items()]
-        return pa.concat_tables(healed)
+        for key in dict.fromkeys((row["bucket"], row["key"]) for row in rows):
+            by_bucket.setdefault(key[0], []).append(by_key[key])
+        return pa.concat_tables([self._copy(bucket, of_bucket) for bucket, of_bucket in by_bucket.items()])
 
     def store(self, bucket: str) -> BackupStore:
-        """The store of a bucket, reached as the source is."""
+        """The store of a bucket, reached like the source."""
         if bucket not in self._stores:
             self._stores[bucket] = open_store(self.backup.source.at(bucket))
         return self._stores[bucket]
 
-    def _row(self, wanted: MissingObject) -> dict[str, Any] | None:
-        """The plan's row of the right version of an object; None when there is none, or nobody may ask."""
+    def _plan(self, wanted: MissingObject) -> dict[str, Any] | None:
+        """The plan's row of the right version of an object; None if it is not found or access is refused."""
         try:
-            return self._found(wanted)
+            store = self.store(wanted.bucket)
+            head = store.head(wanted.key)
+            found: ObjectHead | ListedObject | None = head if head and self._is_right(wanted, head) else None
+            if found is None:
+                versions = (
+                    version
+                    for version in store.versions(wanted.key)
+                    if version.key == wanted.key and not version.is_delete_marker
+                )
+                found = next((version for version in versions if self._is_right(wanted, version)), None)
         except BackupError as error:
             self.refusals.append(str(error))
             return None
-
-    def _found(self, wanted: MissingObject) -> dict[str, Any] | None:
-        store = self.store(wanted.bucket)
-        head = store.head(wanted.key)
-        one: ObjectHead | ListedObject | None = (
-            head if head is not None and self._is_right(wanted, head) else None
+        if found is None:
+            return None
+        size_bytes = found.size_bytes or 0
+        large = size_bytes > self.backup.copy_limit_bytes
+        return make_plan_row(
+            found,
+            bucket=wanted.bucket,
+            is_latest=found is head,
+            size_bytes=size_bytes,
+            lane="archived" if found.storage_class in ARCHIVED else "large" if large else "small",
+            stored_key=wanted.stored_key,
+            table_root=wanted.table_root,
+            first_point=self.day,
         )
-        one = one or next(
-            (
-                listed
-                for listed in store.versions(wanted.key)
-                if listed.key == wanted.key and not listed.is_delete_marker and self._is_right(wanted, listed)
-            ),
-            None,
-        )
-        return None if one is None else self._planned(wanted, one, is_latest=one is head)
 
     def _is_right(self, wanted: MissingObject, found: ObjectHead | ListedObject) -> bool:
         if wanted.size_bytes is not None and found.size_bytes != wanted.size_bytes:
@@ -149,44 +145,15 @@ class Healer:
             return found.etag == wanted.etag
         return found.last_modified < self.as_of
 
-    def _planned(
-        self, wanted: MissingObject, found: ObjectHead | ListedObject, *, is_latest: bool
-    ) -> dict[str, Any]:
-        size_bytes = found.size_bytes or 0
-        large = size_bytes > self.backup.copy_limit_bytes
-        return {
-            "bucket": wanted.bucket,
-            "key": wanted.key,
-            "version_id": found.version_id,
-            "is_latest": is_latest,
-            "is_delete_marker": False,
-            "size_bytes": size_bytes,
-            "last_modified": found.last_modified,
-            "etag": found.etag,
-            "storage_class": found.storage_class,
-            "lane": "archived" if found.storage_class in ARCHIVED else "large" if large else "small",
-            "stored_key": wanted.stored_key,
-            "table_root": wanted.table_root,
-            "first_point": self.day,
-        }
-
-    def _copied(self, bucket: str, rows: list[dict[str, Any]]) -> pa.Table:
+    def _copy(self, bucket: str, rows: list[dict[str, Any]]) -> pa.Table:
         # Of its own each time: what an earlier run healed may be damaged again.
         name = f"healing-{uuid4().hex}"
         plan, done = self.workspace.clear(f"{name}-plan"), self.workspace.clear(f"{name}-done")
-        write_rows(plan, PLAN, [pa.Table.from_pylist(rows, PLAN)])
-        source = self.backup.source.at(bucket)
-        task = CopyTask(
-            source=source,
-            target=self.target.address,
-            plan=plan,
-            done=done,
-            work_prefix=f"{self.work_prefix}{name}/",
-            as_of=self.as_of,
-            copy_limit_bytes=self.backup.copy_limit_bytes,
-            in_flight=self.backup.in_flight,
+        source, prefix = self.backup.source.at(bucket), f"{self.work_prefix}{name}/"
+        addresses = (source, self.target.address)
+        copy_rows(
+            self.engine, self.backup, (plan, done), rows, addresses, prefix, self.as_of, self.report_progress
         )
-        self.engine.copy(task, self.report_progress)
         reported, _ = join_reports(read_rows(plan), read_rows(done), ())
         for folder in (plan, done):
             shutil.rmtree(folder)
@@ -196,29 +163,8 @@ class Healer:
         return objects.set_column(OBJECTS.names.index("is_healed"), OBJECTS.field("is_healed"), healed)
 
 
-def list_missing(objects: pa.Table) -> list[MissingObject]:
-    """What to look for, of objects that are not whole."""
-    lost = objects.filter(pc.invert(objects["is_whole"])).slice(0, MAX_OBJECTS)
-    return [
-        MissingObject(
-            row["bucket"], row["key"], row["stored_key"], row["table_root"], row["size_bytes"], row["etag"]
-        )
-        for row in lost.select(
-            ["bucket", "key", "stored_key", "table_root", "size_bytes", "etag"]
-        ).to_pylist()
-    ]
-
-
-def replace_healed(objects: pa.Table, healed: pa.Table) -> pa.Table:
-    """The objects, with the healed ones in the place of what they were."""
-    if healed.num_rows == 0:
-        return objects
-    taken = pc.is_in(objects["location"], value_set=healed["location"].combine_chunks())
-    return pa.concat_tables([objects.filter(pc.invert(taken)), healed])
-
-
 def bucket_and_key(location: str, folders: Sequence[str]) -> tuple[str, str] | None:
-    """Where a location is; of a local one the bucket is one of these folders, the longest that it is below."""
+    """Bucket and key of a location; the bucket of a local one is the longest of these folders that contains it."""
     try:
         place = parse_location(location)
     except BadRequest:
@@ -235,101 +181,102 @@ def bucket_and_key(location: str, folders: Sequence[str]) -> tuple[str, str] | N
 
 AT_ONCE = 8
 ROUNDS = 5
-"""A commit that was not listed tells of files that were not, and a manifest list of manifests: each is a round."""
+"""A commit that was not listed names files that were not, a manifest list names manifests: each needs a round."""
 
 
+@dataclass
 class Tables:
-    """The tables of a plan, and the objects they are made of."""
+    """The tables of a plan, and their objects."""
 
-    def __init__(
-        self,
-        backup: Backup,
-        plan: PlanRecord,
-        target: BackupStore,
-        points: Points,
-        objects: pa.Table,
-        pointers: Sequence[str],
-        spark: "Callable[[], SparkSession] | None",
-        report_progress: Callable[[str], None],
-    ) -> None:
-        self.objects = objects
-        self._backup, self._plan, self._target, self._points = backup, plan, target, points
-        self._spark, self._tell = spark, report_progress
-        self._pointers = _map_pointers_to_roots(plan.tables, backup.source, pointers)
-        self._assessed: dict[str, AssessedTable] = {}
-        self._assess(plan.tables)
+    backup: Backup
+    plan: PlanRecord
+    target: BackupStore
+    points: Points
+    objects: pa.Table
+    pointers: Sequence[str]
+    spark: OpenSpark | None
+    report_progress: Callable[[str], None]
+    assessed: dict[str, DeltaTable | IcebergTable] = field(default_factory=dict)
 
     def heal(self, healer: Healer) -> None:
-        """Copy what is not whole and can be found at the source, until nothing more is found."""
-        looked_up_before: set[tuple[str, str, int | None]] = set()
-        wanted = list_missing(self.objects)
+        """Copy objects that are not whole from the source, until nothing more is found."""
+        self._assess(self.plan.tables)
+        looked_up: set[tuple[str, str, int | None]] = set()
+        columns = ["bucket", "key", "stored_key", "table_root", "size_bytes", "etag"]
+        failed = self.objects.filter(pc.invert(self.objects["is_whole"])).slice(0, MAX_OBJECTS)
+        missing = [MissingObject(**row) for row in failed.select(columns).to_pylist()]
         for _ in range(ROUNDS):
-            wanted += [one for table in self._plan.tables for one in self._wanted_by(table, healer)]
-            new = {(one.bucket, one.key, one.size_bytes): one for one in wanted}
-            new = {key: one for key, one in new.items() if key not in looked_up_before}
+            missing += [need for table in self.plan.tables for need in self._list_needs(table, healer)]
+            new = {(need.bucket, need.key, need.size_bytes): need for need in missing}
+            new = {key: need for key, need in new.items() if key not in looked_up}
             if not new:
                 return
-            looked_up_before |= new.keys()
-            self._tell(f"{len(new):,} objects are looked for at the source.")
+            looked_up |= new.keys()
+            self.report_progress(f"looking for {len(new):,} objects at the source")
             healed = healer.heal(list(new.values()))
             if healed.num_rows == 0:
                 return
-            self.objects = replace_healed(self.objects, healed)
+            replaced = pc.is_in(self.objects["location"], value_set=healed["location"].combine_chunks())
+            self.objects = pa.concat_tables([self.objects.filter(pc.invert(replaced)), healed])
             touched = set(healed["table_root"].to_pylist())
-            # What lacks something may have got it from another table's objects, or from those of none.
-            again = [
-                one for one in self._plan.tables if one.root in touched or self._assessed[one.root].needs
-            ]
-            self._assess(again)
-            wanted = []
+            # A table may need objects that belong to another table, or to none.
+            self._assess(
+                [
+                    table
+                    for table in self.plan.tables
+                    if table.root in touched or self.assessed[table.root].found.needs
+                ]
+            )
+            missing = []
 
     def proofs(self) -> list[TableProof]:
-        """What is proved of each table, in the plan's order; what was taken out of the copy is no object any more."""
+        """The proof of each table, in the plan's order; objects that were removed from the copy are dropped."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            proved = []
-            for proof in pool.map(self._proof, self._plan.tables):
-                proved.append(proof)
-                self._tell(f"{len(proved):,} of {len(self._plan.tables):,} tables opened.")
-        removed = [key for assessed in self._assessed.values() for key in assessed.removed]
+            proofs = []
+            for proof in pool.map(lambda table: self.assessed[table.root].proof(), self.plan.tables):
+                proofs.append(proof)
+                self.report_progress(f"{len(proofs):,} of {len(self.plan.tables):,} tables opened")
+        delta_tables = (table for table in self.assessed.values() if isinstance(table, DeltaTable))
+        removed = [key for table in delta_tables for key in table.removed]
         gone = pc.is_in(self.objects["stored_key"], value_set=pa.array(removed, pa.string()))
         self.objects = self.objects.filter(pc.invert(gone))
-        return proved
+        return proofs
 
     def _assess(self, tables: Sequence[FoundTable]) -> None:
         slices = _group_by_root(self.objects)
         nothing = self.objects.slice(0, 0)
         copies = [
             TableCopy(
-                table, self._backup.source, self._target, slices.get(table.root, nothing), self._by_location
+                table, self.backup.source, self.target, slices.get(table.root, nothing), self._by_location
             )
             for table in tables
         ]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for copy, assessed in zip(copies, pool.map(self._one, copies), strict=True):
-                self._assessed[copy.table.root] = assessed
-                self._tell(f"{copy.table.root or copy.table.bucket}: read what it says of itself.")
+            for copy, assessed in zip(copies, pool.map(self._assess_copy, copies), strict=True):
+                self.assessed[copy.table.root] = assessed
+                self.report_progress(f"{copy.table.root or copy.table.bucket}: metadata read")
 
-    def _one(self, copy: TableCopy) -> AssessedTable:
-        as_of = self._plan.as_of
+    def _assess_copy(self, copy: TableCopy) -> DeltaTable | IcebergTable:
+        as_of = self.plan.as_of
         if copy.table.format == "iceberg":
-            pointer = self._pointers.get(copy.table.root)
-            return assess_iceberg_table(copy, as_of, pointer, self._points, self._plan.day, self._spark)
-        return assess_delta_table(copy, as_of, self._backup, self._spark)
+            pointer = next((pointer for pointer in reversed(self.pointers) if copy.is_inside(pointer)), None)
+            assessed = assess_iceberg(copy, as_of, pointer, MAX_TRIED)
+            return IcebergTable(copy, assessed, as_of, self.points, self.plan.day, self.spark)
+        return assess_delta_table(copy, as_of, self.backup, self.spark)
 
     def _by_location(self, locations: Sequence[str]) -> pa.Table:
-        wanted = pa.array(locations, pa.string())
-        return self.objects.filter(pc.is_in(self.objects["location"], value_set=wanted))
+        named = pa.array(locations, pa.string())
+        return self.objects.filter(pc.is_in(self.objects["location"], value_set=named))
 
-    def _proof(self, table: FoundTable) -> TableProof:
-        return self._assessed[table.root].proof()
-
-    def _wanted_by(self, table: FoundTable, healer: Healer) -> list[MissingObject]:
-        assessed = self._assessed[table.root]
-        needs = list(assessed.needs)
-        try:
-            needs += assessed.unlisted(healer.store(table.bucket))
-        except BackupError as error:
-            healer.refusals.append(str(error))
+    def _list_needs(self, table: FoundTable, healer: Healer) -> list[MissingObject]:
+        assessed = self.assessed[table.root]
+        needs = list(assessed.found.needs)
+        # Names of Iceberg's metadata files are not predictable; the catalog's pointer is among the needs.
+        if isinstance(assessed, DeltaTable):
+            try:
+                needs += assessed.list_unlisted(healer.store(table.bucket))
+            except BackupError as error:
+                healer.refusals.append(str(error))
         if not needs:
             return []
         rows = self._by_location([need.location for need in needs])
@@ -337,42 +284,32 @@ class Tables:
             row["location"]: row
             for row in rows.select(["location", "stored_key", "size_bytes", "etag"]).to_pylist()
         }
-        found = (self._wanted(assessed.copy, need, known.get(need.location)) for need in needs)
-        return [one for one in found if one is not None]
+        missing = (self._find_need(assessed.copy, need, known.get(need.location)) for need in needs)
+        return [need for need in missing if need is not None]
 
-    def _wanted(self, copy: TableCopy, need: Need, row: "dict[str, object] | None") -> MissingObject | None:
-        place = bucket_and_key(need.location, [self._backup.source.bucket])
-        if place is None:
+    def _find_need(
+        self, copy: TableCopy, need: Need, row: "dict[str, object] | None"
+    ) -> MissingObject | None:
+        bucket_key = bucket_and_key(need.location, [self.backup.source.bucket])
+        if bucket_key is None:
             return None
-        bucket, key = place
-        if bucket != self._backup.source.bucket:
-            if self._backup.external == "refuse":
+        bucket, key = bucket_key
+        if bucket != self.backup.source.bucket:
+            if self.backup.external == "refuse":
                 return None
-            stored_key = f"{self._target.address.prefix}external/{bucket.strip('/')}/{key}"
+            stored_key = f"{self.target.address.prefix}external/{bucket.strip('/')}/{key}"
         elif copy.is_inside(need.location):
             stored_key = copy.stored_key(key)
+        elif row is not None:
+            stored_key = str(row["stored_key"])
         else:
-            layout = "objects/" if self._backup.layout == "incremental" else ""
-            stored_key = (
-                f"{self._target.address.prefix}{layout}{key}" if row is None else str(row["stored_key"])
-            )
+            layout = "objects/" if self.backup.layout == "incremental" else ""
+            stored_key = f"{self.target.address.prefix}{layout}{key}"
         etag = need.etag
         if row is not None and need.size_bytes in (None, row["size_bytes"]):
             etag = str(row["etag"])
         root = copy.table.root if copy.is_inside(need.location) else None
         return MissingObject(bucket, key, stored_key, root, need.size_bytes, etag)
-
-
-def _map_pointers_to_roots(
-    tables: Sequence[FoundTable], source: StoreAddress, pointers: Sequence[str]
-) -> dict[str, str]:
-    """The metadata file that the catalog names for each table, by the table's root."""
-    found = {}
-    for pointer in map(normalize_location, pointers):
-        for table in tables:
-            if pointer.startswith(f"{source.at(table.bucket).location(table.root).rstrip('/')}/"):
-                found[table.root] = pointer
-    return found
 
 
 def _group_by_root(objects: pa.Table) -> dict[str | None, pa.Table]:
@@ -381,12 +318,12 @@ def _group_by_root(objects: pa.Table) -> dict[str | None, pa.Table]:
     if rows.num_rows == 0:
         return {}
     runs = pc.run_end_encode(rows["table_root"].combine_chunks())
-    found: dict[str | None, pa.Table] = {}
+    groups: dict[str | None, pa.Table] = {}
     start = 0
     for root, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        found[root] = rows.slice(start, end - start)
+        groups[root] = rows.slice(start, end - start)
         start = end
-    return found
+    return groups
 
 
 _log = logging.getLogger(__name__)
@@ -395,7 +332,7 @@ STATUSES_WORST_FIRST: tuple[Status, ...] = ("failed", "degraded", "verified_with
 MAX_NAMED = 5
 VANISHED_CODES = ("NoSuchKey", "NoSuchVersion", "PreconditionFailed", "404", "412")
 UNSTORABLE_CODES = ("InvalidKey", "KeyTooLongError")
-"""No copy can have such a key in the target; what is of a table is judged with the table."""
+"""The target cannot have such a key; objects of a table are judged with the table."""
 ReportProgress = Callable[[str], None]
 
 
@@ -403,32 +340,45 @@ def verify_copies(
     backup: Backup,
     workspace: Workspace,
     plan: PlanRecord,
-    copied: CopyRecord,
     points: Points,
     day: str,
-    spark: "Callable[[], SparkSession] | None" = None,
+    spark: OpenSpark | None = None,
     report_progress: ReportProgress = _log.info,
     pointers: Sequence[str] = (),
 ) -> Verification:
-    """Prove what a day's copies are worth, heal what can be healed, and write the rows of what the point holds.
+    """Verify a day's copies, heal what can be healed, and write the rows of the copies that the point holds.
 
-    `pointers` are the locations of the metadata files that the catalog had at as_of, where there is one: which of an
-    Iceberg table's metadata is current the files alone do not tell when branches are written beside it.
-    Reads the folders `plan` and `done` of the workspace and writes `held`; called again it does all of it again.
-
-    Raises:
-        BackupError: source or target cannot be asked.
+    `pointers` are the locations of the metadata files that the catalog had at as_of: the files alone do not show which
+    of an Iceberg table's metadata is current.
     """
+    from lakeshare_pipelines.backup.copy.local import LocalEngine
+
     target = open_store(backup.target_of(day))
-    reported, accounted_for = _join_reports(workspace, plan, points)
-    report_progress(f"{reported.num_rows:,} objects: what the target lists is compared.")
+    earlier: Iterable[pa.RecordBatch] = ()
+    if plan.previous is not None:
+        earlier = points.read_copies(points.get(plan.previous))
+    reported, accounted_for = join_reports(
+        read_rows(workspace.rows("plan")), read_rows(workspace.rows("done")), earlier
+    )
+    report_progress(f"{reported.num_rows:,} objects: comparing with the listing of the target")
     listed = list_copies(target, list_prefixes(reported))
     objects = judge_objects(reported, listed, backup.source, target)
     now = dt.datetime.now(dt.UTC)
     place, budget = backup.target_of(day).url, backup.scrub.bytes_per_run
-    objects, readings = HeldCopyReader(points, place, target, budget, now).again(objects, day)
-    healer = _make_healer(backup, workspace, plan, day, target, report_progress)
-    tables = Tables(backup, plan, target, points, objects, pointers, spark, report_progress)
+    objects, readings = read_held_copies(points, target, objects, day, budget, now)
+    work_prefix = f"{target.address.prefix}{OWN_PREFIX}{backup.name}/points/{day}/engine/"
+    healer = Healer(
+        backup,
+        workspace,
+        LocalEngine(),
+        work_prefix,
+        day,
+        plan.as_of,
+        target,
+        lambda progress: report_progress(f"healing: {progress.objects:,} of {progress.objects_of:,} objects"),
+    )
+    locations = [normalize_location(pointer) for pointer in pointers]
+    tables = Tables(backup, plan, target, points, objects, locations, spark, report_progress)
     tables.heal(healer)
     proofs = tables.proofs()
     copies = tables.objects.filter(tables.objects["is_whole"])
@@ -445,45 +395,19 @@ def _save_readings(
     readings: list[dict[str, Any]],
     now: dt.datetime,
 ) -> None:
-    """Keep what was read again; of held copies that were damaged tell the points that share them."""
-    was = {row["stored_key"]: row for row in readings if row["problem"] is not None}
-    is_rotten = pc.is_in(objects["stored_key"], pa.array(list(was), pa.string()))
-    healed = objects.filter(pc.and_(objects["is_whole"], is_rotten))
-    for row in healed.to_pylist():
+    """Write readings; record copies that were damaged and healed in the points that share them."""
+    damaged = {row["stored_key"]: row for row in readings if row["problem"] is not None}
+    is_damaged = pc.is_in(objects["stored_key"], pa.array(list(damaged), pa.string()))
+    for row in objects.filter(pc.and_(objects["is_whole"], is_damaged)).to_pylist():
         head = target.head(row["stored_key"])
         if head is not None:
-            repair_points(points, place, row["stored_key"], head, was[row["stored_key"]])
+            repair_points(points, place, row["stored_key"], head, damaged[row["stored_key"]])
             copy = row | {"stored_etag": head.etag, "stored_version_id": head.version_id}
-            readings.append(
-                make_reading_row(place, copy, CopyReading(None), now + dt.timedelta(microseconds=1))
-            )
+            later = now + dt.timedelta(microseconds=1)
+            readings.append(make_reading_row(place, copy, CopyReading(None), later))
     ReadingStore(points).add(readings)
-    if was:
+    if damaged:
         report_damage(points, now)
-
-
-def _join_reports(workspace: Workspace, plan: PlanRecord, points: Points) -> tuple[pa.Table, bool]:
-    earlier: Iterable[pa.RecordBatch] = ()
-    if plan.previous is not None:
-        earlier = points.read_copies(points.get(plan.previous))
-    return join_reports(read_rows(workspace.rows("plan")), read_rows(workspace.rows("done")), earlier)
-
-
-def _make_healer(
-    backup: Backup,
-    workspace: Workspace,
-    plan: PlanRecord,
-    day: str,
-    target: BackupStore,
-    report_progress: ReportProgress,
-) -> Healer:
-    from lakeshare_pipelines.backup.copy.local import LocalEngine
-
-    def ignore(progress: Progress) -> None:
-        report_progress(f"healing: {progress.objects:,} of {progress.objects_of:,} objects")
-
-    work_prefix = f"{target.address.prefix}{OWN_PREFIX}{backup.name}/points/{day}/engine/"
-    return Healer(backup, workspace, LocalEngine(), work_prefix, day, plan.as_of, target, ignore)
 
 
 def _make_verification(
@@ -499,20 +423,19 @@ def _make_verification(
     reasons = [
         f"{count} of no table: {problem}." for problem, count in Counter(problems).most_common(MAX_NAMED)
     ]
-    reasons += [
-        f"The source did not answer: {refusal}" for refusal in list(dict.fromkeys(refusals))[:MAX_NAMED]
-    ]
+    unique_refusals = list(dict.fromkeys(refusals))[:MAX_NAMED]
+    reasons += [f"The source did not answer: {refusal}" for refusal in unique_refusals]
     statuses: list[Status] = [proof.status for proof in proofs]
     if statuses and set(statuses) != {"failed"}:
-        # One table that nobody can open must not keep the others from having a point.
+        # A table that cannot be opened must not keep the others from having a point.
         statuses = ["degraded" if status == "failed" else status for status in statuses]
     if not accounted_for:
         statuses.append("failed")
-        reasons.insert(0, "The engine's report does not tell of every planned object; run the copy again.")
+        reasons.insert(0, "The engine's report lacks planned objects; run the copy again.")
     problems = [problem for problem in problems if problem.split(":")[0] not in UNSTORABLE_CODES]
     if problems:
         vanished = all(problem.split(":")[0] in VANISHED_CODES for problem in problems)
-        # What is gone from the source, or was overwritten, since it was listed is no fault of the copy.
+        # Objects that were removed or overwritten at the source after the listing are no fault of the copy.
         statuses.append("verified_with_fallback" if vanished else "degraded")
     return Verification(
         status=min(statuses, key=STATUSES_WORST_FIRST.index, default="verified"),

@@ -21,12 +21,13 @@ from xml.sax.saxutils import escape
 
 from lakeshare_pipelines.backup.config import COPY_LIMIT_BYTES
 from lakeshare_pipelines.backup.policies import BATCH_SERVICE, INDEX
-from lakeshare_pipelines.backup.policy_checks import Document, Request, decide
+from lakeshare_pipelines.backup.policy_checks import Document, Request
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.backup.stores.async_s3 import AsyncS3, Response
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.batch_server.job import Job, JobFolder, Outcome, Status, Task, line_of
 from tests.builders.batch_server.requests import CSV_FORMAT, bucket_of, object_of
+from tests.builders.policy_decisions import decide_between
 
 
 class StoreRefused(Exception):
@@ -231,9 +232,9 @@ class Rights:
         Raises:
             Forbidden: its trust policy does not let them.
         """
-        request = Request("sts:AssumeRole", self.role, BATCH_SERVICE, account, {"aws:SourceAccount": account})
-        verdict = decide(request, [], self._said("trust", self.role))
-        if not verdict.is_allowed:
+        request = Request("sts:AssumeRole", self.role, BATCH_SERVICE, {"aws:SourceAccount": account})
+        verdict = decide_between(request, account, [], self._said("trust", self.role))
+        if verdict.decision != "allowed":
             raise Forbidden(f"S3 Batch Operations may not become {self.role}: {verdict.because}")
 
     def require(self, action: str, bucket: str, key: str) -> None:
@@ -244,12 +245,13 @@ class Rights:
         """
         resource, account = f"arn:aws:s3:::{bucket}/{key}", self.policies.accounts.get(bucket, "")
         context = {"aws:PrincipalArn": self.role, "aws:SecureTransport": "true"}
-        verdict = decide(
-            Request(action, resource, self.role, account, context),
+        verdict = decide_between(
+            Request(action, resource, self.role, context),
+            account,
             self._said("identity", self.role),
             self._said("bucket", bucket),
         )
-        if not verdict.is_allowed:
+        if verdict.decision != "allowed":
             raise Forbidden(f"{self.role} may not {action} on {resource}: {verdict.because}")
 
     def require_task(self, name: str, told: dict[str, Any], task: Task) -> None:

@@ -181,7 +181,7 @@ def test_a_damaged_dump_brings_nothing_back_and_a_whole_one_then_all(
     key = get_dump_folder(points, DAY) + name
     whole = points.store.read(key)
     points.store.put(key, whole.replace(b"e", b"a", 1))
-    with pytest.raises(BackupError, match="not what was dumped: its SHA-256 is another"):
+    with pytest.raises(BackupError, match="not what was dumped: its SHA-256 differs"):
         restore_catalog(elsewhere, points, DAY)
     half = open_catalog(elsewhere.catalog_url)
     assert not any(rows_of(half).values())

@@ -6,7 +6,7 @@ import pytest
 
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.restore.selection import get_point
+from lakeshare_pipelines.backup.restore.copies import get_point
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_points import a_backup, a_point
 from tests.builders.lake_tables import a_delta_table

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from lakeshare_pipelines.backup.config import Retention
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.sweep import sweep_points
+from lakeshare_pipelines.backup.retention import sweep_points
 from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.errors import BackupError, DamagedRecord
 from lakeshare_pipelines.settings import LakeSettings
@@ -122,7 +122,7 @@ def test_damaged_marks_of_others_keep_a_sweep_from_nothing_but_their_own_points(
     for name in (f"{points.folder(ONE)}leases/x.json", f"{points.folder(TWO)}lock.json", points.sweep_key):
         points.store.put(name, b"{")
     points.store.put(f"{points.folder(THREE)}claim.json", b"[]")
-    with pytest.raises(BackupError, match="another sweep runs"):
+    with pytest.raises(BackupError, match="another sweep is running"):
         sweep_points(lake.backup, points, now, dry_run=False)
     with pytest.raises(BackupError, match="claim cannot be read is making it"):
         points.claim(THREE, "me")
@@ -132,7 +132,7 @@ def test_damaged_marks_of_others_keep_a_sweep_from_nothing_but_their_own_points(
     lake.made(THREE, lake.listing())
     assert sweep_points(strict, points, now, dry_run=False).spared == (
         f"{ONE} stays: a reader whose lease cannot be read reads it.",
-        f"{TWO} stays: lock.json cannot be read, so that it may be locked.",
+        f"{TWO} stays: lock.json cannot be read, so it may be locked.",
     )
     # A lease that nobody can have any more holds nothing.
     later = now + dt.timedelta(days=3)

@@ -8,9 +8,9 @@ from deltalake import DeltaTable
 
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.restore.tables import PointRestore, restore_other_files
+from lakeshare_pipelines.backup.retention import sweep_points
 from lakeshare_pipelines.backup.stores import ListedObject, StoreAddress
 from lakeshare_pipelines.backup.stores.store import UNFINISHED, FolderStore
-from lakeshare_pipelines.backup.sweep import sweep_points
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_lakes import Lake
@@ -62,7 +62,7 @@ def test_a_table_is_restored_from_a_target_that_cannot_be_written(
     monkeypatch.setattr("lakeshare_pipelines.backup.points.open_store", ReadOnlyStore)
     record = restores(lake, said).elsewhere("flights", StoreAddress(url=str(tmp_path / "restored")))
     assert record.rows == DeltaTable(tmp_path / "restored").to_pyarrow_table().num_rows == 4
-    assert any("No sweep is kept away" in sentence for sentence in said)
+    assert any("is read without protection from sweeps" in sentence for sentence in said)
 
 
 @pytest.mark.parametrize("place", ["copies", "copies/restored", "link/restored"])

@@ -66,7 +66,7 @@ def test_a_runner_of_another_account_is_refused_and_nothing_is_written(
 ) -> None:
     wrong = RUNNER.replace("2", "3")
     assert typed(monkeypatch, "lake", "--runner", wrong, "--to", str(tmp_path / "policies")) == 1
-    assert "no role or user of account 222222222222" in capsys.readouterr().err
+    assert "not a role or user of account 222222222222" in capsys.readouterr().err
     assert not (tmp_path / "policies").exists()
 
 
@@ -83,7 +83,7 @@ def test_the_doctor_tells_of_folders_and_of_a_file_that_cannot_be_read(
         (True, "backup lake"),
         (False, "backup lake"),
     ]
-    assert found[1].detail == "it is no folder"
+    assert found[1].detail == "not a folder"
     declared.write_text("backups: [")
     [unreadable] = check_backups(settings)
     assert not unreadable.ok

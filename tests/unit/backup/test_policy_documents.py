@@ -8,8 +8,9 @@ import pytest
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.policies import Parties, PolicyFile, make_policy_files, write_policies
-from lakeshare_pipelines.backup.policy_checks import Request, Verdict, decide
+from lakeshare_pipelines.backup.policy_checks import Request, Verdict
 from lakeshare_pipelines.errors import BackupError
+from tests.builders.policy_decisions import EVERYTHING, decide_between
 
 SOURCE, TARGET = "111111111111", "222222222222"
 ROLE, RUNNER, SWEEPER, GLASS = (
@@ -59,16 +60,17 @@ def verdict(
     """Whether somebody may do something; `extra` gives everything to the identity besides."""
     identity = [one.document for one in files.values() if one.kind == "identity" and one.subject == principal]
     if extra:
-        identity.append({"Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}})
+        identity.append(EVERYTHING)
     bucket = resource.removeprefix("arn:aws:s3:::").partition("/")[0]
     theirs = [
         one for one in files.values() if one.kind in ("bucket", "key") and one.subject in (bucket, resource)
     ]
     trust = [one for one in files.values() if one.kind == "trust" and one.subject == resource]
     account = next((one.account for one in (*theirs, *trust)), TARGET)
-    told = {"aws:PrincipalArn": principal, "aws:SecureTransport": "true", **context}
-    return decide(
-        Request(action, resource, principal, account, told),
+    context = {"aws:PrincipalArn": principal, "aws:SecureTransport": "true", **context}
+    return decide_between(
+        Request(action, resource, principal, context),
+        account,
         identity,
         [one.document for one in (*theirs, *trust)],
     )
@@ -110,21 +112,25 @@ def verdict(
 )
 def test_every_request_of_a_backup_is_allowed(principal: str, action: str, resource: str) -> None:
     found = verdict(files_of(a_backup()), principal, action, resource)
-    assert found.is_allowed, found.because
+    assert found.decision == "allowed", found.because
 
 
 def test_the_role_is_handed_to_jobs_of_this_account_and_to_nothing_else() -> None:
     files = files_of(a_backup())
-    assert verdict(files, RUNNER, "iam:PassRole", ROLE, **{"iam:PassedToService": JOBS}).is_allowed
-    assert not verdict(
-        files, RUNNER, "iam:PassRole", ROLE, **{"iam:PassedToService": "ec2.amazonaws.com"}
-    ).is_allowed
-    assert not verdict(files, RUNNER, "iam:PassRole", GLASS, **{"iam:PassedToService": JOBS}).is_allowed
-    assert verdict(files, JOBS, "sts:AssumeRole", ROLE, **{"aws:SourceAccount": TARGET}).is_allowed
-    assert not verdict(files, JOBS, "sts:AssumeRole", ROLE, **{"aws:SourceAccount": SOURCE}).is_allowed
-    assert not verdict(
-        files, "ec2.amazonaws.com", "sts:AssumeRole", ROLE, **{"aws:SourceAccount": TARGET}
-    ).is_allowed
+    assert verdict(files, RUNNER, "iam:PassRole", ROLE, **{"iam:PassedToService": JOBS}).decision == "allowed"
+    assert (
+        verdict(files, RUNNER, "iam:PassRole", ROLE, **{"iam:PassedToService": "ec2.amazonaws.com"}).decision
+        != "allowed"
+    )
+    assert (
+        verdict(files, RUNNER, "iam:PassRole", GLASS, **{"iam:PassedToService": JOBS}).decision != "allowed"
+    )
+    assert verdict(files, JOBS, "sts:AssumeRole", ROLE, **{"aws:SourceAccount": TARGET}).decision == "allowed"
+    assert verdict(files, JOBS, "sts:AssumeRole", ROLE, **{"aws:SourceAccount": SOURCE}).decision != "allowed"
+    assert (
+        verdict(files, "ec2.amazonaws.com", "sts:AssumeRole", ROLE, **{"aws:SourceAccount": TARGET}).decision
+        != "allowed"
+    )
 
 
 @pytest.mark.parametrize("principal", [ROLE, RUNNER, SWEEPER])
@@ -139,7 +145,7 @@ def test_the_role_is_handed_to_jobs_of_this_account_and_to_nothing_else() -> Non
 )
 def test_nobody_of_the_backup_account_harms_the_source(principal: str, action: str, resource: str) -> None:
     # Even somebody who may everything at home: the source's bucket has the last word.
-    assert not verdict(files_of(a_backup()), principal, action, resource, extra=True).is_allowed
+    assert verdict(files_of(a_backup()), principal, action, resource, extra=True).decision != "allowed"
 
 
 @pytest.mark.parametrize(
@@ -162,16 +168,13 @@ def test_guard_rails_hold_against_who_may_everything(
     files = files_of(a_backup())
     everybody = (ROLE, RUNNER, SWEEPER, GLASS)
     assert {
-        who for who in everybody if verdict(files, who, action, resource, extra=True).is_allowed
+        who for who in everybody if verdict(files, who, action, resource, extra=True).decision == "allowed"
     } == allowed_to
-    rails = [
-        files["guard-rails.json"].document,
-        {"Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}},
-    ]
+    rails = [files["guard-rails.json"].document, EVERYTHING]
     denied = set()
     for who in everybody:
         context = {"aws:PrincipalArn": who, "aws:SecureTransport": "true"}
-        if decide(Request(action, resource, who, TARGET, context), rails, []).decision == "denied":
+        if decide_between(Request(action, resource, who, context), TARGET, rails, []).decision == "denied":
             denied.add(who)
     # The account's own guard-rails are the same but for plain deletions, which would be those of all its buckets.
     assert denied == (set() if action == "s3:DeleteObject" else set(everybody) - allowed_to)
@@ -185,16 +188,16 @@ def test_nobody_speaks_to_the_target_in_clear() -> None:
 def test_without_a_retention_role_nobody_removes_copies() -> None:
     files = files_of(a_backup(), Parties(RUNNER))
     assert "retention-policy.json" not in files
-    assert not verdict(files, SWEEPER, "s3:DeleteObjectVersion", COPY, extra=True).is_allowed
+    assert verdict(files, SWEEPER, "s3:DeleteObjectVersion", COPY, extra=True).decision != "allowed"
     glass = f"arn:aws:iam::{TARGET}:role/lakeshare-break-glass"
-    assert verdict(files, glass, "s3:DeleteObjectVersion", COPY, extra=True).is_allowed
+    assert verdict(files, glass, "s3:DeleteObjectVersion", COPY, extra=True).decision == "allowed"
 
 
 def test_only_the_organisation_reads_the_source() -> None:
     files = files_of(a_backup(), Parties(RUNNER, organisation="o-abcdefghij"))
     read = (files, ROLE, "s3:GetObject", f"{LAKE}/sales/a.parquet")
-    assert verdict(*read, **{"aws:PrincipalOrgID": "o-abcdefghij"}).is_allowed
-    assert not verdict(*read, **{"aws:PrincipalOrgID": "o-another000"}).is_allowed
+    assert verdict(*read, **{"aws:PrincipalOrgID": "o-abcdefghij"}).decision == "allowed"
+    assert verdict(*read, **{"aws:PrincipalOrgID": "o-another000"}).decision != "allowed"
 
 
 def test_one_bucket_has_one_policy() -> None:
@@ -214,23 +217,31 @@ def test_reports_come_only_from_the_source_of_its_account() -> None:
         "s3:x-amz-acl": "bucket-owner-full-control",
     }
     files = files_of(a_backup())
-    assert verdict(files, "s3.amazonaws.com", *report, **of_source).is_allowed
+    assert verdict(files, "s3.amazonaws.com", *report, **of_source).decision == "allowed"
     for wrong in ({"aws:SourceAccount": TARGET}, {"aws:SourceArn": "arn:aws:s3:::other"}):
-        assert not verdict(files, "s3.amazonaws.com", *report, **{**of_source, **wrong}).is_allowed
+        assert verdict(files, "s3.amazonaws.com", *report, **{**of_source, **wrong}).decision != "allowed"
 
 
 def test_a_dated_layout_names_every_day() -> None:
     dated = a_backup(target={"url": "s3://vault/lake/{day}/", "account": TARGET}, layout="dated", lock=None)
     files = files_of(dated)
-    assert verdict(files, ROLE, "s3:PutObject", f"{VAULT}/lake/2026-11-20/sales/a.parquet").is_allowed
-    assert verdict(
-        files, RUNNER, "s3:DeleteObject", f"{VAULT}/lake/_lakeshare/lake/points/x/claim.json"
-    ).is_allowed
-    assert not verdict(files, RUNNER, "s3:DeleteObject", f"{VAULT}/lake/2026-11-20/a", extra=True).is_allowed
+    assert (
+        verdict(files, ROLE, "s3:PutObject", f"{VAULT}/lake/2026-11-20/sales/a.parquet").decision == "allowed"
+    )
+    assert (
+        verdict(
+            files, RUNNER, "s3:DeleteObject", f"{VAULT}/lake/_lakeshare/lake/points/x/claim.json"
+        ).decision
+        == "allowed"
+    )
+    assert (
+        verdict(files, RUNNER, "s3:DeleteObject", f"{VAULT}/lake/2026-11-20/a", extra=True).decision
+        != "allowed"
+    )
     commit = f"{VAULT}/lake/2026-11-20/sales/t/_delta_log/00000000000000000007.json"
-    assert verdict(files, RUNNER, "s3:DeleteObject", commit).is_allowed
-    assert not verdict(files, RUNNER, "s3:DeleteObjectVersion", commit, extra=True).is_allowed
-    assert not verdict(files, ROLE, "s3:PutObjectRetention", f"{VAULT}/lake/2026-11-20/a").is_allowed
+    assert verdict(files, RUNNER, "s3:DeleteObject", commit).decision == "allowed"
+    assert verdict(files, RUNNER, "s3:DeleteObjectVersion", commit, extra=True).decision != "allowed"
+    assert verdict(files, ROLE, "s3:PutObjectRetention", f"{VAULT}/lake/2026-11-20/a").decision != "allowed"
 
 
 @pytest.mark.parametrize(
@@ -238,10 +249,10 @@ def test_a_dated_layout_names_every_day() -> None:
     [
         ({"source": {"url": "/lake"}, "engine": "local"}, ALL, "its source is a folder"),
         ({"target": {"url": "s3://vault"}}, ALL, "the account of its target is not declared"),
-        ({}, Parties("lakeshare"), "it is no role or user of account 222222222222"),
-        ({}, Parties(f"arn:aws:iam::{SOURCE}:role/run"), "it is no role or user of account 222222222222"),
-        ({}, Parties(RUNNER, source_key="key/s"), "it is no key's ARN"),
-        ({}, Parties(RUNNER, organisation="mine"), "it is no organisation's id"),
+        ({}, Parties("lakeshare"), "not a role or user of account 222222222222"),
+        ({}, Parties(f"arn:aws:iam::{SOURCE}:role/run"), "not a role or user of account 222222222222"),
+        ({}, Parties(RUNNER, source_key="key/s"), "not the ARN of a key"),
+        ({}, Parties(RUNNER, organisation="mine"), "not the id of an organisation"),
     ],
 )
 def test_what_cannot_have_policies_is_refused(backup: dict[str, Any], parties: Parties, told: str) -> None:

@@ -37,7 +37,7 @@ def test_a_plan_is_told_and_nothing_is_done(lake: Path) -> None:
     shutil.rmtree(lake / "sales")
     told = said("table", "sales.orders", "--in-place", "--plan")
     assert told.exit_code == 0, told.output
-    assert "4 missing objects are put back" in told.output
+    assert "4 missing objects are restored" in told.output
     assert "The log ends at version 0" in told.output
     assert not (lake / "sales").exists()
 

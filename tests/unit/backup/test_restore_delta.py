@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Point
-from lakeshare_pipelines.backup.restore.selection import RestoreRecord
+from lakeshare_pipelines.backup.restore.copies import RestoreRecord
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Point
-from lakeshare_pipelines.backup.restore.selection import RestoreRecord
+from lakeshare_pipelines.backup.restore.copies import RestoreRecord
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
@@ -76,7 +76,7 @@ def test_a_plan_says_what_comes_and_goes(scene: Scene) -> None:
     DeltaTable(scene.root).delete(f"day = DATE '{FIRST}'")
     append_delta(scene.root, some_rows(days=1))
     told = scene.restores.plan_of_partition(scene.catalog, "flights", {"day": FIRST})
-    assert "takes 1 files out of the partition and brings 2 back" in told.steps[1]
+    assert "removes 1 files of the partition and adds 2." in told.steps[1]
     assert told.objects == 0
     scene.restore(day=FIRST)
     told = scene.restores.plan_of_partition(scene.catalog, "flights", {"day": FIRST})

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
 from lakeshare_pipelines.backup.config import GIB
-from lakeshare_pipelines.backup.sweep import OrphanReport, find_orphans
+from lakeshare_pipelines.backup.retention import OrphanReport, find_orphans
 from tests.builders.backup_plans import Planner, a_planner, rows_of_folder
 
 DAY = dt.datetime.now(dt.UTC).date().isoformat()
@@ -91,9 +91,7 @@ def test_nothing_is_said_of_a_table_whose_log_has_a_hole(tmp_path: Path, lake: P
     told = stray(lake, "whole/stray")
     report = reported(tmp_path, lake)
     assert orphans(report) == {"whole": (told,)}
-    assert report.unknown == (
-        "t: _delta_log/: the copy of its log has a hole; nothing is said of its files.",
-    )
+    assert report.unknown == ("t: _delta_log/: the copy of its log has a hole; its files are not judged.",)
 
 
 def test_an_iceberg_table_names_all_that_its_snapshots_have(tmp_path: Path, lake: Path) -> None:

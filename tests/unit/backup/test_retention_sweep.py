@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.retention import hold_point
+from lakeshare_pipelines.backup.retention import SweepResult, hold_point, sweep_points
 from lakeshare_pipelines.backup.stores import open_store
 from lakeshare_pipelines.backup.stores.store import FolderStore
-from lakeshare_pipelines.backup.sweep import SweepResult, sweep_points
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import Planner, a_planner, an_object
 
@@ -145,9 +144,9 @@ def test_what_a_day_that_is_made_builds_on_stays(tmp_path: Path) -> None:
 def test_no_day_is_claimed_while_copies_are_swept(planner: Planner) -> None:
     until = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=5)
     planner.points.store.put(planner.points.sweep_key, f'{{"until": "{until.isoformat()}"}}'.encode())
-    with pytest.raises(BackupError, match="old copies are being swept"):
+    with pytest.raises(BackupError, match="a sweep of old copies is running"):
         planner.points.claim(FIVE, "run 5")
-    with pytest.raises(BackupError, match="another sweep runs"):
+    with pytest.raises(BackupError, match="another sweep is running"):
         swept(planner)
     past = dt.datetime.now(dt.UTC) - dt.timedelta(minutes=5)
     planner.points.store.put(planner.points.sweep_key, f'{{"until": "{past.isoformat()}"}}'.encode())
@@ -174,7 +173,7 @@ def test_a_sweep_that_broke_off_anywhere_is_finished_by_the_next(
     dying = StoreThatDies(points.store.address)
     dying.deletions = deletions
     points.store = dying
-    monkeypatch.setattr("lakeshare_pipelines.backup.sweep.open_store", lambda address: dying)
+    monkeypatch.setattr("lakeshare_pipelines.backup.retention.open_store", lambda address: dying)
     with pytest.raises(BackupError, match="the power went"):
         sweep_points(planner.backup, points, NOW, dry_run=False, report_message=lambda sentence: None)
     monkeypatch.undo()

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from lakeshare_pipelines.backup.config import Scrub
 from lakeshare_pipelines.backup.model import TableProof
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.restore.selection import RestoreRequest, select_table
+from lakeshare_pipelines.backup.restore.copies import select_table
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.run import run_drill
 from lakeshare_pipelines.backup.scrub import ScrubRecord, scrub
@@ -117,7 +117,7 @@ def test_what_is_nowhere_else_downgrades_every_point_that_holds_it(delta: Lake) 
     assert path.name in point.verification.tables[0].reasons[-1]
     assert points.latest_good() is None
     with pytest.raises(BackupError, match="degraded"):
-        select_table(points, RestoreRequest("flights", ONE))
+        select_table(points, "flights", ONE)
 
 
 def test_rot_is_repaired_from_a_copy_of_other_name_with_the_same_content(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pyiceberg.table import StaticTable
 
 from lakeshare_pipelines.backup.model import TableProof, Verification
 from lakeshare_pipelines.backup.points import Points
-from lakeshare_pipelines.backup.restore.selection import RestoreRequest, select_table
+from lakeshare_pipelines.backup.restore.copies import select_table
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_lakes import Lake, listed_as
 from tests.builders.lake_tables import IcebergTable, some_rows
@@ -125,7 +125,7 @@ def test_an_empty_older_state_is_no_fallback(lake: Lake, table: IcebergTable) ->
     assert (proved.status, proof.status, proof.snapshot_id, proof.rows) == ("degraded", "degraded", None, 0)
     assert "has 0 rows, the newest one has 12" in proof.reasons[-1]
     with pytest.raises(BackupError, match="0 rows, the newest one has 12"):
-        select_table(Points(lake.backup), RestoreRequest("lake/flights", DAY))
+        select_table(Points(lake.backup), "lake/flights", DAY)
 
 
 def test_an_older_state_with_far_fewer_rows_is_no_fallback(lake: Lake, table: IcebergTable) -> None:
@@ -135,7 +135,7 @@ def test_an_older_state_with_far_fewer_rows_is_no_fallback(lake: Lake, table: Ic
     assert "has 4 rows, the newest one has 12" in proof.reasons[-1]
     # Who names point and version knows what it is.
     version = proof.snapshot_id
-    assert select_table(Points(lake.backup), RestoreRequest("lake/flights", DAY, version)).version == version
+    assert select_table(Points(lake.backup), "lake/flights", DAY, version).version == version
 
 
 def test_an_older_state_does_not_stand_for_metadata_that_cannot_be_read(
