@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import entry_points
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -334,7 +335,7 @@ def parameter_line(parameter: click.Parameter) -> str:
         facts.append("several" if parameter.nargs in (1, -1) else f"{parameter.nargs} values")
     default = parameter.default() if callable(parameter.default) else parameter.default
     if default not in (None, False) or (isinstance(default, int) and not isinstance(default, bool)):
-        facts.append(f"default {default!r}")
+        facts.append(f"default {(default.value if isinstance(default, Enum) else default)!r}")
     if parameter.envvar:
         facts.append(f"from {parameter.envvar}")
     if parameter.hidden if isinstance(parameter, click.Option) else False:
