@@ -95,6 +95,7 @@ class SparkBench(Bench):
 
 def _ready(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     import aiohttp  # noqa: F401
+
     import lakeshare_pipelines.backup.copy.spark  # noqa: F401
 
     yield from batches

@@ -9,9 +9,9 @@ import inspect
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from enum import Enum
 from functools import cache
 from importlib.metadata import entry_points
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
