@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 def sql(
     statements: str, spark: "SparkSession | None" = None, *, single_transaction: bool = False
 ) -> "DataFrame":
-    """Say in SQL what is shared with whom, from a notebook or a job; what the last statement answers is a frame.
+    """Executes sharing DDL from a notebook or a job; returns the result of the last statement.
 
     Example: `import lakeshare_pipelines as lakeshare; lakeshare.sql("SHOW ALL IN SHARE sales").show()`
 
     Raises:
         BadRequest: there is no Spark session, given or active.
-        SqlError: the text is not SQL; nothing was done.
-        StatementRefused: a statement cannot be done; says which took effect.
+        SqlError: a syntax error; nothing was executed.
+        StatementRefused: a statement failed; the error names those that took effect.
     """
     # Importing the package must not import Spark.
     from lakeshare_pipelines.share.sql import sql as done

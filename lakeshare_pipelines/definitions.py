@@ -1,25 +1,27 @@
-"""Dagster's entry: every set as its contract says, backups as declared, sensors, schedules, one executor."""
+"""The Dagster code location: sets as declared by contracts, backups, sensors and schedules; and the CI gate."""
 
 import dagster as dg
 
 from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.defs.backup import backup_definitions, backup_maintenance
-from lakeshare_pipelines.defs.resources import LakeResource, SparkResource, make_landing_store
 from lakeshare_pipelines.defs.share import automation_sensor, share_catalog, snowflake_tables, usage_checks
 from lakeshare_pipelines.defs.wap import (
+    LakeResource,
+    SparkResource,
     landing_asset,
     landing_sensor,
     maintenance_definitions,
+    make_landing_store,
     publish_job,
     wap_set,
 )
+from lakeshare_pipelines.errors import UnknownSelection
 from lakeshare_pipelines.settings import LakeSettings
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Everything of this code location."""
     settings = LakeSettings()
     contracts = load_contracts(settings.contracts_dir)
     store = make_landing_store(settings)
@@ -54,3 +56,32 @@ def defs() -> dg.Definitions:
             )
         ),
     )
+
+
+def find_failed_checks(selection: str, *, errors_only: bool) -> list[str]:
+    """Returns a line for each selected check whose newest evaluation in `DAGSTER_HOME`'s instance failed.
+
+    Dagster itself exits 0 when a non-blocking check fails. A check without an evaluation has not failed: nothing of
+    its asset was published.
+    """
+    repository = defs().get_repository_def()
+    try:
+        selected = dg.AssetSelection.from_coercible(selection.split(",")).resolve(repository.asset_graph)
+    except dg.DagsterError as error:
+        raise UnknownSelection(selection, str(error).splitlines()[0]) from error
+    if not selected:
+        raise UnknownSelection(selection, "selects no asset")
+    failed = []
+    with dg.DagsterInstance.get() as instance:
+        for key in sorted(repository.asset_graph.asset_check_keys, key=str):
+            if key.asset_key not in selected:
+                continue
+            record = instance.get_latest_asset_check_evaluation_record(key)
+            evaluation = record.event.asset_check_evaluation if record and record.event else None
+            if evaluation is None or evaluation.passed:
+                continue
+            if not errors_only or evaluation.severity is dg.AssetCheckSeverity.ERROR:
+                failed.append(
+                    f"{key.asset_key.to_user_string()} {key.name}: {evaluation.severity.value} failed"
+                )
+    return failed

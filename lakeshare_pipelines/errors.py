@@ -1,26 +1,27 @@
-"""What can go wrong in the pipelines, as data.
+"""Errors of the pipelines.
 
 LakeshareError (lakeshare_server.errors)
 └── PipelineError
-    ├── ContractError      path, field, hint, also   the contract file is wrong
-    ├── DeliveryError      delivery, reason, fix     the delivery cannot be read or is not whole
-    │   ├── StoreError     delivery, reason, fix     the store it lands in refused, or did not answer
-    │   └── DeliveriesRefused  refused               some deliveries of a set are refused, the others were taken
-    ├── NotAudited         staged, reason            publish refused: no green verdict for this very state
-    ├── Conflict           tables, base, head        main moved under a staged set: replay answers it
-    ├── BranchMoved        branch, expected, found   the branch is not what was audited
-    ├── NoSuchPublication  table, version            the ledger does not have that number
-    ├── ChangesDoNotAddUp  folder, found, expected   the changed rows are not as many as the files' counts say
-    ├── NessieError        status, code, message     Nessie refused or is not there
-    ├── SparkError         reason, fix               Spark did not start or died
-    ├── JavaError          reason, fix               no usable Java
-    ├── DownloadError      coordinate, reason, fix   a jar could not be had, or is not what the lock says
-    ├── BackupError        subject, reason, fix      a backup or restore cannot go on, or must not
-    │   ├── ReportUnusable                           a store's report of its objects is damaged or lacks something
-    │   ├── ObjectMissing  subject                   an object that was told of is not there
-    │   ├── DamagedRecord  subject, reason           a backup point's own record is missing, cut or changed
-    │   └── NoAnswer       subject, reason           a store did not answer, though it was asked again and again
-    └── SnowflakeError     reason, fix, passing      Snowflake cannot show a publication, refused, or did not answer
+    ├── ContractError      path, field, hint, also
+    ├── DeliveryError      delivery, reason, fix
+    │   ├── StoreError     delivery, reason, fix
+    │   └── DeliveriesRefused  refused
+    ├── NotAudited         staged, reason
+    ├── Conflict           tables, base, head
+    ├── BranchMoved        branch, expected, found
+    ├── NoSuchPublication  table, version
+    ├── ChangesDoNotAddUp  folder, found, expected
+    ├── NessieError        status, code, message
+    ├── SparkError         reason, fix
+    ├── JavaError          reason, fix
+    ├── DownloadError      coordinate, reason, fix
+    ├── UnknownSelection   selection, reason
+    ├── BackupError        subject, reason, fix
+    │   ├── ReportUnusable
+    │   ├── ObjectMissing  subject
+    │   ├── DamagedRecord  subject, reason
+    │   └── NoResponse     subject, reason
+    └── SnowflakeError     reason, fix, passing
 """
 
 from collections.abc import Sequence
@@ -30,13 +31,13 @@ from lakeshare_server.errors import LakeshareError
 
 
 class PipelineError(LakeshareError):
-    """Base of every error the pipelines raise on purpose."""
+    """Base class of the pipelines' errors."""
 
 
 class ContractError(PipelineError):
-    """A contract that cannot be used; names the file, the path inside it and the remedy.
+    """An invalid contract: file, path inside the file, problem and hint.
 
-    `also` holds the further errors of the same file: all of them are found at once.
+    `also` holds the further errors of the same file.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class ContractError(PipelineError):
 
 
 class DeliveryError(PipelineError):
-    """A delivery that cannot be read, or changed while it was read."""
+    """A delivery that cannot be read or is incomplete, or changed while it was read."""
 
     def __init__(self, delivery: str, reason: str, fix: str) -> None:
         super().__init__(f"delivery {delivery}: {reason}. {fix}")
@@ -56,11 +57,11 @@ class DeliveryError(PipelineError):
 
 
 class StoreError(DeliveryError):
-    """The store deliveries land in refused or did not answer: it holds for all of them."""
+    """The store of the landing area refused a request or did not respond."""
 
 
 class DeliveriesRefused(DeliveryError):
-    """Some deliveries of a set cannot be taken; all others were."""
+    """Some deliveries of a set were refused; all others were taken."""
 
     def __init__(self, refused: "Sequence[DeliveryError]") -> None:
         super().__init__(
@@ -72,7 +73,7 @@ class DeliveriesRefused(DeliveryError):
 
 
 class NotAudited(PipelineError):
-    """Publication refused: a verdict is missing, red, or speaks of another state."""
+    """Publication refused: a verdict is missing, red, or of another state."""
 
     def __init__(self, staged: str, reason: str) -> None:
         super().__init__(f"{staged} is not published: {reason}.")
@@ -80,7 +81,7 @@ class NotAudited(PipelineError):
 
 
 class Conflict(PipelineError):
-    """Tables of the set changed on main since the branch was cut."""
+    """Tables of the set changed on main since the branch was created; a replay resolves it."""
 
     def __init__(self, tables: Sequence[str], base: str, head: str) -> None:
         super().__init__(
@@ -90,7 +91,7 @@ class Conflict(PipelineError):
 
 
 class BranchMoved(PipelineError):
-    """Somebody wrote to a branch after its audit."""
+    """A branch was written to after its audit."""
 
     def __init__(self, branch: str, expected: str, found: str) -> None:
         super().__init__(
@@ -101,7 +102,7 @@ class BranchMoved(PipelineError):
 
 
 class NoSuchPublication(PipelineError):
-    """A publication number that the ledger does not have."""
+    """A publication number that is not in the ledger."""
 
     def __init__(self, table: str, version: int) -> None:
         super().__init__(
@@ -111,7 +112,7 @@ class NoSuchPublication(PipelineError):
 
 
 class ChangesDoNotAddUp(PipelineError):
-    """The rows that a publication changes are more or fewer than the counts of its files say."""
+    """The changed rows of a publication do not match the row counts of its files."""
 
     def __init__(self, folder: str, found: int, expected: int | None) -> None:
         super().__init__(
@@ -123,10 +124,9 @@ class ChangesDoNotAddUp(PipelineError):
 
 
 class NessieError(PipelineError):
-    """Nessie refused a call, or did not answer."""
+    """Nessie refused a request or did not respond; `status` is 0 if there was no response."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
-        # 0: it did not answer at all, or never ran; the message says which.
         super().__init__(f"Nessie answered {status} {code}: {message}" if status else f"Nessie: {message}")
         self.status, self.code = status, code
 
@@ -140,7 +140,7 @@ class SparkError(PipelineError):
 
 
 class JavaError(PipelineError):
-    """No usable Java."""
+    """No usable Java was found."""
 
     def __init__(self, reason: str, fix: str) -> None:
         super().__init__(f"{reason}. {fix}")
@@ -148,15 +148,26 @@ class JavaError(PipelineError):
 
 
 class DownloadError(PipelineError):
-    """A pinned file could not be fetched, or is not what the lock says."""
+    """A pinned file could not be downloaded, or differs from the lock file."""
 
     def __init__(self, coordinate: str, reason: str, fix: str) -> None:
         super().__init__(f"{coordinate}: {reason}. {fix}")
         self.coordinate, self.reason, self.fix = coordinate, reason, fix
 
 
+class UnknownSelection(PipelineError):
+    """An asset selection that Dagster does not understand, or that selects nothing."""
+
+    def __init__(self, selection: str, reason: str) -> None:
+        super().__init__(
+            f"--select {selection!r}: {reason.rstrip('.')}. Write it as for `dagster asset materialize`: "
+            "flights/departures,flights/daily_delays, or * for all."
+        )
+        self.selection, self.reason = selection, reason
+
+
 class SnowflakeError(PipelineError):
-    """Snowflake cannot show a publication, refused a statement or did not answer; `passing`: it may work later."""
+    """Snowflake cannot show a publication, refused a statement or did not respond; `passing`: retry later."""
 
     def __init__(self, reason: str, fix: str, *, passing: bool = False) -> None:
         super().__init__(f"Snowflake: {reason}. {fix}")
@@ -164,7 +175,7 @@ class SnowflakeError(PipelineError):
 
 
 class BackupError(PipelineError):
-    """A backup or a restore that cannot go on, or must not; `subject` is a location, a point or a setting."""
+    """A backup or restore that cannot continue; `subject` is a location, a point or a setting."""
 
     def __init__(self, subject: str, reason: str, fix: str) -> None:
         super().__init__(f"{subject}: {reason}. {fix}")
@@ -172,25 +183,25 @@ class BackupError(PipelineError):
 
 
 class ReportUnusable(BackupError):
-    """A store's report of its objects is damaged, empty, or lacks what a backup needs; another one may do."""
+    """A store's inventory report is damaged, empty or incomplete; another report may be usable."""
 
 
 class ObjectMissing(BackupError):
-    """An object that a listing, a log or a request told of is not there."""
+    """An object that a listing, a log or a request names does not exist."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location, "it is not there", "It may have been removed since it was listed.")
 
 
 class DamagedRecord(BackupError):
-    """A record of a backup point cannot be read, or is not what was written; the copies may be whole."""
+    """A record of a backup point is unreadable or was changed; the copies may be intact."""
 
     def __init__(self, subject: str, reason: str) -> None:
         super().__init__(subject, reason, "Use another point: `lakeshare backup list` shows which are whole.")
 
 
 class NoResponse(BackupError):
-    """A store that did not answer a request, though it was asked again and again."""
+    """A store did not respond to a request and its retries."""
 
     def __init__(self, subject: str, reason: str) -> None:
         super().__init__(subject, reason, "Check the endpoint and the network; what is copied already stays.")

@@ -1,4 +1,4 @@
-"""Settings of the pipelines: lake, Spark, Nessie, landing, alerts. Built once at the edge and passed in."""
+"""Settings of the pipelines: lake, Spark, Nessie, landing, alerts."""
 
 import os
 from pathlib import Path
@@ -9,22 +9,18 @@ from pydantic import Field, SecretStr
 from lakeshare_server.settings import AbsolutePath, Endpoint, StateSettings
 
 SHORT_RUNS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
-"""Java options for a driver that compiles quickly rather than well.
+"""Java options for a driver that starts quickly.
 
-Compiling on the first level alone reserves 48 MB for code, which Spark fills: it would be swept and compiled again.
-Loading its classes would set off full collections from 21 MB on.
+The first compiler level alone reserves 48 MB for code, which Spark exceeds; loading its classes triggers full
+collections from 21 MB of metaspace.
 """
 
 MAX_LINE_MB = 16
 MAX_UNPACKED_MB = 51_200
 
 
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakeshare"
-
-
 class LakeSettings(StateSettings):
-    """Every field is read from the environment variable `LAKESHARE_<FIELD>` or from `.env`."""
+    """Settings from environment variables `LAKESHARE_<FIELD>` or from `.env`."""
 
     warehouse_dir: AbsolutePath | None = Field(
         None, description="Folder of the tables; `warehouse` in the state folder by default."
@@ -49,7 +45,10 @@ class LakeSettings(StateSettings):
         None, description="Folder of contract YAML files; the sets that ship with the package by default."
     )
     cache_dir: AbsolutePath = Field(
-        default_factory=_user_cache, description="Folder of downloaded jars, shared between projects."
+        default_factory=lambda: (
+            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakeshare"
+        ),
+        description="Folder of downloaded jars, shared between projects.",
     )
 
     backups_file: AbsolutePath | None = Field(
@@ -59,13 +58,13 @@ class LakeSettings(StateSettings):
     silent_days: int = Field(
         7,
         ge=1,
-        description="Days without a request after which the check `silent_recipients` tells of a recipient.",
+        description="Days without a request after which the check `silent_recipients` reports a recipient.",
     )
     usage_spike: float = Field(
         5.0,
         gt=1,
-        description="The check `usage_spikes` tells of a recipient that had files of so many times the bytes of its "
-        "usual day signed.",
+        description="Multiple of a recipient's usual daily bytes of signed files from which the check `usage_spikes` "
+        "reports it.",
     )
 
     java_home: AbsolutePath | None = Field(None, description="Java to use; searched for by default.")
@@ -163,20 +162,18 @@ class LakeSettings(StateSettings):
 
     @property
     def warehouse(self) -> Path:
-        """Folder of the tables."""
         return self.warehouse_dir or self.state_dir / "warehouse"
 
     @property
     def landing(self) -> Path:
-        """Folder deliveries arrive in: `<landing>/<set>/<partition>/…`."""
+        """Folder of deliveries: `<landing>/<set>/<partition>/…`."""
         return self.landing_dir or self.state_dir / "landing"
 
     @property
     def logs_dir(self) -> Path:
-        """Folder of Spark's and Nessie's log files."""
         return self.state_dir / "logs"
 
     @property
     def runs_dir(self) -> Path:
-        """Folder of what a run leaves beside its branch: the staged record and its verdicts."""
+        """Folder of the staged records and verdicts of runs."""
         return self.state_dir / "runs"

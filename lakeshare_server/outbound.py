@@ -1,9 +1,8 @@
 """Calls to services outside of this process (stores, catalogs, token services, issuers), each with a deadline.
 
-A `Service` runs each call in a thread of its own and waits for it no longer than the deadline. When a call gets no
-answer in time and the service has answered nothing else meanwhile, its circuit breaker opens: calls are refused at
-once until one that is let through as a probe gets an answer. `SharedRefresh` is for what many requests need to be
-refreshed: one thread does it, and the others share its outcome.
+A `Service` runs each call in its own thread and waits for it until the deadline. When a call has no response in time
+and the service has given no other one meanwhile, its circuit breaker opens: calls are refused until a probe succeeds.
+`SharedRefresh` is for state that many requests need: one thread refreshes it, and the others share the outcome.
 """
 
 import logging
@@ -19,26 +18,24 @@ from typing import Generic, TypeVar
 from lakeshare_server.errors import LakeshareError, Unavailable
 
 ANSWER_S = 15.0
-# A call that fails sooner is no reason to refuse the next one.
+# A call that fails sooner does not open the circuit breaker.
 SLOW_S = 1.0
 # How long calls are refused before one is let through as a probe.
 PAUSE_S = 5.0
-# Calls of one service that run at a time, those included that nobody waits for any more.
+# Concurrent calls of one service, including those whose caller has stopped waiting.
 MAX_CALLS = 64
-# How long a refresh that failed is repeated to those who need it, where they set no other time.
+# How long the failure of a refresh is repeated to other callers by default.
 FAILED_S = 1.0
 LATER = "Try again later."
 
 Answer = TypeVar("Answer")
-# Takes the name of a service, and whether it is unavailable now.
+# Called with the name of a service, and whether it is unavailable now.
 NoteOutage = Callable[[str, bool], None]
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Outage:
-    """Why a service is not called, and when the next probe may be."""
-
     error: Unavailable
     since: float
     probe_at: float
@@ -46,7 +43,7 @@ class _Outage:
 
 @dataclass(frozen=True)
 class ServiceState:
-    """A service as monitoring shows it; `outage` is None while its circuit breaker is closed."""
+    """A service in monitoring; `outage` is None while its circuit breaker is closed."""
 
     name: str
     calls: int
@@ -56,7 +53,7 @@ class ServiceState:
 
 
 class Service:
-    """One service outside of this process; for many threads."""
+    """A service outside of this process; thread-safe."""
 
     def __init__(
         self,
@@ -66,21 +63,20 @@ class Service:
         note_outage: NoteOutage | None = None,
     ) -> None:
         self.name, self.answer_s, self._most_calls = name, answer_s, most_calls
-        self._note_outage = note_outage or _note_nothing
+        self._note_outage = note_outage or (lambda _service, _is_unavailable: None)
         self._turn = Lock()
         self._running = self._called = self._refused = 0
         self._answered_at = float("-inf")
         self._outage: _Outage | None = None
 
     def call(self, ask: Callable[[], Answer], no_answer: tuple[type[Exception], ...] = ()) -> Answer:
-        """What `ask` returns or raises.
+        """Returns the result of `ask`, or raises its error.
 
-        An `Unavailable` that it raises counts as no answer, and so does an error of the kinds `no_answer`; every other
-        error is an answer.
+        An `Unavailable` of `ask` counts as no response, as do errors of the kinds `no_answer`; others are responses.
 
         Raises:
-            Unavailable: there was no answer within `answer_s`, too many calls are running, or the circuit breaker is
-                open; in the last two cases nothing was called.
+            Unavailable: no response within `answer_s`; or nothing was called, because too many calls are running or the
+                circuit breaker is open.
         """
         began = self._enter()
         running = _Call(ask, (Unavailable, *no_answer))
@@ -92,21 +88,20 @@ class Service:
             self._note_failure(began, silence)
             raise silence from None
         if running.error is not None:
-            # A call that fails at once costs its callers nothing: they may as well call again.
+            # A call that fails at once delays no caller.
             if not running.is_answered and time.monotonic() - began >= SLOW_S:
                 error = running.error if isinstance(running.error, Unavailable) else None
                 self._note_failure(began, error or self._silence(type(running.error).__name__))
             raise running.error
-        return running.result()
+        [answer] = running.answers
+        return answer
 
     def state(self) -> ServiceState:
-        """Calls and outage of this process."""
         with self._turn:
             outage = self._outage
+            what = None if outage is None else outage.error.what
             since = 0.0 if outage is None else time.monotonic() - outage.since
-            return ServiceState(
-                self.name, self._called, self._refused, None if outage is None else outage.error.what, since
-            )
+            return ServiceState(self.name, self._called, self._refused, what, since)
 
     def _enter(self) -> float:
         with self._turn:
@@ -115,7 +110,7 @@ class Service:
             if outage is not None:
                 if now < outage.probe_at:
                     self._refused += 1
-                    # A probe that runs may take its whole deadline: callers are told the usual pause.
+                    # A running probe may take its whole deadline: Retry-After is the usual pause.
                     retry_s = math.ceil(min(PAUSE_S, outage.probe_at - now))
                     raise Unavailable(outage.error.what, outage.error.fix, retry_s)
                 outage.probe_at = now + self.answer_s
@@ -145,7 +140,7 @@ class Service:
     def _note_failure(self, began: float, error: Unavailable) -> None:
         with self._turn:
             if self._answered_at >= began:
-                # Other calls were answered meanwhile: one slow object is not an outage.
+                # Other calls had a response meanwhile: one slow object is no outage.
                 return
             now = time.monotonic()
             if self._outage is None:
@@ -156,32 +151,28 @@ class Service:
 
 
 class _Call(Generic[Answer]):
-    """One call and its outcome; the thread that waits may have left when it comes."""
+    """A call and its outcome, of which the waiting thread may be gone."""
 
     def __init__(self, ask: Callable[[], Answer], no_answer: tuple[type[Exception], ...]) -> None:
         self._ask, self._no_answer, self._context = ask, no_answer, copy_context()
-        self._answers: list[Answer] = []
+        self.answers: list[Answer] = []
         self.error: BaseException | None = None
         self.outcome: SimpleQueue[None] = SimpleQueue()
 
     def run(self) -> None:
         try:
-            self._answers.append(self._context.run(self._ask))
-        except BaseException as error:  # whatever it is, the caller gets it
+            self.answers.append(self._context.run(self._ask))
+        except BaseException as error:  # raised to the caller
             self.error = error
 
     @property
     def is_answered(self) -> bool:
-        """Whether the service answered, be it with an error."""
+        """Whether the service responded, possibly with an error."""
         return not isinstance(self.error, self._no_answer)
-
-    def result(self) -> Answer:
-        [answer] = self._answers
-        return answer
 
 
 class Services:
-    """The services of this process by name, each made when it is first used."""
+    """The services of this process by name, each created when it is first used."""
 
     def __init__(self, answer_s: float = ANSWER_S, note_outage: NoteOutage | None = None) -> None:
         self._answer_s, self._note_outage = answer_s, note_outage
@@ -189,27 +180,26 @@ class Services:
         self._turn = Lock()
 
     def of(self, name: str, answer_s: float | None = None) -> Service:
-        """The service of this name; `answer_s` is for one with a deadline of its own."""
+        """Returns the service `name`; `answer_s` is a shorter deadline."""
         found = self._services.get(name)
         if found is None:
             with self._turn:
                 within_s = self._answer_s if answer_s is None else min(answer_s, self._answer_s)
-                found = self._services.setdefault(
-                    name, Service(name, within_s, note_outage=self._note_outage)
-                )
+                service = Service(name, within_s, note_outage=self._note_outage)
+                found = self._services.setdefault(name, service)
         return found
 
     def states(self) -> list[ServiceState]:
-        """All services, those that do not answer first."""
+        """Returns all services, unavailable ones first."""
         states = (service.state() for service in list(self._services.values()))
         return sorted(states, key=lambda state: (state.outage is None, state.name))
 
 
 class SharedRefresh:
-    """A refresh that one thread does for all; the others share what it ends with.
+    """A refresh that one thread runs for all.
 
-    What was refreshed is fresh for `fresh_s`. A failure that passes is repeated to everybody for `failed_s`, one that
-    lasts for `lasting_s`.
+    The state is fresh for `fresh_s`. A passing failure is repeated to other callers for `failed_s`, a lasting one for
+    `lasting_s`.
     """
 
     def __init__(self, fresh_s: float, failed_s: float = FAILED_S, lasting_s: float = 0.0) -> None:
@@ -220,24 +210,23 @@ class SharedRefresh:
         self._failure: LakeshareError | None = None
 
     def is_fresh(self) -> bool:
-        """Whether the last refresh succeeded and is not older than the interval."""
         return self._failure is None and time.monotonic() - self._ended_at < self._fresh_s
 
     def expire(self) -> None:
-        """Let the next caller refresh, however fresh this is."""
+        """Makes the next caller refresh."""
         if self._failure is None:
             self._ended_at = float("-inf")
 
     def run(self, refresh: Callable[[], None]) -> None:
-        """Refresh unless that was done within the interval.
+        """Refreshes, unless the state is fresh.
 
         Raises:
-            LakeshareError: what `refresh` raised, in this thread or in the one that this one waited for.
+            LakeshareError: the error of `refresh`, in this thread or in the one that refreshed.
         """
         if self._is_settled():
             return
         failure, ended = self._failure, self._ended
-        # What failed before is likely to fail again: nobody waits for that but the one who tries.
+        # After a failure only one caller waits for the next attempt.
         if not self._turn.acquire(blocking=failure is None):
             raise _repeat_failure(failure)
         try:
@@ -249,7 +238,7 @@ class SharedRefresh:
             self._turn.release()
 
     def _is_settled(self) -> bool:
-        """Whether the last refresh is recent enough to be taken; raises if it failed."""
+        """Whether the last refresh is recent enough; raises its failure."""
         age_s, failure = time.monotonic() - self._ended_at, self._failure
         if failure is None:
             return age_s < self._fresh_s
@@ -270,12 +259,7 @@ class SharedRefresh:
             self._ended += 1
 
 
-def _note_nothing(_service: str, _is_unavailable: bool) -> None:
-    """Where nobody watches services."""
-
-
 def _repeat_failure(failure: LakeshareError | None) -> LakeshareError:
-    """The same failure for another thread."""
     if failure is None:
         raise AssertionError("unreachable: only a failure keeps threads from waiting")
     return failure.with_traceback(None)

@@ -1,7 +1,4 @@
-"""`lakeshare doctor`: is everything here that a run needs, and what to do about each thing that is not.
-
-Looks and asks, changes nothing and fetches nothing. A finding that the next run settles by itself is all right.
-"""
+"""`lakeshare doctor`: checks what a run needs; changes and downloads nothing."""
 
 import os
 import re
@@ -21,17 +18,7 @@ from lakeshare_pipelines.errors import BackupError, JavaError, NessieError
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, key_path, nessie_status
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_pipelines.spark.jars import (
-    NESSIE_JAR,
-    SPARK_JARS,
-    TITLES,
-    Purpose,
-    find_java,
-    get_cached_path,
-    is_whole,
-    list_candidates,
-    load_pinned_jars,
-)
+from lakeshare_pipelines.spark import jars
 
 MIN_FREE_BYTES = 2_000_000_000
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -40,7 +27,7 @@ PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `remedy` is empty when nothing is to be done."""
+    """Result of one check; `remedy` is empty if it passed."""
 
     name: str
     ok: bool
@@ -49,62 +36,65 @@ class Finding:
 
 
 def examine(settings: LakeSettings) -> list[Finding]:
-    """Everything a run needs, one finding each, in the order a run needs it."""
-    return [finding for look in CHECKS for finding in look(settings)]
+    """Runs all checks, in the order in which a run needs what they check."""
+    return [finding for check in CHECKS for finding in check(settings)]
 
 
 def check_packages(_settings: LakeSettings) -> Iterator[Finding]:
-    """Whether the installed packages are the ones lakeshare was tested with."""
+    """Compares the installed packages with the versions that lakeshare was tested with."""
     wrong = []
-    for name, wanted in _required_packages():
+    for name, pinned in _required_packages():
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
             found = "missing"
-        if found == "missing" or (wanted is not None and found != wanted):
-            wrong.append(f"{name} {found}" + (f" (wanted {wanted})" if wanted else ""))
+        if found == "missing" or pinned not in (None, found):
+            wrong.append(f"{name} {found}" + (f" (wanted {pinned})" if pinned else ""))
     if wrong:
-        yield Finding(
-            "packages", False, ", ".join(wrong), "Install lakeshare[pipelines] again from requirements.lock"
-        )
+        remedy = "Install lakeshare[pipelines] again from requirements.lock"
+        yield Finding("packages", False, ", ".join(wrong), remedy)
     else:
         yield Finding("packages", True, f"lakeshare {metadata.version('lakeshare')} and all it needs")
 
 
 def check_java(settings: LakeSettings) -> Iterator[Finding]:
-    """Which Java Spark and Nessie get, and which were passed over."""
-    for purpose, title in TITLES.items():
-        yield _check_java_for(purpose, title, settings)
-    for candidate in list_candidates(settings):
-        if not any(candidate.serves(purpose) for purpose in TITLES):
+    """Lists the Java for Spark and Nessie, and unsuitable installations."""
+    for purpose, title in jars.TITLES.items():
+        try:
+            java = jars.find_java(purpose, settings)
+        except JavaError as error:
+            yield Finding(f"Java for {title}", False, error.reason, error.fix)
+        else:
+            detail = f"Java {java.version} in {java.home} ({java.origin})"
+            yield Finding(f"Java for {title}", True, detail)
+    for candidate in jars.list_candidates(settings):
+        if not any(candidate.serves(purpose) for purpose in jars.TITLES):
             reasons = "; ".join(dict.fromkeys(candidate.refusals.values()))
             yield Finding("Java, passed over", True, f"{candidate.place} ({candidate.origin}): {reasons}")
 
 
 def check_jars(settings: LakeSettings) -> Iterator[Finding]:
-    """Whether the cache folder holds the pinned jars whole."""
-    wanted = [load_pinned_jars()[name] for name in (*SPARK_JARS, NESSIE_JAR)]
-    missing = [jar for jar in wanted if not is_whole(jar, get_cached_path(settings, jar))]
+    """Checks that the cache folder holds the pinned jars."""
+    required = [jars.load_pinned_jars()[name] for name in (*jars.SPARK_JARS, jars.NESSIE_JAR)]
+    missing = [jar for jar in required if not jars.is_whole(jar, jars.get_cached_path(settings, jar))]
     size_mb = sum(jar.size_bytes for jar in missing) / 1e6
     folder = settings.cache_dir / "jars"
     if not missing:
-        yield Finding("jars", True, f"{len(wanted)} of {len(wanted)} in {folder}, as the lock says")
+        yield Finding("jars", True, f"{len(required)} of {len(required)} in {folder}, as in the lock")
         return
     names = ", ".join(jar.name for jar in missing)
     detail = f"{names} not in {folder}, or not whole ({size_mb:.0f} MB)"
-    if settings.offline:
-        yield Finding(
-            "jars",
-            False,
-            f"{detail}, and LAKESHARE_OFFLINE is set",
-            f"Unset it for one run, or copy the `jars` folder of a machine that has them to {settings.cache_dir}",
-        )
-    else:
+    if not settings.offline:
         yield Finding("jars", True, f"{detail}: the next run fetches them")
+        return
+    remedy = (
+        f"Unset it for one run, or copy the `jars` folder of a machine that has them to {settings.cache_dir}"
+    )
+    yield Finding("jars", False, f"{detail}, and LAKESHARE_OFFLINE is set", remedy)
 
 
 def check_nessie(settings: LakeSettings) -> Iterator[Finding]:
-    """Whether Nessie runs and lets us in, and whether its key is kept from others."""
+    """Checks that Nessie runs and accepts the writer's token, and that its key is private."""
     key = key_path(settings)
     if key.exists() and key.stat().st_mode & 0o077:
         yield Finding("Nessie's key", False, f"{key} can be read by others", f"chmod 600 {key}")
@@ -113,12 +103,8 @@ def check_nessie(settings: LakeSettings) -> Iterator[Finding]:
         if status.is_embedded:
             yield Finding("Nessie", True, "does not run; the next run starts it")
         else:
-            yield Finding(
-                "Nessie",
-                False,
-                f"{status.uri} does not answer",
-                "Start it, or correct or unset LAKESHARE_NESSIE_URI",
-            )
+            remedy = "Start it, or correct or unset LAKESHARE_NESSIE_URI"
+            yield Finding("Nessie", False, f"{status.uri} does not answer", remedy)
         return
     try:
         main = Nessie.connect(ensure_nessie(settings), "writer").reference("main")
@@ -132,16 +118,27 @@ def check_nessie(settings: LakeSettings) -> Iterator[Finding]:
 
 
 def check_folders(settings: LakeSettings) -> Iterator[Finding]:
-    """Whether the state, warehouse, landing and cache folders can be written and have room."""
+    """Checks that the state, warehouse, landing and cache folders can be written and have space."""
     yield _check_writable("state folder", "LAKESHARE_STATE_DIR", settings.state_dir)
     yield _check_writable("warehouse", "LAKESHARE_WAREHOUSE_DIR", settings.warehouse)
-    yield _check_landing(settings)
+    if settings.landing_dir is not None and not settings.landing_dir.exists():
+        detail = f"{settings.landing_dir} does not exist: no delivery will ever be seen"
+        remedy = "Make it, mount it, or correct LAKESHARE_LANDING_DIR"
+        yield Finding("landing folder", False, detail, remedy)
+    else:
+        yield _check_writable("landing folder", "LAKESHARE_LANDING_DIR", settings.landing)
     yield _check_writable("cache folder", "LAKESHARE_CACHE_DIR", settings.cache_dir)
-    yield _check_space("disk of the state folder", "LAKESHARE_STATE_DIR", settings.state_dir)
+    free = shutil.disk_usage(_find_existing_parent(settings.state_dir)).free
+    detail = f"{free / 1e9:.1f} GB free"
+    if free < MIN_FREE_BYTES:
+        detail += f", less than {MIN_FREE_BYTES / 1e9:.0f} GB"
+        remedy = "Free some, or set LAKESHARE_STATE_DIR to another disk"
+        yield Finding("disk of the state folder", False, detail, remedy)
+    else:
+        yield Finding("disk of the state folder", True, detail)
 
 
 def check_database(settings: LakeSettings) -> Iterator[Finding]:
-    """Whether the catalog's database answers."""
     url = sqlalchemy.make_url(settings.catalog_url)
     shown = url.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
@@ -161,19 +158,26 @@ def check_database(settings: LakeSettings) -> Iterator[Finding]:
 
 
 def check_network(_settings: LakeSettings) -> Iterator[Finding]:
-    """Which proxy and certificates downloads will use; nothing is sent."""
+    """Lists the proxy and certificates for downloads; sends nothing."""
     for name in CERTIFICATES:
         path = os.environ.get(name)
         if path and not Path(path).exists():
             yield Finding("certificates", False, f"{name}={path} does not exist", f"Correct or unset {name}")
     for name in PROXIES:
         proxy = os.environ.get(name) or os.environ.get(name.lower())
-        if proxy:
-            yield _check_proxy(name, proxy)
+        if not proxy:
+            continue
+        parts = urlsplit(proxy)
+        if parts.scheme and parts.hostname:
+            port = f":{parts.port}" if parts.port else ""
+            detail = f"downloads go through {parts.scheme}://{parts.hostname}{port} ({name})"
+            yield Finding("proxy", True, detail)
+        else:
+            remedy = f"Set {name} to http://HOST:PORT, or unset it"
+            yield Finding("proxy", False, f"{name} is no URL", remedy)
 
 
 def check_backups(settings: LakeSettings) -> Iterator[Finding]:
-    """Whether the declared backups can be read, and their places are as they need them."""
     try:
         declared = load_backups(settings)
     except BackupError as error:
@@ -197,7 +201,7 @@ CHECKS: tuple[Callable[[LakeSettings], Iterator[Finding]], ...] = (
 
 
 def _required_packages() -> Iterator[tuple[str, str | None]]:
-    """Name and, where pinned, version of what lakeshare and its pipelines extra require."""
+    """Yields name and, where pinned, version of what lakeshare and its pipelines extra require."""
     for requirement in metadata.requires("lakeshare") or []:
         spec, _, marker = requirement.partition(";")
         if "extra" in marker and "pipelines" not in marker:
@@ -207,27 +211,8 @@ def _required_packages() -> Iterator[tuple[str, str | None]]:
             yield found[1], found[2]
 
 
-def _check_java_for(purpose: Purpose, title: str, settings: LakeSettings) -> Finding:
-    try:
-        java = find_java(purpose, settings)
-    except JavaError as error:
-        return Finding(f"Java for {title}", False, error.reason, error.fix)
-    return Finding(f"Java for {title}", True, f"Java {java.version} in {java.home} ({java.origin})")
-
-
-def _check_landing(settings: LakeSettings) -> Finding:
-    if settings.landing_dir is not None and not settings.landing_dir.exists():
-        return Finding(
-            "landing folder",
-            False,
-            f"{settings.landing_dir} does not exist: no delivery will ever be seen",
-            "Make it, mount it, or correct LAKESHARE_LANDING_DIR",
-        )
-    return _check_writable("landing folder", "LAKESHARE_LANDING_DIR", settings.landing)
-
-
 def _check_writable(name: str, variable: str, folder: Path) -> Finding:
-    """Tried, not asked: permissions lie on read-only mounts and full disks."""
+    """Writes a temporary file: permission bits do not show read-only mounts and full disks."""
     nearest = _find_existing_parent(folder)
     try:
         with tempfile.NamedTemporaryFile(prefix=".lakeshare-doctor-", dir=nearest) as probe:
@@ -239,24 +224,5 @@ def _check_writable(name: str, variable: str, folder: Path) -> Finding:
     return Finding(name, True, f"{folder} can be written{note}")
 
 
-def _check_space(name: str, variable: str, folder: Path) -> Finding:
-    free = shutil.disk_usage(_find_existing_parent(folder)).free
-    detail = f"{free / 1e9:.1f} GB free"
-    if free < MIN_FREE_BYTES:
-        wanted = f"{MIN_FREE_BYTES / 1e9:.0f} GB"
-        return Finding(
-            name, False, f"{detail}, less than {wanted}", f"Free some, or set {variable} to another disk"
-        )
-    return Finding(name, True, detail)
-
-
 def _find_existing_parent(folder: Path) -> Path:
-    return next(place for place in (folder, *folder.parents) if place.exists())
-
-
-def _check_proxy(name: str, proxy: str) -> Finding:
-    parts = urlsplit(proxy)
-    if not parts.scheme or not parts.hostname:
-        return Finding("proxy", False, f"{name} is no URL", f"Set {name} to http://HOST:PORT, or unset it")
-    port = f":{parts.port}" if parts.port else ""
-    return Finding("proxy", True, f"downloads go through {parts.scheme}://{parts.hostname}{port} ({name})")
+    return next(path for path in (folder, *folder.parents) if path.exists())

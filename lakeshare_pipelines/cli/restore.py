@@ -1,4 +1,4 @@
-"""`lakeshare restore table|set|all|partition`: the way back, shown with --plan before it is gone."""
+"""The commands `lakeshare restore …`; `--plan` shows what a command would do."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_pipelines.cli.backup import show_progress
+from lakeshare_pipelines.cli.backup import load_backup, print_message, show_progress
+from lakeshare_pipelines.errors import BackupError
 
 if TYPE_CHECKING:
     from lakeshare_pipelines.backup.config import Backup
@@ -20,35 +21,29 @@ if TYPE_CHECKING:
     from lakeshare_server.catalog import Catalog
 
 restore_app = typer.Typer(
-    help="The way back from a backup point: tables, sets, partitions, the catalog.", no_args_is_help=True
+    help="Restore tables, sets, partitions or the catalog from a backup point.", no_args_is_help=True
 )
 
 Name = Annotated[
-    str, typer.Argument(help="Its name in the lake, as flights.departures, or the key of its root.")
+    str, typer.Argument(help="Table of the lake, as flights.departures, or the key of its root.")
 ]
-BackupName = Annotated[
-    str | None, typer.Option("--backup", help="A declared backup; the only one by default.")
-]
-Day = Annotated[
-    str | None, typer.Option("--point", help="The point's day; the newest fully verified one by default.")
-]
+BackupName = Annotated[str | None, typer.Option("--backup", help="The only declared one by default.")]
+Day = Annotated[str | None, typer.Option("--point", help="Day; the newest verified point by default.")]
 Version = Annotated[
     int | None,
-    typer.Option(help="A Delta version or an Iceberg snapshot inside the point; the proved one by default."),
+    typer.Option(help="Delta version or Iceberg snapshot; the verified one by default."),
 ]
-InPlace = Annotated[
-    bool, typer.Option("--in-place", help="Where it was; nothing that is there is overwritten.")
-]
-To = Annotated[str | None, typer.Option(help="An empty place instead: a folder, or s3://bucket/prefix.")]
+InPlace = Annotated[bool, typer.Option("--in-place", help="Original location; nothing is overwritten.")]
+To = Annotated[str | None, typer.Option(help="Empty location: a folder, or s3://bucket/prefix.")]
 Endpoint = Annotated[str | None, typer.Option("--to-endpoint", help="URL of the store of --to.")]
 Region = Annotated[str | None, typer.Option("--to-region", help="Region of the bucket of --to.")]
 Profile = Annotated[str | None, typer.Option("--to-profile", help="AWS profile that reaches --to.")]
-OnlyPlan = Annotated[bool, typer.Option("--plan", help="Tell what it would do and take; do nothing.")]
+OnlyPlan = Annotated[bool, typer.Option("--plan", help="Show steps, size and cost; restore nothing.")]
 
 
 @dataclass(frozen=True)
 class RestoreOptions:
-    """What the options of a restore say."""
+    """The parsed options of a restore, and what it needs opened on first use."""
 
     settings: "LakeSettings"
     backup: "Backup"
@@ -65,10 +60,10 @@ class RestoreOptions:
     def point(self) -> "Point":
         from lakeshare_pipelines.backup.restore.copies import get_point
 
-        return get_point(self.points, self.day, _print_message)
+        return get_point(self.points, self.day, print_message)
 
-    def below(self, name: str) -> "StoreAddress | None":
-        """A place of its own for one of several tables."""
+    def location_of(self, name: str) -> "StoreAddress | None":
+        """Returns the location below --to of one of several tables."""
         if self.to is None:
             return None
         return self.to.model_copy(update={"url": f"{self.to.url.rstrip('/')}/{name.replace('.', '/')}"})
@@ -77,7 +72,7 @@ class RestoreOptions:
     def restores(self) -> "PointRestore":
         from lakeshare_pipelines.backup.restore.tables import PointRestore
 
-        return PointRestore(self.settings, self.backup, self.point, _print_message, show_progress())
+        return PointRestore(self.settings, self.backup, self.point, print_message, show_progress())
 
     @cached_property
     def catalog(self) -> "Catalog":
@@ -85,13 +80,16 @@ class RestoreOptions:
 
         return open_catalog(self.settings.catalog_url)
 
-    def planned(self, table: str, version: int | None, to: "StoreAddress | None") -> "RestorePlan":
-        return self.restores.plan(self.catalog, table, to, version)
+    def show_plan(self, table: str, version: int | None, to: "StoreAddress | None") -> None:
+        _show_plan(self.restores.plan(self.catalog, table, to, version))
 
-    def restored(self, table: str, version: int | None, to: "StoreAddress | None") -> "RestoreRecord":
-        if to is not None:
-            return self.restores.elsewhere(table, to, version)
-        return self.restores.in_place(self.catalog, table, version)
+    def restore(self, table: str, version: int | None, to: "StoreAddress | None") -> "RestoreRecord":
+        if to is None:
+            record = self.restores.in_place(self.catalog, table, version)
+        else:
+            record = self.restores.elsewhere(table, to, version)
+        _show_record(record)
+        return record
 
 
 @restore_app.command("table")
@@ -99,9 +97,7 @@ def table(
     name: Name,
     in_place: InPlace = False,
     to: To = None,
-    mount: Annotated[
-        bool, typer.Option("--mount", help="Copy nothing: tell where the copies open as they are.")
-    ] = False,
+    mount: Annotated[bool, typer.Option("--mount", help="Only print where the copies are.")] = False,
     version: Version = None,
     day: Day = None,
     backup: BackupName = None,
@@ -110,18 +106,16 @@ def table(
     to_profile: Profile = None,
     plan: OnlyPlan = False,
 ) -> None:
-    """Restore a table: in place, to another place, or opened where its copies are."""
+    """Restore a table: in place, to another location, or opened at the location of its copies."""
     options = _parse_options(backup, day, to, to_endpoint, to_region, to_profile)
-    _require_one_place(in_place, to, mount)
+    _require_one_location(in_place, to, mount)
     if mount:
         from lakeshare_pipelines.backup.restore.targets import find_mount
 
-        found = find_mount(options.points, options.point, name, version, _print_message)
+        found = find_mount(options.points, options.point, name, version, print_message)
         typer.echo(f"{found.location} at version {found.version}")
-    elif plan:
-        _show_plan(options.planned(name, version, options.to))
     else:
-        _show_record(options.restored(name, version, options.to))
+        (options.show_plan if plan else options.restore)(name, version, options.to)
 
 
 @restore_app.command("set")
@@ -140,7 +134,7 @@ def restore_set(
     from lakeshare_pipelines.backup.restore.tables import list_tables_of_set
 
     options = _parse_options(backup, day, to, to_endpoint, to_region, to_profile)
-    _require_one_place(in_place, to)
+    _require_one_location(in_place, to)
     _restore_each(options, list_tables_of_set(options.settings, name), plan=plan)
 
 
@@ -155,14 +149,14 @@ def restore_all(
     to_profile: Profile = None,
     plan: OnlyPlan = False,
 ) -> None:
-    """Restore all that a point holds: every table, and what belongs to none."""
+    """Restore everything in a point: every table, and the objects of no table."""
     from lakeshare_pipelines.backup.restore.tables import restore_other_files
 
     options = _parse_options(backup, day, to, to_endpoint, to_region, to_profile)
-    _require_one_place(in_place, to)
+    _require_one_location(in_place, to)
     if not plan:
         others = restore_other_files(
-            options.settings, options.backup, options.point, options.to, _print_message
+            options.settings, options.backup, options.point, options.to, print_message
         )
         typer.echo(f"{others:,} objects of no table")
     _restore_each(options, [proof.table.root for proof in options.point.verification.tables], plan=plan)
@@ -171,21 +165,24 @@ def restore_all(
 @restore_app.command("partition")
 def partition(
     name: Name,
-    values: Annotated[
-        list[str], typer.Argument(metavar="COLUMN=VALUE…", help="The partition, as day=2013-01-01.")
-    ],
+    values: Annotated[list[str], typer.Argument(metavar="COLUMN=VALUE…", help="As day=2013-01-01.")],
     version: Version = None,
     day: Day = None,
     backup: BackupName = None,
     plan: OnlyPlan = False,
 ) -> None:
-    """Put a partition of a live Delta table back to what it was, by one commit."""
-    options = _parse_options(backup, day, None, None, None, None)
-    wanted = dict(_parse_pair(value) for value in values)
+    """Restore a partition of a live Delta table, in one commit."""
+    options = _parse_options(backup, day)
+    partition_values: dict[str, str | None] = {}
+    for text in values:
+        column, equals, value = text.partition("=")
+        if not column or not equals:
+            raise BackupError(f"partition {text}", "it is no COLUMN=VALUE", "Give it as day=2013-01-01.")
+        partition_values[column] = value or None
     if plan:
-        _show_plan(options.restores.plan_of_partition(options.catalog, name, wanted, version))
+        _show_plan(options.restores.plan_of_partition(options.catalog, name, partition_values, version))
     else:
-        _show_record(options.restores.partition(options.catalog, name, wanted, version))
+        _show_record(options.restores.partition(options.catalog, name, partition_values, version))
 
 
 def _restore_each(options: RestoreOptions, names: list[str], *, plan: bool) -> None:
@@ -193,15 +190,9 @@ def _restore_each(options: RestoreOptions, names: list[str], *, plan: bool) -> N
 
     if plan:
         for name in names:
-            _show_plan(options.planned(name, None, options.below(name)))
+            options.show_plan(name, None, options.location_of(name))
         return
-
-    def restore(name: str) -> "RestoreRecord":
-        record = options.restored(name, None, options.below(name))
-        _show_record(record)
-        return record
-
-    restored = restore_each(names, restore)
+    restored = restore_each(names, lambda name: options.restore(name, None, options.location_of(name)))
     for failure in restored.failures:
         typer.echo(f"NOT RESTORED: {failure}", err=True)
     typer.echo(f"{len(restored.records)} of {len(names)} tables restored")
@@ -209,62 +200,37 @@ def _restore_each(options: RestoreOptions, names: list[str], *, plan: bool) -> N
 
 
 def _parse_options(
-    backup: str | None,
+    backup_name: str | None,
     day: str | None,
-    to: str | None,
-    endpoint: str | None,
-    region: str | None,
-    profile: str | None,
+    to: str | None = None,
+    endpoint: str | None = None,
+    region: str | None = None,
+    profile: str | None = None,
 ) -> RestoreOptions:
-    from lakeshare_pipelines.backup.config import find_backup
-    from lakeshare_pipelines.settings import LakeSettings
-
-    settings = LakeSettings()
-    found = find_backup(settings, backup)
-    return RestoreOptions(
-        settings, found, day, None if to is None else _place(found, to, endpoint, region, profile)
-    )
-
-
-def _place(
-    backup: "Backup", to: str, endpoint: str | None, region: str | None, profile: str | None
-) -> "StoreAddress":
-    """The address of --to; a bucket is reached as the source is, where nothing else is told."""
-    from pathlib import Path
-
+    """Parses the options; a bucket of --to has the connection options of the source by default."""
     from pydantic import ValidationError
 
     from lakeshare_pipelines.backup.stores import StoreAddress
-    from lakeshare_pipelines.errors import BackupError
 
+    settings, backup = load_backup(backup_name)
+    if to is None:
+        return RestoreOptions(settings, backup, day, None)
     like = backup.source if to.startswith("s3://") and backup.source.kind == "s3" else None
-    url = to if to.startswith("s3://") else str(Path(to).expanduser().absolute())
     options = {"endpoint": endpoint, "region": region, "profile": profile}
     given = {name: value for name, value in options.items() if value is not None}
+    given["url"] = to if to.startswith("s3://") else str(Path(to).expanduser().absolute())
     try:
-        return StoreAddress.model_validate({**(like.model_dump() if like else {}), **given, "url": url})
+        address = StoreAddress.model_validate({**(like.model_dump() if like else {}), **given})
     except ValidationError as error:
         raise BackupError(f"--to {to}", error.errors()[0]["msg"], "Correct it.") from error
+    return RestoreOptions(settings, backup, day, address)
 
 
-def _require_one_place(in_place: bool, to: str | None, mount: bool = False) -> None:
-    from lakeshare_pipelines.errors import BackupError
-
+def _require_one_location(in_place: bool, to: str | None, mount: bool = False) -> None:
     if sum((in_place, to is not None, mount)) != 1:
-        raise BackupError("a restore", "it needs one place", "Say --in-place, or --to with an empty place.")
-
-
-def _parse_pair(text: str) -> tuple[str, str | None]:
-    from lakeshare_pipelines.errors import BackupError
-
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise BackupError(f"partition {text}", "it is no COLUMN=VALUE", "Say it as day=2013-01-01.")
-    return name, value or None
-
-
-def _print_message(sentence: str) -> None:
-    typer.echo(f"  {sentence}", err=True)
+        raise BackupError(
+            "a restore", "it needs one location", "Give --in-place, or --to with an empty location."
+        )
 
 
 def _show_plan(plan: "RestorePlan") -> None:
@@ -274,15 +240,8 @@ def _show_plan(plan: "RestorePlan") -> None:
     shown = Table(title=f"{plan.table.root} of point {plan.day} at version {plan.version}, to {plan.place}")
     for name in ("objects", "bytes", "there already", "archived", "requests", "USD", "minutes"):
         shown.add_column(name, justify="right")
-    shown.add_row(
-        f"{plan.objects:,}",
-        f"{plan.size_bytes:,}",
-        f"{plan.there:,}",
-        f"{plan.archived:,}",
-        f"{plan.requests:,}",
-        f"{plan.usd:,.4f}",
-        f"{plan.minutes:,.2f}",
-    )
+    counts = (plan.objects, plan.size_bytes, plan.there, plan.archived, plan.requests)
+    shown.add_row(*(f"{count:,}" for count in counts), f"{plan.usd:,.4f}", f"{plan.minutes:,.2f}")
     Console(width=120).print(shown)
     for number, step in enumerate(plan.steps, 1):
         typer.echo(f"  {number}. {step}")
@@ -292,7 +251,7 @@ def _show_record(record: "RestoreRecord") -> None:
     rows = "" if record.rows is None else f", {record.rows:,} rows"
     typer.echo(
         f"{record.table.root} of point {record.day} opens at version {record.version}: {record.location}"
-        f"{rows}, {record.files:,} files; {record.objects:,} objects brought in {record.seconds:.1f} s"
+        f"{rows}, {record.files:,} files; {record.objects:,} objects copied in {record.seconds:.1f} s"
     )
     if record.registered_as is not None:
         number = "" if record.publication is None else f", recipients read publication {record.publication}"
@@ -304,30 +263,22 @@ def _show_record(record: "RestoreRecord") -> None:
 @restore_app.command("catalog")
 def catalog(
     day: Annotated[
-        str | None, typer.Argument(metavar="[DAY]", help="The point; the newest verified one by default.")
+        str | None, typer.Argument(metavar="[DAY]", help="The newest verified by default.")
     ] = None,
-    backup_name: Annotated[
-        str | None, typer.Option("--backup", help="Name of a declared backup; the only one by default.")
-    ] = None,
+    backup_name: BackupName = None,
     contracts_to: Annotated[
         Path | None,
-        typer.Option("--contracts", help="Folder that the contracts go to; those in it stay as they are."),
+        typer.Option("--contracts", help="Folder for contracts; nothing is overwritten."),
     ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Show what would come back, and change nothing.")
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show the content; change nothing.")] = False,
 ) -> None:
-    """Bring the catalog of a backup point back into the database of LAKESHARE_DATABASE_URL, which must be empty."""
+    """Restore the catalog of a backup point into the database of LAKESHARE_DATABASE_URL, which must be empty."""
     from lakeshare_pipelines.backup.catalog_dump import read_manifest, restore_catalog
-    from lakeshare_pipelines.backup.config import find_backup
-    from lakeshare_pipelines.backup.points import Points
-    from lakeshare_pipelines.backup.restore.copies import get_point
-    from lakeshare_pipelines.settings import LakeSettings
 
-    settings = LakeSettings()
-    points = Points(find_backup(settings, backup_name))
-    # A dump is whole by itself: one that is named comes back even where its point was never finished.
-    day = day or get_point(points, None, lambda line: typer.echo(f"  {line}", err=True)).day
+    options = _parse_options(backup_name, None)
+    settings, points = options.settings, options.points
+    # A dump is complete by itself: it can be restored even if its point was never finished.
+    day = day or options.point.day
     manifest = read_manifest(points, day)
     typer.echo(
         f"point {day}: catalog of {manifest.dumped_at:%Y-%m-%d %H:%M:%S} UTC, revision {manifest.revision}"
@@ -338,12 +289,12 @@ def catalog(
     typer.echo(f"  {'contracts':20} {len(manifest.contracts):>9,}")
     if plan:
         return
-    brought = restore_catalog(settings, points, day, contracts_to, typer.echo)
-    typer.echo(f"{sum(brought.rows.values()):,} rows and {brought.indexes:,} file indexes are back")
-    if brought.missing_indexes:
+    restored = restore_catalog(settings, points, day, contracts_to, typer.echo)
+    typer.echo(f"{sum(restored.rows.values()):,} rows and {restored.indexes:,} file indexes are restored")
+    if restored.missing_indexes:
         typer.echo(
-            f"{len(brought.missing_indexes)} file indexes were not there to be backed up: publish those tables again"
+            f"{len(restored.missing_indexes)} file indexes were missing at the backup: publish those tables again"
         )
-    for path in brought.contracts:
+    for path in restored.contracts:
         typer.echo(f"contract {path}")
-    typer.echo("recipients keep their profiles: their tokens are known by their digests")
+    typer.echo("recipients keep their profiles: the catalog holds the digests of their tokens")

@@ -1,7 +1,6 @@
-"""Contracts: what a set of tables is, what must be true of it, and who may read it.
+"""Contracts: YAML that describes a set of tables, its rules and its recipients.
 
-model.py the records the pipelines use; loader.py how they come from YAML; describe.py how a person sees them.
-The sets that ship with the package lie beside the code: flights.yaml, reference.yaml.
+`flights.yaml` and `reference.yaml` are the sets that ship with the package.
 """
 
 from lakeshare_pipelines.contracts.loader import load_contract, load_contracts

@@ -1,7 +1,6 @@
-"""The YAML of a contract with the names of the Open Data Contract Standard v3.1, and our customProperties.
+"""The YAML of a contract: the Open Data Contract Standard v3.1 with lakeshare's customProperties.
 
-Only the shape is judged here: unknown fields, wrong kinds of values. What they mean together is in `checks.py`.
-Fields of the standard that nothing here uses are accepted and left alone.
+Unknown fields and wrong types are refused; standard fields that lakeshare does not use are accepted.
 """
 
 import datetime as dt
@@ -26,15 +25,18 @@ Fraction = Annotated[float, Field(ge=0)]
 Severity = Literal["error", "warning"]
 
 
+def _wrap(field: str, kind: type) -> BeforeValidator:
+    """Accepts a value of `kind` in place of a mapping with this one `field`."""
+    return BeforeValidator(lambda value: {field: value} if isinstance(value, kind) else value)
+
+
 class Part(BaseModel):
-    """Any mapping of the document: camelCase names, nothing unknown, no silent conversions."""
+    """A mapping of the document: camelCase names, no unknown fields, no conversions."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, frozen=True, strict=True)
 
 
 class CustomProperty(Part):
-    """One `{property, value}` pair."""
-
     property: str
     value: Any
     id: Unused = None
@@ -42,8 +44,6 @@ class CustomProperty(Part):
 
 
 class Described(Part):
-    """What every element of the standard may carry."""
-
     id: Unused = None
     description: str = ""
     business_name: Unused = None
@@ -53,14 +53,12 @@ class Described(Part):
 
 
 class Implementation(Part):
-    """An expectation as Great Expectations writes it."""
-
     type: str
     arguments: Annotated[dict[str, Any], Field(alias="kwargs")] = {}
 
 
 class Quality(Described):
-    """A rule; `text` is for people only."""
+    """A rule; rules of type `text` are not executed."""
 
     name: Name | None = None
     type: str
@@ -76,16 +74,12 @@ class Quality(Described):
 
 
 class PropertyRelationship(Part):
-    """A reference of one column."""
-
     type: Literal["foreignKey"] = "foreignKey"
     to: str
     custom_properties: list[CustomProperty] = []
 
 
 class SchemaRelationship(Part):
-    """A reference of one or several columns."""
-
     type: Literal["foreignKey"] = "foreignKey"
     from_: Annotated[str | list[str], Field(alias="from")]
     to: str | list[str]
@@ -93,8 +87,6 @@ class SchemaRelationship(Part):
 
 
 class Property(Described):
-    """A column."""
-
     name: Name
     logical_type: Literal["string", "date", "timestamp", "number", "integer", "boolean"] | None = None
     logical_type_options: Unused = None
@@ -133,8 +125,6 @@ class SchemaObject(Described):
 
 
 class Server(Part):
-    """Where the tables are; its `format` is the table format of the set."""
-
     server: str
     type: str
     format: Literal["iceberg", "delta"]
@@ -149,8 +139,6 @@ class Server(Part):
 
 
 class Member(Part):
-    """A person or group of the team."""
-
     username: Annotated[str, Field(min_length=1)]
     name: Unused = None
     role: str | None = None
@@ -165,8 +153,6 @@ class Member(Part):
 
 
 class Team(Part):
-    """Who answers for the set."""
-
     name: str | None = None
     description: Unused = None
     members: list[Member] = []
@@ -177,8 +163,6 @@ class Team(Part):
 
 
 class Description(Part):
-    """Why the set exists."""
-
     purpose: str = ""
     usage: str = ""
     limitations: str = ""
@@ -186,14 +170,7 @@ class Description(Part):
     custom_properties: Unused = None
 
 
-def _team_of_members(value: Any) -> Any:
-    # v3.0 has a plain list of members where v3.1 has a team.
-    return {"members": value} if isinstance(value, list) else value
-
-
 class Document(Part):
-    """A whole contract file."""
-
     api_version: Annotated[str, Field(pattern=r"^v3\.\d+\.\d+$")]
     kind: Literal["DataContract"]
     id: str
@@ -203,7 +180,7 @@ class Document(Part):
     tables: Annotated[list[SchemaObject], Field(alias="schema", min_length=1)]
     description: Description = Description()
     domain: str = ""
-    team: Annotated[Team, BeforeValidator(_team_of_members)] = Team()
+    team: Annotated[Team, _wrap("members", list)] = Team()  # v3.0 has a list of members
     servers: Annotated[list[Server], Field(min_length=1, max_length=1)]
     custom_properties: list[CustomProperty] = []
     tenant: Unused = None
@@ -219,78 +196,54 @@ class Document(Part):
 
 
 class SharedTable(Part):
-    """A table in a share, under its own name or another."""
-
     table: str
     name: Name | None = None
 
 
-def _shared_table(value: Any) -> Any:
-    return {"table": value} if isinstance(value, str) else value
+SharedTables = Annotated[list[Annotated[SharedTable, _wrap("table", str)]], Field(min_length=1)]
 
 
 class SharedSchema(Part):
-    """Which tables of the set a share holds under which schema."""
-
     share: Name
     schema_name: Annotated[Name, Field(alias="schema")]
-    tables: Annotated[list[Annotated[SharedTable, BeforeValidator(_shared_table)]], Field(min_length=1)]
+    tables: SharedTables
 
 
 class SnowflakeSchema(Part):
-    """Which tables of the set follow along in a schema of Snowflake."""
-
     database: Name
     schema_name: Annotated[Name, Field(alias="schema")]
-    tables: Annotated[list[Annotated[SharedTable, BeforeValidator(_shared_table)]], Field(min_length=1)]
-
-
-def _iso_day(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, dt.date) else value
+    tables: SharedTables
 
 
 class SetExtras(Part):
-    """customProperties of the contract."""
-
     partitioning: Literal["daily", "none"] = "none"
     first_partition: Annotated[
-        Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None, BeforeValidator(_iso_day)
+        Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None,
+        BeforeValidator(lambda value: value.isoformat() if isinstance(value, dt.date) else value),
     ] = None
     shares: list[SharedSchema] = []
     snowflake: list[SnowflakeSchema] = []
 
 
 class DriftExtras(Part):
-    """How far the row count may move in one run."""
-
     max_shrink_fraction: Fraction | None = None
     max_growth_fraction: Fraction | None = None
     severity: Severity = "warning"
 
 
 class ReadingExtras(Part):
-    """How delivered text is understood."""
-
     null_values: list[str] = [""]
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
     multiline: bool = False
 
 
 class PromiseExtras(Part):
-    """Which clients will be able to read the table, and what is done for that."""
-
     clients: Annotated[list[str], Field(min_length=1)]
     severity: Severity = "error"
     rewrite: bool = True
 
 
-def _promise(value: Any) -> Any:
-    return {"clients": value} if isinstance(value, list) else value
-
-
 class PerRecipientExtras(Part):
-    """The column of a view by which rules tell the rows of one recipient from those of another."""
-
     column: Name
     value: Annotated[str, Field(min_length=1)] | None = None
     recipient_property: Annotated[
@@ -298,22 +251,14 @@ class PerRecipientExtras(Part):
     ] = None
 
 
-def _per_recipient(value: Any) -> Any:
-    return {"column": value} if isinstance(value, str) else value
-
-
 class ViewExtras(Part):
-    """Which rows and columns of which table a view shows."""
-
     of: Name
     columns: Annotated[list[Name], Field(min_length=1)]
     where: Annotated[str, Field(min_length=1)] | None = None
-    per_recipient: Annotated[PerRecipientExtras | None, BeforeValidator(_per_recipient)] = None
+    per_recipient: Annotated[PerRecipientExtras | None, _wrap("column", str)] = None
 
 
 class TableExtras(Part):
-    """customProperties of a table."""
-
     source: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] | None = None
     derive: str | None = None
     view: ViewExtras | None = None
@@ -322,30 +267,24 @@ class TableExtras(Part):
     max_quarantined_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
     drift: DriftExtras = DriftExtras()
     reading: ReadingExtras = ReadingExtras()
-    serveable_to: Annotated[PromiseExtras | None, BeforeValidator(_promise)] = None
+    serveable_to: Annotated[PromiseExtras | None, _wrap("clients", list)] = None
 
 
 class ColumnExtras(Part):
-    """customProperties of a column."""
-
     source: Annotated[str, Field(min_length=1)] | None = None
     partition_transform: str = "identity"
 
 
 class RuleExtras(Part):
-    """customProperties of a rule."""
-
     scope: Literal["delta", "table"] | None = None
 
 
 class ReferenceExtras(Part):
-    """customProperties of a relationship."""
-
     severity: Severity = "error"
     description: str = ""
 
 
-# Which part a field holds, to name the fields that an unknown one may have been meant for.
+# The model of each field, to suggest a known field for an unknown one.
 PARTS: dict[str, type[Part]] = {
     "": Document,
     "schema": SchemaObject,
@@ -370,7 +309,7 @@ PARTS: dict[str, type[Part]] = {
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, where YAML silently keeps the last."""
+    """A SafeLoader that refuses duplicate keys, of which YAML keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -385,48 +324,32 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a contract file.
-
-    Raises:
-        ContractError: no such file, not UTF-8, not YAML, or not a mapping.
-    """
+    """Reads the mapping in a contract file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ContractError(
-            path, "the file", "does not exist", "Give the path of a contract's YAML file."
-        ) from None
+        hint = "Give the path of a contract's YAML file."
+        raise ContractError(path, "the file", "does not exist", hint) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(
-            path, "the file", f"cannot be read: {error}", "It must be a readable UTF-8 text."
-        ) from error
+        hint = "It must be a readable UTF-8 text."
+        raise ContractError(path, "the file", f"cannot be read: {error}", hint) from error
     try:
         document = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader, only stricter
     except yaml.YAMLError as error:
-        raise ContractError(path, _place(error), _problem(error), "Correct the YAML there.") from error
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ContractError(path, where, problem, "Correct the YAML there.") from error
     if not isinstance(document, dict):
-        raise ContractError(
-            path,
-            "the file",
-            "is not a mapping",
-            "A contract begins with apiVersion, kind, id, name, version.",
-        )
+        hint = "A contract begins with apiVersion, kind, id, name, version."
+        raise ContractError(path, "the file", "is not a mapping", hint)
     return document
 
 
 def compute_digest(document: dict[str, Any]) -> str:
-    """SHA-256 of what the file says; comments, order of keys and layout do not count."""
+    """Returns the SHA-256 of the content; comments, order of keys and layout do not count."""
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _place(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-
-
-def _problem(error: yaml.YAMLError) -> str:
-    return getattr(error, "problem", None) or str(error).splitlines()[0]
 
 
 Location = Sequence[str | int]
@@ -435,36 +358,30 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 
 @dataclass
 class Faults:
-    """All faults of one file, in the order they were found."""
+    """All errors of one file, in the order in which they were found."""
 
     path: Path
     found: list[ContractError] = dataclass_field(default_factory=list)
 
     def add(self, where: Location | str, problem: str, hint: str) -> None:
-        """Note one fault; `where` is the place inside the file."""
-        place = where if isinstance(where, str) else format_path(where)
-        self.found.append(ContractError(self.path, place, problem, hint))
+        """Adds an error at `where`, a path inside the file."""
+        field = where if isinstance(where, str) else format_path(where)
+        self.found.append(ContractError(self.path, field, problem, hint))
 
-    def add_invalid(self, error: ValidationError, at: Location = (), part: type[Part] = PARTS[""]) -> None:
-        """Note everything pydantic found below `at`."""
+    def add_invalid(self, error: ValidationError) -> None:
         for fault in error.errors():
-            where = [*at, *(step for step in fault["loc"] if step != "[key]")]
-            problem, hint = _explain(fault, fault["loc"], part)
-            self.add(where, problem, hint)
+            where = [step for step in fault["loc"] if step != "[key]"]
+            self.add(where, *_explain(fault, Document))
 
     def require_none(self) -> None:
-        """Raise what was found.
-
-        Raises:
-            ContractError: for the first fault; the others are in its `also`.
-        """
+        """Raises the first error, if there is any, with the others in its `also`."""
         if self.found:
             first, *others = self.found
             raise ContractError(first.path, first.field, first.problem, first.hint, also=others)
 
 
 def format_path(where: Location) -> str:
-    """`schema[0].properties[3].logicalType`."""
+    """Formats a path as `schema[0].properties[3].logicalType`."""
     text = ""
     for step in where:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -472,7 +389,7 @@ def format_path(where: Location) -> str:
 
 
 def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """A hint that names the closest known word, or all of them."""
+    """Returns a hint that names the closest known word, else `otherwise` or all known words."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
@@ -483,7 +400,7 @@ def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
 def read_extras(
     part: type[AnyPart], properties: Sequence[CustomProperty], at: Location, faults: Faults
 ) -> AnyPart:
-    """The customProperties of one element as their model; a dotted name belongs to another tool and is left alone."""
+    """Parses the customProperties of an element; dotted names belong to other tools and are ignored."""
     values: dict[str, Any] = {}
     places: dict[str, Location] = {}
     known = [field.alias or name for name, field in part.model_fields.items()]
@@ -493,32 +410,23 @@ def read_extras(
             continue
         if entry.property not in known:
             faults.add(
-                [*where, "property"],
-                f"unknown property {entry.property!r}",
-                suggest(entry.property, known),
+                [*where, "property"], f"unknown property {entry.property!r}", suggest(entry.property, known)
             )
         elif entry.property in values:
             faults.add([*where, "property"], f"{entry.property!r} is given twice", "Keep one of them.")
         else:
             values[entry.property], places[entry.property] = entry.value, [*where, "value"]
-    return _validated(part, values, places, faults)
-
-
-def _validated(
-    part: type[AnyPart], values: Mapping[str, Any], places: Mapping[str, Location], faults: Faults
-) -> AnyPart:
     try:
         return part.model_validate(values)
     except ValidationError as error:
         for fault in error.errors():
             name, *rest = fault["loc"]
-            problem, hint = _explain(fault, fault["loc"], part)
-            faults.add([*places[str(name)], *rest], problem, hint)
+            faults.add([*places[str(name)], *rest], *_explain(fault, part))
         return part.model_validate({})
 
 
-def _explain(fault: Mapping[str, Any], loc: Location, part: type[Part]) -> tuple[str, str]:
-    kind = fault["type"]
+def _explain(fault: Mapping[str, Any], part: type[Part]) -> tuple[str, str]:
+    kind, loc = fault["type"], fault["loc"]
     if kind == "extra_forbidden":
         holder = next((step for step in reversed(loc[:-1]) if isinstance(step, str)), "")
         known = [entry.alias or name for name, entry in PARTS.get(holder, part).model_fields.items()]

@@ -1,31 +1,533 @@
-"""Contracts from their files: one file, or all of a folder."""
+"""Loads contracts: builds a set from the document, checks it, and reports every error of a file at once."""
 
-import dataclasses
+import re
+import string
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from lakeshare_pipelines.contracts.build import build_set
-from lakeshare_pipelines.contracts.document import (
-    Document,
-    Faults,
-    Location,
-    compute_digest,
-    read_yaml,
-    suggest,
-)
+from lakeshare_pipelines.contracts import document as odcs
+from lakeshare_pipelines.contracts import model
+from lakeshare_pipelines.contracts.document import Faults, Location, read_extras, suggest
 from lakeshare_pipelines.contracts.model import (
     Column,
+    PerRecipient,
     Reference,
+    Rule,
+    Scope,
     SetContract,
-    ShareEntry,
-    SnowflakeEntry,
     Table,
+    View,
 )
 from lakeshare_pipelines.errors import ContractError
+
+Partitioning = tuple[tuple[str, str], ...]
+TableFormat = Literal["iceberg", "delta"]
+PACKAGED = Path(__file__).parent
+
+
+def load_contract(path: Path) -> SetContract:
+    values = odcs.read_yaml(path)
+    faults = Faults(path)
+    try:
+        document = odcs.Document.model_validate(values)
+    except ValidationError as error:
+        faults.add_invalid(error)
+        faults.require_none()
+        raise
+    contract = _check_set(_build_set(document, odcs.compute_digest(values), path, faults), faults)
+    faults.require_none()
+    return contract
+
+
+def load_contracts(folder: Path | None = None) -> tuple[SetContract, ...]:
+    """Loads the contracts of a folder, by file name; without a folder, the sets that ship with the package."""
+    folder = folder or PACKAGED
+    paths = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")], key=lambda path: path.name)
+    if not paths:
+        hint = "Put contract YAML files there, or set LAKESHARE_CONTRACTS_DIR to where they are."
+        problem = "holds no contract" if folder.is_dir() else "does not exist"
+        raise ContractError(folder, "the folder", problem, hint)
+    contracts = tuple(load_contract(path) for path in paths)
+    taken: dict[tuple[str, str], SetContract] = {}
+    for contract in contracts:
+        names = [("set", contract.name.lower())]
+        names += [("table", table.name.lower()) for table in contract.tables]
+        names += [("share entry", entry.key) for entry in contract.shares]
+        names += [("table of Snowflake", entry.key) for entry in contract.snowflake]
+        for kind, name in names:
+            other = taken.setdefault((kind, name), contract)
+            if other is not contract:
+                problem = f"the {kind} {name!r} is {other.path.name}'s already"
+                raise ContractError(contract.path, "name", problem, "Rename one of them.")
+    return contracts
+
+
+Tables = TypeVar("Tables", odcs.SharedSchema, odcs.SnowflakeSchema)
+
+OWNER = re.compile(r"[A-Za-z0-9_]+|[^@\s]+@[^@\s]+\.[^@\s]+")
+
+
+def _build_set(document: odcs.Document, digest: str, path: Path, faults: Faults) -> SetContract:
+    extras = read_extras(odcs.SetExtras, document.custom_properties, [], faults)
+    tables = _build_tables(document, document.servers[0].format, faults)
+    names = {name: table.name for table in tables for name in (table.short_name, table.name)}
+    return SetContract(
+        name=document.name,
+        version=document.version,
+        description=" ".join(document.description.purpose.split()),
+        owners=_owners(document, faults),
+        domain=document.domain,
+        tables=tables,
+        partitioning=extras.partitioning,
+        first_partition=extras.first_partition,
+        shares=tuple(
+            model.ShareEntry(entry.share, entry.schema_name, name, table)
+            for entry, name, table in _named_tables("shares", extras.shares, names, faults, document)
+        ),
+        digest=digest,
+        path=path,
+        snowflake=tuple(
+            model.SnowflakeEntry(entry.database, entry.schema_name, name, table)
+            for entry, name, table in _named_tables("snowflake", extras.snowflake, names, faults, document)
+        ),
+    )
+
+
+def _build_tables(document: odcs.Document, table_format: TableFormat, faults: Faults) -> tuple[Table, ...]:
+    """Returns all tables, in the order of the file; views are built after their tables."""
+    built: dict[int, Table] = {}
+    bases: dict[str, Table] = {}
+    for index, table in sorted(enumerate(document.tables), key=lambda entry: is_view(entry[1])):
+        built[index] = _build_table(document.name, table, table_format, ["schema", index], faults, bases)
+        if not is_view(table):
+            bases[built[index].short_name] = built[index]
+    return tuple(built[index] for index in sorted(built))
+
+
+def _build_table(
+    set_name: str,
+    table: odcs.SchemaObject,
+    table_format: TableFormat,
+    at: Location,
+    faults: Faults,
+    bases: Mapping[str, Table],
+) -> Table:
+    """Returns a table with its columns, rules and references; a view has the columns of one of the `bases`."""
+    name = table.physical_name or f"{set_name}.{table.name}"
+    _check_shape(table, at, faults)
+    extras = read_extras(odcs.TableExtras, table.custom_properties, at, faults)
+    view = None if extras.view is None else _build_view(extras.view)
+    if view is None:
+        columns, partition_by = _build_columns(table, table_format, at, faults)
+    else:
+        columns, partition_by = _build_view_columns(view, bases, at, faults)
+    base = None if view is None else bases.get(view.of)
+    derive = extras.derive.strip() if extras.derive else None
+    promise = extras.serveable_to
+    return Table(
+        name=name,
+        format=table_format,
+        columns=columns,
+        partition_by=partition_by,
+        source=extras.source,
+        derive=derive,
+        view=view,
+        depends_on=_placeholders(derive, at, faults) if view is None else (view.of,),
+        # The rules that a table's columns imply hold for any selection of its rows.
+        rules=tuple(_build_rules(name, table, columns, at, faults, implies=view is None)),
+        references=tuple(_build_references(name, table, at, faults)),
+        location=extras.location,
+        description=" ".join(table.description.split()),
+        allow_schema_changes=extras.allow_schema_changes or (base is not None and base.allow_schema_changes),
+        max_quarantined_fraction=extras.max_quarantined_fraction,
+        drift=model.Drift(**extras.drift.model_dump()),
+        reading=model.Reading(
+            tuple(extras.reading.null_values), extras.reading.delimiter, extras.reading.multiline
+        ),
+        serveable_to=model.Promise(tuple(dict.fromkeys(promise.clients)), promise.severity, promise.rewrite)
+        if promise
+        else model.Promise(),
+    )
+
+
+def _build_columns(
+    table: odcs.SchemaObject, table_format: str, at: Location, faults: Faults
+) -> tuple[tuple[Column, ...], Partitioning]:
+    columns: list[Column] = []
+    parts: list[tuple[int, str, str]] = []
+    for index, entry in enumerate(table.properties):
+        where = [*at, "properties", index]
+        extras = read_extras(odcs.ColumnExtras, entry.custom_properties, where, faults)
+        columns.append(
+            Column(
+                name=entry.name,
+                type=_type(entry, table_format, where, faults),
+                required=entry.required or entry.primary_key,
+                unique=entry.unique,
+                primary_key=entry.primary_key,
+                pii=(entry.classification or "").lower() == "pii",
+                description=" ".join(entry.description.split()),
+                source=extras.source,
+                expression=entry.transform_logic,
+                lineage=tuple(entry.transform_source_objects),
+            )
+        )
+        if entry.partitioned:
+            parts.append((entry.partition_key_position, entry.name, extras.partition_transform))
+    parts.sort(key=lambda part: part[0])
+    return tuple(columns), tuple((name, transform) for _, name, transform in parts)
+
+
+def _type(entry: odcs.Property, table_format: str, at: Location, faults: Faults) -> str:
+    if entry.physical_type is None and entry.logical_type is None:
+        hint = "Give logicalType, and physicalType where it matters."
+        faults.add(at, f"column {entry.name!r} has no type", hint)
+        return "string"
+    kind = model.normalize_type(entry.physical_type or model.DEFAULTS[entry.logical_type or "string"])
+    wrong = model.explain_wrong_type(kind, entry.logical_type, table_format)
+    if wrong:
+        field = "physicalType" if entry.physical_type else "logicalType"
+        faults.add([*at, field], wrong, suggest(kind, model.TYPES_OF_FORMAT[table_format]))
+    return kind
+
+
+def _build_references(
+    table_name: str, table: odcs.SchemaObject, at: Location, faults: Faults
+) -> Iterator[Reference]:
+    for index, many in enumerate(table.relationships):
+        where = [*at, "relationships", index]
+        if isinstance(many.from_, str) != isinstance(many.to, str):
+            faults.add(where, "`from` and `to` are of different kinds", "Make both a text, or both a list.")
+            continue
+        columns = [name.rpartition(".")[2] for name in _listed(many.from_)]
+        extras = read_extras(odcs.ReferenceExtras, many.custom_properties, where, faults)
+        yield _build_reference(table_name, columns, _listed(many.to), extras, where, faults)
+    for number, entry in enumerate(table.properties):
+        for index, one in enumerate(entry.relationships):
+            where = [*at, "properties", number, "relationships", index]
+            extras = read_extras(odcs.ReferenceExtras, one.custom_properties, where, faults)
+            yield _build_reference(table_name, [entry.name], [one.to], extras, where, faults)
+
+
+def _build_reference(
+    table_name: str,
+    columns: Sequence[str],
+    to: Sequence[str],
+    extras: odcs.ReferenceExtras,
+    where: Location,
+    faults: Faults,
+) -> Reference:
+    pairs = [name.rpartition(".") for name in to]
+    targets = {table for table, _, _ in pairs}
+    if len(targets) != 1 or "" in targets or len(pairs) != len(columns):
+        hint = "Name as many columns as in `from`, of one table, each as table.column."
+        faults.add(where, f"`to` is {', '.join(to)}", hint)
+    target = pairs[0][0]
+    name = "__".join(["references", target.rsplit(".", 1)[-1], "_".join(columns)])
+    to_columns = tuple(column for _, _, column in pairs)
+    return Reference(
+        name, table_name, tuple(columns), target, to_columns, extras.severity, extras.description
+    )
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def _placeholders(derive: str | None, at: Location, faults: Faults) -> tuple[str, ...]:
+    if derive is None:
+        return ()
+    try:
+        fields = [name for _, name, _, _ in string.Formatter().parse(derive) if name is not None]
+    except ValueError as error:
+        faults.add(at, f"derive: {error}", "Write a brace that is not a placeholder twice: {{ or }}.")
+        return ()
+    return tuple(dict.fromkeys(fields))
+
+
+def _owners(document: odcs.Document, faults: Faults) -> tuple[str, ...]:
+    """Returns owners as Dagster takes them: an address, or `team:name`."""
+    members = document.team.members
+    names = [(index, m.username) for index, m in enumerate(members) if (m.role or "").lower() == "owner"]
+    for index, name in names:
+        if not OWNER.fullmatch(name):
+            hint = "Give an e-mail address, or a team's name of letters, digits and _."
+            where: Location = ["team", "members", index, "username"]
+            faults.add(where, f"owner {name!r} is neither person nor team", hint)
+    owners = [name for _, name in names] or ([document.team.name] if document.team.name else [])
+    return tuple(name if "@" in name else f"team:{name}" for name in owners)
+
+
+def _named_tables(
+    property_name: str,
+    schemas: Sequence[Tables],
+    names: Mapping[str, str],
+    faults: Faults,
+    document: odcs.Document,
+) -> Iterator[tuple[Tables, str, str]]:
+    """Yields each table under each schema of a property: the schema, its name there and its name in the lake."""
+    properties = [entry.property for entry in document.custom_properties]
+    index = properties.index(property_name) if property_name in properties else 0
+    for number, entry in enumerate(schemas):
+        for position, named in enumerate(entry.tables):
+            if named.table not in names:
+                where: Location = ["customProperties", index, "value", number, "tables", position]
+                faults.add(where, f"the set has no table {named.table!r}", suggest(named.table, names))
+                continue
+            lake_name = names[named.table]
+            yield entry, named.name or lake_name.rsplit(".", 1)[-1], lake_name
+
+
+QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`", re.DOTALL)
+WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\s*\()?")
+# Spark takes these for calls also where no parentheses follow.
+CALLED_BARE = frozenset(
+    {"current_date", "current_timestamp", "localtimestamp", "current_time", "current_user", "session_user"}
+    | {"user"}
+)
+CHANGING = CALLED_BARE | {
+    *("now", "curdate", "unix_timestamp", "rand", "random", "randn", "randstr", "uniform", "uuid", "shuffle"),
+    *("input_file_name", "monotonically_increasing_id", "spark_partition_id", "current_timezone"),
+    *("current_catalog", "current_database", "current_schema", "version"),
+}
+CURRENT_RECIPIENT = "current_recipient"
+
+
+def is_view(table: odcs.SchemaObject) -> bool:
+    """Whether a table of the document is declared as a view, valid or not."""
+    return any(entry.property == "view" for entry in table.custom_properties)
+
+
+def _check_shape(table: odcs.SchemaObject, at: Location, faults: Faults) -> None:
+    view = is_view(table)
+    if view and table.properties:
+        hint = "List their names as columns of the view: their properties are those of its table."
+        faults.add([*at, "properties"], f"view {table.name} has properties of its own", hint)
+    if not view and not table.properties:
+        hint = "List its columns; only a view, given as the property view, has those of its table."
+        faults.add([*at, "properties"], f"table {table.name} has no columns", hint)
+    elif table.physical_type not in (None, "view" if view else "table"):
+        hint = "Leave physicalType out, or give the property view with the rows and columns to show."
+        problem = f"{table.name} is called a {table.physical_type} and is none"
+        faults.add([*at, "physicalType"], problem, hint)
+
+
+def _build_view(extras: odcs.ViewExtras) -> View:
+    """Returns the view of the document; `of` is the table's short name until the set is complete."""
+    declared, per = extras.per_recipient, None
+    if declared is not None:
+        value = None if declared.value is None else declared.value.strip()
+        per = PerRecipient(declared.column, value, declared.recipient_property)
+    where = None if extras.where is None else extras.where.strip()
+    return View(of=extras.of, columns=tuple(extras.columns), where=where, per_recipient=per)
+
+
+def _build_view_columns(
+    view: View, bases: Mapping[str, Table], at: Location, faults: Faults
+) -> tuple[tuple[Column, ...], Partitioning]:
+    at = [*at, "customProperties", "view"]
+    base = bases.get(view.of)
+    if base is None:
+        hint = suggest(view.of, bases, "Name a table of the set that is no view.")
+        faults.add(at, f"the set has no table {view.of!r} for a view", hint)
+        return (), ()
+    per = view.per_recipient
+    if view.where is not None:
+        _check_expression("where", view.where, base, at, faults)
+    if per is not None and per.value is not None:
+        _check_expression("perRecipient", per.value, base, at, faults)
+    known = {column.name: column for column in base.columns}
+    for name in view.columns:
+        if name not in known:
+            faults.add(at, f"{view.of} has no column {name!r}", suggest(name, known))
+    # With a value per recipient a row may belong to several recipients: nothing is unique.
+    repeats = per is not None and per.value is not None
+    columns = tuple(
+        replace(
+            known[name],
+            unique=known[name].unique and not repeats,
+            source=None,
+            expression=None,
+            lineage=(f"{view.of}.{name}",),
+        )
+        for name in view.columns
+        if name in known
+    )
+    partition_by = tuple((name, kind) for name, kind in base.partition_by if name in view.columns)
+    if not {column.name for column in columns if column.primary_key}.issuperset(base.primary_key):
+        columns = tuple(replace(column, primary_key=False) for column in columns)
+    if per is None or not _is_sound(per, view, base, partition_by, at, faults):
+        return columns, partition_by
+    if per.value is not None:
+        is_key = any(column.primary_key for column in columns)
+        columns = (*columns, _make_recipient_column(per, per.value, base, is_key=is_key))
+    field = (per.column, "identity")
+    return columns, partition_by if field in partition_by else (*partition_by, field)
+
+
+def _make_recipient_column(per: PerRecipient, value: str, base: Table, *, is_key: bool) -> Column:
+    """Returns the column of a value per recipient; it is personal data if one of its sources is."""
+    words = {word.lower() for word, _ in WORD.findall(value)}
+    sources = [column for column in base.columns if column.name.lower() in words]
+    return Column(
+        per.column,
+        "string",
+        required=True,
+        primary_key=is_key,
+        pii=any(column.pii for column in sources),
+        description="Whose the row is.",
+        lineage=tuple(f"{base.short_name}.{column.name}" for column in sources),
+    )
+
+
+def _is_sound(
+    per: PerRecipient, view: View, base: Table, partition_by: Partitioning, at: Location, faults: Faults
+) -> bool:
+    before = len(faults.found)
+    if per.value is None and per.column not in view.columns:
+        hint = f"Put it into its columns, or give a value for it: SQL over the columns of {view.of}."
+        faults.add(at, f"perRecipient names {per.column!r}, which the view does not have", hint)
+    if per.value is not None and per.column.lower() in {column.name.lower() for column in base.columns}:
+        hint = "Leave the value out to take the column as it is, or give the new one another name."
+        faults.add(at, f"perRecipient has a value for {per.column!r}, a column of {view.of}", hint)
+    if any(name == per.column and transform != "identity" for name, transform in partition_by):
+        hint = "Rules are decided by the column's own values: let the table be partitioned by them."
+        faults.add(at, f"{view.of} is partitioned by a transform of {per.column}", hint)
+    return len(faults.found) == before
+
+
+def _check_expression(name: str, text: str, base: Table, at: Location, faults: Faults) -> None:
+    """Refuses expressions whose rows change over time: a run writes only its own partitions."""
+    columns = {column.name.lower() for column in base.columns}
+    for word, parenthesis in WORD.findall(QUOTED.sub("''", text)):
+        word = word.lower()
+        is_call = bool(parenthesis) or (word in CALLED_BARE and word not in columns)
+        if word == "select":
+            problem = "cannot ask other tables"
+            hint = f"It is Spark SQL over the columns of {base.short_name}; for more write a derived table."
+        elif word == CURRENT_RECIPIENT:
+            problem = "cannot know who reads it"
+            hint = "Name the column in perRecipient, with the recipients' property that it is compared with."
+        elif word in CHANGING and is_call:
+            problem = f"calls {word}, which changes by itself"
+            hint = (
+                "A view shows a row for as long as the table has it; write a derived table for anything else."
+            )
+        else:
+            continue
+        faults.add(at, f"{name} of a view {problem}", hint)
+        return
+
+
+ENGINE = "greatExpectations"
+
+
+def _build_rules(
+    table_name: str,
+    table: odcs.SchemaObject,
+    columns: Sequence[Column],
+    at: Location,
+    faults: Faults,
+    *,
+    implies: bool,
+) -> Iterator[Rule]:
+    """Yields the rules of a table: those that its columns imply, if `implies`, and those that are written."""
+    implied = tuple(_implied_rules(table_name, columns)) if implies else ()
+    origins = {rule.name: "required, unique and primaryKey" for rule in implied}
+    yield from implied
+    names = {column.name for column in columns}
+    qualities: list[tuple[Location, odcs.Quality, str | None]] = [
+        ([*at, "quality", index], quality, None) for index, quality in enumerate(table.quality)
+    ]
+    for number, entry in enumerate(table.properties):
+        for index, quality in enumerate(entry.quality):
+            qualities.append(([*at, "properties", number, "quality", index], quality, entry.name))
+    for where, quality, column in qualities:
+        rule = None if quality.type == "text" else _build_rule(table_name, quality, column, where, faults)
+        if rule is None or not _is_sound_rule(rule, names, where, faults):
+            continue
+        if rule.name in origins:
+            problem = f"rule {rule.name!r} of {table_name} is made by {origins[rule.name]} already"
+            faults.add(where, problem, "Remove one of them, or give this one a `name` of its own.")
+            continue
+        origins[rule.name] = "an earlier rule"
+        yield rule
+
+
+def _implied_rules(table_name: str, columns: Sequence[Column]) -> Iterator[Rule]:
+    def rule(expectation: str, kwargs: Mapping[str, Any], scope: Scope) -> Rule:
+        return Rule(
+            model.make_rule_name(expectation, kwargs), table_name, expectation, kwargs, "error", scope
+        )
+
+    for column in columns:
+        if column.required:
+            yield rule("expect_column_values_to_not_be_null", {"column": column.name}, "delta")
+    key = [column.name for column in columns if column.primary_key]
+    singles = [column.name for column in columns if column.unique]
+    if len(key) == 1 and key[0] not in singles:
+        singles += key
+    for name in singles:
+        yield rule(model.UNIQUENESS[0], {"column": name}, "table")
+    if len(key) > 1:
+        yield rule(model.UNIQUENESS[1], {"column_list": key}, "table")
+
+
+def _build_rule(
+    table_name: str, quality: odcs.Quality, column: str | None, where: Location, faults: Faults
+) -> Rule | None:
+    if quality.type != "custom" or quality.engine != ENGINE or quality.implementation is None:
+        problem = "only rules of type custom, engine greatExpectations, with an implementation are run"
+        hint = f"Write type: custom, engine: {ENGINE}, implementation: {{type: expect_…, kwargs: {{…}}}}."
+        faults.add(where, problem, hint)
+        return None
+    expectation, kwargs = quality.implementation.type, dict(quality.implementation.arguments)
+    known = model.EXPECTATIONS.get(expectation)
+    if known is None:
+        hint = suggest(expectation, model.EXPECTATIONS)
+        faults.add([*where, "implementation", "type"], f"unknown expectation {expectation!r}", hint)
+        return None
+    if column is not None and "column" in known.arguments:
+        kwargs.setdefault("column", column)
+    extras = read_extras(odcs.RuleExtras, quality.custom_properties, where, faults)
+    return Rule(
+        name=quality.name or model.make_rule_name(expectation, kwargs),
+        table=table_name,
+        expectation=expectation,
+        kwargs=kwargs,
+        severity=quality.severity,
+        scope=extras.scope or ("table" if expectation in model.UNIQUENESS else "delta"),
+        description=" ".join(quality.description.split()),
+    )
+
+
+def _is_sound_rule(rule: Rule, columns: set[str], where: Location, faults: Faults) -> bool:
+    known = model.EXPECTATIONS[rule.expectation]
+    before = len(faults.found)
+    at = [*where, "implementation", "kwargs"]
+    for name in rule.kwargs:
+        if name not in known.arguments:
+            hint = suggest(name, known.arguments)
+            faults.add([*at, name], f"{rule.expectation} takes no argument {name!r}", hint)
+    for name, argument in known.required.items():
+        if name not in rule.kwargs:
+            faults.add(at, f"{rule.expectation} needs the argument {name!r}", f"Give {argument.expects}.")
+    for name, argument in known.arguments.items():
+        if name in rule.kwargs and not argument.accepts(rule.kwargs[name]):
+            faults.add([*at, name], f"cannot be {rule.kwargs[name]!r}", f"Give {argument.expects}.")
+    if known.one_of and not any(rule.kwargs.get(name) is not None for name in known.one_of):
+        faults.add(at, f"{rule.expectation} needs {' or '.join(known.one_of)}", "Give at least one of them.")
+    for name, column in model.list_rule_columns(known, rule.kwargs):
+        if column not in columns:
+            faults.add([*at, name], f"{rule.table} has no column {column!r}", suggest(column, columns))
+    return len(faults.found) == before
+
 
 TRANSFORMS = {
     "iceberg": {
@@ -34,32 +536,30 @@ TRANSFORMS = {
         "day": {"date", "timestamp"},
         "hour": {"timestamp"},
     },
-    "delta": {
-        "identity": {"boolean", "tinyint", "smallint", "int", "bigint", "string", "date", "decimal"},
-    },
+    "delta": {"identity": {"boolean", "tinyint", "smallint", "int", "bigint", "string", "date", "decimal"}},
 }
 
 
-def check_set(contract: SetContract, faults: Faults) -> SetContract:
-    """Judge the set as a whole; returns it with its tables in dependency order and full table names."""
+def _check_set(contract: SetContract, faults: Faults) -> SetContract:
+    """Checks the set as a whole; returns it with its tables in dependency order and full table names."""
     _check_unique([table.short_name for table in contract.tables], ["schema"], "table", faults)
     for index, table in enumerate(contract.tables):
         _check_table(contract, table, ["schema", index], faults)
     if contract.partitioning == "daily" and contract.first_partition is None:
-        faults.add(
-            "customProperties", "a daily set needs firstPartition", "Give the first day, as 2013-01-01."
-        )
+        hint = "Give the first day, as 2013-01-01."
+        faults.add("customProperties", "a daily set needs firstPartition", hint)
     elif contract.first_partition is not None and not contract.is_partition(contract.first_partition):
         hint = "Give a day as 2013-01-01 and partitioning: daily, or leave it out."
         faults.add("customProperties", f"firstPartition cannot be {contract.first_partition!r}", hint)
-    _check_unique_keys([make_share_key(entry) for entry in contract.shares], "share entry", faults)
-    _check_unique_keys(
-        [make_snowflake_key(entry) for entry in contract.snowflake], "table of Snowflake", faults
-    )
+    for entries, kind in ((contract.shares, "share entry"), (contract.snowflake, "table of Snowflake")):
+        for key, count in Counter(entry.key for entry in entries).items():
+            if count > 1:
+                hint = "Give one of them another name: {table: …, name: …}."
+                faults.add("customProperties", f"the {kind} {key} is given {count} times", hint)
     return _sort_tables(contract, faults)
 
 
-def _check_table(contract: SetContract, table: Table, at: list[str | int], faults: Faults) -> None:
+def _check_table(contract: SetContract, table: Table, at: Location, faults: Faults) -> None:
     _check_unique([column.name for column in table.columns], [*at, "properties"], "column", faults)
     _check_origin(contract, table, at, faults)
     if table.columns:
@@ -67,37 +567,36 @@ def _check_table(contract: SetContract, table: Table, at: list[str | int], fault
     for column in table.columns:
         _check_column(contract, table, column, at, faults)
     for reference in table.references:
-        _check_reference(contract, table, reference, at, faults)
+        _check_reference(contract, table, reference, [*at, "relationships"], faults)
     _check_unique([reference.name for reference in table.references], at, "reference", faults)
     if table.location is not None and table.format == "iceberg":
         faults.add(at, "location is given for an Iceberg table", "Leave it out: the catalog decides.")
-    _check_promise(table, at, faults)
+    if table.serveable_to.clients:
+        _check_promise(table, at, faults)
 
 
-def _check_origin(contract: SetContract, table: Table, at: list[str | int], faults: Faults) -> None:
+def _check_origin(contract: SetContract, table: Table, at: Location, faults: Faults) -> None:
     given = [name for name in ("source", "derive", "view") if getattr(table, name) is not None]
     if len(given) != 1:
-        faults.add(
-            [*at, "customProperties"],
-            f"table {table.short_name} has {' and '.join(given) or 'neither source nor derive nor view'}",
-            "Give the file stem of its deliveries as source, or Spark SQL as derive, or a view of another table.",
+        problem = (
+            f"table {table.short_name} has {' and '.join(given) or 'neither source nor derive nor view'}"
         )
+        hint = "Give the file stem of its deliveries as source, or Spark SQL as derive, or a view of another table."
+        faults.add([*at, "customProperties"], problem, hint)
     if table.view is not None:
         return
     known = {other.short_name for other in contract.tables if other.view is None}
     for name in table.depends_on:
         if name not in known:
             hint = suggest(name, known)
-            faults.add([*at, "customProperties"], f"derive speaks of an unknown table {{{name}}}", hint)
+            faults.add([*at, "customProperties"], f"derive names an unknown table {{{name}}}", hint)
     if table.derive is not None and not table.depends_on:
         hint = f"Write a table of the set as {{name}}; there are: {', '.join(sorted(known))}."
         faults.add([*at, "customProperties"], "derive names no table of the set", hint)
 
 
-def _check_promise(table: Table, at: list[str | int], faults: Faults) -> None:
-    if not table.serveable_to.clients:
-        return
-    # Here, because most contracts are looked at without it: it brings all that reads tables.
+def _check_promise(table: Table, at: Location, faults: Faults) -> None:
+    # Imported on use: it imports all readers of tables.
     from lakeshare_server.tables.serveability import clients_of
 
     known = clients_of(table.format)
@@ -110,105 +609,75 @@ def _check_promise(table: Table, at: list[str | int], faults: Faults) -> None:
             faults.add([*at, "customProperties"], problem, hint)
 
 
-def _check_column(
-    contract: SetContract, table: Table, column: Column, at: list[str | int], faults: Faults
-) -> None:
-    index = [other.name for other in table.columns].index(column.name)
-    here = [*at, "properties", index]
+def _check_column(contract: SetContract, table: Table, column: Column, at: Location, faults: Faults) -> None:
+    where = _locate_column(table, column.name, at)
     if table.derive is not None and (column.source or column.expression):
-        faults.add(
-            here, f"column {column.name!r} of a derived table has a source of its own", "Say it in derive."
-        )
+        problem = f"column {column.name!r} of a derived table has a source of its own"
+        faults.add(where, problem, "Give it in derive.")
     if column.source is not None and column.expression is not None:
-        faults.add(here, f"column {column.name!r} has both source and transformLogic", "Keep one of them.")
+        faults.add(where, f"column {column.name!r} has both source and transformLogic", "Keep one of them.")
     for name in column.lineage:
-        if not _is_known(contract, table, name):
+        head, _, source = name.rpartition(".")
+        try:
+            (contract.table(head) if head else table).column(source)
+        except KeyError:
             hint = "Name it as table.column, or a column of the same table."
-            faults.add([*here, "transformSourceObjects"], f"unknown column {name!r}", hint)
+            faults.add([*where, "transformSourceObjects"], f"unknown column {name!r}", hint)
 
 
-def _is_known(contract: SetContract, table: Table, name: str) -> bool:
-    head, _, column = name.rpartition(".")
-    try:
-        (contract.table(head) if head else table).column(column)
-    except KeyError:
-        return False
-    return True
+def _locate_column(table: Table, name: str, at: Location) -> Location:
+    return [*at, "properties", [column.name for column in table.columns].index(name)]
 
 
-def _check_partitions(contract: SetContract, table: Table, at: list[str | int], faults: Faults) -> None:
+def _check_partitions(contract: SetContract, table: Table, at: Location, faults: Faults) -> None:
     known = TRANSFORMS[table.format]
     for name, transform in table.partition_by:
-        index = [column.name for column in table.columns].index(name)
-        here = [*at, "properties", index]
-        kind = table.column(name).type.split("(", 1)[0]
+        where = _locate_column(table, name, at)
+        kind = model.get_base_type(table.column(name).type)
         if transform not in known:
             hint = suggest(transform, known, f"A {table.format} table takes: {', '.join(known)}.")
-            faults.add(here, f"partitionTransform {transform!r} is not known for {table.format}", hint)
+            faults.add(where, f"partitionTransform {transform!r} is not known for {table.format}", hint)
         elif kind not in known[transform]:
             hint = f"{transform} takes: {', '.join(sorted(known[transform]))}."
-            faults.add(here, f"a column of type {kind} cannot be partitioned by {transform}", hint)
-    if contract.partitioning == "daily" and not _is_by_day(table):
-        faults.add(
-            [*at, "properties"],
-            f"the set is daily, but {table.short_name} is not partitioned by its day first",
-            "Mark a column of type date as partitioned, with partitionKeyPosition 1."
-            if table.view is None
-            else f"Put the day of {table.view.of} into the columns of the view.",
-        )
-
-
-def _is_by_day(table: Table) -> bool:
-    if not table.partition_by:
-        return False
-    name, transform = table.partition_by[0]
-    return table.column(name).type == "date" and transform in ("identity", "day")
+            faults.add(where, f"a column of type {kind} cannot be partitioned by {transform}", hint)
+    is_by_day = bool(table.partition_by) and (
+        table.column(table.partition_by[0][0]).type == "date"
+        and table.partition_by[0][1] in ("identity", "day")
+    )
+    if contract.partitioning == "daily" and not is_by_day:
+        hint = "Mark a column of type date as partitioned, with partitionKeyPosition 1."
+        if table.view is not None:
+            hint = f"Put the day of {table.view.of} into the columns of the view."
+        problem = f"the set is daily, but {table.short_name} is not partitioned by its day first"
+        faults.add([*at, "properties"], problem, hint)
 
 
 def _check_reference(
-    contract: SetContract, table: Table, reference: Reference, at: list[str | int], faults: Faults
+    contract: SetContract, table: Table, reference: Reference, at: Location, faults: Faults
 ) -> None:
-    here = [*at, "relationships"]
-    for name in reference.columns:
-        if name not in {column.name for column in table.columns}:
-            hint = suggest(name, [column.name for column in table.columns])
-            faults.add(here, f"{table.short_name} has no column {name!r}", hint)
+    _check_columns(table, reference.columns, at, faults)
     try:
         target = contract.table(reference.to_table)
     except KeyError:
         hint = suggest(reference.to_table, [other.short_name for other in contract.tables])
-        faults.add(here, f"the set has no table {reference.to_table!r}", hint)
-        return
-    for name in reference.to_columns:
-        if name not in {column.name for column in target.columns}:
-            hint = suggest(name, [column.name for column in target.columns])
-            faults.add(here, f"{target.short_name} has no column {name!r}", hint)
+        faults.add(at, f"the set has no table {reference.to_table!r}", hint)
+    else:
+        _check_columns(target, reference.to_columns, at, faults)
 
 
-def _check_unique_keys(keys: Sequence[tuple[str, ...]], kind: str, faults: Faults) -> None:
-    for key, count in Counter(keys).items():
-        if count > 1:
-            hint = "Give one of them another name: {table: …, name: …}."
-            faults.add("customProperties", f"the {kind} {'.'.join(key)} is given {count} times", hint)
-
-
-def make_share_key(entry: ShareEntry) -> tuple[str, str, str]:
-    """What a recipient calls the table; the protocol's names ignore case."""
-    return entry.share.lower(), entry.schema.lower(), entry.name.lower()
-
-
-def make_snowflake_key(entry: SnowflakeEntry) -> tuple[str, str, str]:
-    """Which table of Snowflake is meant; names like these ignore case there."""
-    return entry.database.lower(), entry.schema.lower(), entry.name.lower()
+def _check_columns(table: Table, names: Iterable[str], at: Location, faults: Faults) -> None:
+    known = {column.name for column in table.columns}
+    for name in names:
+        if name not in known:
+            faults.add(at, f"{table.short_name} has no column {name!r}", suggest(name, known))
 
 
 def _check_unique(names: Iterable[str], at: Location, kind: str, faults: Faults) -> None:
     # Spark, Delta and the protocol ignore case in names.
     for name, count in Counter(name.lower() for name in names).items():
         if count > 1:
-            faults.add(
-                at, f"the {kind} {name!r} is given {count} times", "Names must differ in more than case."
-            )
+            hint = "Names must differ in more than case."
+            faults.add(at, f"the {kind} {name!r} is given {count} times", hint)
 
 
 def _sort_tables(contract: SetContract, faults: Faults) -> SetContract:
@@ -222,83 +691,24 @@ def _sort_tables(contract: SetContract, faults: Faults) -> SetContract:
         circle = " → ".join(error.args[1])
         faults.add("schema", f"tables derive from each other in a circle: {circle}", "Break the circle.")
         return contract
-    ordered: list[str] = []
+    ordered: list[Table] = []
     while sorter.is_active():
         free = set(sorter.get_ready())
-        ready = [table.short_name for table in contract.tables if table.short_name in free]
-        ordered += ready
-        sorter.done(*ready)
-    return dataclasses.replace(
-        contract, tables=tuple(_full_names(by_name, by_name[name]) for name in ordered)
-    )
+        ordered += [table for table in contract.tables if table.short_name in free]
+        sorter.done(*free)
 
-
-def _full_names(by_name: dict[str, Table], table: Table) -> Table:
     def full(name: str) -> str:
         return by_name[name].name if name in by_name else name
 
-    references = tuple(dataclasses.replace(r, to_table=full(r.to_table)) for r in table.references)
-    depends_on = tuple(full(name) for name in table.depends_on)
-    view = table.view and dataclasses.replace(table.view, of=full(table.view.of))
-    return dataclasses.replace(table, references=references, depends_on=depends_on, view=view)
-
-
-PACKAGED = Path(__file__).parent
-
-
-def load_contract(path: Path) -> SetContract:
-    """The contract in a file.
-
-    Raises:
-        ContractError: for the first thing wrong with it; its `also` holds all the others.
-    """
-    values = read_yaml(path)
-    faults = Faults(path)
-    try:
-        document = Document.model_validate(values)
-    except ValidationError as error:
-        faults.add_invalid(error)
-        faults.require_none()
-        raise
-    contract = build_set(document, compute_digest(values), path, faults)
-    contract = check_set(contract, faults)
-    faults.require_none()
-    return contract
-
-
-def load_contracts(folder: Path | None = None) -> tuple[SetContract, ...]:
-    """The contracts of a folder, by file name; without a folder, the sets that ship with the package.
-
-    Raises:
-        ContractError: a file is wrong, the folder has none, or two files claim the same name.
-    """
-    folder = PACKAGED if folder is None else folder
-    paths = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")], key=lambda path: path.name)
-    if not paths:
-        hint = "Put contract YAML files there, or set LAKESHARE_CONTRACTS_DIR to where they are."
-        raise ContractError(
-            folder, "the folder", "holds no contract" if folder.is_dir() else "does not exist", hint
-        )
-    contracts = tuple(load_contract(path) for path in paths)
-    _refuse_shared_names(contracts)
-    return contracts
-
-
-def _refuse_shared_names(contracts: tuple[SetContract, ...]) -> None:
-    taken: dict[tuple[str, ...], SetContract] = {}
-    for contract in contracts:
-        claims = [("set", contract.name.lower())]
-        claims += [("table", table.name.lower()) for table in contract.tables]
-        claims += [("share entry", ".".join(make_share_key(entry))) for entry in contract.shares]
-        claims += [
-            ("table of Snowflake", ".".join(make_snowflake_key(entry))) for entry in contract.snowflake
-        ]
-        for kind, name in claims:
-            other = taken.setdefault((kind, name), contract)
-            if other is not contract:
-                raise ContractError(
-                    contract.path,
-                    "name",
-                    f"the {kind} {name!r} is {other.path.name}'s already",
-                    "Rename one of them.",
-                )
+    return replace(
+        contract,
+        tables=tuple(
+            replace(
+                table,
+                references=tuple(replace(ref, to_table=full(ref.to_table)) for ref in table.references),
+                depends_on=tuple(full(name) for name in table.depends_on),
+                view=table.view and replace(table.view, of=full(table.view.of)),
+            )
+            for table in ordered
+        ),
+    )

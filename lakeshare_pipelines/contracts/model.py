@@ -1,15 +1,13 @@
-"""What a contract says, as the pipelines use it: sets, tables, columns, rules, references, shares.
-
-The YAML is read in `document.py`, judged in `checks.py` and turned into these records in `loader.py`.
-"""
+"""A contract as the pipelines use it: sets, tables, columns, rules, references, shares; types and expectations."""
 
 import datetime as dt
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 Severity = Literal["error", "warning"]
@@ -18,10 +16,10 @@ Scope = Literal["delta", "table"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `type` is Spark's own short spelling: `int`, `string`, `decimal(10,2)`.
+    """A column; `type` is Spark's short spelling: `int`, `string`, `decimal(10,2)`.
 
-    `source` is the column's name in the delivered file when it differs; `expression` is Spark SQL over the other
-    columns for one that no file holds; `lineage` names what a derived column comes from, as `table.column`.
+    `source` is the column's name in the delivered file if it differs; `expression` is Spark SQL over the other columns
+    for a computed column; `lineage` names the sources of a derived column, as `table.column`.
     """
 
     name: str
@@ -43,7 +41,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Rule:
-    """One expectation. Scope `delta` judges the rows of a run, `table` the table as it stands after it."""
+    """An expectation. Scope `delta` applies to the rows of a run, `table` to the whole table after the run."""
 
     name: str
     table: str
@@ -56,7 +54,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Reference:
-    """Each non-null combination of `columns` in `table` exists as `to_columns` in `to_table`, after the run."""
+    """A foreign key: non-null values of `columns` exist as `to_columns` in `to_table` after the run."""
 
     name: str
     table: str
@@ -69,7 +67,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Drift:
-    """How far the table's row count may move in one run, against main; None: any far."""
+    """The largest change of a table's row count in one run, against main; None is unlimited."""
 
     max_shrink_fraction: float | None = None
     max_growth_fraction: float | None = None
@@ -78,8 +76,6 @@ class Drift:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the delivered text files are to be understood; Parquet speaks for itself."""
-
     null_values: tuple[str, ...] = ("",)
     delimiter: str = ","
     multiline: bool = False
@@ -87,9 +83,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class Promise:
-    """Clients that are to read every publication of a table, by their ids of `lakeshare_server.tables.serveability`.
+    """Clients that must be able to read every publication, by their ids of `lakeshare_server.tables.serveability`.
 
-    `severity` is of the check that they can; with `rewrite` the staged table is rewritten where they could not.
+    `severity` is that of the check; with `rewrite` the staged table is rewritten for clients that could not read it.
     """
 
     clients: tuple[str, ...] = ()
@@ -99,10 +95,10 @@ class Promise:
 
 @dataclass(frozen=True)
 class PerRecipient:
-    """The partition column of a view that tells whose a row is; rows without a value in it are nobody's.
+    """The partition column of a view that assigns rows to recipients; null assigns a row to none.
 
-    `value` is Spark SQL over the table's columns, for a column that the table does not have; an array of values gives
-    the row to each. With `recipient_property` each recipient reads the rows that hold its own value of that property.
+    `value` is Spark SQL over the table's columns, for a column that the table lacks; an array assigns the row to
+    several recipients. With `recipient_property` a recipient reads the rows that hold its own value of that property.
     """
 
     column: str
@@ -111,14 +107,13 @@ class PerRecipient:
 
     @property
     def rule(self) -> str | None:
-        """What restricts every recipient of the view."""
         name = self.recipient_property
         return None if name is None else f"{self.column} = current_recipient('{name}')"
 
 
 @dataclass(frozen=True)
 class View:
-    """Columns, and the rows a Spark SQL predicate is true for, of one table of the set."""
+    """Columns of one table of the set, and the rows that satisfy a Spark SQL predicate."""
 
     of: str
     columns: tuple[str, ...]
@@ -127,7 +122,7 @@ class View:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that decides which rows the view has; whose they are is decided by its rule."""
+        """SHA-256 of the fields that decide the view's rows; the rule that restricts recipients is left out."""
         fields = asdict(self)
         if self.per_recipient is not None:
             fields["per_recipient"].pop("recipient_property")
@@ -136,7 +131,7 @@ class View:
 
 @dataclass(frozen=True)
 class Table:
-    """One table: of a `source` (file stem or glob in the delivery), or a `derive` (Spark SQL), or a `view`."""
+    """A table with a `source` (file stem or glob in the delivery), a `derive` (Spark SQL) or a `view`."""
 
     name: str
     format: Literal["iceberg", "delta"]
@@ -158,21 +153,19 @@ class Table:
 
     @property
     def short_name(self) -> str:
-        """Name without its namespace; what `{…}` stands for in `derive`."""
+        """Name without its namespace; used as `{…}` in `derive`."""
         return self.name.rsplit(".", 1)[-1]
 
     @property
     def namespace(self) -> str:
-        """Name up to the last dot."""
         return self.name.rsplit(".", 1)[0]
 
     @property
     def primary_key(self) -> tuple[str, ...]:
-        """Columns of the primary key; empty when there is none."""
         return tuple(column.name for column in self.columns if column.primary_key)
 
     def column(self, name: str) -> Column:
-        """The column of that name.
+        """Returns the column `name`.
 
         Raises:
             KeyError: there is none.
@@ -192,6 +185,11 @@ class ShareEntry:
     name: str
     table: str
 
+    @property
+    def key(self) -> str:
+        """The shared name; the protocol's names ignore case."""
+        return f"{self.share}.{self.schema}.{self.name}".lower()
+
 
 @dataclass(frozen=True)
 class SnowflakeEntry:
@@ -202,10 +200,15 @@ class SnowflakeEntry:
     name: str
     table: str
 
+    @property
+    def key(self) -> str:
+        """Snowflake's name; unquoted names ignore case."""
+        return f"{self.database}.{self.schema}.{self.name}".lower()
+
 
 @dataclass(frozen=True)
 class SetContract:
-    """Tables that are published together, each after the ones it depends on."""
+    """Tables that are published together, each after those that it depends on."""
 
     name: str
     version: str
@@ -221,10 +224,10 @@ class SetContract:
     snowflake: tuple[SnowflakeEntry, ...] = ()
 
     def table(self, name: str) -> Table:
-        """A table by its lake name or its short name.
+        """Returns a table by its lake name or its short name.
 
         Raises:
-            KeyError: the set has none of that name.
+            KeyError: the set has none.
         """
         for table in self.tables:
             if name in (table.name, table.short_name):
@@ -241,6 +244,154 @@ class SetContract:
             return False
         # fromisoformat also takes 20130101 and 2013-W01-1, which would be second names of a day.
         return day.isoformat() == key and (self.first_partition is None or key >= self.first_partition)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of an expectation: a test, its description, and whether it names columns of the table."""
+
+    accepts: Callable[[Any], bool]
+    expects: str
+    names_columns: bool = False
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The arguments of an expectation type; at least one of `one_of` is required."""
+
+    required: Mapping[str, Argument]
+    optional: Mapping[str, Argument]
+    one_of: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> Mapping[str, Argument]:
+        return {**self.required, **self.optional}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+
+
+COLUMN = Argument(lambda v: isinstance(v, str), "the name of a column", names_columns=True)
+COLUMNS = Argument(lambda v: _is_texts(v) and len(v) > 1, "a list of two or more columns", names_columns=True)
+COLUMN_LIST = Argument(_is_texts, "a list of columns", names_columns=True)
+BOUND = Argument(
+    lambda v: _is_number(v) or isinstance(v, str) or hasattr(v, "isoformat"), "a number or a date"
+)
+NUMBER = Argument(_is_number, "a number")
+COUNT = Argument(
+    lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0, "a whole number from 0 up"
+)
+FRACTION = Argument(lambda v: _is_number(v) and 0 <= v <= 1, "a number from 0 to 1")
+FLAG = Argument(lambda v: isinstance(v, bool), "true or false")
+TEXT = Argument(lambda v: isinstance(v, str), "a text")
+TEXTS = Argument(_is_texts, "a list of texts")
+VALUES = Argument(lambda v: isinstance(v, list) and bool(v), "a list of values")
+PAIRS = Argument(
+    lambda v: isinstance(v, list) and bool(v) and all(isinstance(p, list) and len(p) == 2 for p in v),
+    "a list of pairs",
+)
+MATCH = Argument(lambda v: v in ("any", "all"), "any or all")
+IGNORE_PAIR = Argument(
+    lambda v: v in ("both_values_are_missing", "either_value_is_missing", "neither"),
+    "both_values_are_missing, either_value_is_missing or neither",
+)
+IGNORE_ROW = Argument(
+    lambda v: v in ("all_values_are_missing", "any_value_is_missing", "never"),
+    "all_values_are_missing, any_value_is_missing or never",
+)
+
+_BOUNDS = {"min_value": BOUND, "max_value": BOUND}
+_STRICT = {"strict_min": FLAG, "strict_max": FLAG}
+_MOSTLY = {"mostly": FRACTION}
+
+
+def _values(required: Mapping[str, Argument] | None = None, **optional: Argument) -> Expectation:
+    return Expectation({"column": COLUMN, **(required or {})}, {**_MOSTLY, **optional})
+
+
+def _between(bound: Argument = BOUND, *, per_value: bool = False) -> Expectation:
+    optional = {"min_value": bound, "max_value": bound, **_STRICT, **(_MOSTLY if per_value else {})}
+    return Expectation({"column": COLUMN}, optional, one_of=("min_value", "max_value"))
+
+
+def _distinct() -> Expectation:
+    return Expectation({"column": COLUMN, "value_set": VALUES}, {})
+
+
+def _pair(required: Mapping[str, Argument] | None = None, **optional: Argument) -> Expectation:
+    columns = {"column_A": COLUMN, "column_B": COLUMN}
+    return Expectation({**columns, **(required or {})}, {**_MOSTLY, "ignore_row_if": IGNORE_PAIR, **optional})
+
+
+EXPECTATIONS: Mapping[str, Expectation] = MappingProxyType(
+    {
+        "expect_column_values_to_not_be_null": _values(),
+        "expect_column_values_to_be_null": _values(),
+        "expect_column_values_to_be_unique": _values(),
+        "expect_column_values_to_be_in_set": _values({"value_set": VALUES}),
+        "expect_column_values_to_not_be_in_set": _values({"value_set": VALUES}),
+        "expect_column_values_to_be_between": _between(per_value=True),
+        "expect_column_value_lengths_to_be_between": _between(COUNT, per_value=True),
+        "expect_column_value_lengths_to_equal": _values({"value": COUNT}),
+        "expect_column_values_to_match_regex": _values({"regex": TEXT}),
+        "expect_column_values_to_not_match_regex": _values({"regex": TEXT}),
+        "expect_column_values_to_match_regex_list": _values({"regex_list": TEXTS}, match_on=MATCH),
+        "expect_column_min_to_be_between": _between(),
+        "expect_column_max_to_be_between": _between(),
+        "expect_column_mean_to_be_between": _between(),
+        "expect_column_median_to_be_between": _between(),
+        "expect_column_sum_to_be_between": _between(),
+        "expect_column_stdev_to_be_between": _between(NUMBER),
+        "expect_column_unique_value_count_to_be_between": _between(COUNT),
+        "expect_column_proportion_of_unique_values_to_be_between": _between(FRACTION),
+        "expect_column_proportion_of_non_null_values_to_be_between": _between(FRACTION),
+        "expect_column_distinct_values_to_be_in_set": _distinct(),
+        "expect_column_distinct_values_to_contain_set": _distinct(),
+        "expect_column_distinct_values_to_equal_set": _distinct(),
+        "expect_column_most_common_value_to_be_in_set": Expectation(
+            {"column": COLUMN, "value_set": VALUES}, {"ties_okay": FLAG}
+        ),
+        "expect_column_pair_values_a_to_be_greater_than_b": _pair(or_equal=FLAG),
+        "expect_column_pair_values_to_be_equal": _pair(),
+        "expect_column_pair_values_to_be_in_set": _pair({"value_pairs_set": PAIRS}),
+        "expect_compound_columns_to_be_unique": Expectation(
+            {"column_list": COLUMNS}, {**_MOSTLY, "ignore_row_if": IGNORE_ROW}
+        ),
+        "expect_multicolumn_sum_to_equal": Expectation(
+            {"column_list": COLUMNS, "sum_total": NUMBER}, {**_MOSTLY, "ignore_row_if": IGNORE_ROW}
+        ),
+        "expect_table_row_count_to_be_between": Expectation(
+            {}, {"min_value": COUNT, "max_value": COUNT, **_STRICT}, one_of=("min_value", "max_value")
+        ),
+        "expect_table_row_count_to_equal": Expectation({"value": COUNT}, {}),
+        "expect_table_column_count_to_equal": Expectation({"value": COUNT}, {}),
+        "expect_table_columns_to_match_set": Expectation({"column_set": COLUMN_LIST}, {"exact_match": FLAG}),
+    }
+)
+
+UNIQUENESS = ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique")
+
+
+def list_rule_columns(expectation: Expectation, kwargs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Returns the columns that a rule names, as (argument, column)."""
+    found: list[tuple[str, str]] = []
+    for name, argument in expectation.arguments.items():
+        if argument.names_columns and name in kwargs and argument.accepts(kwargs[name]):
+            value = kwargs[name]
+            found += [(name, column) for column in ([value] if isinstance(value, str) else value)]
+    return tuple(found)
+
+
+def make_rule_name(expectation: str, kwargs: Mapping[str, Any]) -> str:
+    """Returns a valid name of a Dagster check: the expectation and its columns."""
+    known = EXPECTATIONS.get(expectation)
+    columns = [column for _, column in list_rule_columns(known, kwargs)] if known else []
+    return "__".join([expectation, "_".join(columns)]) if columns else expectation
 
 
 ALIASES = {"integer": "int", "long": "bigint", "real": "float", "byte": "tinyint", "short": "smallint"}
@@ -277,7 +428,7 @@ MAX_PRECISION = 38
 
 
 def normalize_type(physical: str) -> str:
-    """Spark's short spelling of a type: `INTEGER` → `int`, `Decimal(10, 2)` → `decimal(10,2)`."""
+    """Returns Spark's short spelling of a type: `int` for `INTEGER`, `decimal(10,2)` for `Decimal(10, 2)`."""
     text = re.sub(r"\s+", "", physical.lower())
     decimal = _DECIMAL.fullmatch(text)
     if decimal:
@@ -286,15 +437,11 @@ def normalize_type(physical: str) -> str:
 
 
 def get_base_type(spark_type: str) -> str:
-    """The type without its parameters."""
     return spark_type.split("(", 1)[0]
 
 
 def can_widen(before: str, after: str) -> bool:
-    """Whether a column of one type can become one of the other without touching its values.
-
-    The promotions of Iceberg's specification, "Schema Evolution", that both types of a contract can be.
-    """
+    """Whether Iceberg can promote a column's type from `before` to `after` (specification, "Schema Evolution")."""
     if (before, after) in (("int", "bigint"), ("float", "double")):
         return True
     narrow, wide = _DECIMAL.fullmatch(before), _DECIMAL.fullmatch(after)
@@ -304,7 +451,7 @@ def can_widen(before: str, after: str) -> bool:
 
 
 def explain_wrong_type(spark_type: str, logical: str | None, table_format: str) -> str | None:
-    """Why a column cannot have this type; None when it can."""
+    """Returns why a column cannot have this type, None if it can."""
     base = get_base_type(spark_type)
     known = TYPES_OF_FORMAT[table_format]
     if base not in known:
@@ -323,24 +470,20 @@ def explain_wrong_type(spark_type: str, logical: str | None, table_format: str) 
 
 
 def describe(contract: SetContract) -> str:
-    """The set, its tables with columns and rules, and what is shared, as plain text."""
-    return "\n".join(_lines(contract)) + "\n"
+    """Returns the set, its tables with columns and rules, and its shares, as plain text."""
+    return "\n".join(_describe_set(contract)) + "\n"
 
 
-def _lines(contract: SetContract) -> Iterator[str]:
+def _describe_set(contract: SetContract) -> Iterator[str]:
+    is_daily = contract.partitioning == "daily"
     yield f"set {contract.name} {contract.version}: {contract.description}"
     yield f"  file     {contract.path}"
     yield f"  digest   {contract.digest}"
-    yield f"  owners   {', '.join(contract.owners) or 'nobody'}"
-    days = (
-        f"daily, from {contract.first_partition}"
-        if contract.partitioning == "daily"
-        else "one partition, all"
-    )
-    yield f"  arrives  {days}"
+    yield f"  owners   {', '.join(contract.owners) or 'none'}"
+    yield f"  arrives  {f'daily, from {contract.first_partition}' if is_daily else 'one partition, all'}"
     for table in contract.tables:
         yield ""
-        yield from _table_lines(table)
+        yield from _describe_table(table)
     yield ""
     for entry in contract.shares:
         yield f"shared as {entry.share}.{entry.schema}.{entry.name}: {entry.table}"
@@ -348,7 +491,7 @@ def _lines(contract: SetContract) -> Iterator[str]:
         yield f"in Snowflake as {follower.database}.{follower.schema}.{follower.name}: {follower.table}"
 
 
-def _table_lines(table: Table) -> Iterator[str]:
+def _describe_table(table: Table) -> Iterator[str]:
     origin = f"files {table.source}*" if table.source else f"derived from {', '.join(table.depends_on)}"
     if table.view is not None:
         origin = f"view of {table.view.of}"
@@ -356,27 +499,28 @@ def _table_lines(table: Table) -> Iterator[str]:
     yield f"table {table.name} ({table.format}, {origin}{', partitioned by ' + by if by else ''})"
     if table.description:
         yield f"  {table.description}"
-    yield from _view_lines(table.view)
+    yield from _describe_view(table.view)
     width = max(len(column.name) for column in table.columns)
     for column in table.columns:
-        yield f"  {column.name:{width}}  {column.type:10} {_column_words(column)}".rstrip()
+        yield f"  {column.name:{width}}  {column.type:10} {_describe_column(column)}".rstrip()
     if table.rules or table.references:
         yield "  rules"
     for rule in table.rules:
-        arguments = ", ".join(
-            f"{k}={v!r}" for k, v in rule.kwargs.items() if k not in ("column", "column_list")
-        )
-        shown = f" ({arguments})" if arguments else ""
+        kwargs = {name: value for name, value in rule.kwargs.items() if name not in ("column", "column_list")}
+        shown = f" ({', '.join(f'{name}={value!r}' for name, value in kwargs.items())})" if kwargs else ""
         yield f"    {rule.severity:7} on the {rule.scope}: {rule.name}{shown}"
     for reference in table.references:
         target = f"{reference.to_table}({', '.join(reference.to_columns)})"
         yield f"    {reference.severity:7} on the table: {', '.join(reference.columns)} exists in {target}"
     if table.serveable_to.clients:
-        yield f"  {_promise_words(table)}"
-    yield f"  at most {table.max_quarantined_fraction:.1%} of rows in quarantine{_drift_words(table.drift)}"
+        promise = table.serveable_to
+        is_rewritten = promise.rewrite and table.format == "iceberg"
+        rewritten = ", rewritten for them where needed" if is_rewritten else ""
+        yield f"  can be read by {', '.join(promise.clients)}{rewritten} ({promise.severity})"
+    yield f"  at most {table.max_quarantined_fraction:.1%} of rows in quarantine{_describe_drift(table.drift)}"
 
 
-def _view_lines(view: View | None) -> Iterator[str]:
+def _describe_view(view: View | None) -> Iterator[str]:
     if view is not None and view.where is not None:
         yield f"  rows where {' '.join(view.where.split())}"
     if view is None or view.per_recipient is None:
@@ -386,7 +530,7 @@ def _view_lines(view: View | None) -> Iterator[str]:
     yield f"  per recipient by {per.column}{value}" + (f": {per.rule}" if per.rule else "")
 
 
-def _column_words(column: Column) -> str:
+def _describe_column(column: Column) -> str:
     words = [
         "primary key" if column.primary_key else "required" if column.required else "",
         "unique" if column.unique else "",
@@ -397,17 +541,10 @@ def _column_words(column: Column) -> str:
     return "; ".join(word for word in words if word)
 
 
-def _promise_words(table: Table) -> str:
-    promise = table.serveable_to
-    is_rewritten = promise.rewrite and table.format == "iceberg"
-    rewritten = ", rewritten for them where needed" if is_rewritten else ""
-    return f"can be read by {', '.join(promise.clients)}{rewritten} ({promise.severity})"
-
-
-def _drift_words(drift: Drift) -> str:
-    words = ""
-    if drift.max_shrink_fraction is not None:
-        words += f"; may shrink by {drift.max_shrink_fraction:.0%} in a run ({drift.severity})"
-    if drift.max_growth_fraction is not None:
-        words += f"; may grow by {drift.max_growth_fraction:.0%} in a run ({drift.severity})"
-    return words
+def _describe_drift(drift: Drift) -> str:
+    limits = {"shrink": drift.max_shrink_fraction, "grow": drift.max_growth_fraction}
+    return "".join(
+        f"; may {verb} by {limit:.0%} in a run ({drift.severity})"
+        for verb, limit in limits.items()
+        if limit is not None
+    )

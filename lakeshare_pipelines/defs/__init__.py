@@ -1,4 +1,4 @@
-"""The Dagster layer: what the UI shows and starts. Thin: every decision is made in the packages it calls.
+"""The Dagster layer: assets, checks, jobs, sensors and schedules, without logic of their own.
 
-No file here may postpone annotations (`from __future__ import annotations`): Dagster reads them at run time.
+No file may postpone annotations (`from __future__ import annotations`): Dagster reads them at run time.
 """

@@ -1,6 +1,6 @@
-"""`wap_set(contract)`: the tables of a set as one graph-backed asset, write → audit → publish.
+"""Resources and alerts of a run, and `wap_set(contract)`: a set's tables as one graph asset, write → audit → publish.
 
-The tables are what is on main and in the ledger; what is staged is never an asset. See docs/adr/0001.
+The tables are the state of main and the ledger; staged state is never an asset. See docs/adr/0001.
 """
 
 import base64
@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from pydantic import PrivateAttr
 
 from lakeshare_pipelines.contracts import Column, SetContract, Table
-from lakeshare_pipelines.defs.resources import LakeResource, alert_failed_audit
 from lakeshare_pipelines.errors import BranchMoved, Conflict, DeliveriesRefused, NotAudited
 from lakeshare_pipelines.ingest import Delivery, find_deliveries
-from lakeshare_pipelines.ingest.s3_landing import fetch_deliveries
+from lakeshare_pipelines.ingest.delivery import fetch_deliveries
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.publication import (
@@ -26,34 +26,170 @@ from lakeshare_pipelines.share.publication import (
     repair,
     unchanged_run,
 )
+from lakeshare_pipelines.spark.session import make_session_conf, open_session, start_driver, stop_session
 from lakeshare_pipelines.wap.audit import ReplayFailedAudit, audit_and_save
-from lakeshare_pipelines.wap.checks import CheckSpec, list_checks
+from lakeshare_pipelines.wap.checks import list_checks
 from lakeshare_pipelines.wap.stage import drop_abandoned, reseal, stage
-from lakeshare_pipelines.wap.staged import WHOLE, Staged, Verdict, Verdicts
+from lakeshare_pipelines.wap.staged import WHOLE, Lake, Staged, Verdict, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger, Publication, open_catalog
 from lakeshare_server.catalog.audit import prune
 from lakeshare_server.errors import Unavailable
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+    from dagster_aws.s3 import S3Resource
+    from pyspark.sql import SparkSession
+
+S3_ATTEMPTS = 3
+
+
+class SparkResource:
+    """One Spark session per run: started when first used, stopped when the run ends.
+
+    Local and cluster sessions are dagster-pyspark's `LazyPySparkResource`, on a driver with the Java, jars and log file
+    of lakeshare.
+    """
+
+    def __init__(self) -> None:
+        self._session: SparkSession | None = None
+
+    def session(self) -> "SparkSession":
+        if self._session is None:
+            settings = LakeSettings()
+            if settings.spark_mode == "connect":
+                self._session = open_session(settings)
+            else:
+                # Imports pyspark: only on use, so that the definitions load quickly.
+                from dagster_pyspark import LazyPySparkResource
+
+                conf = make_session_conf(settings)
+                start_driver(settings, conf)
+                self._session = LazyPySparkResource(spark_config=conf).spark_session
+        return self._session
+
+    def stop(self) -> None:
+        if self._session is not None:
+            stop_session(self._session)
+            self._session = None
+
+
+def make_landing_store(settings: LakeSettings) -> "dict[str, S3Resource]":
+    """Returns the resource `s3` if deliveries land in S3; credentials come from AWS's default chain.
+
+    With an endpoint boto3 addresses buckets by path, unless the machine's AWS configuration sets virtual addressing.
+    """
+    if settings.landing_s3 is None:
+        return {}
+    # Takes two seconds and five hundred modules.
+    from dagster_aws.s3 import S3Resource
+
+    return {
+        "s3": S3Resource(
+            endpoint_url=settings.landing_s3_endpoint,
+            region_name=settings.landing_s3_region,
+            max_attempts=S3_ATTEMPTS,
+        )
+    }
+
+
+class LakeResource(dg.ConfigurableResource[Any]):
+    """The lake and its ledger, opened by a run when first used."""
+
+    spark: dg.ResourceDependency[SparkResource]
+    _lake: Lake | None = PrivateAttr(default=None)
+    _catalog: Catalog | None = PrivateAttr(default=None)
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["LakeResource"]:
+        """Stops Spark at the end of the run."""
+        try:
+            yield self
+        finally:
+            self.spark.stop()
+
+    def settings(self) -> LakeSettings:
+        return LakeSettings()
+
+    def lake(self) -> Lake:
+        """Returns the run's lake; Spark and Nessie start when it first needs them."""
+        if self._lake is None:
+            self._lake = Lake(self.settings(), self.spark.session)
+        return self._lake
+
+    def catalog(self) -> Catalog:
+        if self._catalog is None:
+            self._catalog = open_catalog(self.settings().catalog_url)
+        return self._catalog
+
+
+def alert_failed_audit(
+    context: dg.OpExecutionContext, settings: LakeSettings, staged: Staged, verdicts: Verdicts
+) -> None:
+    """Logs a red audit and posts it to Slack: set, partition, failed rules, staging location."""
+    rules = "\n".join(f"• {verdict.name}: {verdict.reason}" for verdict in verdicts.failed)
+    text = (
+        f"Audit of {staged.set_name} {staged.partition} failed; nothing was published.\n{rules}\n"
+        f"Kept at {staged.ref}: `lakeshare wap show {staged.ref}`"
+    )
+    send_alert(context, settings, text, context.run_id)
+
+
+def send_alert(
+    context: dg.OpExecutionContext | dg.AssetCheckExecutionContext,
+    settings: LakeSettings,
+    text: str,
+    run_id: str,
+) -> None:
+    """Logs an alert with the run's URL as an error, and posts it to Slack when a token is set.
+
+    A failure of Slack is logged as an error.
+    """
+    text = f"{text}\n{settings.dagster_url.rstrip('/')}/runs/{run_id}"
+    context.log.error(text)
+    if settings.slack_token is None:
+        return
+    from dagster_slack import SlackResource
+    from slack_sdk.errors import SlackClientError
+
+    client = SlackResource(token=settings.slack_token.get_secret_value()).get_client()
+    if settings.slack_base_url is not None:
+        client.base_url = settings.slack_base_url.rstrip("/") + "/"
+    try:
+        client.chat_postMessage(channel=settings.slack_channel, text=text)
+    except (SlackClientError, OSError):
+        context.log.exception("Slack did not take the message; check LAKESHARE_SLACK_TOKEN and _CHANNEL.")
+
 
 MAX_PLOTTED = 60
 UNCHANGED_TEXT = "this delivery is in force already; no new number was given"
 
 
 def column_metadata(contract: SetContract, table: Table) -> Mapping[str, Any]:
-    """Table name, column schema and column lineage, known before any run."""
+    """Returns table name, column schema and column lineage, which are known before any run."""
+    key = table.primary_key
+    columns = [
+        dg.TableColumn(
+            column.name,
+            column.type,
+            description=column.description,
+            constraints=dg.TableColumnConstraints(
+                nullable=not column.required, unique=column.unique or key == (column.name,)
+            ),
+            tags={"pii": ""} if column.pii else {},
+        )
+        for column in table.columns
+    ]
+    constraints = dg.TableConstraints(other=[f"PRIMARY KEY ({', '.join(key)})"]) if len(key) > 1 else None
     return {
         "dagster/table_name": table.name,
-        "dagster/column_schema": _column_schema(table),
+        "dagster/column_schema": dg.TableSchema(columns, constraints),
         "dagster/column_lineage": dg.TableColumnLineage(
-            {column.name: _sources(contract, table, column) for column in table.columns}
+            {column.name: _list_sources(contract, table, column) for column in table.columns}
         ),
     }
 
 
 def staged_metadata(staged: Staged) -> Mapping[str, Any]:
-    """Where a run's tables wait, and how many rows."""
     return {
         "lakeshare/staged_at": staged.ref,
         "lakeshare/partition": staged.partition,
@@ -65,10 +201,15 @@ def staged_metadata(staged: Staged) -> Mapping[str, Any]:
 
 
 def check_metadata(verdict: Verdict, staged: Staged) -> Mapping[str, Any]:
-    """What a rule saw, up to twenty masked rows that broke it, and where the staged set is kept."""
+    """Returns what a rule observed, up to twenty masked rows that broke it, and the staging location."""
     shown: dict[str, Any] = {"lakeshare/staged_at": staged.ref, "lakeshare/head": staged.head}
     for name, value in verdict.observed.items():
-        shown[f"observed/{name}"] = _make_metadata_value(value)
+        # Numbers and texts unchanged, rows as a table, everything else as JSON.
+        if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+            value = dg.MetadataValue.md(format_markdown_table(value))
+        elif not isinstance(value, int | float | str):
+            value = dg.MetadataValue.json(value)
+        shown[f"observed/{name}"] = value
     if verdict.samples:
         shown["lakeshare/samples"] = dg.MetadataValue.md(format_markdown_table(verdict.samples))
     if not verdict.passed:
@@ -76,17 +217,8 @@ def check_metadata(verdict: Verdict, staged: Staged) -> Mapping[str, Any]:
     return shown
 
 
-def _make_metadata_value(value: Any) -> Any:
-    """Numbers and texts as they are, rows of one kind as a table, everything else as JSON."""
-    if isinstance(value, int | float | str):
-        return value
-    if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
-        return dg.MetadataValue.md(format_markdown_table(value))
-    return dg.MetadataValue.json(value)
-
-
 def publication_metadata(catalog: Catalog, publication: Publication, run_id: str) -> Mapping[str, Any]:
-    """Number, counts, pins, and the row count over the last publications as a small picture."""
+    """Returns number, counts and pins, and a chart of the row counts of the last publications."""
     history = Ledger(catalog).history(publication.table, limit=MAX_PLOTTED)
     shown: dict[str, Any] = {
         "dagster/row_count": publication.rows,
@@ -96,9 +228,7 @@ def publication_metadata(catalog: Catalog, publication: Publication, run_id: str
         "lakeshare/size_bytes": publication.size_bytes,
         "lakeshare/index": publication.index_digest,
         "lakeshare/published_by": publication.run_id,
-        "lakeshare/rows_over_time": dg.MetadataValue.md(
-            plot_rows([entry.rows for entry in reversed(history)])
-        ),
+        "lakeshare/rows_over_time": dg.MetadataValue.md(plot_rows([entry.rows for entry in history[::-1]])),
     }
     if publication.run_id != run_id:
         shown["lakeshare/unchanged"] = UNCHANGED_TEXT
@@ -111,7 +241,7 @@ def publication_metadata(catalog: Catalog, publication: Publication, run_id: str
 
 
 def plot_rows(rows: Sequence[int], width: int = 360, height: int = 60) -> str:
-    """Row counts, oldest first, as bars in a Markdown image."""
+    """Returns row counts, oldest first, as a bar chart in a Markdown image."""
     top = max([*rows, 1])
     step = width / max(len(rows), 1)
     bars = "".join(
@@ -125,87 +255,80 @@ def plot_rows(rows: Sequence[int], width: int = 360, height: int = 60) -> str:
 
 
 def format_markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of equal keys as a Markdown table."""
     names = list(rows[0])
     lines = [" | ".join(names), " | ".join("---" for _ in names)]
     lines += [" | ".join(str(row.get(name)).replace("|", "\\|") for name in names) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def _sources(contract: SetContract, table: Table, column: Column) -> list[dg.TableColumnDep]:
+def _list_sources(contract: SetContract, table: Table, column: Column) -> list[dg.TableColumnDep]:
     if table.source is not None:
         source = column.delivered_as
-        return [] if source is None else [dg.TableColumnDep(dg.AssetKey(["landing", contract.name]), source)]
-    named = (name.rsplit(".", 1) for name in column.lineage)
-    return [
-        dg.TableColumnDep(dg.AssetKey(contract.table(of).name.split(".")), source) for of, source in named
-    ]
-
-
-def _column_schema(table: Table) -> dg.TableSchema:
-    key = table.primary_key
-    is_composite = len(key) > 1
-    constraints = dg.TableConstraints(other=[f"PRIMARY KEY ({', '.join(key)})"]) if is_composite else None
-    return dg.TableSchema([_column(table, column) for column in table.columns], constraints)
-
-
-def _column(table: Table, column: Column) -> dg.TableColumn:
-    return dg.TableColumn(
-        column.name,
-        column.type,
-        description=column.description,
-        constraints=dg.TableColumnConstraints(
-            nullable=not column.required, unique=column.unique or table.primary_key == (column.name,)
-        ),
-        tags={"pii": ""} if column.pii else {},
-    )
+        return [] if source is None else [dg.TableColumnDep(landing_key(contract), source)]
+    names = (name.rsplit(".", 1) for name in column.lineage)
+    return [dg.TableColumnDep(table_key(contract.table(of).name), source) for of, source in names]
 
 
 def make_partitions(contract: SetContract) -> dg.DailyPartitionsDefinition | None:
-    """The partitions of a set's tables; None when it is replaced as a whole."""
+    """Returns the partitions of a set's tables; None if the set is replaced as a whole."""
     if contract.partitioning == "none":
         return None
     return dg.DailyPartitionsDefinition(start_date=str(contract.first_partition))
 
 
 def make_delivery_partitions(contract: SetContract) -> dg.DynamicPartitionsDefinition:
-    """One key per delivery that was seen: `<partition>@<digest>`, the first twelve digits of it."""
+    """Returns the dynamic partitions of deliveries, `<partition>@<first twelve digits of the digest>`."""
     return dg.DynamicPartitionsDefinition(name=f"landing_{contract.name}")
 
 
 def make_delivery_key(partition: str, digest: str) -> str:
-    """The dynamic partition key of a delivery."""
     return f"{partition}@{digest[:12]}"
 
 
 def get_partitions_of_run(context: dg.OpExecutionContext) -> tuple[str, ...]:
-    """The partitions a run writes: one day, every day of a range, or the whole set."""
+    """Returns the partitions a run writes: one day, every day of a range, or the whole set."""
     return tuple(context.partition_keys) if context.has_partitions else WHOLE
 
 
 JUDGED = "judged"
 UNCHANGED = "unchanged"
-"""Key of the record of a run whose deliveries are in force already: nothing is written, judged or published."""
+"""Key of the record of a run whose deliveries are in force already: nothing is written, audited or published."""
 RETRIES, RETRY_S = 3, 10.0
-"""How often a step is tried again when the database or a store does not answer, and after how many seconds."""
+"""How often a step is retried when the database or a store does not respond, and after how many seconds."""
 SEVERITY = {"error": dg.AssetCheckSeverity.ERROR, "warning": dg.AssetCheckSeverity.WARN}
 
 
 def table_key(table: str) -> dg.AssetKey:
-    """`flights.departures` as an asset key: `flights/departures`."""
+    """Returns the asset key of a table: `flights/departures` for `flights.departures`."""
     return dg.AssetKey(table.split("."))
 
 
 def landing_key(contract: SetContract) -> dg.AssetKey:
-    """The external asset of a set's deliveries."""
     return dg.AssetKey(["landing", contract.name])
 
 
 def wap_set(contract: SetContract) -> dg.AssetsDefinition:
-    """The set's asset: nothing of it can be selected alone, published alone, or published unaudited."""
-    checks = [_spec(check) for check in list_checks(contract)]
+    """Returns the set's asset; its tables cannot be selected, published or left unaudited individually."""
+    checks = [
+        dg.AssetCheckSpec(
+            check.name, asset=table_key(check.table), blocking=True, description=check.description
+        )
+        for check in list_checks(contract)
+    ]
     write, audit, publish = _write(contract), _audit(contract, checks), _publish(contract)
-    outputs = {_output(table): _asset_out(contract, table) for table in contract.tables}
+    outputs = {
+        _output(table): dg.AssetOut(
+            key=table_key(table.name),
+            dagster_type=dg.Nothing,
+            description=table.description,
+            kinds={"spark", table.format, *(["view"] if table.view else [])},
+            owners=list(contract.owners),
+            tags={"domain": contract.domain} if contract.domain else None,
+            metadata=column_metadata(contract, table),
+            code_version=contract.digest[:12],
+        )
+        for table in contract.tables
+    }
 
     @dg.graph_multi_asset(
         name=f"{contract.name}_set",
@@ -219,9 +342,8 @@ def wap_set(contract: SetContract) -> dg.AssetsDefinition:
     )
     def wap_graph(delivery: Any) -> dict[str, Any]:  # Dagster's handles have no public type
         judgement = audit(write(delivery))
-        verdicts = {
-            spec.get_python_identifier(): getattr(judgement, spec.get_python_identifier()) for spec in checks
-        }
+        names = [spec.get_python_identifier() for spec in checks]
+        verdicts = {name: getattr(judgement, name) for name in names}
         published = publish(getattr(judgement, JUDGED), gate=list(verdicts.values()))
         tables = published if isinstance(published, tuple) else (published,)
         return dict(zip(outputs, tables, strict=True)) | verdicts
@@ -230,7 +352,7 @@ def wap_set(contract: SetContract) -> dg.AssetsDefinition:
 
 
 def publish_job(contract: SetContract) -> "UnresolvedAssetJobDefinition":
-    """`publish_<set>`: the set's asset as a job, for the UI's launchpad, the sensor and CI."""
+    """Returns `publish_<set>`: the set's asset as a job, for the UI's launchpad, the sensor and CI."""
     keys = [table_key(table.name) for table in contract.tables]
     return dg.define_asset_job(
         f"publish_{contract.name}",
@@ -242,7 +364,7 @@ def publish_job(contract: SetContract) -> "UnresolvedAssetJobDefinition":
 def _write(contract: SetContract) -> dg.OpDefinition:
     @dg.op(
         name=f"{contract.name}_write",
-        description="Read the deliveries into the set's tables on a branch of their own, readable by promised clients.",
+        description="Read the deliveries into the set's tables on their own branch, readable by the promised clients.",
         ins={"delivery": dg.In(dg.Nothing)},
         out=dg.Out(dict),
         pool=_pool(contract),
@@ -267,7 +389,7 @@ def _write(contract: SetContract) -> dg.OpDefinition:
 def _audit(contract: SetContract, specs: list[dg.AssetCheckSpec]) -> dg.OpDefinition:
     @dg.op(
         name=f"{contract.name}_audit",
-        description="Judge what was written; one verdict per rule, red ones stop here.",
+        description="Audit the staged tables; one verdict per rule, a red one stops the run.",
         out={JUDGED: dg.Out(dict, is_required=False)}
         | {spec.get_python_identifier(): dg.Out(is_required=False) for spec in specs},
         pool=_pool(contract),
@@ -275,7 +397,17 @@ def _audit(contract: SetContract, specs: list[dg.AssetCheckSpec]) -> dg.OpDefini
     def audit(context: dg.OpExecutionContext, written: dict[str, Any], lake: LakeResource) -> Iterator[Any]:
         if UNCHANGED in written:
             unchanged = UnchangedRun.from_record(written[UNCHANGED])
-            yield from (_unchanged_result(check, unchanged) for check in list_checks(contract))
+            for check in list_checks(contract):
+                has_passed = f"{check.table}: {check.name}" not in unchanged.failed_checks
+                yield dg.AssetCheckResult(
+                    asset_key=table_key(check.table),
+                    check_name=check.name,
+                    passed=has_passed,
+                    # A check that failed and was published with is a warning.
+                    severity=SEVERITY[check.severity] if has_passed else dg.AssetCheckSeverity.WARN,
+                    description=check.description,
+                    metadata={"lakeshare/unchanged": UNCHANGED_TEXT},
+                )
             yield dg.Output(written, JUDGED)
             return
         staged = reseal(lake.lake(), contract, Staged.from_record(written))
@@ -284,7 +416,14 @@ def _audit(contract: SetContract, specs: list[dg.AssetCheckSpec]) -> dg.OpDefini
             alert_failed_audit(context, lake.settings(), staged, verdicts)
         # Bare: wrapped in an Output, Dagster records no check at all and lets publish run.
         for verdict in verdicts.verdicts:
-            yield _check_result(verdict, staged)
+            yield dg.AssetCheckResult(
+                asset_key=table_key(verdict.table),
+                check_name=verdict.check,
+                passed=verdict.passed,
+                severity=SEVERITY[verdict.severity],
+                description=verdict.description,
+                metadata=check_metadata(verdict, staged),
+            )
         if verdicts.green:
             yield dg.Output({"staged": staged.as_record(), "verdicts": verdicts.as_record()}, JUDGED)
 
@@ -306,20 +445,22 @@ def _publish(contract: SetContract) -> dg.OpDefinition:
             if UNCHANGED in judgement:
                 publications = latest_publications(lake.catalog(), contract)
             else:
-                publications = _publish_and_report(context, lake, contract, *_parse_judgement(judgement))
-            shown = {
+                staged = Staged.from_record(judgement["staged"])
+                verdicts = Verdicts.from_record(judgement["verdicts"])
+                publications = _publish_and_report(context, lake, contract, staged, verdicts)
+            metadata = {
                 publication.table: publication_metadata(lake.catalog(), publication, context.run_id)
                 for publication in publications
             }
         for table in contract.tables:
-            yield dg.Output(None, _output(table), metadata=shown[table.name])
+            yield dg.Output(None, _output(table), metadata=metadata[table.name])
 
     return publish
 
 
 @contextmanager
 def _retry_on_outage() -> Iterator[None]:
-    """Have the step tried again, from its start, when the database or a store does not answer."""
+    """Retries the step from its start when the database or a store does not respond."""
     try:
         yield
     except Unavailable as error:
@@ -337,57 +478,10 @@ def _publish_and_report(
         return publish_or_replay(lake.lake(), lake.catalog(), contract, staged, verdicts)
     except (NotAudited, BranchMoved, Conflict) as refusal:
         if isinstance(refusal, ReplayFailedAudit):
-            staged = refusal.replayed  # the place that is kept; the first one is gone
+            staged = refusal.replayed  # the staging location that is kept; the first one was removed
             alert_failed_audit(context, lake.settings(), staged, refusal.verdicts)
-        # Trying again would be refused again: these are answers, not accidents.
+        # A retry would be refused again.
         raise dg.Failure(str(refusal), metadata=staged_metadata(staged), allow_retries=False) from refusal
-
-
-def _parse_judgement(judgement: Mapping[str, Any]) -> tuple[Staged, Verdicts]:
-    return Staged.from_record(judgement["staged"]), Verdicts.from_record(judgement["verdicts"])
-
-
-def _spec(check: CheckSpec) -> dg.AssetCheckSpec:
-    return dg.AssetCheckSpec(
-        check.name, asset=table_key(check.table), blocking=True, description=check.description
-    )
-
-
-def _check_result(verdict: Verdict, staged: Staged) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(
-        asset_key=table_key(verdict.table),
-        check_name=verdict.check,
-        passed=verdict.passed,
-        severity=SEVERITY[verdict.severity],
-        description=verdict.description,
-        metadata=check_metadata(verdict, staged),
-    )
-
-
-def _unchanged_result(check: CheckSpec, unchanged: UnchangedRun) -> dg.AssetCheckResult:
-    has_passed = f"{check.table}: {check.name}" not in unchanged.failed_checks
-    return dg.AssetCheckResult(
-        asset_key=table_key(check.table),
-        check_name=check.name,
-        passed=has_passed,
-        # A check that failed and was published with is a warning.
-        severity=SEVERITY[check.severity] if has_passed else dg.AssetCheckSeverity.WARN,
-        description=check.description,
-        metadata={"lakeshare/unchanged": UNCHANGED_TEXT},
-    )
-
-
-def _asset_out(contract: SetContract, table: Table) -> dg.AssetOut:
-    return dg.AssetOut(
-        key=table_key(table.name),
-        dagster_type=dg.Nothing,
-        description=table.description,
-        kinds={"spark", table.format, *(["view"] if table.view else [])},
-        owners=list(contract.owners),
-        tags={"domain": contract.domain} if contract.domain else None,
-        metadata=column_metadata(contract, table),
-        code_version=contract.digest[:12],
-    )
 
 
 def _output(table: Table) -> str:
@@ -404,28 +498,30 @@ def _pool(contract: SetContract) -> str:
 def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
     days = lake.settings().audit_retention_days
     if days is None:
-        context.log.info("audit events are kept for ever: LAKESHARE_AUDIT_RETENTION_DAYS is not set")
+        context.log.info("audit events are kept: LAKESHARE_AUDIT_RETENTION_DAYS is not set")
         return
     pruned = prune(lake.catalog(), datetime.now(UTC) - timedelta(days=days), "janitor")
     context.log.info(f"removed {pruned.events} audit events of more than {days} days ago")
 
 
 def maintenance_definitions(contracts: Sequence[SetContract]) -> dg.Definitions:
-    """The janitor's job and its nightly schedule."""
+    """Returns the janitor's job and its nightly schedule."""
 
-    @dg.op(description="Write ledger entries that crashed runs still owe.")
+    @dg.op(description="Complete publications that crashed runs left unfinished.")
     def repair_ledger(context: dg.OpExecutionContext, lake: LakeResource) -> int:
         repaired = 0
         for contract in contracts:
             repaired += len(repair(lake.lake(), lake.catalog(), contract, lake.settings().lock_wait_s))
-        context.log.info(f"{repaired} publications were owed and are written now")
+        context.log.info(f"completed {repaired} unfinished publications")
         return repaired
 
-    @dg.op(description="Drop staging places older than LAKESHARE_BRANCH_DAYS.")
+    @dg.op(description="Drop staging locations older than LAKESHARE_BRANCH_DAYS.")
     def drop_abandoned_places(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
         dropped = drop_abandoned(lake.lake(), contracts)
-        refs = ", ".join(place.ref for place in dropped) or "none"
-        context.log.info(f"dropped {len(dropped)} staging places: {refs} ({repaired} repaired before)")
+        refs = ", ".join(location.ref for location in dropped) or "none"
+        context.log.info(
+            f"dropped {len(dropped)} staging locations: {refs} ({repaired} publications repaired before)"
+        )
 
     @dg.op(description="Remove change files older than LAKESHARE_BRANCH_DAYS that no publication names.")
     def drop_abandoned_changes(context: dg.OpExecutionContext, repaired: int, lake: LakeResource) -> None:
@@ -438,7 +534,7 @@ def maintenance_definitions(contracts: Sequence[SetContract]) -> dg.Definitions:
             )
 
     @dg.job(
-        description="Repairs the ledger, then removes abandoned staging places and files, and old events."
+        description="Repairs the ledger, then removes abandoned staging locations and files, and old events."
     )
     def janitor() -> None:
         repaired = repair_ledger()
@@ -459,7 +555,6 @@ INTERVAL_S = 30
 
 
 def landing_asset(contract: SetContract) -> dg.AssetSpec:
-    """What others deliver: lakeshare only observes it."""
     return dg.AssetSpec(
         landing_key(contract),
         description=f"Deliveries for set {contract.name}; one key per content that arrived.",
@@ -471,16 +566,16 @@ def landing_asset(contract: SetContract) -> dg.AssetSpec:
 
 
 def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.SensorDefinition:
-    """Reports complete deliveries in stable order and requests a run for each content not in force yet.
+    """Returns the sensor that reports complete deliveries in order and requests a run for each new content.
 
-    With `from_s3` it first fetches what has landed in S3, by the resource `s3`.
+    With `from_s3` it first fetches deliveries from S3, with the resource `s3`.
     """
-    tables = [table_key(table.name) for table in contract.tables]
+    partitions = make_delivery_partitions(contract)
 
     @dg.sensor(
         name=f"landing_{contract.name}",
         description=f"Watches the landing folder of {contract.name}.",
-        asset_selection=tables,
+        asset_selection=[table_key(table.name) for table in contract.tables],
         minimum_interval_seconds=INTERVAL_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={"s3"} if from_s3 else None,
@@ -488,21 +583,34 @@ def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.Sensor
     def landing(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         settings = LakeSettings()
         refused = _fetch_deliveries(context, settings, contract) if from_s3 else ""
-        known = set(context.instance.get_dynamic_partitions(make_delivery_partitions(contract).name or ""))
-        complete = [found for found in find_deliveries(settings, contract) if found.complete]
-        fresh = [found for found in complete if make_delivery_key(found.partition, found.digest) not in known]
+        known = set(context.instance.get_dynamic_partitions(partitions.name or ""))
+        complete = [delivery for delivery in find_deliveries(settings, contract) if delivery.complete]
+        keys = {make_delivery_key(delivery.partition, delivery.digest): delivery for delivery in complete}
+        fresh = {key: delivery for key, delivery in keys.items() if key not in known}
         if not fresh:
             return dg.SkipReason(f"{len(complete)} complete deliveries, none of them new. {refused}".rstrip())
-        shown = deliveries_in_force(Ledger(open_catalog(settings.catalog_url)), contract)
-        wanted = [found for found in fresh if shown.get(found.partition, ("",))[0] != found.digest]
+        in_force = deliveries_in_force(Ledger(open_catalog(settings.catalog_url)), contract)
         return dg.SensorResult(
-            asset_events=[_make_materialization(contract, found) for found in fresh],
-            dynamic_partitions_requests=[
-                make_delivery_partitions(contract).build_add_request(
-                    [make_delivery_key(found.partition, found.digest) for found in fresh]
+            asset_events=[
+                dg.AssetMaterialization(
+                    landing_key(contract),
+                    partition=key,
+                    metadata={
+                        "lakeshare/digest": delivery.digest,
+                        "lakeshare/files": len(delivery.files),
+                        "dagster/uri": dg.MetadataValue.path(str(delivery.path)),
+                        "lakeshare/arrived": dg.MetadataValue.timestamp(delivery.arrived_at),
+                    },
                 )
+                for key, delivery in fresh.items()
             ],
-            run_requests=_make_run_requests(context, contract, wanted),
+            dynamic_partitions_requests=[partitions.build_add_request(list(fresh))],
+            run_requests=[
+                request
+                for key, delivery in fresh.items()
+                if in_force.get(delivery.partition, ("",))[0] != delivery.digest
+                and (request := _make_run_request(context, contract, key, delivery)) is not None
+            ],
         )
 
     return landing
@@ -511,9 +619,9 @@ def landing_sensor(contract: SetContract, *, from_s3: bool = False) -> dg.Sensor
 def _fetch_deliveries(
     context: dg.SensorEvaluationContext, settings: LakeSettings, contract: SetContract
 ) -> str:
-    """Fetch what has landed; returns why some of it is refused, which must not keep the rest from its runs."""
+    """Fetches new deliveries from S3; returns why some are refused, which must not prevent the other runs."""
     try:
-        # Dagster hands out an S3Resource as its client.
+        # Dagster provides an S3Resource as its client.
         fetched = fetch_deliveries(context.resources.s3, settings, contract)
     except DeliveriesRefused as refused:
         context.log.warning(str(refused))
@@ -523,36 +631,18 @@ def _fetch_deliveries(
     return ""
 
 
-def _make_run_requests(
-    context: dg.SensorEvaluationContext, contract: SetContract, wanted: Sequence[Delivery]
-) -> list[dg.RunRequest]:
+def _make_run_request(
+    context: dg.SensorEvaluationContext, contract: SetContract, key: str, delivery: Delivery
+) -> dg.RunRequest | None:
     days = make_partitions(contract)
-    requests = []
-    for found in wanted:
-        if days is not None and not days.has_partition_key(found.partition):
-            context.log.error(
-                f"delivery {contract.name}/{found.partition} is no day from {contract.first_partition} to "
-                "yesterday; rename its folder, or move the contract's first partition."
-            )
-            continue
-        requests.append(
-            dg.RunRequest(
-                run_key=f"{contract.name}:{found.partition}:{found.digest}",
-                partition_key=None if days is None else found.partition,
-                tags={"lakeshare/delivery": make_delivery_key(found.partition, found.digest)},
-            )
+    if days is not None and not days.has_partition_key(delivery.partition):
+        context.log.error(
+            f"delivery {contract.name}/{delivery.partition} is no day from {contract.first_partition} to "
+            "yesterday; rename its folder, or move the contract's first partition."
         )
-    return requests
-
-
-def _make_materialization(contract: SetContract, found: Delivery) -> dg.AssetMaterialization:
-    return dg.AssetMaterialization(
-        landing_key(contract),
-        partition=make_delivery_key(found.partition, found.digest),
-        metadata={
-            "lakeshare/digest": found.digest,
-            "lakeshare/files": len(found.files),
-            "dagster/uri": dg.MetadataValue.path(str(found.path)),
-            "lakeshare/arrived": dg.MetadataValue.timestamp(found.arrived_at),
-        },
+        return None
+    return dg.RunRequest(
+        run_key=f"{contract.name}:{delivery.partition}:{delivery.digest}",
+        partition_key=None if days is None else delivery.partition,
+        tags={"lakeshare/delivery": key},
     )

@@ -1,8 +1,4 @@
-"""From the landing folder to frames that match the contract.
-
-delivery.py what has arrived; landing_files.py which file belongs to which table; integrity.py whether a file can be
-read at all; frame.py reads a delivery with Spark; samples.py makes deliveries for trying things out.
-"""
+"""From the landing folder to frames that match the contract."""
 
 from lakeshare_pipelines.ingest.delivery import (
     Delivery,

@@ -1,7 +1,7 @@
-"""A delivery as frames that match the contract, with what did not fit beside them.
+"""Deliveries as frames that match the contract, with rejected rows and problems of columns.
 
-Rows that do not parse are set aside with file, line and reason; columns that are missing, unknown or of another type
-are told as problems. Neither stops the reading: the audit judges them.
+Rows that do not parse are rejected with file, line and reason; missing, unknown or mistyped columns are problems.
+Neither stops the run: the audit decides.
 """
 
 import difflib
@@ -27,6 +27,7 @@ from lakeshare_pipelines.ingest.sources import (
     read_raw,
     require_readable,
 )
+from lakeshare_pipelines.spark import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
-# Java reads 1d, 1f and 0x1p3 as numbers.
+# Java parses 1d, 1f and 0x1p3 as numbers.
 JAVA_NUMBER = r"[xX]|\d[.]?[dDfF]$"
 WHOLE = r"^([+-]?\d+)\.0*$"
 DECIMAL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 WIDEST_DECIMAL = "decimal(38,18)"
 
-# Which types of a Parquet file are the contract's type, if their values fit; all else is another type.
+# Parquet types that a contract's type accepts, if the values fit.
 COMPATIBLE_TYPES = {
     "boolean": {"boolean"},
     "string": {"string"},
@@ -53,15 +54,13 @@ COMPATIBLE_TYPES = {
 
 
 def parse_text(text: "SparkColumn", kind: str) -> "SparkColumn":
-    """Text as a value of the type; null where it is none."""
-    from pyspark.sql import functions as F
-
+    """Parses text as a value of the type; null if it is none."""
     base = get_base_type(kind)
     if base == "string":
         return text
     text = F.trim(text)
     if base in INTEGERS:
-        # Whatever held integers beside missing values as floats wrote 517 as 517.0.
+        # Tools that hold integers with missing values as floats write 517 as 517.0.
         return F.when(text.contains("."), F.regexp_replace(text, WHOLE, "$1")).otherwise(text).try_cast(kind)
     if base in ("float", "double"):
         number = text.try_cast(kind)
@@ -70,7 +69,7 @@ def parse_text(text: "SparkColumn", kind: str) -> "SparkColumn":
     if base == "decimal":
         return _exact(F.when(text.rlike(DECIMAL), text), kind)
     if base in ("date", "timestamp"):
-        # At least 2013-1-1, and a date has nothing behind it.
+        # At least 2013-1-1; a date has no time.
         is_day_first = (F.length(text) >= 8) & (F.substring(text, 5, 1) == "-")
         if base == "date":
             is_day_first &= ~text.rlike(r"[T\s]")
@@ -79,14 +78,12 @@ def parse_text(text: "SparkColumn", kind: str) -> "SparkColumn":
 
 
 def is_compatible(found: "DataType", kind: str) -> bool:
-    """Whether a Parquet column of type `found` may hold the contract's type."""
+    """Whether a Parquet column of type `found` can hold the contract's type."""
     return get_base_type(found.simpleString()) in COMPATIBLE_TYPES[get_base_type(kind)]
 
 
 def convert_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkColumn":
-    """A fitting Parquet value as the contract's type; null where it does not fit without loss."""
-    from pyspark.sql import functions as F
-
+    """Converts a Parquet value to the contract's type; null if that loses information."""
     base, before = get_base_type(kind), get_base_type(found.simpleString())
     if found.simpleString() == kind:
         return value
@@ -98,8 +95,6 @@ def convert_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkC
 
 
 def _exact(value: "SparkColumn", kind: str) -> "SparkColumn":
-    from pyspark.sql import functions as F
-
     exact = value.try_cast(kind)
     return F.when(exact.cast(WIDEST_DECIMAL) == value.try_cast(WIDEST_DECIMAL), exact)
 
@@ -109,31 +104,29 @@ _GROUP = "__lakeshare_group"
 _GIVEN = "__lakeshare_given_"
 _MISFIT = "__lakeshare_misfit_"
 SHOWN_CHARACTERS = 100
-# One value that does not parse is a bad row; from here on, if all of them do not, it is a column of another type.
+# A column of which all values fail to parse, if at least this many, is of another type.
 MIN_TYPE_MISMATCHES = 2
 
 
 def validate_rows(
     contract: SetContract, table: Table, groups: Sequence[RawRows], without: Collection[tuple[int, str]] = ()
 ) -> "DataFrame":
-    """The rows of all groups, typed, each with the reason why it cannot be taken, or null.
+    """Returns the rows of all groups, typed, each with the reason for its rejection, or null.
 
     `without` names columns, by number of their group, that are of another type and therefore left empty.
     """
     frames = [
-        _typed(table, rows, index, {name for number, name in without if number == index})
+        _convert_rows(table, rows, index, {name for number, name in without if number == index})
         for index, rows in enumerate(groups)
     ]
-    judged = reduce(lambda one, other: one.unionByName(other), frames)
-    return _refusals(contract, table, _computed(contract, table, judged))
+    typed = reduce(lambda frame, other: frame.unionByName(other), frames)
+    return _add_reasons(contract, table, _compute_columns(contract, table, typed))
 
 
 def find_type_mismatches(
     table: Table, judged: "DataFrame", groups: Sequence[RawRows]
 ) -> tuple[int, list[tuple[int, str]]]:
-    """How many rows cannot be taken, and the columns (with their group) in which not one value fits."""
-    from pyspark.sql import functions as F
-
+    """Returns the number of rejected rows, and the columns (with their group) without any valid value."""
     names = [column.name for column in table.columns if column.delivered_as]
     counts = [F.count(F.col(name)) for name in names]
     counts += [F.count_if(F.col(_MISFIT + name)) for name in names]
@@ -148,28 +141,23 @@ def find_type_mismatches(
     return sum(row[1] for row in rows_of_group), sorted(found)
 
 
-def _typed(table: Table, rows: RawRows, index: int, without: Collection[str]) -> "DataFrame":
-    from pyspark.sql import functions as F
-
+def _convert_rows(table: Table, rows: RawRows, index: int, without: Collection[str]) -> "DataFrame":
     known = {c.name: _given(c, rows) for c in table.columns if c.name not in without}
     given = {name: value for name, value in known.items() if value is not None}
     values = [
-        (_value(column, rows, given[column.name]) if column.name in given else F.lit(None))
+        (_convert(column, rows, given[column.name]) if column.name in given else F.lit(None))
         .cast(column.type)
         .alias(column.name)
         for column in table.columns
     ]
     given_columns = [value.alias(_GIVEN + name) for name, value in given.items()]
     typed = rows.frame.select(FILE, LINE, PARTITION, RAW, BAD, *values, *given_columns)
-    # A step of its own: what is used in several places below is computed once here.
+    # Values that are used several times below are computed once in this step.
     misfits = {name: F.col(_GIVEN + name).isNotNull() & F.col(name).isNull() for name in given}
     reasons = [
         F.when(misfits[column.name], _misfit(column)) for column in table.columns if column.name in misfits
     ]
-    flags = [
-        misfits.get(column.name, F.lit(False)).alias(_MISFIT + column.name)  # a literal column
-        for column in table.columns
-    ]
+    flags = [misfits.get(column.name, F.lit(False)).alias(_MISFIT + column.name) for column in table.columns]
     return typed.select(
         *(column.name for column in table.columns),
         FILE,
@@ -183,7 +171,7 @@ def _typed(table: Table, rows: RawRows, index: int, without: Collection[str]) ->
 
 
 def _given(column: Column, rows: RawRows) -> "SparkColumn | None":
-    """The value as the file has it; None when the file lacks the column or has it in another type."""
+    """Returns the delivered value; None if the file lacks the column or has it in another type."""
     name = column.delivered_as
     if name is None or name not in rows.values:
         return None
@@ -192,24 +180,21 @@ def _given(column: Column, rows: RawRows) -> "SparkColumn | None":
     return rows.values[name]
 
 
-def _value(column: Column, rows: RawRows, given: "SparkColumn") -> "SparkColumn":
+def _convert(column: Column, rows: RawRows, given: "SparkColumn") -> "SparkColumn":
     if rows.types is None:
         return parse_text(given, column.type)
     return convert_typed(given, rows.types[column.delivered_as or column.name], column.type)
 
 
 def _misfit(column: Column) -> "SparkColumn":
-    from pyspark.sql import functions as F
-
     given = F.col(_GIVEN + column.name).cast("string")
     shown = F.lit("(hidden)") if column.pii else F.substring(given, 1, SHOWN_CHARACTERS)
     return F.concat(F.lit(f"{column.name}: '"), shown, F.lit(f"' is not {column.type}"))
 
 
-def _computed(contract: SetContract, table: Table, frame: "DataFrame") -> "DataFrame":
-    """The frame with the columns that no file holds."""
+def _compute_columns(contract: SetContract, table: Table, frame: "DataFrame") -> "DataFrame":
+    """Adds the columns that no file holds."""
     from pyspark.errors import AnalysisException, ParseException
-    from pyspark.sql import functions as F
 
     for index, column in enumerate(table.columns):
         if column.expression is None:
@@ -217,21 +202,17 @@ def _computed(contract: SetContract, table: Table, frame: "DataFrame") -> "DataF
         try:
             value = F.expr(f"try_cast(({column.expression}) AS {column.type})")
             frame = frame.withColumn(column.name, value)
-            _ = frame.schema  # Spark Connect analyses no earlier
+            _ = frame.schema  # Spark Connect analyses the frame now
         except (AnalysisException, ParseException) as error:
-            raise ContractError(
-                contract.path,
-                f"{table.short_name}.properties[{index}].transformLogic",
-                str(error).splitlines()[0].rstrip("."),
-                "It is Spark SQL over the other columns of the table.",
-            ) from error
+            field = f"{table.short_name}.properties[{index}].transformLogic"
+            problem = str(error).splitlines()[0].rstrip(".")
+            hint = "It is Spark SQL over the other columns of the table."
+            raise ContractError(contract.path, field, problem, hint) from error
     return frame
 
 
-def _refusals(contract: SetContract, table: Table, frame: "DataFrame") -> "DataFrame":
-    """The frame with the final reasons: rows that do not belong into the partition of their delivery have one too."""
-    from pyspark.sql import functions as F
-
+def _add_reasons(contract: SetContract, table: Table, frame: "DataFrame") -> "DataFrame":
+    """Adds the final reasons; rows outside the partition of their delivery are rejected too."""
     reason = F.col(REASON)
     if contract.partitioning == "daily":
         name = table.partition_by[0][0]
@@ -242,17 +223,14 @@ def _refusals(contract: SetContract, table: Table, frame: "DataFrame") -> "DataF
             F.when(day.isNull(), F.lit(f"{name} is empty: the row belongs to no day")),
             F.when(day != F.col(PARTITION), strays),
         )
-    # Exploded, though it is one: a filter on it would otherwise be pushed down with all that it is made of, twice.
+    # Exploded, so that a filter on the reason is not pushed down together with its computation.
     others = [name for name in frame.columns if name != REASON]
     return frame.select(*others, F.explode(F.array(reason)).alias(REASON))
 
 
 @dataclass(frozen=True)
 class ColumnProblem:
-    """A column that is missing, unknown, given twice or of another type; `detail` is the whole sentence.
-
-    `column` is empty where the problem is of all columns together.
-    """
+    """A column that is missing, unknown, given twice or of another type; empty `column`: all columns."""
 
     column: str
     what: str
@@ -260,7 +238,7 @@ class ColumnProblem:
 
     @property
     def detail(self) -> str:
-        """`column 'carrier' is missing in 2013-01-01/departures.csv.gz and 30 more files`."""
+        """The sentence: `column 'carrier' is missing in 2013-01-01/departures.csv.gz and 30 more files`."""
         labels = sorted(file.label for file in self.files)
         more = f" and {len(labels) - 1} more files" if len(labels) > 1 else ""
         where = f" in {labels[0]}{more}" if labels else ""
@@ -268,23 +246,23 @@ class ColumnProblem:
 
 
 def find_column_problems(table: Table, rows: RawRows) -> list[ColumnProblem]:
-    """Compare the columns of a group of files with the contract's."""
-    wanted = {column.delivered_as: column for column in table.columns if column.delivered_as}
-    missing = [name for name in wanted if name not in rows.columns]
-    extra = [name for name in dict.fromkeys(rows.columns) if name not in wanted]
+    """Compares the columns of a group of files with the contract."""
+    expected = {column.delivered_as: column for column in table.columns if column.delivered_as}
+    missing = [name for name in expected if name not in rows.columns]
+    extra = [name for name in dict.fromkeys(rows.columns) if name not in expected]
     repeated = [name for name, count in Counter(rows.columns).items() if count > 1]
     found = []
     for name in missing:
         close = difflib.get_close_matches(name.lower(), [e.lower() for e in extra], n=1, cutoff=0.6)
         hint = f" (the file has {close[0]!r})" if close else ""
         found.append(ColumnProblem(name, f"is missing{hint}", rows.files))
-    if len(missing) == len(wanted) and extra and rows.files[0].format == "csv":
-        # The names may be values of the first row, which do not belong into messages.
+    if len(missing) == len(expected) and extra and rows.files[0].format == "csv":
+        # The names may be values of the first row, which may be personal data.
         what = f"none of the {len(extra)} columns is in the contract, the first line may not be a header,"
         return [*found, ColumnProblem("", what, rows.files)]
     found += [ColumnProblem(name, "is not in the contract", rows.files) for name in extra]
     found += [ColumnProblem(name, "is given twice", rows.files) for name in repeated]
-    for name, column in wanted.items():
+    for name, column in expected.items():
         kind = rows.types.get(name) if rows.types else None
         if kind is not None and not is_compatible(kind, column.type):
             found.append(ColumnProblem(name, f"is {kind.simpleString()}, not {column.type},", rows.files))
@@ -292,7 +270,7 @@ def find_column_problems(table: Table, rows: RawRows) -> list[ColumnProblem]:
 
 
 def merge_problems(problems: Iterable[ColumnProblem]) -> tuple[ColumnProblem, ...]:
-    """The same problem of several groups of files as one."""
+    """Merges the same problem of several groups of files."""
     files: dict[tuple[str, str], tuple[LandingFile, ...]] = {}
     for problem in problems:
         key = (problem.column, problem.what)
@@ -302,7 +280,7 @@ def merge_problems(problems: Iterable[ColumnProblem]) -> tuple[ColumnProblem, ..
 
 @dataclass(frozen=True)
 class TableFrame:
-    """One table of a delivery: typed rows, rows set aside (None when there are none), problems of its columns.
+    """A table of a delivery: typed rows, rejected rows (None if there are none), problems of its columns.
 
     `rejected` has the columns table, file, line, reason and raw.
     """
@@ -319,12 +297,7 @@ def read_delivery(
     deliveries: Sequence[Delivery],
     limits: ReadingLimits = ReadingLimits(),  # noqa: B008  frozen
 ) -> dict[str, TableFrame]:
-    """Read the deliveries of one run, all partitions together; a frame for each table with a source.
-
-    Raises:
-        DeliveryError: a file cannot be read at all, or changed while it was read.
-        ContractError: the transformLogic of a column is no Spark SQL.
-    """
+    """Reads the deliveries of a run, all partitions together; returns a frame for each table with a source."""
     with blame_changed_delivery(deliveries):
         files = [
             require_readable(file, limits)
@@ -343,10 +316,8 @@ def read_delivery(
 def _read_table(
     spark: "SparkSession", contract: SetContract, table: Table, files: Sequence[ReadableFile]
 ) -> TableFrame:
-    from pyspark.sql import functions as F
-
-    wanted = [column.delivered_as for column in table.columns if column.delivered_as]
-    groups = read_raw(spark, files, wanted)
+    names = [column.delivered_as for column in table.columns if column.delivered_as]
+    groups = read_raw(spark, files, names)
     problems = [problem for group in groups for problem in find_column_problems(table, group)]
     judged = validate_rows(contract, table, groups)
     rejected_rows, wrong = find_type_mismatches(table, judged, groups)

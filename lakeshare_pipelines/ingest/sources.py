@@ -1,7 +1,7 @@
-"""Rows of landing files as they stand there, with the file and the line they come from.
+"""Rows of landing files as delivered, with file and line.
 
-Text is read as lines and parsed from them, because Spark's own CSV and JSON readers do not say where a row stood.
-Line numbers come from the order within a file block, so a file may be read by many tasks.
+Text is read as lines and then parsed, because Spark's CSV and JSON readers have no line numbers. Line numbers come
+from the order within a file block, so that several tasks can read a file.
 """
 
 import codecs
@@ -11,13 +11,14 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from lakeshare_pipelines.contracts import Reading
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.delivery import LandingFile
 from lakeshare_pipelines.settings import MAX_LINE_MB, MAX_UNPACKED_MB
+from lakeshare_pipelines.spark import functions as F
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,15 +33,13 @@ BOM = "\ufeff"
 
 @dataclass(frozen=True)
 class ReadingLimits:
-    """How long a line may be, and what a file may unpack to."""
-
     max_line_mb: int = MAX_LINE_MB
     max_unpacked_mb: int = MAX_UNPACKED_MB
 
 
 @dataclass(frozen=True)
 class ReadableFile:
-    """A file that was looked through: the names in its header (CSV), or its columns' types (Parquet)."""
+    """A checked file: the names in its header (CSV), or its columns' types (Parquet)."""
 
     file: LandingFile
     limits: ReadingLimits
@@ -49,36 +48,35 @@ class ReadableFile:
 
 
 def require_readable(file: LandingFile, limits: ReadingLimits = ReadingLimits()) -> ReadableFile:
-    """Look a file through.
-
-    Raises:
-        DeliveryError: it is empty, unreadable, cut off, not UTF-8, or beyond a limit.
-    """
+    """Reads a file through, or the footer of a Parquet file."""
     try:
         if file.path.stat().st_size == 0:
-            raise _error(
-                file, "is empty (0 bytes)", "Deliver the file again; a table without rows has a header"
-            )
+            fix = "Deliver the file again; a table without rows has a header"
+            raise _error(file, "is empty (0 bytes)", fix)
         if file.format == "parquet":
             return ReadableFile(file, limits, schema=_parquet_schema(file, limits))
         head = _decode_whole_file(file, limits)
     except OSError as error:
-        raise _error(
-            file, f"cannot be read: {error.strerror or error}", "Check the file and its permissions"
-        ) from error
-    return ReadableFile(file, limits, header=_header(file, head) if file.format == "csv" else ())
+        reason = f"cannot be read: {error.strerror or error}"
+        raise _error(file, reason, "Check the file and its permissions") from error
+    if file.format != "csv":
+        return ReadableFile(file, limits)
+    lines = head.removeprefix(BOM).splitlines(keepends=True)
+    names = next(csv.reader(lines, delimiter=file.table.reading.delimiter), [])
+    return ReadableFile(file, limits, header=tuple(name.strip() for name in names))
 
 
 def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
-    """Decode all of a text file and return its beginning."""
+    """Decodes the whole of a text file and returns its beginning."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     head, line, size_bytes, unended_bytes = "", 1, 0, 0
     for chunk in _chunks(file):
         size_bytes += len(chunk)
         if file.is_compressed:
             _require_unpacked(file, size_bytes, limits)
-        first, last = _line_ends(chunk)
-        # Lines between two ends in one chunk are shorter than it, and so than any limit.
+        ends = [end for end in (chunk.find(b"\n"), chunk.find(b"\r")) if end >= 0]
+        first, last = min(ends, default=len(chunk)), max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+        # Lines within one chunk are shorter than any limit.
         if unended_bytes + first > limits.max_line_mb * MIB:
             raise _error(
                 file,
@@ -104,12 +102,6 @@ def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
     return head
 
 
-def _line_ends(chunk: bytes) -> tuple[int, int]:
-    """How many bytes stand before the first end of a line, all when there is none, and where the last end is, or -1."""
-    ends = [at for at in (chunk.find(b"\n"), chunk.find(b"\r")) if at >= 0]
-    return min(ends, default=len(chunk)), max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
-
-
 def _require_unpacked(file: LandingFile, size_bytes: int, limits: ReadingLimits) -> None:
     if size_bytes > limits.max_unpacked_mb * MIB:
         raise _error(
@@ -120,29 +112,14 @@ def _require_unpacked(file: LandingFile, size_bytes: int, limits: ReadingLimits)
 
 
 def _chunks(file: LandingFile) -> Iterator[bytes]:
-    if not file.is_compressed:
-        with file.path.open("rb") as plain:
-            yield from _file_blocks(plain)
-        return
     try:
-        with gzip.open(file.path) as packed:
-            yield from _file_blocks(cast("IO[bytes]", packed))
+        with gzip.open(file.path) if file.is_compressed else file.path.open("rb") as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                yield chunk
     except EOFError as error:
         raise _error(file, "is cut off: the gzip data ends too early", "Transfer the file again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise _error(file, f"is no sound gzip file: {error}", "Transfer the file again") from error
-
-
-def _file_blocks(stream: IO[bytes]) -> Iterator[bytes]:
-    while block := stream.read(CHUNK_BYTES):
-        yield block
-
-
-def _header(file: LandingFile, head: str) -> tuple[str, ...]:
-    reader = csv.reader(
-        head.removeprefix(BOM).splitlines(keepends=True), delimiter=file.table.reading.delimiter
-    )
-    return tuple(name.strip() for name in next(reader, []))
 
 
 def _parquet_schema(file: LandingFile, limits: ReadingLimits) -> "pa.Schema":
@@ -161,9 +138,8 @@ def _parquet_schema(file: LandingFile, limits: ReadingLimits) -> "pa.Schema":
 
 
 def _not_utf8(file: LandingFile, line: int, what: str) -> DeliveryError:
-    return _error(
-        file, f"is not UTF-8: {what} in line {line}", "Convert it, as with `iconv -f LATIN1 -t UTF-8`"
-    )
+    fix = "Convert it, as with `iconv -f LATIN1 -t UTF-8`"
+    return _error(file, f"is not UTF-8: {what} in line {line}", fix)
 
 
 def _error(file: LandingFile, reason: str, fix: str) -> DeliveryError:
@@ -180,10 +156,10 @@ NANOS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
 
 @dataclass(frozen=True)
 class RawRows:
-    """Rows of files that are built alike: a frame with FILE, LINE, PARTITION, RAW and BAD, and how to get at values.
+    """Rows of files with the same structure: a frame with FILE, LINE, PARTITION, RAW and BAD, and their values.
 
-    `columns` are the delivered ones in the order of the file, `values` the values of those that are wanted, `types`
-    their types where the file has types; elsewhere values are texts, and null where the contract says so.
+    `columns` are the delivered ones in the order of the file, `values` the values of the requested ones, `types` their
+    types if the file has types; otherwise values are text, null where the contract defines it.
     """
 
     files: tuple[LandingFile, ...]
@@ -193,38 +169,38 @@ class RawRows:
     types: "Mapping[str, DataType] | None" = None
 
 
-def read_raw(spark: "SparkSession", files: Sequence[ReadableFile], wanted: Sequence[str]) -> list[RawRows]:
-    """The files of one table, in groups that are built alike."""
+def read_raw(spark: "SparkSession", files: Sequence[ReadableFile], names: Sequence[str]) -> list[RawRows]:
+    """Reads the files of one table, grouped by structure."""
     groups: dict[object, list[ReadableFile]] = {}
     for file in files:
         shape = file.schema.remove_metadata() if file.schema is not None else file.header
         groups.setdefault((file.file.format, str(shape)), []).append(file)
-    return [_read_group(spark, group, wanted) for group in groups.values()]
-
-
-def _read_group(spark: "SparkSession", group: Sequence[ReadableFile], wanted: Sequence[str]) -> RawRows:
-    files = tuple(readable.file for readable in group)
-    kind = files[0].format
-    if kind == "parquet":
-        return _read_parquet(spark, group)
-    if kind == "jsonl":
-        return _read_json(spark, files, wanted)
-    if files[0].table.reading.multiline:
-        return _read_multiline(spark, files, group[0].header, group[0].limits)
-    return _read_csv(spark, files, group[0].header)
+    rows = []
+    for group in groups.values():
+        landed = tuple(readable.file for readable in group)
+        if landed[0].format == "parquet":
+            rows.append(_read_parquet(spark, group))
+        elif landed[0].format == "jsonl":
+            rows.append(_read_json(spark, landed, names))
+        elif landed[0].table.reading.multiline:
+            rows.append(_read_multiline(spark, landed, group[0].header, group[0].limits))
+        else:
+            rows.append(_read_csv(spark, landed, group[0].header))
+    return rows
 
 
 def _read_csv(spark: "SparkSession", files: tuple[LandingFile, ...], header: tuple[str, ...]) -> RawRows:
-    from pyspark.sql import functions as F
-
     reading = files[0].table.reading
     parsed = F.from_csv("value", _text_schema(len(header)), _csv_options(reading))
+    # The parser ends an open quote at the next delimiter, which would cut a field over two lines.
+    quotes = F.length("value") - F.length(F.replace("value", F.lit('"')))
+    unclosed = F.when(quotes % 2 == 1, F.lit("a quote is not closed"))
     rows = (
         _lines(spark, files)
         .where((F.col(LINE) > 1) & (F.trim("value") != ""))
-        # Exploded, though it is one: a step the optimizer does not fold, or it parses the line again for each field.
+        # Exploded, so that the optimizer does not parse the line again for each field.
         .select("*", F.explode(F.array(parsed)).alias(_PARSED))
-        .withColumn(BAD, F.coalesce(_has_unclosed_quote(), _has_wrong_field_count(header)))
+        .withColumn(BAD, F.coalesce(unclosed, _has_wrong_field_count(header)))
         .withColumn(RAW, F.substring("value", 1, RAW_CHARACTERS))
     )
     return _select_texts(files, rows, header, reading)
@@ -233,12 +209,10 @@ def _read_csv(spark: "SparkSession", files: tuple[LandingFile, ...], header: tup
 def _read_multiline(
     spark: "SparkSession", files: tuple[LandingFile, ...], header: tuple[str, ...], limits: ReadingLimits
 ) -> RawRows:
-    from pyspark.sql import functions as F
-
     reading = files[0].table.reading
     records = (
         spark.read.options(**_csv_options(reading), multiLine=True, header=True)
-        # A quote that is never closed takes all that follows for one value.
+        # A quote that is never closed makes the rest of the file one value.
         .option("maxCharsPerColumn", limits.max_line_mb * MIB)
         .schema(_text_schema(len(header)))
         .csv(_paths(files))
@@ -247,7 +221,7 @@ def _read_multiline(
     texts = [F.col(_PARSED)[f"_{i}"] for i in range(len(header))]
     joined = F.coalesce(F.col(_PARSED)[_BROKEN], F.concat_ws(reading.delimiter, *texts))
     rows = (
-        # A record may span lines: what is counted here are records, the header being the first.
+        # Records are counted, not lines; the header is the first.
         _add_location(spark, files, records, F.to_csv(_PARSED), first=2)
         .withColumn(BAD, _has_wrong_field_count(header))
         .withColumn(RAW, F.substring(joined, 1, RAW_CHARACTERS))
@@ -255,15 +229,13 @@ def _read_multiline(
     return _select_texts(files, rows, header, reading)
 
 
-def _read_json(spark: "SparkSession", files: tuple[LandingFile, ...], wanted: Sequence[str]) -> RawRows:
-    from pyspark.sql import functions as F
-
+def _read_json(spark: "SparkSession", files: tuple[LandingFile, ...], names: Sequence[str]) -> RawRows:
     lines = _lines(spark, files).where(F.trim("value") != "")
     keys = lines.select(F.explode(F.json_object_keys("value"))).distinct().collect()
     present = {row[0] for row in keys}
-    fields = ", ".join(f"_{i} string" for i in range(len(wanted)))
-    schema = "array<struct<" + ", ".join(f"{_quoted(name)}: string" for name in wanted) + ">>"
-    # Parsed as an array of one, because text after the closing brace would be overlooked otherwise.
+    fields = ", ".join(f"_{i} string" for i in range(len(names)))
+    schema = "array<struct<" + ", ".join(f"{_quoted(name)}: string" for name in names) + ">>"
+    # Parsed as an array, because text after the closing brace would be ignored otherwise.
     parsed = F.from_json(F.concat(F.lit("["), F.col("value"), F.lit("]")), schema)
     rows = (
         lines.select("*", F.explode_outer(F.when(F.size(parsed) == 1, parsed)).alias(_PARSED))
@@ -271,16 +243,15 @@ def _read_json(spark: "SparkSession", files: tuple[LandingFile, ...], wanted: Se
         .withColumn(BAD, F.when(F.col(_PARSED).isNull(), F.lit("the line is not one JSON object")))
         .withColumn(RAW, F.substring("value", 1, RAW_CHARACTERS))
     )
-    texts = _select_texts(files, rows, wanted, files[0].table.reading)
+    texts = _select_texts(files, rows, names, files[0].table.reading)
     values = {name: value for name, value in texts.values.items() if name in present}
-    return replace(texts, columns=(*values, *sorted(present - set(wanted))), values=values)
+    return replace(texts, columns=(*values, *sorted(present - set(names))), values=values)
 
 
 def _select_texts(
     files: tuple[LandingFile, ...], rows: "DataFrame", names: Sequence[str], reading: Reading
 ) -> RawRows:
-    """The fields of the parsed struct as an array of texts, what the contract calls empty being null."""
-    from pyspark.sql import functions as F
+    """Selects the fields of the parsed struct as an array of text, with the contract's null values as null."""
 
     def null_or_text(text: "SparkColumn") -> "SparkColumn":
         return F.when(~F.trim(text).isin(list(reading.null_values)), text)
@@ -293,14 +264,13 @@ def _select_texts(
 
 
 def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRows:
-    from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
     files = tuple(readable.file for readable in group)
     schema = group[0].schema
     nanos = {field.name for field in schema or () if str(field.type).startswith("timestamp[ns")}
     if nanos:
-        # Pandas writes timestamps in nanoseconds, which Spark refuses outright unless told to see integers in them.
+        # Pandas writes timestamps in nanoseconds, which Spark reads only as integers.
         spark.conf.set(NANOS_AS_LONG, "true")
     rows = spark.read.parquet(*_paths(files))
     types: dict[str, T.DataType] = {field.name: field.dataType for field in rows.schema.fields}
@@ -312,24 +282,20 @@ def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRo
         given.append(column.alias(f"_{i}"))
     line = (F.col("_metadata.row_index") + 1).alias("_row")
     raw = F.substring(F.to_json(F.struct("*")), 1, RAW_CHARACTERS).alias(RAW)
-    placed = _add_location(spark, files, rows.select(*given, raw, line, *_where()), None)
-    frame = placed.withColumn(LINE, F.col("_row")).withColumn(BAD, F.lit(None).cast("string"))
+    located = _add_location(spark, files, rows.select(*given, raw, line, *_where()), None)
+    frame = located.withColumn(LINE, F.col("_row")).withColumn(BAD, F.lit(None).cast("string"))
     values = {name: F.col(f"_{i}") for i, name in enumerate(types)}
     return RawRows(files, frame, tuple(types), values, types)
 
 
 def _lines(spark: "SparkSession", files: tuple[LandingFile, ...]) -> "DataFrame":
-    from pyspark.sql import functions as F
-
     rows = spark.read.text(_paths(files)).select("value", *_where())
-    placed = _add_location(spark, files, rows, F.col("value"), first=1)
+    located = _add_location(spark, files, rows, F.col("value"), first=1)
     text = F.when(F.col(LINE) == 1, F.regexp_replace("value", f"^{BOM}", "")).otherwise(F.col("value"))
-    return placed.withColumn("value", text)
+    return located.withColumn("value", text)
 
 
 def _where() -> "list[SparkColumn]":
-    from pyspark.sql import functions as F
-
     return [
         F.col("_metadata.file_path").alias("_path"),
         F.col("_metadata.file_block_start").alias("_block"),
@@ -344,73 +310,45 @@ def _add_location(
     counted: "SparkColumn | None",
     first: int = 1,
 ) -> "DataFrame":
-    """The rows with the label and partition of their file, and their line when there is something to count by."""
-    from pyspark.sql import functions as F
-
-    blocks = _blocks(rows, counted)
+    """Adds label and partition of the file, and the line if `counted` is given."""
+    # The content is counted, not only the rows: this scan is then planned as the one that reads them.
+    count = F.count(counted) if counted is not None else F.count(F.lit(1))
+    blocks = rows.groupBy("_path", "_block").agg(F.min("_id"), count).collect()
     by_path = {str(file.path): file for file in files}
-    places: list[tuple[str, int, int, str, str]] = []
+    shifts: list[tuple[str, int, int, str, str]] = []
     path_before, line = "", first
-    for path, block, lowest, count in blocks:
+    for path, block, lowest, rows_in_block in sorted((row[0], row[1], row[2], row[3]) for row in blocks):
         line = line if path == path_before else first
         file = by_path[unquote(urlsplit(path).path)]
-        places.append((path, block, line - lowest, file.label, file.partition))
-        path_before, line = path, line + count
-    placed = rows.join(F.broadcast(_literal(spark, places)), ["_path", "_block"])
-    return placed.withColumn(LINE, F.col("_id") + F.col("_shift"))
+        shifts.append((path, block, line - lowest, file.label, file.partition))
+        path_before, line = path, line + rows_in_block
+    located = rows.join(F.broadcast(_make_frame(spark, shifts)), ["_path", "_block"])
+    return located.withColumn(LINE, F.col("_id") + F.col("_shift"))
 
 
-def _literal(spark: "SparkSession", places: Sequence[tuple[str, int, int, str, str]]) -> "DataFrame":
-    """Places as a frame, without the Python workers that `createDataFrame` would start for a few rows."""
-    from pyspark.sql import functions as F
-
-    names = ("_path", "_block", "_shift", FILE, PARTITION)
-    types = ("string", "bigint", "bigint", "string", "string")
+def _make_frame(spark: "SparkSession", shifts: Sequence[tuple[str, int, int, str, str]]) -> "DataFrame":
+    """Makes a small frame without the Python workers that `createDataFrame` starts."""
+    columns = {"_path": "string", "_block": "bigint", "_shift": "bigint", FILE: "string", PARTITION: "string"}
     structs = [
         F.struct(
             *(
                 F.lit(value).cast(kind).alias(name)
-                for value, kind, name in zip(place, types, names, strict=True)
+                for value, (name, kind) in zip(shift, columns.items(), strict=True)
             )
         )
-        for place in places or [("", 0, 0, "", "")]
+        for shift in shifts or [("", 0, 0, "", "")]
     ]
-    return spark.range(1 if places else 0).select(F.inline(F.array(*structs)))
-
-
-def _blocks(rows: "DataFrame", counted: "SparkColumn | None") -> list[tuple[str, int, int, int]]:
-    """Per file block its lowest id and its number of rows, blocks in the order of the file."""
-    from pyspark.sql import functions as F
-
-    # The content is counted, not only the rows: this scan is then planned as the one that reads them.
-    count = F.count(counted) if counted is not None else F.count(F.lit(1))
-    found = rows.groupBy("_path", "_block").agg(F.min("_id"), count).collect()
-    return sorted((row[0], row[1], row[2], row[3]) for row in found)
+    return spark.range(1 if shifts else 0).select(F.inline(F.array(*structs)))
 
 
 def _has_wrong_field_count(header: Sequence[str]) -> "SparkColumn":
-    from pyspark.sql import functions as F
-
     reason = F.lit(f"the row has not the {len(header)} fields of the header")
     return F.when(F.col(_PARSED)[_BROKEN].isNotNull(), reason)
 
 
-def _has_unclosed_quote() -> "SparkColumn":
-    from pyspark.sql import functions as F
-
-    # The parser takes what follows an open quote up to the next delimiter: a field over two lines would be cut short.
-    quotes = F.length("value") - F.length(F.replace("value", F.lit('"')))
-    return F.when(quotes % 2 == 1, F.lit("a quote is not closed"))
-
-
 def _csv_options(reading: Reading) -> dict[str, str]:
-    return {
-        "sep": reading.delimiter,
-        "quote": '"',
-        "escape": '"',
-        "mode": "PERMISSIVE",
-        "columnNameOfCorruptRecord": _BROKEN,
-    }
+    options = {"quote": '"', "escape": '"', "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN}
+    return {"sep": reading.delimiter, **options}
 
 
 def _text_schema(width: int) -> str:

@@ -1,1 +1,1 @@
-"""Nessie: the embedded server process and the client; nobody else speaks to it."""
+"""Nessie: the client, and the embedded server process."""

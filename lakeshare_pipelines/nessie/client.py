@@ -1,7 +1,4 @@
-"""The Nessie client: refs and contents through pynessie, merges and history through the v2 API.
-
-pynessie cannot give a merge its metadata, run it dry, or page through a history; `calls.py` does that.
-"""
+"""The Nessie client: the v2 API over httpx; pynessie creates and deletes branches. Keys, tokens and rules of access."""
 
 import base64
 import importlib
@@ -14,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -37,11 +34,12 @@ from lakeshare_pipelines.errors import NessieError
 TIMEOUT_S = 60
 PAGE_SIZE = 200
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+CONTENT_FIELDS = ("id", "metadataLocation", "snapshotId", "schemaId", "specId", "sortOrderId")
 CODES = {401: "UNAUTHENTICATED", 403: "FORBIDDEN"}
 
 
 class JsonApi:
-    """JSON in, JSON out, errors as NessieError."""
+    """A JSON API; every failure is a NessieError."""
 
     def __init__(self, uri: str, token: str | None) -> None:
         bypass_proxy(uri)
@@ -49,17 +47,14 @@ class JsonApi:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def get(self, path: str, parameters: Mapping[str, str | int] | None = None) -> dict[str, Any]:
-        """The answer to a GET of `path`, which is quoted already."""
-        return self._ask("GET", path, parameters, None)
+        """Sends a GET request; `path` is percent-encoded."""
+        return self._request("GET", path, parameters, None)
 
-    def post(
-        self, path: str, body: Mapping[str, Any], parameters: Mapping[str, str | int] | None = None
-    ) -> dict[str, Any]:
-        """The answer to a POST."""
-        return self._ask("POST", path, parameters, body)
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._request("POST", path, None, body)
 
     def pages(self, path: str, items: str, parameters: Mapping[str, str | int]) -> Iterator[dict[str, Any]]:
-        """The `items` of every page, fetched as they are consumed."""
+        """Yields the `items` of every page, requested as they are consumed."""
         token: dict[str, str] = {}
         while True:
             page = self.get(path, {**parameters, "max-records": PAGE_SIZE, **token})
@@ -68,7 +63,7 @@ class JsonApi:
                 return
             token = {"page-token": page["token"]}
 
-    def _ask(
+    def _request(
         self,
         method: str,
         path: str,
@@ -81,37 +76,42 @@ class JsonApi:
                 response = client.request(method, url, params=dict(parameters or {}), json=body)
         except httpx.HTTPError as error:
             raise unreachable_error(self._uri, error) from error
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
         if not response.is_success:
-            raise _make_error(response)
-        return _json(response)
+            fields = answer if isinstance(answer, dict) else {}
+            code = get_error_code(response.status_code, fields.get("errorCode"))
+            message = fields.get("message") or response.reason_phrase
+            raise NessieError(response.status_code, code, message)
+        if not isinstance(answer, dict):
+            raise NessieError(
+                0, "NOT_NESSIE", f"{response.url} answers, but not as Nessie does. Check LAKESHARE_NESSIE_URI"
+            )
+        return answer
 
 
 def unreachable_error(uri: str, error: Exception) -> NessieError:
-    """The error for a server that does not answer."""
-    return NessieError(
-        0,
-        "UNREACHABLE",
-        f"{uri} does not answer ({_get_innermost_cause(error)}). `lakeshare doctor` says whether Nessie "
-        "runs; the embedded one "
-        "is started again by the next run",
-    )
-
-
-def _get_innermost_cause(error: Exception) -> str:
-    """The innermost cause: the HTTP libraries wrap "connection refused" in a paragraph."""
+    """Returns the error for a server that does not respond, with the innermost cause of `error`."""
     cause: BaseException = error
     while cause.__context__ is not None:
         cause = cause.__context__
-    return str(cause) or type(cause).__name__
+    return NessieError(
+        0,
+        "UNREACHABLE",
+        f"{uri} does not answer ({str(cause) or type(cause).__name__}). `lakeshare doctor` shows whether Nessie "
+        "runs; the embedded one is started again by the next run",
+    )
 
 
 def get_error_code(status: int, code: str | None) -> str:
-    """Nessie's error code, or a word for the statuses that come without one."""
+    """Returns Nessie's error code, or a code for a status without one."""
     return code if code and code != "UNKNOWN" else CODES.get(status, "UNKNOWN")
 
 
 def bypass_proxy(uri: str) -> None:
-    """Never ask a proxy for a server on this very machine; every HTTP library used here reads NO_PROXY."""
+    """Excludes a server on this machine from the proxy; all HTTP libraries here read NO_PROXY."""
     host = urlsplit(uri).hostname
     listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     if host in LOOPBACK and listed != "*" and host not in listed.split(","):
@@ -119,47 +119,19 @@ def bypass_proxy(uri: str) -> None:
 
 
 def ref_path(ref: str) -> str:
-    """`/trees/<ref>` with the ref quoted; `ref` may be `name@hash`."""
+    """Returns `/trees/<ref>` with the ref percent-encoded; `ref` may be `name@hash`."""
     return f"/trees/{quote(ref, safe='@')}"
 
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    # The machine's own, with SSL_CERT_FILE; reading them takes longer than a call.
+    # Loading the certificates takes longer than a request.
     return ssl.create_default_context()
-
-
-def _make_error(response: httpx.Response) -> NessieError:
-    try:
-        body = response.json()
-    except ValueError:
-        body = {}
-    if not isinstance(body, dict):
-        body = {}
-    message = body.get("message") or response.reason_phrase
-    return NessieError(
-        response.status_code, get_error_code(response.status_code, body.get("errorCode")), message
-    )
-
-
-def _json(response: httpx.Response) -> dict[str, Any]:
-    try:
-        body = response.json()
-    except ValueError as error:
-        raise not_nessie_error(str(response.url)) from error
-    if not isinstance(body, dict):
-        raise not_nessie_error(str(response.url))
-    return body
-
-
-def not_nessie_error(uri: str) -> NessieError:
-    """The error for an answer that Nessie would not give."""
-    return NessieError(0, "NOT_NESSIE", f"{uri} answers, but not as Nessie does. Check LAKESHARE_NESSIE_URI")
 
 
 @dataclass(frozen=True)
 class NessieEndpoint:
-    """Where Nessie is, and the tokens this process may show it; None where it asks for none."""
+    """Address of Nessie and this process's tokens; None where Nessie needs none."""
 
     uri: str
     writer_token: str | None
@@ -168,8 +140,6 @@ class NessieEndpoint:
 
 @dataclass(frozen=True)
 class Reference:
-    """A branch or tag and the commit it is at."""
-
     name: str
     hash: str
     type: Literal["BRANCH", "TAG"]
@@ -177,7 +147,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch with what a janitor asks about it; `committed_at` is None for a branch at the empty root."""
+    """A branch with its age; `committed_at` is None for a branch without a commit."""
 
     name: str
     hash: str
@@ -185,10 +155,23 @@ class Branch:
     ahead: int
     behind: int
 
+    @classmethod
+    def parse(cls, reference: Mapping[str, Any]) -> "Branch":
+        """Parses a reference that was requested with all its metadata."""
+        metadata = reference.get("metadata") or {}
+        head = metadata.get("commitMetaOfHEAD")
+        return cls(
+            name=reference["name"],
+            hash=reference["hash"],
+            committed_at=datetime.fromisoformat(head["commitTime"]) if head else None,
+            ahead=metadata.get("numCommitsAhead") or 0,
+            behind=metadata.get("numCommitsBehind") or 0,
+        )
+
 
 @dataclass(frozen=True)
 class TableContent:
-    """Which state of an Iceberg table a commit holds."""
+    """The state of an Iceberg table in a commit."""
 
     id: str
     metadata_location: str
@@ -197,11 +180,13 @@ class TableContent:
     spec_id: int
     sort_order_id: int
 
+    @classmethod
+    def parse(cls, content: Mapping[str, Any]) -> "TableContent":
+        return cls(*(content[name] for name in CONTENT_FIELDS))
+
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit of a history."""
-
     hash: str
     message: str
     properties: Mapping[str, str]
@@ -211,44 +196,18 @@ class Commit:
 
 @dataclass(frozen=True)
 class Merge:
-    """What a merge did: `head` is the target's commit after it, or would be after a dry run."""
+    """The result of a merge; `head` is the target's commit after it, also of a dry run."""
 
     applied: bool
     head: str
 
 
-def parse_branch(reference: Mapping[str, Any]) -> Branch:
-    """A branch from a reference fetched with all its metadata."""
-    metadata = reference.get("metadata") or {}
-    head = metadata.get("commitMetaOfHEAD")
-    return Branch(
-        name=reference["name"],
-        hash=reference["hash"],
-        committed_at=datetime.fromisoformat(head["commitTime"]) if head else None,
-        ahead=metadata.get("numCommitsAhead") or 0,
-        behind=metadata.get("numCommitsBehind") or 0,
-    )
-
-
-def parse_table_content(content: Mapping[str, Any]) -> TableContent:
-    """The state of an Iceberg table from a content as the API tells it."""
-    return TableContent(
-        id=content["id"],
-        metadata_location=content["metadataLocation"],
-        snapshot_id=content["snapshotId"],
-        schema_id=content["schemaId"],
-        spec_id=content["specId"],
-        sort_order_id=content["sortOrderId"],
-    )
-
-
 def parse_commit(entry: Mapping[str, Any]) -> Commit:
-    """A commit from an entry of a history."""
     meta = entry["commitMeta"]
     return Commit(
         hash=meta["hash"],
         message=meta["message"],
-        # Each property is a list of values on the wire; ours have one.
+        # A property is a list of values on the wire; those of lakeshare have one.
         properties={name: values[0] for name, values in meta.get("allProperties", {}).items()},
         committed_at=datetime.fromisoformat(meta["commitTime"]),
         parent=meta["parentCommitHashes"][0],
@@ -277,13 +236,13 @@ RULES = {
 
 
 def load_signing_key(path: Path) -> rsa.RSAPrivateKey:
-    """The key at `path`, made first when there is none; while it may be missing, hold the folder's lock.
-
-    Raises:
-        NessieError: what is there is no RSA key, or wants a password.
-    """
+    """Loads the key at `path`, or creates one; the caller holds the folder's lock while the file may be missing."""
     if not path.exists():
-        _make_key(path)
+        created = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
+        descriptor, scratch = tempfile.mkstemp(prefix=".key-", dir=path.parent)  # mode 600
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(created.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        Path(scratch).replace(path)
     try:
         key: object = load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -296,18 +255,17 @@ def load_signing_key(path: Path) -> rsa.RSAPrivateKey:
 
 
 def format_public_key(key: rsa.RSAPrivateKey) -> str:
-    """The public half as Quarkus wants it: base64 of the DER, without PEM lines."""
+    """Returns the public key as Quarkus expects it: base64 of the DER, without PEM lines."""
     der = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return base64.b64encode(der).decode()
 
 
 def sign_token(key: rsa.RSAPrivateKey, role: Role, life_s: int = TOKEN_LIFE_S) -> str:
-    """A bearer token for `role`."""
     now = int(time.time())
     claims = {
         "iss": "lakeshare",
         "sub": role,
-        "upn": role,  # what Nessie's rules call `role`; its `roles` are the groups
+        "upn": role,  # `role` in Nessie's rules; its `roles` are the groups
         "groups": [role],
         "iat": now,
         "exp": now + life_s,
@@ -315,109 +273,72 @@ def sign_token(key: rsa.RSAPrivateKey, role: Role, life_s: int = TOKEN_LIFE_S) -
     return jwt.encode(claims, key, algorithm="RS256")
 
 
-def _make_key(path: Path) -> None:
-    """Written aside with mode 600 and renamed, so that nobody ever reads half a key."""
-    key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    descriptor, aside = tempfile.mkstemp(prefix=".key-", dir=path.parent)  # mkstemp makes it 600
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(pem)
-    Path(aside).replace(path)
-
-
-CONTENT_NOT_FOUND = "CONTENT_NOT_FOUND"
 TABLE = "ICEBERG_TABLE"
 
 
 class Nessie:
-    """One server, spoken to in one role. A method that is refused or not answered raises NessieError."""
+    """A client of one server in one role. Every method raises NessieError."""
 
     def __init__(self, uri: str, token: str | None) -> None:
-        self._uri = uri
-        self._calls = JsonApi(uri, token)
-        self._v1 = _pynessie_client(uri, token)
+        self._uri, self._token = uri, token
+        self._api = JsonApi(uri, token)
 
     @classmethod
     def connect(cls, endpoint: NessieEndpoint, role: Role) -> "Nessie":
-        """A client in `role`; nothing is sent yet."""
+        """Returns a client in `role`; sends nothing."""
         return cls(endpoint.uri, endpoint.writer_token if role == "writer" else endpoint.publisher_token)
 
     def reference(self, name: str) -> Reference:
-        """The branch or tag `name`."""
-        with self._translated():
-            return _reference(self._v1.get_reference(name))
+        found = self._api.get(ref_path(name))["reference"]
+        return Reference(found["name"], found["hash"], found["type"])
 
     def branches(self, prefix: str = "") -> list[Branch]:
-        """Branches whose names start with `prefix`, main excepted."""
-        found = self._calls.pages(
-            "/trees", "references", {"filter": f"ref.name.startsWith({_quote_cel(prefix)})", "fetch": "ALL"}
+        """Returns the branches whose names start with `prefix`, without main."""
+        literal = prefix.replace("\\", "\\\\").replace("'", "\\'")
+        found = self._api.pages(
+            "/trees", "references", {"filter": f"ref.name.startsWith('{literal}')", "fetch": "ALL"}
         )
         return [
-            parse_branch(reference)
+            Branch.parse(reference)
             for reference in found
             if reference["type"] == "BRANCH" and reference["name"] != "main"
         ]
 
     def create_branch(self, name: str, at: str) -> Reference:
-        """A branch at the commit `at`, which must be one of main's."""
-        with self._translated():
-            return _reference(self._v1.create_branch(name, "main", at))
+        """Creates a branch at the commit `at`, which must be one of main's."""
+        with self._translate_errors():
+            return Reference(name, self._pynessie.create_branch(name, "main", at).hash_, "BRANCH")
 
     def delete_branch(self, name: str, expected_hash: str) -> None:
-        """Delete a branch that still is at `expected_hash`."""
-        with self._translated():
-            self._v1.delete_branch(name, expected_hash)
+        """Deletes a branch if it is at `expected_hash`."""
+        with self._translate_errors():
+            self._pynessie.delete_branch(name, expected_hash)
 
     def content(self, table: str, at: str) -> TableContent | None:
-        """The table as `at` (`branch` or `branch@hash`) holds it; None when it holds none."""
-        from pynessie.model import ContentKey, IcebergTable
-
-        name, _, commit = at.partition("@")
-        try:
-            with self._translated():
-                found = self._v1.get_content(name, ContentKey(table.split(".")), commit or None)
-        except NessieError as error:
-            if error.code == CONTENT_NOT_FOUND:
-                return None
-            raise
-        if not isinstance(found, IcebergTable):
-            return None
-        return TableContent(
-            id=found.id or "",
-            metadata_location=found.metadata_location,
-            snapshot_id=found.snapshot_id,
-            schema_id=found.schema_id,
-            spec_id=found.spec_id,
-            sort_order_id=found.sort_order_id,
-        )
+        """Returns the table's state at `at` (`branch` or `branch@hash`), None if there is no such table."""
+        key = {"elements": table.split(".")}
+        contents = self._api.post(f"{ref_path(at)}/contents", {"requestedKeys": [key]})["contents"]
+        found = [entry["content"] for entry in contents if entry["content"]["type"] == TABLE]
+        return TableContent.parse(found[0]) if found else None
 
     def tables(self, at: str) -> list[str]:
-        """Names of all Iceberg tables at `branch` or `branch@hash`, sorted."""
-        name, _, commit = at.partition("@")
-        names: list[str] = []
-        token: str | None = None
-        while True:
-            with self._translated():
-                page = self._v1.list_keys(name, commit or None, page_token=token)
-            names += [".".join(entry.name.elements) for entry in page.entries if entry.kind == TABLE]
-            if not page.has_more:
-                return sorted(names)
-            token = page.token
+        """Returns the sorted names of all Iceberg tables at `branch` or `branch@hash`."""
+        entries = self._api.pages(f"{ref_path(at)}/entries", "entries", {})
+        return sorted(".".join(entry["name"]["elements"]) for entry in entries if entry["type"] == TABLE)
 
     def contents(self, at: str) -> Iterator[tuple[str, TableContent]]:
-        """All Iceberg tables at `branch` or `branch@hash` with their states, in no order."""
-        entries = self._calls.pages(f"{ref_path(at)}/entries", "entries", {"content": "true"})
-        for entry in entries:
+        """Yields all Iceberg tables at `branch` or `branch@hash` with their states, unordered."""
+        for entry in self._api.pages(f"{ref_path(at)}/entries", "entries", {"content": "true"}):
             if entry["type"] == TABLE:
-                yield ".".join(entry["name"]["elements"]), parse_table_content(entry["content"])
+                yield ".".join(entry["name"]["elements"]), TableContent.parse(entry["content"])
 
     def log(self, ref: str) -> Iterator[dict[str, Any]]:
-        """Commits of `ref`, newest first, with their operations, as Nessie tells them (API v2, LogEntry)."""
-        return self._calls.pages(f"{ref_path(ref)}/history", "logEntries", {"fetch": "ALL"})
+        """Yields the commits of `ref`, newest first, with their operations (API v2, LogEntry)."""
+        return self._api.pages(f"{ref_path(ref)}/history", "logEntries", {"fetch": "ALL"})
 
     def history(self, ref: str, limit: int | None = None) -> Iterator[Commit]:
-        """Commits of `ref` (`branch` or `branch@hash`), newest first; pages are fetched as they are consumed."""
-        entries = self._calls.pages(f"{ref_path(ref)}/history", "logEntries", {})
+        """Yields the commits of `ref` (`branch` or `branch@hash`), newest first."""
+        entries = self._api.pages(f"{ref_path(ref)}/history", "logEntries", {})
         return (parse_commit(entry) for entry in islice(entries, limit))
 
     def merge(
@@ -432,15 +353,15 @@ class Nessie:
         properties: Mapping[str, str],
         dry_run: bool = False,
     ) -> Merge:
-        """Bring everything up to `from_hash` onto `onto`, all tables in one commit that carries `properties`.
+        """Merges everything up to `from_hash` into `onto`, all tables in one commit with `properties`.
 
-        The branch may have moved on: later commits stay behind. `onto_hash` is a lower bound, not a
-        compare-and-swap: commits after it are accepted when they touched other tables.
+        Later commits of the branch are not merged. `onto_hash` is a lower bound, not a compare-and-swap: later commits
+        are accepted if they changed other tables.
 
         Raises:
             NessieError: `REFERENCE_CONFLICT` when a table changed on both sides.
         """
-        response = self._calls.post(
+        response = self._api.post(
             f"{ref_path(f'{onto}@{onto_hash}')}/history/merge",
             {
                 "fromRefName": branch,
@@ -448,7 +369,7 @@ class Nessie:
                 "commitMeta": _commit_meta(message, author, properties),
                 "defaultKeyMergeMode": "NORMAL",
                 "isReturnConflictAsResult": False,
-                # The published description says dryRun; by that name it is ignored, and the merge happens.
+                # The published description has dryRun, which the server ignores.
                 "isDryRun": dry_run,
             },
         )
@@ -471,11 +392,7 @@ class Nessie:
         properties: Mapping[str, str],
         author: str = "lakeshare",
     ) -> str:
-        """Make `content` the table's state on the branch `on` in one commit, and return that commit.
-
-        Raises:
-            NessieError: `REFERENCE_CONFLICT` when the table changed since `expected_hash`.
-        """
+        """Sets the table's state on the branch `on` in one commit, and returns that commit."""
         operation = {
             "type": "PUT",
             "key": {"elements": table.split(".")},
@@ -494,25 +411,32 @@ class Nessie:
     def drop_table(
         self, table: str, on: str, expected_hash: str, *, message: str, author: str = "lakeshare"
     ) -> str:
-        """Take the table off the branch `on` in one commit, and return that commit; its files stay.
-
-        Raises:
-            NessieError: `REFERENCE_CONFLICT` when the table changed since `expected_hash`.
-        """
+        """Removes the table from the branch `on` in one commit, and returns that commit; its files stay."""
         operation = {"type": "DELETE", "key": {"elements": table.split(".")}}
         return self._commit(on, expected_hash, operation, _commit_meta(message, author, {}))
 
     def _commit(self, on: str, expected_hash: str, operation: Any, meta: dict[str, Any]) -> str:
-        response = self._calls.post(
+        response = self._api.post(
             f"{ref_path(f'{on}@{expected_hash}')}/history/commit",
             {"commitMeta": meta, "operations": [operation]},
         )
         return str(response["targetBranch"]["hash"])
 
+    @cached_property
+    def _pynessie(self) -> Any:  # pynessie is untyped
+        import confuse
+
+        # Neither NESSIE_* variables nor the user's file of pynessie apply.
+        config = confuse.Configuration("nessie", read=False)
+        auth = {"type": "bearer" if self._token else "none", "token": self._token}
+        endpoint = self._uri.removesuffix("/v2") + "/v1"
+        config.set({"endpoint": endpoint, "verify": True, "auth": auth, "default_branch": "main"})
+        return _load_pynessie()(config)
+
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """pynessie's errors as ours."""
-        from marshmallow import ValidationError
+    def _translate_errors(self) -> Iterator[None]:
+        """Turns pynessie's errors into NessieErrors."""
+        _load_pynessie()
         from pynessie.error import NessieException
 
         try:
@@ -521,48 +445,17 @@ class Nessie:
             code = get_error_code(error.status_code, error.error_code)
             message = error.server_message if error.server_message != "{}" else "no reason was given"
             raise NessieError(error.status_code, code, message) from error
-        except OSError as error:  # what requests raises when nobody answers
+        except OSError as error:  # of requests, when there is no response
             raise unreachable_error(self._uri, error) from error
-        except (ValidationError, KeyError, TypeError) as error:
-            raise not_nessie_error(self._uri) from error
 
 
 def _commit_meta(message: str, author: str, properties: Mapping[str, str]) -> dict[str, Any]:
     return {"message": message, "authors": [author], "properties": dict(properties)}
 
 
-def _reference(found: Any) -> Reference:  # pynessie is untyped
-    kind: Literal["BRANCH", "TAG"] = "TAG" if type(found).__name__ == "Tag" else "BRANCH"
-    return Reference(found.name, found.hash_, kind)
-
-
-def _quote_cel(text: str) -> str:
-    """A string literal of Nessie's filter language."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
 @cache
-def _load_pynessie() -> None:
+def _load_pynessie() -> Any:
     with warnings.catch_warnings():
-        # pynessie 0.67 declares its fields in marshmallow 3's old words; marshmallow is pinned below 4 for it.
+        # pynessie 0.67 uses deprecated arguments of marshmallow 3, which is pinned below 4 for it.
         warnings.filterwarnings("ignore", message="The 'default' argument to fields is deprecated")
-        importlib.import_module("pynessie")
-
-
-def _pynessie_client(uri: str, token: str | None) -> Any:
-    _load_pynessie()
-    import confuse
-    from pynessie import NessieClient
-
-    # Nothing is read: neither NESSIE_* variables nor a file of the user's decides who is asked, and how.
-    config = confuse.Configuration("nessie", read=False)
-    config.set(
-        {
-            "endpoint": uri.removesuffix("/v2") + "/v1",
-            "verify": True,
-            "auth": {"type": "bearer" if token else "none", "token": token},
-            "default_branch": "main",
-        }
-    )
-    return NessieClient(config)
+        return importlib.import_module("pynessie").NessieClient

@@ -1,7 +1,6 @@
-"""The embedded Nessie: one server per state folder, started by whoever needs it first, found by all others.
+"""The embedded Nessie: one server per state folder, started by the first process that needs it.
 
-`ensure_nessie` is the way to it. How the process is started stands in `process.py`, who may do what on it in
-`identity.py`; with `LAKESHARE_NESSIE_URI` set, the server there is used and none is started.
+With `LAKESHARE_NESSIE_URI` set, that server is used and none is started.
 """
 
 import fcntl
@@ -22,16 +21,8 @@ import psutil
 
 from lakeshare_pipelines.errors import NessieError
 from lakeshare_pipelines.file_lock import hold_lock, try_lock
-from lakeshare_pipelines.nessie.client import (
-    RULES,
-    JsonApi,
-    NessieEndpoint,
-    bypass_proxy,
-    format_public_key,
-    load_signing_key,
-    ref_path,
-    sign_token,
-)
+from lakeshare_pipelines.nessie import client
+from lakeshare_pipelines.nessie.client import JsonApi, NessieEndpoint, ref_path
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import NESSIE_JAR, ensure_jars, find_java
 from lakeshare_server.settings import make_private
@@ -42,7 +33,7 @@ STOP_S = 20
 PROBE_S = 10
 POLL_S = 0.05
 LOG_TAIL_LINES = 12
-# What its store and its log need to start with.
+# Space that its store and its log need.
 MIN_FREE_BYTES = 32 << 20
 LOG_LIMIT_BYTES = 10_000_000
 CLOCK_GRAIN_S = 2.0  # psutil derives a start time from the boot time, which moves when the clock is set
@@ -51,7 +42,7 @@ ADVICE = "See {log}; `lakeshare doctor` checks Java, the jars and the state fold
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """What the state file says about the process; `address` is None until it listens."""
+    """The process of the state file; `address` is None until it listens."""
 
     pid: int
     started_at: float
@@ -59,36 +50,28 @@ class ServerProcess:
 
     @property
     def uri(self) -> str:
-        """The v2 API."""
         return f"{self.address}/api/v2"
 
 
 def nessie_dir(settings: LakeSettings) -> Path:
-    """Folder of the embedded Nessie's store, key, lock and state file."""
+    """Returns the folder of the embedded Nessie's store, key, lock and state file."""
     return settings.state_dir / "nessie"
 
 
 def key_path(settings: LakeSettings) -> Path:
-    """The key that signs tokens."""
     return nessie_dir(settings) / "key.pem"
 
 
-def log_path(settings: LakeSettings) -> Path:
-    """Nessie's own log."""
-    return settings.logs_dir / "nessie.log"
-
-
 def read_state(settings: LakeSettings) -> ServerProcess | None:
-    """The process of the state file, when it is the one that was started and still runs."""
+    """Returns the process of the state file, if it still runs."""
     try:
-        server = ServerProcess(**json.loads(_record_path(settings).read_text()))
+        server = ServerProcess(**json.loads(_state_path(settings).read_text()))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
         return None
     return server if _process(server) is not None else None
 
 
 def is_responding(server: ServerProcess) -> bool:
-    """Whether it takes requests."""
     try:
         return httpx.get(f"{server.uri}/config", timeout=PROBE_S, trust_env=False).status_code in (200, 401)
     except httpx.HTTPError:
@@ -96,11 +79,7 @@ def is_responding(server: ServerProcess) -> bool:
 
 
 def require_disk_space(settings: LakeSettings) -> None:
-    """Refuse to start on a disk that is full: the process would end with words of its own about something else.
-
-    Raises:
-        NessieError: names the folder.
-    """
+    """Refuses to start on a full disk, for which the process reports other errors."""
     folder = nessie_dir(settings)
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
@@ -108,56 +87,59 @@ def require_disk_space(settings: LakeSettings) -> None:
             0,
             "DISK_FULL",
             f"the disk of {folder} has {free} bytes left and Nessie needs {MIN_FREE_BYTES} to start. Make "
-            "room there, or "
-            "set LAKESHARE_STATE_DIR to another disk",
+            "room there, or set LAKESHARE_STATE_DIR to another disk",
         )
 
 
 def start_process(settings: LakeSettings) -> ServerProcess:
-    """Start the process, detached from this one, and wait until it answers. Its address is not on record yet.
-
-    Raises:
-        JavaError: no Java 21.
-        DownloadError: the server's jar could not be had.
-        NessieError: it ended before it answered; its last words are in the message.
-    """
+    """Starts the process, detached from this one, and waits until it responds; the state file has no address yet."""
     java = find_java("nessie", settings)
     jar = ensure_jars(settings, [NESSIE_JAR])[NESSIE_JAR]
     stop_strays(settings)
     scratch = nessie_dir(settings) / "tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    log = log_path(settings)
-    _rotate_log(log)
-    seen = log.stat().st_size if log.exists() else 0
+    log = settings.logs_dir / "nessie.log"
+    make_private(log.parent)
+    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
+        log.replace(log.with_name(log.name + ".1"))
+    log_size = log.stat().st_size if log.exists() else 0
     server = _spawn(settings, [str(java.binary), *_options(settings), "-jar", str(jar)], log)
     write_state(settings, server)
-    return _await_listening(settings, server, log, seen)
+    return _await_listening(settings, server, log, log_size)
 
 
 def stop_process(settings: LakeSettings, server: ServerProcess) -> None:
-    """Stop the process, politely first, and forget it."""
+    _stop_if_running(server)
+    _state_path(settings).unlink(missing_ok=True)
+
+
+def _stop_if_running(server: ServerProcess) -> None:
     process = _process(server)
     if process is not None:
         _stop_os_process(process)
-    _record_path(settings).unlink(missing_ok=True)
 
 
 def stop_strays(settings: LakeSettings) -> None:
-    """End what a starter left behind that died before it could write the state file, or waits for nobody."""
-    for process in _find_strays(settings):
-        _stop_os_process(process)
-    _record_path(settings).unlink(missing_ok=True)
+    """Stops processes whose starter died before it wrote the state file."""
+    mark = f"-Dnessie.version.store.persist.rocks.database-path={nessie_dir(settings) / 'store'}"
+    for process in psutil.process_iter():
+        try:
+            if mark in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                _stop_os_process(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    _state_path(settings).unlink(missing_ok=True)
 
 
 def _options(settings: LakeSettings) -> Iterator[str]:
     folder = nessie_dir(settings)
     yield from ("-Xms64m", f"-Xmx{settings.nessie_memory}", f"-Djava.io.tmpdir={folder / 'tmp'}")
-    # Measured: ready in two thirds of the time or less, and in 215 MB instead of 300.
+    # Measured: starts in two thirds of the time, with 215 MB instead of 300.
     yield from ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     properties = {
         "nessie.version.store.type": "ROCKSDB",
-        "nessie.version.store.persist.rocks.database-path": _store(settings),
+        "nessie.version.store.persist.rocks.database-path": folder / "store",
         "quarkus.http.host": "127.0.0.1",
         "quarkus.http.port": "0",
         "quarkus.management.host": "127.0.0.1",
@@ -169,15 +151,15 @@ def _options(settings: LakeSettings) -> Iterator[str]:
         "nessie.server.authentication.enabled": "true",
         "quarkus.oidc.tenant-enabled": "true",
         "quarkus.oidc.application-type": "service",
-        "quarkus.oidc.public-key": format_public_key(load_signing_key(key_path(settings))),
+        "quarkus.oidc.public-key": client.format_public_key(client.load_signing_key(key_path(settings))),
         "nessie.server.authorization.enabled": "true",
     }
-    properties |= {f"nessie.server.authorization.rules.{name}": rule for name, rule in RULES.items()}
+    properties |= {f"nessie.server.authorization.rules.{name}": rule for name, rule in client.RULES.items()}
     yield from (f"-D{name}={value}" for name, value in properties.items())
 
 
 def _spawn(settings: LakeSettings, command: list[str], log: Path) -> ServerProcess:
-    """Through a shell that ends at once: the server has no parent whose end, or signals, could reach it."""
+    """Starts the process through a shell that ends at once: no parent's end or signals reach it."""
     script = '"$@" >>"$LAKESHARE_NESSIE_LOG" 2>&1 </dev/null & echo $!'
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("NESSIE_", "QUARKUS_"))
@@ -198,51 +180,39 @@ def _spawn(settings: LakeSettings, command: list[str], log: Path) -> ServerProce
         raise _not_started(log, 0) from error
 
 
-def _await_listening(settings: LakeSettings, server: ServerProcess, log: Path, seen: int) -> ServerProcess:
+def _await_listening(settings: LakeSettings, server: ServerProcess, log: Path, offset: int) -> ServerProcess:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        found = LISTENING.search(_text_after(log, seen))
+        found = LISTENING.search(_text_after(log, offset))
         if found is not None:
             listening = replace(server, address=found[1])
             if is_responding(listening):
                 return listening
         if _process(server) is None:
             require_disk_space(settings)
-            raise _not_started(log, seen)
+            raise _not_started(log, offset)
         time.sleep(POLL_S)
-    process = _process(server)
-    if process is not None:
-        _stop_os_process(process)
+    _stop_if_running(server)
     raise NessieError(0, "NOT_STARTED", f"it did not answer within {START_S} s. {ADVICE.format(log=log)}")
 
 
-def _not_started(log: Path, seen: int) -> NessieError:
-    last = "\n".join(_text_after(log, seen).splitlines()[-LOG_TAIL_LINES:])
+def _not_started(log: Path, offset: int) -> NessieError:
+    last = "\n".join(_text_after(log, offset).splitlines()[-LOG_TAIL_LINES:])
     return NessieError(
         0,
         "NOT_STARTED",
-        f"its process ended before it answered. {ADVICE.format(log=log)}. Its last words:\n{last}",
+        f"its process ended before it answered. {ADVICE.format(log=log)}. The end of its log:\n{last}",
     )
 
 
 def _process(server: ServerProcess) -> psutil.Process | None:
-    """The live process, if this pid still is the one that was started: pids are used again."""
+    """Returns the live process if its pid still is that of the started one: pids are reused."""
     try:
         process = psutil.Process(server.pid)
         is_same = abs(process.create_time() - server.started_at) < CLOCK_GRAIN_S
         return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.NoSuchProcess:
         return None
-
-
-def _find_strays(settings: LakeSettings) -> Iterator[psutil.Process]:
-    mark = f"-Dnessie.version.store.persist.rocks.database-path={_store(settings)}"
-    for process in psutil.process_iter():
-        try:
-            if mark in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
 
 
 def _stop_os_process(process: psutil.Process) -> None:
@@ -256,7 +226,7 @@ def _stop_os_process(process: psutil.Process) -> None:
 
 
 def _wait_for_end(process: psutil.Process, wait_s: float) -> bool:
-    # Not process.wait(): where nobody reaps orphans (a container without init) a zombie never goes away.
+    # Not process.wait(): in a container without init a zombie never goes away.
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
@@ -265,17 +235,13 @@ def _wait_for_end(process: psutil.Process, wait_s: float) -> bool:
     return False
 
 
-def _store(settings: LakeSettings) -> Path:
-    return nessie_dir(settings) / "store"
-
-
-def _record_path(settings: LakeSettings) -> Path:
+def _state_path(settings: LakeSettings) -> Path:
     return nessie_dir(settings) / "server.json"
 
 
 def write_state(settings: LakeSettings, server: ServerProcess) -> None:
-    """Write the state file, by which all others find the process."""
-    path = _record_path(settings)
+    """Writes the state file, by which other processes find the server."""
+    path = _state_path(settings)
     aside = path.with_suffix(".part")
     aside.write_text(json.dumps(asdict(server)))
     aside.replace(path)
@@ -287,23 +253,17 @@ def _text_after(log: Path, offset: int) -> str:
         return file.read().decode(errors="replace")
 
 
-def _rotate_log(log: Path) -> None:
-    make_private(log.parent)
-    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
-        log.replace(log.with_name(log.name + ".1"))
-
-
 AUTHOR = "lakeshare"
 
 
 def create_first_commit(uri: str, publisher_token: str | None) -> None:
-    """Give main its first commit; nothing happens when it has one."""
+    """Creates main's first commit, if it has none."""
     calls = JsonApi(uri, publisher_token)
     log = calls.get(f"{ref_path('main')}/history", {"max-records": 1})
     if log["logEntries"]:
         return
     root = calls.get(ref_path("main"))["reference"]["hash"]
-    # A commit needs an operation; this one changes nothing and expects nothing.
+    # A commit needs an operation; this one has no effect.
     unchanged = {"type": "UNCHANGED", "key": {"elements": [AUTHOR]}}
     body = {"commitMeta": {"message": "Begin", "authors": [AUTHOR]}, "operations": [unchanged]}
     calls.post(f"{ref_path('main@' + root)}/history/commit", body)
@@ -315,8 +275,6 @@ _shares: dict[Path, int] = {}
 
 @dataclass(frozen=True)
 class NessieStatus:
-    """How the server that belongs to these settings is doing."""
-
     uri: str | None
     is_embedded: bool
     is_running: bool
@@ -326,18 +284,18 @@ class NessieStatus:
 
 
 def ensure_nessie(settings: LakeSettings) -> NessieEndpoint:
-    """The endpoint of Nessie, started first when nobody has; tokens are fresh and live for a day.
+    """Returns the endpoint of Nessie, which is started if it does not run; tokens live for a day.
 
     Raises:
         NessieError: it did not start, or `LAKESHARE_NESSIE_URI` is no v2 address.
         JavaError: no Java 21 to start it with.
-        DownloadError: its jar could not be had.
+        DownloadError: its jar is not available.
     """
     return _ensure(settings)[0]
 
 
 def stop_nessie(settings: LakeSettings) -> bool:
-    """Stop the embedded server; whether there was one. Its state stays."""
+    """Stops the embedded server and returns whether it ran. Its state stays."""
     if settings.nessie_uri is not None or not nessie_dir(settings).exists():
         return False
     with _lock(settings):
@@ -351,11 +309,15 @@ def stop_nessie(settings: LakeSettings) -> bool:
 
 
 def nessie_status(settings: LakeSettings) -> NessieStatus:
-    """Whether it runs, without starting anything."""
-    if settings.nessie_uri is not None:
-        return NessieStatus(
-            settings.nessie_uri, is_embedded=False, is_running=_is_reachable(settings.nessie_uri)
-        )
+    """Returns the server's status, without starting it."""
+    uri = settings.nessie_uri
+    if uri is not None:
+        try:
+            JsonApi(uri, None).get("/config")
+            is_running = True
+        except NessieError as error:
+            is_running = error.status in (401, 403)
+        return NessieStatus(uri, is_embedded=False, is_running=is_running)
     server = read_state(settings)
     if server is None or server.address is None or not is_responding(server):
         return NessieStatus(None, is_embedded=True, is_running=False)
@@ -368,23 +330,19 @@ def nessie_status(settings: LakeSettings) -> NessieStatus:
 
 @contextmanager
 def nessie_for(settings: LakeSettings, keep: bool) -> Iterator[NessieEndpoint]:
-    """Nessie for the length of a `with` block; stopped at its end if it was started here and `keep` is false.
+    """Yields Nessie's endpoint; stops the server at the end if this call started it and `keep` is false.
 
-    A server that another process has come to use in the meantime is left running.
+    A server that another process uses meanwhile is left running.
     """
     endpoint, was_started = _ensure(settings)
     try:
         yield endpoint
     finally:
         if was_started and not keep:
-            _stop_unless_used(settings)
-
-
-def _stop_unless_used(settings: LakeSettings) -> None:
-    _unregister_user(settings)
-    with _users_path(settings).open("a") as users:
-        if try_lock(users):  # whoever comes to use it now waits here, finds it stopped and starts it again
-            stop_nessie(settings)
+            _unregister_user(settings)
+            with _users_path(settings).open("a") as users:
+                if try_lock(users):  # a new user waits for the lock, and starts the server again
+                    stop_nessie(settings)
 
 
 def _ensure(settings: LakeSettings) -> tuple[NessieEndpoint, bool]:
@@ -392,7 +350,12 @@ def _ensure(settings: LakeSettings) -> tuple[NessieEndpoint, bool]:
         return _get_configured_endpoint(settings), False
     try:
         nessie_dir(settings).mkdir(mode=0o700, parents=True, exist_ok=True)
-        _register_user(settings)
+        # A share of the lock that the kernel releases when this process ends.
+        path = _users_path(settings)
+        if path not in _shares:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            _shares[path] = descriptor
     except OSError as error:
         raise NessieError(
             0,
@@ -401,29 +364,30 @@ def _ensure(settings: LakeSettings) -> tuple[NessieEndpoint, bool]:
         ) from error
     server, was_started = _find_usable_server(settings), False
     if server is None:
-        server, was_started = _start_once(settings)
-    bypass_proxy(server.uri)
-    key = load_signing_key(key_path(settings))
-    endpoint = NessieEndpoint(server.uri, sign_token(key, "writer"), sign_token(key, "publisher"))
+        with _lock(settings):
+            # Another process may have started it meanwhile.
+            server = _find_usable_server(settings)
+            if server is None:
+                server, was_started = _start(settings), True
+    client.bypass_proxy(server.uri)
+    key = client.load_signing_key(key_path(settings))
+    endpoint = NessieEndpoint(
+        server.uri, client.sign_token(key, "writer"), client.sign_token(key, "publisher")
+    )
     return endpoint, was_started
 
 
-def _start_once(settings: LakeSettings) -> tuple[ServerProcess, bool]:
-    """Whoever gets the lock starts it; the others find it running when their turn comes."""
-    with _lock(settings):
-        server = _find_usable_server(settings)
-        if server is not None:
-            return server, False
-        require_disk_space(settings)
-        key = load_signing_key(key_path(settings))
-        server = start_process(settings)
-        create_first_commit(server.uri, sign_token(key, "publisher"))
-        write_state(settings, server)  # only now: what is on record with its address is whole
-        return server, True
+def _start(settings: LakeSettings) -> ServerProcess:
+    require_disk_space(settings)
+    key = client.load_signing_key(key_path(settings))
+    server = start_process(settings)
+    create_first_commit(server.uri, client.sign_token(key, "publisher"))
+    write_state(settings, server)  # with its address, now that it is complete
+    return server
 
 
 def _find_usable_server(settings: LakeSettings) -> ServerProcess | None:
-    """The server on record, if it answers and knows the key: one whose key was removed trusts nobody here."""
+    """Returns the recorded server if it responds and its key exists: it accepts no other key."""
     server = read_state(settings)
     if server is None or server.address is None or not key_path(settings).exists():
         return None
@@ -454,25 +418,8 @@ def _get_configured_endpoint(settings: LakeSettings) -> NessieEndpoint:
     return NessieEndpoint(uri, writer, publisher.get_secret_value() if publisher else writer)
 
 
-def _is_reachable(uri: str) -> bool:
-    try:
-        JsonApi(uri, None).get("/config")
-    except NessieError as error:
-        return error.status in (401, 403)
-    return True
-
-
 def _users_path(settings: LakeSettings) -> Path:
     return nessie_dir(settings) / "users"
-
-
-def _register_user(settings: LakeSettings) -> None:
-    """Be counted among the users until this process ends: the kernel drops the share, however it ends."""
-    path = _users_path(settings)
-    if path not in _shares:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        _shares[path] = descriptor
 
 
 def _unregister_user(settings: LakeSettings) -> None:

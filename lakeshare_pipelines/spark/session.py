@@ -1,9 +1,5 @@
-"""One Spark session for a run: the right Java, the pinned jars, its noise in a log file.
+"""The Spark session of a run: its Java, jars, catalogs at a Nessie ref, log file and errors."""
 
-Catalogs at a Nessie ref are added to a running session by `catalogs.py`; nothing here knows a table.
-"""
-
-import contextlib
 import hashlib
 import logging
 import os
@@ -16,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from lakeshare_pipelines.errors import DeliveryError, NessieError, PipelineError, SparkError
 from lakeshare_pipelines.settings import LakeSettings
@@ -32,19 +28,19 @@ MAIN_CATALOG = "lake"
 
 
 def make_catalog_name(ref: str) -> str:
-    """The Spark catalog of a ref: `lake` for main, the ref with `_` for what SQL forbids otherwise."""
+    """Returns the Spark catalog of a ref: `lake` for main, else the ref with `_` for special characters."""
     return MAIN_CATALOG if ref == "main" else re.sub(r"[^0-9A-Za-z]", "_", ref)
 
 
 def make_catalog_conf(settings: LakeSettings, endpoint: "NessieEndpoint", ref: str) -> dict[str, str]:
-    """Configuration of the Iceberg catalog at `ref`; Spark always carries the writer's token."""
+    """Returns the configuration of the Iceberg catalog at `ref`, always with the writer's token."""
     prefix = f"spark.sql.catalog.{make_catalog_name(ref)}"
     conf = {
         prefix: "org.apache.iceberg.spark.SparkCatalog",
         f"{prefix}.catalog-impl": "org.apache.iceberg.nessie.NessieCatalog",
         f"{prefix}.uri": endpoint.uri,
         f"{prefix}.ref": ref,
-        # Not as_uri(): Hadoop takes the %20 of a quoted blank for three characters of the folder's name.
+        # Not as_uri(): Hadoop does not decode a quoted blank.
         f"{prefix}.warehouse": f"file://{settings.warehouse}",
         f"{prefix}.cache-enabled": "false",
     }
@@ -57,7 +53,6 @@ def make_catalog_conf(settings: LakeSettings, endpoint: "NessieEndpoint", ref: s
 def attach_catalog(
     spark: "SparkSession", settings: LakeSettings, endpoint: "NessieEndpoint", ref: str
 ) -> str:
-    """Add the catalog of `ref` to the session and return its name."""
     for key, value in make_catalog_conf(settings, endpoint, ref).items():
         spark.conf.set(key, value)
     return make_catalog_name(ref)
@@ -77,7 +72,7 @@ exec {java} "$@"
 
 
 def prepare_java_home(java: Java, settings: LakeSettings) -> Path:
-    """The JAVA_HOME to start Spark with: the Java's own, or a folder whose `java` drops one argument."""
+    """Returns the JAVA_HOME for Spark: the Java's own, or a folder whose `java` drops one argument."""
     if has_module(java, VECTOR_MODULE):
         return java.home
     script = SCRIPT.format(module=VECTOR_MODULE, java=shlex.quote(str(java.binary)))
@@ -89,13 +84,12 @@ def prepare_java_home(java: Java, settings: LakeSettings) -> Path:
 
 
 def has_module(java: Java, module: str) -> bool:
-    """Whether the Java was built with this module."""
     listed = subprocess.run([java.binary, "--list-modules"], capture_output=True, text=True, check=True)
     return any(line.split("@")[0] == module for line in listed.stdout.splitlines())
 
 
 def _build(home: Path, java: Java, script: str) -> None:
-    """Built aside and renamed into place, so that nobody starts from half of it."""
+    """Builds the folder under another name and renames it: a partial folder is never used."""
     home.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{home.name}-", dir=home.parent))
     for entry in java.home.iterdir():
@@ -109,7 +103,7 @@ def _build(home: Path, java: Java, script: str) -> None:
         aside.rename(home)
     except OSError:
         shutil.rmtree(aside)
-        # Another process may have been first: its folder serves as well.
+        # Another process may have built it.
         if not (home / "bin" / "java").exists():
             raise
 
@@ -121,11 +115,8 @@ EXTENSIONS = (
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 )
 
-# What any session may set for itself; behind Spark Connect nothing else can be.
-SESSION_CONF: Mapping[str, str] = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.ansi.enabled": "true",
-}
+# What every session sets; behind Spark Connect nothing else can be set.
+SESSION_CONF: Mapping[str, str] = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
 
 DRIVER_CONF: Mapping[str, str] = {
     "spark.sql.extensions": ",".join(EXTENSIONS),
@@ -137,9 +128,9 @@ DRIVER_CONF: Mapping[str, str] = {
 LOCAL_CONF: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Delta's defaults are made for clusters: 50-task snapshots, a 10,000-task stage in VACUUM.
+    # Delta's defaults are for clusters: 50-task snapshots, a 10,000-task stage in VACUUM.
     "spark.sql.shuffle.partitions": "2",
-    # With two partitions there is little to adapt, and it makes every stage a job: 42 jobs for a small day, not 19.
+    # Makes every stage a job: 42 jobs instead of 19 for a small day.
     "spark.sql.adaptive.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
@@ -147,7 +138,7 @@ LOCAL_CONF: Mapping[str, str] = {
 
 
 def make_session_conf(settings: LakeSettings) -> dict[str, str]:
-    """The session's configuration for the mode in `settings`, without any Nessie catalog."""
+    """Returns the session's configuration for the mode in `settings`, without Nessie catalogs."""
     conf = {"spark.app.name": "lakeshare", **SESSION_CONF}
     if settings.spark_mode == "connect":
         return conf
@@ -158,29 +149,28 @@ def make_session_conf(settings: LakeSettings) -> dict[str, str]:
     conf["spark.jars"] = ",".join(str(path) for path in jars.values())
     # NessieCatalog and the DeltaCatalog are loaded by the driver's own loader.
     conf["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in jars.values())
-    # As a URI: Java options are split at blanks, and a folder may have one in its name.
-    log4j = f"-Dlog4j2.configurationFile={_log4j_file(settings).as_uri()}"
+    log4j_file = settings.logs_dir / "log4j2.properties"
+    if not log4j_file.exists():
+        make_private(log4j_file.parent)
+        log4j_file.write_text(LOG4J)
+    # As a URI: Java options are split at blanks, which a folder's name may contain.
+    log4j = f"-Dlog4j2.configurationFile={log4j_file.as_uri()}"
     conf["spark.driver.extraJavaOptions"] = f"{log4j} {settings.spark_driver_options}".strip()
     if settings.spark_mode == "local":
         conf |= LOCAL_CONF
-        # Derby and the SQL warehouse would otherwise be made in whichever folder the run was started.
+        # Derby and the SQL warehouse are otherwise created in the working directory.
         conf["spark.sql.warehouse.dir"] = f"file://{settings.state_dir / 'spark-warehouse'}"
     return conf
 
 
 def prepare_folders(settings: LakeSettings) -> None:
-    """Make the folders of state and tables for their owner: Spark would make them for everybody to read."""
+    """Creates the folders of state and tables privately: Spark would make them readable by all."""
     for folder in (settings.state_dir, settings.warehouse):
         make_private(folder)
 
 
 def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
-    """Start the driver's JVM with the chosen Java and its output in `logs/spark.log`; again if it died.
-
-    Raises:
-        JavaError: no usable Java.
-        SparkError: the JVM did not start; the log file is named.
-    """
+    """Starts the driver's JVM with its output in `logs/spark.log`; starts it again if it died."""
     if settings.spark_mode == "connect":
         return
     prepare_folders(settings)
@@ -189,7 +179,7 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
     from pyspark.java_gateway import launch_gateway
 
     if settings.spark_mode == "local":
-        # Else workers run whichever python3 is first on the PATH, which may be another version, or none.
+        # Otherwise workers run the first python3 on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _forget_dead_driver()
     if SparkContext._active_spark_context is not None:
@@ -199,7 +189,8 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
     try:
         if SparkContext._gateway is None:
             home = prepare_java_home(find_java("spark", settings), settings)
-            with _spark_log(log_path) as out, _java_home(home):
+            make_private(log_path.parent)
+            with log_path.open("ab") as out, _java_home(home):
                 gateway = launch_gateway(  # type: ignore[no-untyped-call]  # PySpark's own start, untyped
                     spark_conf, popen_kwargs={"stdout": out, "stderr": subprocess.STDOUT}
                 )
@@ -213,9 +204,9 @@ def start_driver(settings: LakeSettings, conf: Mapping[str, str]) -> None:
         ) from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def spark_session(settings: LakeSettings) -> Iterator["SparkSession"]:
-    """A session for the length of a `with` block, stopped at its end."""
+    """Yields a session that is stopped at the end of the block."""
     session = open_session(settings)
     try:
         yield session
@@ -224,11 +215,7 @@ def spark_session(settings: LakeSettings) -> Iterator["SparkSession"]:
 
 
 def open_session(settings: LakeSettings) -> "SparkSession":
-    """A session in the mode of `settings`, to be ended with `stop_session`.
-
-    Raises:
-        JavaError, SparkError: as `start_driver`; or no address is set for mode connect.
-    """
+    """Opens a session in the mode of `settings`, to be ended with `stop_session`."""
     from pyspark.sql import SparkSession
 
     conf = make_session_conf(settings)
@@ -246,7 +233,7 @@ def open_session(settings: LakeSettings) -> "SparkSession":
 
 
 def stop_session(session: "SparkSession") -> None:
-    """Stop the session; a driver that already died has nothing left to stop."""
+    """Stops the session; a dead driver is ignored."""
     from py4j.protocol import Py4JError
 
     try:
@@ -257,15 +244,15 @@ def stop_session(session: "SparkSession") -> None:
 
 
 def driver_pid() -> int | None:
-    """Process id of the driver JVM this process started; None when there is none."""
+    """Returns the process id of the running driver JVM that this process started, else None."""
     driver = _driver()
     return driver.pid if driver is not None and driver.poll() is None else None
 
 
 def has_driver_ended(wait_s: float = 0) -> bool:
-    """Whether the driver JVM this process started has ended, or does within `wait_s`.
+    """Whether the driver JVM has ended, or does within `wait_s`.
 
-    Never of a driver that somebody else started: behind Spark Connect, or a spark-submit that started this process.
+    False for a driver that another process started: behind Spark Connect, or spark-submit.
     """
     driver = _driver()
     if driver is None:
@@ -278,16 +265,16 @@ def has_driver_ended(wait_s: float = 0) -> bool:
 
 
 def driver_exit_code() -> int | None:
-    """Exit code of the driver JVM this process started; None while it runs, or when there is none."""
+    """Returns the exit code of the driver JVM; None while it runs, or if there is none."""
     driver = _driver()
     return None if driver is None else driver.poll()
 
 
 def _driver() -> "subprocess.Popen[bytes] | None":
-    """The process of PySpark's gateway. spark-submit and our stand-in for `java` both exec: it is the JVM itself."""
+    """Returns the process of PySpark's gateway. spark-submit and our script for `java` exec: it is the JVM itself."""
     from pyspark import SparkContext
 
-    # By vars(): what a gateway itself lacks, as one that PySpark did not start, getattr() looks up in the JVM.
+    # vars(), because getattr() of a gateway without the attribute asks the JVM.
     gateway = SparkContext._gateway
     return None if gateway is None else vars(gateway).get("proc")
 
@@ -298,15 +285,12 @@ def _forget_dead_driver() -> None:
 
     if not has_driver_ended():
         return
-    # PySpark keeps a killed JVM's gateway for ever; these are the places it keeps it in.
-    SparkContext._gateway = None
-    SparkContext._jvm = None
-    SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None
-    SparkSession._activeSession = None
+    # PySpark keeps the gateway of a killed JVM in these.
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-@contextlib.contextmanager
+@contextmanager
 def _java_home(home: Path) -> Iterator[None]:
     before = os.environ.get("JAVA_HOME")
     os.environ["JAVA_HOME"] = str(home)
@@ -317,13 +301,6 @@ def _java_home(home: Path) -> Iterator[None]:
             del os.environ["JAVA_HOME"]
         else:
             os.environ["JAVA_HOME"] = before
-
-
-@contextlib.contextmanager
-def _spark_log(path: Path) -> Iterator[IO[bytes]]:
-    make_private(path.parent)
-    with path.open("ab") as out:
-        yield out
 
 
 LOG4J = """\
@@ -337,14 +314,6 @@ appender.out.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
-def _log4j_file(settings: LakeSettings) -> Path:
-    path = settings.logs_dir / "log4j2.properties"
-    if not path.exists():
-        make_private(path.parent)
-        path.write_text(LOG4J)
-    return path
-
-
 NESSIE_GONE = ("HttpClientException", "NessieServiceException", "NessieBackendThrottled")
 DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 NO_MEMORY = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exceeded")
@@ -356,14 +325,14 @@ ENDING_S = 5
 
 @contextmanager
 def translate_errors(settings: LakeSettings, doing: str, files: Sequence[Path] = ()) -> Iterator[None]:
-    """Turn Spark's exceptions inside the block into ours, with what to do; what is not known passes unchanged.
+    """Turns Spark's exceptions in the block into PipelineErrors; unknown ones pass unchanged.
 
-    `files` are those that are read in the block: where memory does not suffice, one of them is named.
+    `files` are read in the block: an error about memory names one of them.
 
     Raises:
         SparkError: the driver that this process started has ended, memory did not suffice, or a disk is full.
         DeliveryError: a value of a file is longer than a line may be.
-        NessieError: the catalog does not answer.
+        NessieError: the catalog does not respond.
     """
     try:
         yield
@@ -379,8 +348,12 @@ def translate_errors(settings: LakeSettings, doing: str, files: Sequence[Path] =
 def _translate_error(
     settings: LakeSettings, doing: str, files: Sequence[Path], error: Exception
 ) -> PipelineError | None:
-    # First: PySpark's exceptions ask the driver for their own text.
-    if _is_driver_gone(error):
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    # First, because PySpark's exceptions request their text from the driver. A killed JVM's connections close a moment
+    # before its process ends.
+    is_cut_off = isinstance(error, ConnectionError | Py4JError) and not isinstance(error, Py4JJavaError)
+    if has_driver_ended(wait_s=ENDING_S if is_cut_off else 0):
         if driver_exit_code() == NO_MEMORY_EXIT:
             return _make_memory_error(settings, doing, files, "")
         log = settings.logs_dir / "spark.log"
@@ -404,31 +377,20 @@ def _translate_error(
         return NessieError(
             0,
             "UNREACHABLE",
-            f"{doing}: the catalog does not answer; run again, `lakeshare doctor` looks at it",
+            f"{doing}: the catalog does not answer; run again, `lakeshare doctor` checks it",
         )
     return None
 
 
 def _make_memory_error(settings: LakeSettings, doing: str, files: Sequence[Path], text: str) -> SparkError:
-    named = [file for file in files if file.name in text]
-    there = [file for file in files if file.exists()]
-    if named:
+    where = ""
+    if named := [file for file in files if file.name in text]:
         where = f" while it read {named[0].parent.name}/{named[0].name}"
-    elif there:
-        largest = max(there, key=lambda file: file.stat().st_size)
+    elif present := [file for file in files if file.exists()]:
+        largest = max(present, key=lambda file: file.stat().st_size)
         where = f"; the largest file it read is {largest.parent.name}/{largest.name}"
-    else:
-        where = ""
     return SparkError(
         f"{doing}: Spark ran out of memory{where}",
         f"raise LAKESHARE_SPARK_DRIVER_MEMORY (it is {settings.spark_driver_memory}), lower LAKESHARE_MAX_LINE_MB "
         f"(it is {settings.max_line_mb}) so that long lines are refused, or deliver smaller files, then run again",
     )
-
-
-def _is_driver_gone(error: Exception) -> bool:
-    from py4j.protocol import Py4JError, Py4JJavaError
-
-    # A killed JVM's connections close a moment before its process has ended.
-    is_cut_off = isinstance(error, ConnectionError | Py4JError) and not isinstance(error, Py4JJavaError)
-    return has_driver_ended(wait_s=ENDING_S if is_cut_off else 0)

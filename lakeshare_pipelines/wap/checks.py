@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import Drift, Reference, Rule, SetContract, Table
-from lakeshare_pipelines.contracts.build import EXPECTATIONS, UNIQUENESS, list_rule_columns
+from lakeshare_pipelines.contracts.model import EXPECTATIONS, UNIQUENESS, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.wap.staged import Finding, Severity, StagedTable, format_percentage
 

@@ -1,4 +1,4 @@
-"""Where tables' files are: one small interface for reading local disks and object stores."""
+"""Stores of table files: locations, reading, signed URLs and temporary credentials."""
 
 from lakeshare_server.storage.locations import ParsedLocation, normalise_location, parse_location
 from lakeshare_server.storage.remote import LASTING, LocalSigner, StoredObject, TemporaryCredentials, load_key

@@ -1,6 +1,6 @@
-"""How a location is spelt: a local one as an absolute path, any other as `scheme://root/key` of its store.
+"""Locations: a local one is an absolute path, any other `scheme://root/key`.
 
-Keys are exact text: nothing here encodes, decodes or folds one. Spellings of other tools become ours.
+Keys are exact text, never encoded, decoded or folded. Forms of other tools are normalised.
 """
 
 import posixpath
@@ -35,7 +35,7 @@ _SPELLINGS = (
 
 @dataclass(frozen=True)
 class ParsedLocation:
-    """A location taken apart: the kind of store, its root (`""` for the local disk) and the key below it."""
+    """The parts of a location: kind of store, root (`""` for the local disk) and key below it."""
 
     kind: str
     root: str
@@ -43,68 +43,58 @@ class ParsedLocation:
 
     @property
     def location(self) -> str:
-        """The location in our spelling."""
         return self.key if self.kind == LOCAL else f"{self.root}/{self.key}" if self.key else self.root
 
     @property
     def bucket(self) -> str:
-        """The bucket, or the container."""
         return self.root.partition("://")[2].partition("@")[0]
 
 
 def parse_location(location: str, azure_account: str | None = None) -> ParsedLocation:
-    """Take a location in any known spelling apart; `azure_account` completes one that names a container only.
+    """Parses a location in any known form; `azure_account` completes one that names a container only.
 
     Raises:
         BadRequest: it is relative, of an unknown scheme or without a bucket.
     """
     if location.startswith("/"):
         return ParsedLocation(LOCAL, "", location)
-    spelt = _SCHEME.match(location)
-    if spelt is None:
-        raise BadRequest("location", _redact(location), _SPELLINGS)
-    scheme, rest = spelt[1].lower(), location[spelt.end() :]
-    if scheme == "file":
+    scheme = _SCHEME.match(location)
+    kind = _SCHEMES.get(scheme[1].lower()) if scheme else None
+    rest = location[scheme.end() :] if scheme else ""
+    if scheme and scheme[1].lower() == "file":
         return ParsedLocation(LOCAL, "", "/" + rest.removeprefix("//localhost/").lstrip("/"))
-    kind = _SCHEMES.get(scheme)
     if kind is None or not rest.startswith("//"):
         raise BadRequest("location", _redact(location), _SPELLINGS)
     root, _, key = rest[2:].partition("/")
-    return ParsedLocation(kind, f"{_SPELT[kind]}://{_root(kind, root, location, azure_account)}", key)
+    if kind == AZURE:
+        if "@" not in root and azure_account:
+            root = f"{root}@{azure_account}.dfs.core.windows.net"
+        parts = _AZURE_ROOT.fullmatch(root)
+        if parts is None:
+            hint = (
+                "Spell it abfss://container@account.dfs.core.windows.net/key, or set LAKESHARE_AZURE_ACCOUNT."
+            )
+            raise BadRequest("location", _redact(location), hint)
+        root = f"{parts[1]}@{parts[2].lower()}.dfs.{parts[3].lower()}"
+    elif not _ROOT.fullmatch(root):
+        raise BadRequest("location", _redact(location), "It names no bucket. " + _SPELLINGS)
+    return ParsedLocation(kind, f"{_SPELT[kind]}://{root}", key)
 
 
 def normalise_location(location: str, azure_account: str | None = None) -> str:
-    """The location in our own spelling: the same object has the same text.
-
-    Raises:
-        BadRequest: it is relative, of an unknown scheme or without a bucket.
-    """
+    """Returns the normalised location: the same object has the same text."""
     return parse_location(location, azure_account).location
 
 
 def azure_host(place: ParsedLocation) -> tuple[str, str]:
-    """The account of an Azure place and the domain of its cloud, `core.windows.net` for most."""
+    """Returns the account of an Azure location and the domain of its cloud, such as `core.windows.net`."""
     account, _, domain = place.root.partition("@")[2].partition(".dfs.")
     return account, domain
 
 
-def _root(kind: str, root: str, location: str, azure_account: str | None) -> str:
-    if kind != AZURE:
-        if not _ROOT.fullmatch(root):
-            raise BadRequest("location", _redact(location), "It names no bucket. " + _SPELLINGS)
-        return root
-    if "@" not in root and azure_account:
-        root = f"{root}@{azure_account}.dfs.core.windows.net"
-    spelt = _AZURE_ROOT.fullmatch(root)
-    if spelt is None:
-        hint = "Spell it abfss://container@account.dfs.core.windows.net/key, or set LAKESHARE_AZURE_ACCOUNT."
-        raise BadRequest("location", _redact(location), hint)
-    return f"{spelt[1]}@{spelt[2].lower()}.dfs.{spelt[3].lower()}"
-
-
 def _redact(location: str) -> str:
-    """The location without what may be a password or a signature in it."""
-    # Keys of AWS hold slashes, and whoever copies a signed URL may change its scheme.
+    """Removes possible passwords and signatures."""
+    # AWS keys may hold slashes, and a copied signed URL may have another scheme.
     return re.sub(r"(?s)//[^@]*:.*@", "//…@", re.sub(r"(?s)\?.*", "?…", location))
 
 
@@ -112,9 +102,9 @@ NOT_PLAIN = r"[%:]|//|/\.|^[/.]"
 
 
 def local_path(location: str) -> str:
-    """A `file:` URI in any of its spellings, or a path, as a path; other URIs stay as they are.
+    """Returns the path of a `file:` URI; other locations stay unchanged.
 
-    Nothing is decoded: Iceberg and Hadoop write `file:/a b` as it is.
+    Nothing is decoded: Iceberg and Hadoop write `file:/a b` without encoding.
     """
     if not location.startswith("file:"):
         return location
@@ -122,12 +112,12 @@ def local_path(location: str) -> str:
 
 
 def from_uri(location: str) -> str:
-    """Like `local_path`, for a location in which `%20` stands for a space when it is a `file:` URI."""
+    """Returns the same for an encoded location: `%20` in a `file:` URI is a space."""
     return unquote(local_path(location)) if location.startswith("file:") else location
 
 
 def find_root(location: str) -> str:
-    """The store a location is in: `scheme://bucket`, or nothing for the local disk."""
+    """Returns the store of a location: `scheme://bucket`, or `""` for the local disk."""
     if location.startswith("/"):
         return ""
     parts = urlsplit(location)
@@ -135,7 +125,7 @@ def find_root(location: str) -> str:
 
 
 def find_outside_files(location: str, files: pa.Table) -> list[str]:
-    """The files and deletion vectors outside of the table's own location; nearly always there are none."""
+    """Returns the files and deletion vectors outside of the table's own location."""
     found: list[str] = []
     for name in ("path", "dv_path"):
         if name in files.column_names:
@@ -148,46 +138,42 @@ def find_outside_files(location: str, files: pa.Table) -> list[str]:
 
 
 def find_roots(location: str, others: Iterable[str]) -> set[str]:
-    """The stores that a table and its files elsewhere are in; of those on the server's own disk, the folders."""
-    return {
-        find_root(location),
-        *(_folder_of(path) if path.startswith("/") else find_root(path) for path in others),
-    }
+    """Returns the stores of a table and its outside files; of files on the local disk, the folders."""
+    roots = {find_root(location)}
+    for path in others:
+        if not path.startswith("/"):
+            roots.add(find_root(path))
+            continue
+        # Without the folders of partitions, of which a table may have thousands.
+        folder = posixpath.dirname(posixpath.normpath(path))
+        while "=" in posixpath.basename(folder):
+            folder = posixpath.dirname(folder)
+        roots.add(folder)
+    return roots
 
 
 def is_absolute(name: str) -> bool:
-    """Whether a file's name says where it is without knowing the table's root."""
     return name.startswith("/") or bool(urlsplit(name).scheme)
 
 
 def resolve_names(root: str, names: pa.Array) -> pa.Array:
-    """Absolute locations of a Delta log's files, whose names are URL-encoded and mostly relative; null for none."""
+    """Returns absolute locations of a Delta log's files, whose names are URL-encoded and mostly relative."""
     root = root.rstrip("/") + "/"
     if not pc.any(pc.match_substring_regex(names, NOT_PLAIN), min_count=0).as_py():
         return pc.binary_join_element_wise(root, names, "")
-    resolved = [None if name is None else _resolve(root, name) for name in names.to_pylist()]
+    resolved: list[str | None] = []
+    for name in names.to_pylist():
+        if name is None:
+            resolved.append(None)
+            continue
+        location = local_path(unquote(name) if is_absolute(name) else root + unquote(name))
+        # Clients fold dots in a signed URL's path, which invalidates its signature.
+        resolved.append(posixpath.normpath(location) if location.startswith("/") else location)
     return pa.array(resolved, pa.string())
 
 
-def _folder_of(path: str) -> str:
-    """The folder that a local file is in, without those of its partitions: of these a table may have thousands."""
-    folder = posixpath.dirname(posixpath.normpath(path))
-    while "=" in posixpath.basename(folder):
-        folder = posixpath.dirname(folder)
-    return folder
-
-
-def _resolve(root: str, name: str) -> str:
-    decoded = unquote(name)
-    if not is_absolute(name):
-        decoded = root + decoded
-    location = local_path(decoded)
-    # A signed URL with dots in its path would be folded by clients, and its signature not match any more.
-    return posixpath.normpath(location) if location.startswith("/") else location
-
-
 def byte_strings(values: pa.StringArray) -> list[bytes]:
-    """The UTF-8 of each text of a column without nulls."""
+    """Returns the UTF-8 of each text of a column without nulls."""
     _, offsets, characters = values.buffers()
     if characters is None:
         return [b""] * len(values)
@@ -198,7 +184,7 @@ def byte_strings(values: pa.StringArray) -> list[bytes]:
 
 
 def is_printable(values: pa.StringArray) -> bool:
-    """Whether no text of a column has a character below the space: no line breaks, no tabs."""
+    """Whether no text of a column has a control character below the space."""
     characters = _characters(values)
     if not len(characters):
         return True
@@ -207,15 +193,14 @@ def is_printable(values: pa.StringArray) -> bool:
 
 
 def is_plain(values: pa.StringArray, *, without: bytes = b"") -> bool:
-    """Whether no text of a column has a backslash, a control character, DEL included, or the character `without`."""
+    """Whether no text of a column has a backslash, a control character (with DEL) or the character `without`."""
     if not is_printable(values):
         return False
     text = memoryview(_characters(values)).tobytes()
-    return all(found not in text for found in (b"\\", b"\x7f", without) if found)
+    return all(character not in text for character in (b"\\", b"\x7f", without) if character)
 
 
 def _characters(values: pa.StringArray) -> pa.Buffer:
-    """The UTF-8 of all texts of a column, one after the other."""
     _, offsets, characters = values.buffers()
     if characters is None:
         return pa.py_buffer(b"")
@@ -225,12 +210,12 @@ def _characters(values: pa.StringArray) -> pa.Buffer:
 
 
 def texts(values: Sequence[bytes]) -> pa.StringArray:
-    """UTF-8 texts as a column. `pa.array` would import pandas to ask whether a list is one of its own."""
+    """Returns UTF-8 texts as a column. `pa.array` would import pandas."""
     ends = array("i", accumulate(map(len, values), initial=0))
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), pa.py_buffer(b"".join(values)))
 
 
 def texts_of_width(characters: bytes, width: int) -> pa.StringArray:
-    """A column of ASCII texts that are all `width` characters long and stand one after the other."""
+    """Returns a column of ASCII texts of `width` characters each."""
     ends = array("i", range(0, len(characters) + 1, width))
     return pa.StringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(characters))

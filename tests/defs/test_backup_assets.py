@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 from lakeshare_pipelines.backup.config import Backup, find_backup
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.defs.backup import backup_definitions, backup_key, backup_maintenance
-from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
+from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.sets import a_contract
 from tests.builders.slack import SlackStandIn, slack_stand_in

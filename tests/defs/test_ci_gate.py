@@ -6,7 +6,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from lakeshare_pipelines.cli.ci_gate import UnknownSelection, find_failed_checks
+from lakeshare_pipelines.definitions import find_failed_checks
+from lakeshare_pipelines.errors import UnknownSelection
 
 DEPARTURES, DELAYS = dg.AssetKey(["flights", "departures"]), dg.AssetKey(["flights", "daily_delays"])
 BOTH = "flights/departures,flights/daily_delays"

@@ -3,7 +3,7 @@
 import dagster as dg
 import pytest
 
-from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
+from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
 from lakeshare_pipelines.wap.staged import Lake
 
 

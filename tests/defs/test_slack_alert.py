@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from lakeshare_pipelines.defs.resources import alert_failed_audit
+from lakeshare_pipelines.defs.wap import alert_failed_audit
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.staged import Staged, Verdict, Verdicts
 from tests.builders.slack import SlackStandIn, slack_stand_in

@@ -8,9 +8,8 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.definitions import defs
-from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
 from lakeshare_pipelines.defs.share import snowflake_tables
-from lakeshare_pipelines.defs.wap import table_key, wap_set
+from lakeshare_pipelines.defs.wap import LakeResource, SparkResource, table_key, wap_set
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Ledger, open_catalog
 from tests.builders.publications import a_publication

@@ -8,8 +8,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.defs import wap
-from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
-from lakeshare_pipelines.defs.wap import landing_asset, table_key, wap_set
+from lakeshare_pipelines.defs.wap import LakeResource, SparkResource, landing_asset, table_key, wap_set
 from lakeshare_pipelines.ingest import find_delivery
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.checks import list_checks

@@ -7,8 +7,8 @@ import dagster as dg
 import pytest
 from sqlalchemy import update
 
-from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
 from lakeshare_pipelines.defs.share import usage_checks
+from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
 from lakeshare_pipelines.share.shares import find_silent_recipients, find_usage_spikes
 from lakeshare_server.catalog import Catalog, Recipients, open_catalog
 from lakeshare_server.catalog.audit import prune

@@ -11,8 +11,7 @@ import dagster as dg
 import pytest
 
 from lakeshare_pipelines.contracts import SetContract
-from lakeshare_pipelines.defs.resources import LakeResource, SparkResource
-from lakeshare_pipelines.defs.wap import wap_set
+from lakeshare_pipelines.defs.wap import LakeResource, SparkResource, wap_set
 from lakeshare_pipelines.errors import BranchMoved, NoSuchPublication, NotAudited, SnowflakeError
 from lakeshare_pipelines.share.publication import publish, publish_or_replay, retry, rollback
 from lakeshare_pipelines.share.snowflake import find_published, require_readable

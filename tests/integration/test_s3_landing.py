@@ -17,7 +17,7 @@ from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.errors import DeliveryError, StoreError
 from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.ingest import find_deliveries, find_delivery
-from lakeshare_pipelines.ingest.s3_landing import fetch_deliveries
+from lakeshare_pipelines.ingest.delivery import fetch_deliveries
 from lakeshare_pipelines.settings import LakeSettings
 from tests.integration.processes import free_ports
 from tests.integration.s3_server import S3Server, S3User, a_client, running_s3

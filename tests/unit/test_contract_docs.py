@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.contracts.build import EXPECTATIONS
 from lakeshare_pipelines.contracts.document import (
     ColumnExtras,
     DriftExtras,
@@ -18,6 +17,7 @@ from lakeshare_pipelines.contracts.document import (
     TableExtras,
     ViewExtras,
 )
+from lakeshare_pipelines.contracts.model import EXPECTATIONS
 from lakeshare_pipelines.ingest.delivery import FORMAT_BY_SUFFIX
 
 TEXT = (Path(__file__).parents[2] / "docs/reference/contract.md").read_text()

@@ -3,7 +3,7 @@
 import great_expectations.expectations as gx
 import pytest
 
-from lakeshare_pipelines.contracts.build import EXPECTATIONS, make_rule_name
+from lakeshare_pipelines.contracts.model import EXPECTATIONS, make_rule_name
 
 
 def class_of(expectation: str) -> type:

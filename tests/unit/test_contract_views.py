@@ -159,7 +159,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "of whoever reads": (
         VIEW.replace("amount > 3", "\"id = current_recipient('x')\""), "cannot know who reads it", "perRecipient",
     ),
-    "per a column it does not have": (per("email"), "speaks of 'email'", "Put it into its columns"),
+    "per a column it does not have": (per("email"), "names 'email'", "Put it into its columns"),
     "per a column that is there": (per("{column: Email, value: id}"), "has a value for 'Email'", "another name"),
     "per no property": (per("{column: id, property: \"a'b\"}"), "cannot be \"a'b\"", "pattern"),
     "per a month": (

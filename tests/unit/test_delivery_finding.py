@@ -87,7 +87,7 @@ def test_a_manifest_makes_a_delivery_complete_when_all_its_files_are_there(tmp_p
     [
         (
             {"_manifest.json": manifest(departures__csv={"size": 3})},
-            "departures.csv has 10 bytes, _manifest.json says 3",
+            "departures.csv has 10 bytes, _manifest.json has 3",
         ),
         ({"_manifest.json": manifest(departures__csv={"sha256": "0" * 64})}, "another SHA-256"),
         (

@@ -160,7 +160,7 @@ import sys
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import jars
 jar = jars.PinnedJar("small", sys.argv[1], int(sys.argv[2]), sys.argv[3])
-jars.pinned = lambda: {"small": jar}
+jars.load_pinned_jars = lambda: {"small": jar}
 jars.ensure_jars(LakeSettings(state_dir=sys.argv[4], cache_dir=sys.argv[5], maven_repository=sys.argv[6]), ["small"])
 """
 

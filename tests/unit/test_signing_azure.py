@@ -10,7 +10,7 @@ from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import parse_location
-from lakeshare_server.storage.azure import AzureAccess, AzureUrls, azure_signer, to_delegation_key
+from lakeshare_server.storage.azure import AzureAccess, azure_signer, to_delegation_key
 from tests.builders.keys import AWKWARD_KEYS
 
 NOW_S = int(dt.datetime(2026, 11, 21, 14, 34, 41, tzinfo=dt.UTC).timestamp())
@@ -61,8 +61,8 @@ def test_urls_are_those_of_azure(endpoint: str, by: str) -> None:
     assert "sp=r&" in theirs, "by which the Python client knows a URL"
 
 
-def urls(**settings: str) -> AzureUrls:
-    return AzureUrls(AzureAccess(ServerSettings(_env_file=None, **settings), Services()))
+def urls(**settings: str) -> AzureAccess:
+    return AzureAccess(ServerSettings(_env_file=None, **settings), Services())
 
 
 def test_a_key_of_one_account_signs_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_a_key_of_one_account_signs_nothing_of_another(monkeypatch: pytest.Monke
         .sign([b"x"])[0]
         .startswith(b"https://acct.blob.core.windows.net/lake/x?")
     )
-    monkeypatch.setattr(AzureUrls, "_lend", lambda *_: pytest.fail("asks Azure, as it should"))
+    monkeypatch.setattr(AzureAccess, "_request_key", lambda *_: pytest.fail("asks Azure, as it should"))
     with pytest.raises(pytest.fail.Exception, match="as it should"):
         made.signer(parse_location("abfss://lake@other.dfs.core.windows.net/t"), 60, NOW_S)
 
@@ -85,7 +85,7 @@ def test_a_url_never_lives_longer_than_the_key_that_was_lent(monkeypatch: pytest
         until = dt.datetime.fromtimestamp(now_s + min(life_s, 7200), dt.UTC)
         return to_delegation_key(lent(until.strftime("%Y-%m-%dT%H:%M:%SZ")))
 
-    monkeypatch.setattr(AzureUrls, "_lend", lend)
+    monkeypatch.setattr(AzureAccess, "_request_key", lend)
     made = urls()
     assert made.signer(PLACE, 3600, NOW_S).expires_at_ms == (NOW_S + 3600) * 1000
     assert made.signer(PLACE, 3600, NOW_S + 3000).expires_at_ms == (NOW_S + 6600) * 1000

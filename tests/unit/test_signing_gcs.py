@@ -18,7 +18,7 @@ from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers
-from lakeshare_server.storage.gcs import GcsAccess, GcsUrls
+from lakeshare_server.storage.gcs import GcsAccess
 from tests.builders.answering_store import answering_store, said
 from tests.builders.google_account import EMAIL, account_file, google_account
 from tests.builders.keys import AWKWARD_KEYS
@@ -32,8 +32,8 @@ def signing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
 
 
-def urls(**settings: str) -> GcsUrls:
-    return GcsUrls(GcsAccess(ServerSettings(_env_file=None, **settings), Services()))
+def urls(**settings: str) -> GcsAccess:
+    return GcsAccess(ServerSettings(_env_file=None, **settings), Services())
 
 
 @pytest.mark.usefixtures("signing")
@@ -65,7 +65,9 @@ def test_a_url_lives_seven_days_at_most() -> None:
     assert urls().signer("lake", 10**9, NOW_S).expires_at_ms == (NOW_S + 604_800) * 1000
 
 
-def urls_of_an_instance(monkeypatch: pytest.MonkeyPatch, endpoint: str, email: str | None = EMAIL) -> GcsUrls:
+def urls_of_an_instance(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, email: str | None = EMAIL
+) -> GcsAccess:
     """With the credentials of an instance: its metadata service and IAM are both at `endpoint`."""
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setattr(iam, "_IAM_SIGN_ENDPOINT", endpoint + "/iam/{}:signBlob")
@@ -136,7 +138,7 @@ def test_a_person_signs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (tmp_path / "person.json").write_text(json.dumps(person | {"token_uri": google.endpoint}))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "person.json"))
         made = urls()
-        made._access.credentials._token_uri = google.endpoint
+        made.credentials._token_uri = google.endpoint
         with pytest.raises(Unserveable, match=r"no service account.*GCS_HMAC_ID"):
             made.signer("lake", 60, NOW_S)
 

@@ -256,9 +256,7 @@ def test_an_account_that_does_not_tell_is_asked_again_minutes_later(monkeypatch:
         made = azure(store)
         assert [made.can_vend(FOLDER) for _ in range(3)] == [None] * 3
         assert len(store.requests) == 1
-        monkeypatch.setattr(
-            temporary_azure, "monotonic", lambda: monotonic() + temporary_azure.CLIENT_MARGIN_S
-        )
+        monkeypatch.setattr(temporary_azure, "monotonic", lambda: monotonic() + temporary_azure.RETRY_S)
         assert "no hierarchical namespace" in str(made.can_vend(FOLDER))
 
 

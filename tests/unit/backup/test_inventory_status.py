@@ -99,7 +99,7 @@ def test_status_is_printed_and_fails_when_a_day_is_late(
 @pytest.mark.parametrize(
     ("listing", "sentence"),
     [
-        ({"kind": "generator"}, "no report is waited for"),
+        ({"kind": "generator"}, "no report is expected"),
         ({"kind": "manifest_csv", "location": "/m"}, "at /m"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_table_comes_back(lake: Path) -> None:
     shutil.rmtree(lake / "sales")
     told = said("table", "sales.orders", "--in-place")
     assert told.exit_code == 0, told.output
-    assert f"{ROWS} rows, 3 files; 4 objects brought" in told.output
+    assert f"{ROWS} rows, 3 files; 4 objects copied" in told.output
     assert DeltaTable(lake / "sales" / "orders").to_pyarrow_table().num_rows == ROWS
 
 
@@ -77,8 +77,8 @@ def test_copies_open_where_they_are(lake: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("table", "sales.orders"), "one place"),
-        (("table", "sales.orders", "--in-place", "--to", "x"), "one place"),
+        (("table", "sales.orders"), "one location"),
+        (("table", "sales.orders", "--in-place", "--to", "x"), "one location"),
         (("table", "nothing", "--in-place"), "no such table"),
         (("table", "sales.orders", "--in-place", "--point", "2020-01-01"), "no point '2020-01-01'"),
         (("set", "nothing", "--in-place"), "the contracts are"),
