@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from lakeshare_conformance.case import Case
-    from lakeshare_conformance.report import OnCase, Report
+    from lakeshare_conformance.report import OnCase
 
 PROGRESS_AFTER_S, PROGRESS_EVERY_S = 2, 5
 WIDTH = 78
@@ -20,7 +20,7 @@ conformance_app = typer.Typer(
 )
 
 
-# The group has one command; without this, typer would take the group for the command.
+# With a single command and no callback, typer would run the command in place of the group.
 @conformance_app.callback()
 def conformance() -> None:
     """Does a server keep the promises of the sharing protocol?"""
@@ -49,25 +49,33 @@ def run_conformance(
     list_cases: Annotated[bool, typer.Option("--list", help="List the cases and try none.")] = False,
 ) -> None:
     """Try a server of the Delta Sharing (OpenSharing) protocol over HTTP alone. Exit code 1 if any `must` fails."""
-    from lakeshare_conformance.client import ConformanceError
-    from lakeshare_conformance.report import format_cases, select_cases
+    from lakeshare_conformance.client import Client, ConformanceError, read_profile
+    from lakeshare_conformance.report import Report, format_cases, run_cases, select_cases
+    from lakeshare_conformance.targets import discover_targets
 
     try:
         cases = select_cases(only or [])
-        report = (
-            None if list_cases or profile is None else _report(profile, share, table, cases, foreign, expired)
-        )
+        if list_cases:
+            typer.echo("\n".join(format_cases(cases)))
+            return
+        if profile is None:
+            raise typer.BadParameter("give a profile, or --list to see the cases", param_hint="PROFILE")
+        own = read_profile(profile)
+        foreign_profile = read_profile(foreign, "--foreign") if foreign else None
+        expired_profile = read_profile(expired, "--expired") if expired else None
+        started_at, began = datetime.now(UTC), time.monotonic()
+        with Client(own) as client:
+            targets = discover_targets(
+                client, own, share, table, foreign=foreign_profile, expired=expired_profile
+            )
+            outcomes = run_cases(cases, targets, make_progress_watch(began))
     except ConformanceError as error:
         typer.secho(f"lakeshare: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from error
-    if list_cases:
-        for line in format_cases(cases):
-            typer.echo(line)
-        return
-    if report is None:
-        raise typer.BadParameter("give a profile, or --list to see the cases", param_hint="PROFILE")
-    for line in report.text():
-        typer.echo(line)
+    if sys.stderr.isatty():
+        typer.echo(f"\r{'':{WIDTH}}\r", nl=False, err=True)
+    report = Report(targets, outcomes, started_at, time.monotonic() - began)
+    typer.echo("\n".join(report.text()))
     if json_file is not None:
         report.write_json(json_file)
     if junit_file is not None:
@@ -75,34 +83,8 @@ def run_conformance(
     raise typer.Exit(1 if report.failed else 0)
 
 
-def _report(
-    profile_file: Path,
-    share: str | None,
-    table: str | None,
-    cases: "tuple[Case, ...]",
-    foreign_file: Path | None,
-    expired_file: Path | None,
-) -> "Report":
-    from lakeshare_conformance.client import Client, read_profile
-    from lakeshare_conformance.report import Report, run_cases
-    from lakeshare_conformance.targets import discover_targets
-
-    profile = read_profile(profile_file)
-    foreign, expired = (
-        read_profile(file, option) if file is not None else None
-        for file, option in ((foreign_file, "--foreign"), (expired_file, "--expired"))
-    )
-    started_at, began = datetime.now(UTC), time.monotonic()
-    with Client(profile) as client:
-        targets = discover_targets(client, profile, share, table, foreign=foreign, expired=expired)
-        outcomes = run_cases(cases, targets, make_progress_watch(began))
-    if sys.stderr.isatty():
-        typer.echo(f"\r{'':{WIDTH}}\r", nl=False, err=True)
-    return Report(targets, outcomes, started_at, time.monotonic() - began)
-
-
 def make_progress_watch(began: float) -> "OnCase":
-    """Tells of the case under way once a run takes a while: on a terminal in place, elsewhere now and then."""
+    """Report the current case once a run takes a while: in place on a terminal, else every few seconds."""
     is_terminal = sys.stderr.isatty()
     reported_at = began + PROGRESS_AFTER_S - PROGRESS_EVERY_S
 

@@ -1,18 +1,26 @@
-"""What a server offers to try the cases on: its listings, its tables, and the views of them in each response format.
+"""The targets of the cases: the server, its shared tables, and each table in each response format (a view).
 
-What many cases look at is asked for once and kept, refusals included.
+Responses that many cases read are requested once and cached, failures included.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import wraps
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, NotApplicable, expect
-from lakeshare_conformance.client import CAPABILITIES, BadOption, Client, Profile, Response, Unreachable
-from lakeshare_conformance.reply import Reply
+from lakeshare_conformance import wire
+from lakeshare_conformance.case import DELTA, PARQUET, ExpectationFailed, NotApplicable, expect, require
+from lakeshare_conformance.client import (
+    CAPABILITIES,
+    BadOption,
+    Client,
+    Profile,
+    Reply,
+    Response,
+    Unreachable,
+)
 
 MAX_PAGES = 2000
 MAX_TABLES = 25
@@ -21,93 +29,101 @@ FEATURES = (
     "deletionVectors,columnMapping,timestampNtz,typeWidening,typeWidening-preview,variantType,"
     "variantType-preview,variantShredding,variantShredding-preview,geospatial"
 )
-# What the views announce: nothing at all for parquet, as the oldest clients.
+# The capabilities that requests announce; for parquet none, as the oldest clients.
 ANNOUNCED = {PARQUET: None, DELTA: f"responseformat=delta;readerfeatures={FEATURES}"}
-Cached = TypeVar("Cached")
+Body = Mapping[str, object] | bytes
+Owner = TypeVar("Owner")
+Result = TypeVar("Result")
+P = ParamSpec("P")
 
 
-class Cache:
-    """Results by key, each made once; what could not be made is not tried again."""
+def once(method: Callable[Concatenate[Owner, P], Result]) -> Callable[Concatenate[Owner, P], Result]:
+    """Cache a method's result or failure in its object, by its arguments."""
 
-    def __init__(self) -> None:
-        self._made: dict[object, Any] = {}
-        self._failed: dict[object, Exception] = {}
-
-    def once(self, key: object, make: Callable[[], Cached]) -> Cached:
-        if key in self._failed:
-            raise self._failed[key]
-        if key not in self._made:
+    @wraps(method)
+    def cached(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        results: dict[object, Any] = owner.__dict__.setdefault("_results", {})
+        key = (method.__name__, repr(args), repr(kwargs))
+        if key not in results:
             try:
-                self._made[key] = make()
+                results[key] = method(owner, *args, **kwargs)
             except (ExpectationFailed, NotApplicable) as error:
-                self._failed[key] = error
-                raise
-        found: Cached = self._made[key]
-        return found
+                results[key] = error
+        result = results[key]
+        if isinstance(result, ExpectationFailed | NotApplicable):
+            raise result
+        return result  # type: ignore[no-any-return]
+
+    return cached
 
 
+@dataclass
 class Server:
-    """The server behind a profile, and what it lists.
+    """The server behind a profile, and its listings, restricted to one share if `only_share` is set.
 
     `foreign` is the profile of another recipient of the server, `expired` one whose token has expired.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        profile: Profile,
-        share: str | None = None,
-        *,
-        foreign: Profile | None = None,
-        expired: Profile | None = None,
-    ) -> None:
-        self.client, self.profile = client, profile
-        self.foreign, self.expired = foreign, expired
-        self._only_share = share
-        self._kept = Cache()
+    client: Client
+    profile: Profile
+    only_share: str | None = None
+    foreign: Profile | None = None
+    expired: Profile | None = None
 
+    @once
     def items(self, path: str) -> list[dict[str, Any]]:
-        """The items of a listing, all pages of it."""
-        return self._kept.once(
-            path, lambda: [item for page in list_pages(self.client, path) for item in page]
-        )
+        """The items of a listing, from all pages."""
+        return [item for page in list_pages(self.client, path) for item in page]
 
     @property
     def shares(self) -> list[str]:
-        """The names of the shares in scope."""
         names = [str(item.get("name")) for item in self.items("/shares")]
-        return [name for name in names if _is_same_name(name, self._only_share)]
+        return [name for name in names if _is_same_name(name, self.only_share)]
 
     def schemas(self, share: str) -> list[str]:
         return [str(item.get("name")) for item in self.items(f"{make_path(share)}/schemas")]
 
-    @cached_property
+    @property
+    def table_listings(self) -> list[str]:
+        """The path of every listing of tables: by schema, and of whole shares."""
+        paths = [f"{make_path(share)}/all-tables" for share in self.shares]
+        return paths + [
+            f"{make_path(share, schema)}/tables" for share in self.shares for schema in self.schemas(share)
+        ]
+
+    @property
     def listings(self) -> list[str]:
-        """The path of every listing in scope: shares, schemas, tables, all tables."""
-        found = ["/shares"]
-        for share in self.shares:
-            found += [f"{make_path(share)}/schemas", f"{make_path(share)}/all-tables"]
-            found += [f"{make_path(share, schema)}/tables" for schema in self.schemas(share)]
-        return found
+        """The path of every listing: shares, schemas, tables."""
+        schemas = [f"{make_path(share)}/schemas" for share in self.shares]
+        return ["/shares", *schemas, *self.table_listings]
 
     def tables(self) -> Iterator["Table"]:
-        """The tables in scope, found by the listings that every server has."""
+        """The tables of all schemas."""
         for share in self.shares:
             for schema in self.schemas(share):
                 for item in self.items(f"{make_path(share, schema)}/tables"):
-                    yield Table(self, share, schema, str(item.get("name")))
+                    yield Table(self, (share, schema, str(item.get("name"))))
 
 
+@dataclass
 class Table:
-    """A shared table."""
+    """A shared table; `others` are the other tables of the run."""
 
-    def __init__(self, server: Server, share: str, schema: str, table: str) -> None:
-        self.server, self.client = server, server.client
-        self.others: tuple[Table, ...] = ()
-        self.names = (share, schema, table)
-        self.name = ".".join(self.names)
-        self.path = make_path(*self.names)
-        self._kept = Cache()
+    server: Server
+    names: tuple[str, str, str]
+    others: tuple["Table", ...] = field(default=(), repr=False)
+
+    @property
+    def client(self) -> Client:
+        return self.server.client
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.names)
+
+    @property
+    def path(self) -> str:
+        return make_path(*self.names)
 
     def ask(self, method: str, below: str = "", **options: Any) -> Response:
         """Send a request below the table's path."""
@@ -119,161 +135,148 @@ class Table:
     def metadata(self, capabilities: str | None = None, **params: object) -> Response:
         return self.ask("GET", "/metadata", params=params, headers=make_capabilities_header(capabilities))
 
-    def query(
-        self, body: Mapping[str, object] | bytes, capabilities: str | None = None, **headers: str
-    ) -> Response:
-        return self.ask(
-            "POST", "/query", body=body, headers={**make_capabilities_header(capabilities), **headers}
-        )
+    def query(self, body: Body, capabilities: str | None = None, **headers: str) -> Response:
+        announced = make_capabilities_header(capabilities)
+        return self.ask("POST", "/query", body=body, headers={**announced, **headers})
 
     @property
+    @once
     def latest(self) -> int:
-        """The latest version, as the version call tells it."""
-        return self._kept.once("latest", lambda: self.version().expect_status(200).version)
+        """The latest version, from the version call."""
+        return self.version().expect_status(200).version
 
+    @once
     def view(self, format: str) -> "View | None":
-        """The table in a response format; None if the server does not serve it so."""
-        response = self._kept.once(format, lambda: self.metadata(ANNOUNCED[format]))
-        if 400 <= response.status < 500:
-            return None
-        if response.status == 200 and (response.capabilities.get("responseformat") or PARQUET) != format:
-            return None
-        return self._kept.once((format, "view"), lambda: View(self, format))
+        """The table in a response format; None if the server does not serve the table in it."""
+        response = self.metadata(ANNOUNCED[format])
+        is_other = response.status == 200 and response.format != format
+        return None if response.is_refusal or is_other else View(self, format)
 
     @property
     def views(self) -> list["View"]:
         return [view for format in (PARQUET, DELTA) if (view := self.view(format)) is not None]
 
-    def expect_readable(self) -> None:
-        """Go on unless the server refuses the whole table.
-
-        Raises:
-            NothingToTry: it does, and says why.
-        """
-        if not self.views and 400 <= self.version().status < 500:
-            raise NotApplicable(f"{self.name} cannot be read: {self.version().summary}")
-
-    @property
-    def other_views(self) -> list["View"]:
-        """A view of each other table of the ground.
-
-        Raises:
-            NothingToTry: there is none.
-        """
-        found = [other.views[0] for other in self.others if other.views]
-        if not found:
-            raise NotApplicable("there is one table only")
-        return found
-
     @property
     def first_view(self) -> "View":
-        """The table in the first format it is served in.
-
-        Raises:
-            NothingToTry: in none.
-        """
+        """The table in the first format that it is served in; `NotApplicable` if in none."""
         for view in self.views:
             return view
         raise NotApplicable(f"{self.name} is served in no format")
 
+    @property
+    def other_views(self) -> list["View"]:
+        """A view of up to five other tables; `NotApplicable` without."""
+        views = [other.views[0] for other in self.others if other.views]
+        require(views, "there is one table only")
+        return views[:5]
 
+    def require_readable(self) -> None:
+        """Raise `NotApplicable` if the server refuses the whole table."""
+        if not self.views and self.version().is_refusal:
+            raise NotApplicable(f"{self.name} cannot be read: {self.version().summary}")
+
+    def require_delta_only(self) -> None:
+        if self.view(PARQUET) is not None or self.view(DELTA) is None:
+            raise NotApplicable("no table is served in delta format only")
+
+
+@dataclass
 class View:
     """A shared table in one response format."""
 
-    def __init__(self, table: Table, format: str) -> None:
-        self.table, self.format, self.announced = table, format, ANNOUNCED[format]
-        self._kept = Cache()
+    table: Table
+    format: str
 
-    def announcing(self, more: str) -> str:
+    @property
+    def client(self) -> Client:
+        return self.table.client
+
+    @property
+    def announced(self) -> str | None:
+        return ANNOUNCED[self.format]
+
+    def announce(self, more: str | None = None) -> str | None:
         """The capabilities of this view and some more."""
-        return more if self.announced is None else f"{self.announced};{more}"
+        return ";".join(part for part in (self.announced, more) if part) or None
 
-    def ask(self, body: Mapping[str, object] | bytes, more: str | None = None, **headers: str) -> Response:
+    def ask(self, body: Body, more: str | None = None, **headers: str) -> Response:
         """Send a query."""
-        return self.table.query(body, self.announcing(more) if more else self.announced, **headers)
+        return self.table.query(body, self.announce(more), **headers)
 
     def ask_changes(self, params: Mapping[str, object], more: str | None = None, **headers: str) -> Response:
         """Send a request for changes."""
-        announced = make_capabilities_header(self.announcing(more) if more else self.announced)
+        announced = make_capabilities_header(self.announce(more))
         return self.table.ask("GET", "/changes", params=params, headers={**announced, **headers})
 
-    def query(self, **body: object) -> Reply:
-        """The lines of a query; asked once for each body."""
-        return self._kept.once(("query", repr(body)), lambda: Reply(self.ask(body)))
+    @once
+    def query(self, /, **body: object) -> Reply:
+        """The lines of a query, requested once for each body."""
+        return Reply(self.ask(body))
 
-    def changes(self, **params: object) -> Reply:
-        """The lines of a range of changes; asked once for each."""
-        return self._kept.once(("changes", repr(params)), lambda: Reply(self.ask_changes(params)))
+    @once
+    def changes(self, /, **params: object) -> Reply:
+        """The lines of a range of changes, requested once for each range."""
+        return Reply(self.ask_changes(params))
 
     @property
     def snapshot(self) -> Reply:
-        """The latest snapshot."""
         return self.query()
 
     @property
+    @once
     def metadata(self) -> Reply:
-        return self._kept.once("metadata", lambda: Reply(self.table.metadata(self.announced)))
+        return Reply(self.table.metadata(self.announced))
 
     @property
+    def window(self) -> Reply:
+        """All versions that a window can have."""
+        return self.query(startingVersion=self.window_start)
+
+    @property
+    def feed(self) -> Reply:
+        """All changes that can be read."""
+        return self.changes(startingVersion=self.change_start)
+
+    @property
+    @once
     def versions(self) -> tuple[int, ...]:
-        """Versions that can be read, the latest last; only the newest few are tried.
-
-        Raises:
-            NothingToTry: the table's history is not shared.
-        """
-        return self._kept.once("versions", self._versions)
+        """The newest readable versions, the latest last; `NotApplicable` if the history is not shared."""
+        latest = self.table.latest
+        response = self.ask({"version": latest, "limitHint": 0})
+        require(not response.is_refusal, f"{self.table.name} does not share its history")
+        response.expect_status(200)
+        earlier = range(max(0, latest - MAX_VERSIONS), latest)
+        return (
+            *(v for v in earlier if self.ask({"version": v, "limitHint": 0}).status == 200),
+            latest,
+        )
 
     @property
+    @once
     def window_start(self) -> int:
-        """The earliest version that a window of versions can start at.
-
-        Raises:
-            NothingToTry: there is none.
-        """
-        return self._kept.once(
-            "window start",
-            lambda: self._first(
-                "windows of versions", lambda version: self.ask({"startingVersion": version})
-            ),
-        )
+        """The earliest version that a window can start at; `NotApplicable` without."""
+        return self._find_first("windows of versions", self.ask)
 
     @property
+    @once
     def change_start(self) -> int:
-        """The earliest version that changes can be read from.
-
-        Raises:
-            NothingToTry: there is none.
-        """
-        return self._kept.once(
-            "change start",
-            lambda: self._first("changes", lambda version: self.ask_changes({"startingVersion": version})),
-        )
+        """The earliest version that changes can be read from; `NotApplicable` without."""
+        return self._find_first("changes", self.ask_changes)
 
     def versions_from(self, start: int) -> tuple[int, ...]:
         return tuple(version for version in self.versions if version >= start)
 
-    def with_another_schema(self, versions: tuple[int, ...]) -> set[int]:
-        """Those of the versions whose schema is not that of the one before."""
-        schemas = {version: self.query(version=version).metadata.get("schemaString") for version in versions}
-        return {new for old, new in pairwise(versions) if schemas[old] != schemas[new]}
+    def find_schema_changes(self, start: int) -> set[int]:
+        """The versions after `start` whose schema differs from the version before; `NotApplicable` without."""
+        versions = self.versions_from(start)
+        schemas = {version: self.query(version=version).metadata.schema_string for version in versions}
+        changed = {new for old, new in pairwise(versions) if schemas[old] != schemas[new]}
+        require(changed, "no table changed its schema within these versions")
+        return changed
 
-    def _versions(self) -> tuple[int, ...]:
-        latest = self.table.latest
-        response = self.ask({"version": latest, "limitHint": 0})
-        if 400 <= response.status < 500:
-            raise NotApplicable(f"{self.table.name} does not share its history")
-        response.expect_status(200)
-        earlier = [
-            version
-            for version in range(max(0, latest - MAX_VERSIONS), latest)
-            if self.ask({"version": version, "limitHint": 0}).status == 200
-        ]
-        return (*earlier, latest)
-
-    def _first(self, what: str, ask: Callable[[int], Response]) -> int:
-        response = None
+    def _find_first(self, what: str, ask: Callable[[Mapping[str, object]], Response]) -> int:
         for version in self.versions:
-            response = ask(version)
+            response = ask({"startingVersion": version})
             if response.status == 200:
                 return version
             expect(response.status < 500, response.request, "200, or a refusal by 4xx", response.summary)
@@ -282,18 +285,19 @@ class View:
 
 @dataclass(frozen=True)
 class Targets:
-    """Everything the cases are tried on. `left_out` tables were found but are more than a run takes."""
+    """Everything the cases run on; `left_out` tables exceed the limit of a run."""
 
     server: Server
     tables: tuple[Table, ...]
     left_out: int = 0
 
-    def views(self, formats: tuple[str, ...]) -> Iterator[View]:
+    def views(self, formats: tuple[str, ...]) -> Iterator[tuple[str, View]]:
+        """The tables in these formats, with names."""
         for table in self.tables:
             for format in formats:
                 view = table.view(format)
                 if view is not None:
-                    yield view
+                    yield f"{table.name} as {format}", view
 
 
 def discover_targets(
@@ -305,67 +309,50 @@ def discover_targets(
     foreign: Profile | None = None,
     expired: Profile | None = None,
 ) -> Targets:
-    """Look at what a server offers, a share or one table of it.
+    """Read the listings of a server, of one share, or of one table given as `schema.table`.
 
     Raises:
-        Unreachable: the server does not answer.
+        Unreachable: the server does not respond.
         BadOption: the share or the table is not listed.
     """
-    server = Server(client, profile, share, foreign=foreign, expired=expired)
+    server = Server(client, profile, share, foreign, expired)
     try:
         client.ask("GET", "/shares")
     except ExpectationFailed as error:
-        raise Unreachable(str(error), "Check the profile's endpoint, and that the server runs.") from error
+        raise Unreachable(f"{error}. Check the profile's endpoint, and that the server runs.") from error
     try:
         shares, found = server.shares, list(server.tables())
     except ExpectationFailed:
-        # The cases about listings will say what is wrong with them.
+        # The cases about listings report the cause.
         return Targets(server, ())
     if share is not None and not shares:
         raise BadOption("--share", share, "The server does not list it to this recipient.")
     if table is not None:
-        found = [one for one in found if _is_same_name(".".join(one.names[1:]), table)]
+        found = [listed for listed in found if _is_same_name(".".join(listed.names[1:]), table)]
         if not found:
             raise BadOption("--table", table, "The server does not list such a schema.table.")
-    tried = tuple(found[:MAX_TABLES])
-    for one in tried:
-        one.others = tuple(other for other in tried if other is not one)
-    return Targets(server, tried, len(found) - len(tried))
+    tables = tuple(found[:MAX_TABLES])
+    for chosen in tables:
+        chosen.others = tuple(other for other in tables if other is not chosen)
+    return Targets(server, tables, len(found) - len(tables))
 
 
 def list_pages(client: Client, path: str, **params: object) -> Iterator[list[dict[str, Any]]]:
-    """The pages of a listing, until it gives no more tokens.
-
-    Raises:
-        Broken: a page is not of the shape of a listing, or the tokens never end.
-    """
+    """The pages of a listing, until a page has no token; fails if the tokens do not end."""
     tokens: set[str] = set()
-    token: str | None = None
-    while token is None or token:
+    token = ""
+    while not tokens or token:
         response = client.ask("GET", path, params={**params, **({"pageToken": token} if token else {})})
-        items, token = parse_page(response)
-        yield items
-        expect(
-            token not in tokens and len(tokens) < MAX_PAGES,
-            response.request,
-            "tokens that come to an end",
-            token,
-        )
+        page = parse_page(response)
+        yield page.items
+        token = page.next_page_token
+        is_new = token not in tokens and len(tokens) < MAX_PAGES
+        expect(is_new, response.request, "tokens that come to an end", token)
         tokens.add(token)
 
 
-def parse_page(response: Response) -> tuple[list[dict[str, Any]], str]:
-    """The items of one page, and the token of the next; an empty one ends the listing.
-
-    Raises:
-        Broken: it is not of the shape of a listing.
-    """
-    page = response.object()
-    items, token = page.get("items") or [], page.get("nextPageToken") or ""
-    is_list = isinstance(items, list) and all(isinstance(item, dict) for item in items)
-    expect(is_list, response.request, "items to be a list of objects", items)
-    expect(isinstance(token, str), response.request, "nextPageToken to be a text", token)
-    return items, token
+def parse_page(response: Response) -> wire.Page:
+    return wire.parse(wire.Page, response.object(), response.request)
 
 
 def make_path(share: str, schema: str | None = None, table: str | None = None) -> str:
@@ -377,7 +364,6 @@ def make_path(share: str, schema: str | None = None, table: str | None = None) -
 
 
 def make_capabilities_header(capabilities: str | None) -> dict[str, str]:
-    """The header that announces capabilities; none for none."""
     return {} if capabilities is None else {CAPABILITIES: capabilities}
 
 

@@ -5,208 +5,164 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from lakeshare_conformance import wire
 from lakeshare_conformance.case import (
-    COUNT,
     MUST,
-    NAME,
     OPTIONAL,
     SHOULD,
-    TEXT,
     ExpectationFailed,
     Group,
     NotApplicable,
     expect,
-    expect_fields,
-    one_of,
+    require,
 )
 from lakeshare_conformance.cases.predicates import expect_no_row_lost
-from lakeshare_conformance.client import CAPABILITIES, Response
-from lakeshare_conformance.reply import END, Reply, counted
-from lakeshare_conformance.rows import Compare, FileRows, as_json, list_comparisons, read_all
+from lakeshare_conformance.cases.snapshots import alter
+from lakeshare_conformance.client import CAPABILITIES, METADATA, Reply, Response
+from lakeshare_conformance.rows import Comparison, list_comparisons, read_all
 from lakeshare_conformance.targets import Table, View, make_capabilities_header
 
 PAGING = Group(
     "paging", "Answers in pages, an undocumented extension that Spark knows: who offers it must offer it so"
 )
 
-MOST_PAGES = 200
-TOKEN = "nextPageToken"  # noqa: S105 - the name of a field
+MAX_PAGES = 200
+NO_TOKENS = ("nonsense", "AAAA" * 1000, "é", 1)
 
 
 @PAGING.on_views(OPTIONAL, "1.7")
 def answers_come_in_pages(view: View) -> None:
     """maxFiles splits an answer: no page has more files, and nextPageToken leads on."""
-    if len(view.snapshot.actions) < 2:
-        raise NotApplicable("no table has two files")
+    _require_two_files(view)
     first = view.query(maxFiles=1)
     expect(len(first.actions) == 1, first.where, "one file", len(first.actions))
-    expect(
-        bool((first.end or {}).get(TOKEN)),
-        first.where,
-        f"an endStreamAction with {TOKEN}",
-        first.end or "none",
-    )
+    expect(first.next_page_token, first.where, "an endStreamAction with nextPageToken", first.kinds[-1])
 
 
 @PAGING.on_views(MUST, "1.7", "0.1")
 def every_page_has_an_end(view: View) -> None:
     """With maxFiles every page ends with endStreamAction, the last one too, there without a token."""
-    _needs_pages(view)
-    for reply in (*_pages(view, {}), view.query(maxFiles=1_000_000)):
-        kinds = [line.kind for line in reply.lines]
-        expect(
-            kinds.count(END) == 1 and kinds[-1] == END,
-            reply.where,
-            "endStreamAction as last line",
-            kinds[-3:],
-        )
+    _get_page_token(view)
     last = view.query(maxFiles=1_000_000)
-    expect(not (last.end or {}).get(TOKEN), last.where, f"no {TOKEN}", last.end)
+    for reply in (*_get_pages(view, {}), last):
+        reply.expect_end()
+    expect(not last.next_page_token, last.where, "no nextPageToken", last.next_page_token)
 
 
 @PAGING.on_views(MUST, "1.7")
 def pages_of_a_snapshot_are_the_snapshot(view: View) -> None:
     """All pages together have each file of the unpaged answer once, and no page more than asked."""
-    _needs_pages(view)
-    found = _pages(view, {})
-    for reply in found:
+    _get_page_token(view)
+    pages = _get_pages(view, {})
+    for reply in pages:
         expect(len(reply.actions) <= 1, reply.where, "at most one file", len(reply.actions))
-    ids = sorted(action.id for reply in found for action in reply.actions)
-    expect(
-        ids == sorted(view.snapshot.ids),
-        found[0].where,
-        f"the {len(view.snapshot.ids)} files, each once",
-        ids,
-    )
+    pages[0].expect_files(view.snapshot.actions, "the snapshot", pages)
 
 
 @PAGING.on_views(MUST, "0.10", "1.7")
 def heads_of_pages_are_the_same_bytes(view: View) -> None:
     """protocol and metaData are the same bytes on all pages, under the same version and format."""
-    _needs_pages(view)
-    first, *others = _pages(view, {})
+    _get_page_token(view)
+    first, *others = _get_pages(view, {})
     for reply in others:
-        heads = [b"\n".join(line.raw for line in one.head) for one in (first, reply)]
-        expect(heads[0] == heads[1], reply.where, heads[0].decode(), heads[1].decode())
-        expect(reply.version == first.version, reply.where, f"version {first.version}", reply.version)
-        reported = [one.response.headers.get(CAPABILITIES) for one in (first, reply)]
-        expect(reported[0] == reported[1], reply.where, f"{CAPABILITIES}: {reported[0]}", reported[1])
+        _expect_same_head(reply, first)
+        reply.expect_version(first.version)
+        wanted, actual = (one.response.headers.get(CAPABILITIES) for one in (first, reply))
+        expect(actual == wanted, reply.where, f"{CAPABILITIES}: {wanted}", actual)
 
 
 @PAGING.on_views(MUST, "1.7")
 def pages_of_a_window_are_the_window(view: View) -> None:
     """A window of versions comes in pages too: all together are the window, later metaData lines included."""
-    _needs_pages(view)
-    start = view.window_start
-    whole = view.query(startingVersion=start)
-    found = _pages(view, {"startingVersion": start}, size=2)
-    actions = [action for reply in found for action in reply.actions]
-    expect(
-        counted(actions) == counted(whole.actions),
-        found[0].where,
-        "the files of the window, each once",
-        len(actions),
+    _get_page_token(view)
+    pages = _get_pages(view, {"startingVersion": view.window_start}, size=2)
+    pages[0].expect_files(view.window.actions, "the window", pages)
+    wanted, found = (
+        sorted(line.raw for reply in replies for line in reply.later if line.kind == METADATA)
+        for replies in ([view.window], pages)
     )
-    later = sorted(line.raw for reply in found for line in reply.later if line.kind == "metaData")
-    wanted = sorted(line.raw for line in whole.later if line.kind == "metaData")
-    expect(later == wanted, found[0].where, f"{len(wanted)} later metaData lines", len(later))
+    expect(found == wanted, pages[0].where, f"{len(wanted)} later metaData lines", len(found))
 
 
 @PAGING.on_views(MUST, "1.7", "1.14")
 def hints_count_over_all_pages(view: View) -> None:
     """limitHint and predicates hold over all pages together: they are the files of the same request without pages."""
-    _needs_pages(view)
-    hints: tuple[dict[str, object], ...] = (
-        {"limitHint": 1},
-        {"limitHint": 1_000_000},
-        {"predicateHints": ["lakeshare_no_such_column = 1"]},
-    )
-    for hint in hints:
-        found = [action.id for reply in _pages(view, hint) for action in reply.actions]
-        wanted = view.query(**hint).ids
-        expect(
-            sorted(found) == sorted(wanted),
-            f"pages of {view.table.path} for {hint}",
-            str(sorted(wanted)),
-            found,
-        )
+    _get_page_token(view)
+    for name, value in (
+        ("limitHint", 1),
+        ("limitHint", 1_000_000),
+        ("predicateHints", ["lakeshare_no_such_column = 1"]),
+    ):
+        hint: dict[str, object] = {name: value}
+        pages = _get_pages(view, hint)
+        pages[0].expect_files(view.query(**hint).actions, f"the query with {hint}", pages)
 
 
 @PAGING.on_views(MUST, "1.7", "1.14", "0.15")
 def predicates_lose_no_rows_over_pages(view: View) -> None:
     """With a JSON predicate the pages together have every file with a matching row, each once: a page may be empty."""
-    _needs_pages(view)
-    files = read_all(view, view.snapshot)
-    for hint in _paged_hints(view, files):
-        found = _pages(view, {"jsonPredicateHints": as_json(hint)})
-        ids = [action.id for reply in found for action in reply.actions]
-        expect(len(ids) == len(set(ids)), found[0].where, "each file on one page", sorted(ids))
-        expect_no_row_lost(files, hint, f"{len(found)} pages of {found[0].where}", frozenset(ids))
+    _get_page_token(view)
+    files = read_all(view)
+    # For each column one comparison that few files match and one that many do.
+    hints: dict[tuple[str, str], Comparison] = {
+        (hint.column, hint.operator): hint for hint in list_comparisons(view.snapshot, files)
+    }
+    tried = [hint for hint in hints.values() if hint.operator in ("equal", "lessThanOrEqual")]
+    require(tried, "no table has a column to compare")
+    for hint in tried:
+        pages = _get_pages(view, {"jsonPredicateHints": hint.json})
+        ids = [action.id for reply in pages for action in reply.actions]
+        expect(len(ids) == len(set(ids)), pages[0].where, "each file on one page", sorted(ids))
+        expect_no_row_lost(files, hint, f"{len(pages)} pages of {pages[0].where}", frozenset(ids))
 
 
 @PAGING.on_views(MUST, "1.8")
 def pages_of_changes_are_the_changes(view: View) -> None:
     """Changes come in pages too: all together are the changes, each once, under the same head."""
-    _needs_pages(view)
-    start = view.change_start
-    whole = view.changes(startingVersion=start)
-
-    def ask(more: Mapping[str, object]) -> Reply:
-        return Reply(view.ask_changes({"startingVersion": start, "maxFiles": 2, **more}))
-
-    found = _walk(ask)
-    actions = [action for reply in found for action in reply.actions]
-    expect(counted(actions) == counted(whole.actions), found[0].where, "the changes, each once", len(actions))
-    for reply in found:
-        expect(
-            [line.raw for line in reply.head] == [line.raw for line in found[0].head],
-            reply.where,
-            "one head",
-            "two",
-        )
-        expect(reply.end is not None, reply.where, "endStreamAction as last line", reply.lines[-1].kind)
+    _get_page_token(view)
+    request = {"startingVersion": view.change_start, "maxFiles": 2}
+    pages = _walk(lambda more: Reply(view.ask_changes({**request, **more})))
+    pages[0].expect_files(view.feed.actions, "the changes", pages)
+    for reply in pages:
+        _expect_same_head(reply, pages[0])
+        expect(reply.end is not None, reply.where, "endStreamAction as last line", reply.kinds[-1])
 
 
 @PAGING.on_views(MUST, "1.7", "0.19")
 def page_tokens_nobody_gave_are_400(view: View) -> None:
     """A page token that the server did not give is 400."""
-    _needs_pages(view)
-    for token in ("nonsense", "AAAA" * 1000, "é", 1):
+    _get_page_token(view)
+    for token in NO_TOKENS:
         view.ask({"maxFiles": 1, "pageToken": token}).refusal(400)
 
 
 @PAGING.on_views(MUST, "1.7")
 def a_page_token_belongs_to_its_request(view: View) -> None:
     """A page token with another request (a version, a predicate, a limit, changes) is 400, and altered it is 400."""
-    token = _needs_pages(view)
-    altered = (
-        token[: len(token) // 2]
-        + ("B" if token[len(token) // 2] != "B" else "C")
-        + token[len(token) // 2 + 1 :]
+    token = _get_page_token(view)
+    others: tuple[dict[str, object], ...] = (
+        {"version": view.snapshot.version},
+        {"limitHint": 1},
+        {"predicateHints": ["lakeshare = 1"]},
+        {"pageToken": alter(token)},
     )
-    for body in (
-        {"maxFiles": 1, "pageToken": token, "version": view.snapshot.version},
-        {"maxFiles": 1, "pageToken": token, "limitHint": 1},
-        {"maxFiles": 1, "pageToken": token, "predicateHints": ["lakeshare = 1"]},
-        {"maxFiles": 1, "pageToken": altered},
-    ):
-        view.ask(body).refusal(400)
+    for other in others:
+        view.ask({"maxFiles": 1, "pageToken": token, **other}).refusal(400)
     view.ask_changes({"startingVersion": 0, "maxFiles": 1, "pageToken": token}).refusal(400)
 
 
 @PAGING.on_tables(MUST, "1.7")
 def a_page_token_belongs_to_its_table(table: Table) -> None:
     """A page token is refused by every other table: 400."""
-    view = table.first_view
-    token = _needs_pages(view)
-    for other in table.other_views[:5]:
+    token = _get_page_token(table.first_view)
+    for other in table.other_views:
         other.ask({"maxFiles": 1, "pageToken": token}).refusal(400)
 
 
 @PAGING.on_views(MUST, "1.7", "0.19")
 def sizes_of_pages_are_positive(view: View) -> None:
     """maxFiles is a whole number above 0; anything else is 400."""
-    _needs_pages(view)
+    _get_page_token(view)
     for size in (0, -1, "x", 1.5, [1]):
         view.ask({"maxFiles": size}).refusal(400)
 
@@ -214,60 +170,52 @@ def sizes_of_pages_are_positive(view: View) -> None:
 @PAGING.on_views(MUST, "1.13", "2.7")
 def an_end_tells_the_earliest_expiry(view: View) -> None:
     """minUrlExpirationTimestamp is no later than the expiry of any URL of the page."""
-    _needs_pages(view)
+    _get_page_token(view)
     reply = view.query(maxFiles=1_000_000)
-    reported = (reply.end or {}).get("minUrlExpirationTimestamp")
-    if reported is None:
-        raise NotApplicable("the server does not tell minUrlExpirationTimestamp")
-    ends = [action.expires_ms for action in reply.actions if action.expires_ms is not None]
-    is_fit = isinstance(reported, int) and all(reported <= end for end in ends)
-    expect(is_fit, reply.where, f"minUrlExpirationTimestamp up to {min(ends, default=0)}", reported)
+    earliest = reply.end.min_url_expiration_timestamp if reply.end else None
+    if earliest is None:
+        raise NotApplicable("the server does not send minUrlExpirationTimestamp")
+    for action in reply.actions:
+        end_ms = action.expiration_timestamp
+        is_fit = end_ms is None or earliest <= end_ms
+        expect(is_fit, reply.where, f"minUrlExpirationTimestamp up to {end_ms}", earliest)
 
 
-def _needs_pages(view: View) -> str:
-    """The token of a second page.
+def _require_two_files(view: View) -> None:
+    require(len(view.snapshot.actions) >= 2, "no table has two files")
+
+
+def _get_page_token(view: View) -> str:
+    """The token of a second page; `NotApplicable` if the server does not page.
 
     Raises:
-        NothingToTry: the server answers in one piece.
-        Broken: it leaves files out without a token that leads to them.
+        ExpectationFailed: the server omits files without a token that leads to them.
     """
-    response: Response = view.ask({"maxFiles": 1})
-    if 400 <= response.status < 500:
-        raise NotApplicable("the server does not answer in pages")
+    response = view.ask({"maxFiles": 1})
+    require(not response.is_refusal, "the server does not answer in pages")
     first = Reply(response)
-    end = first.end or {}
-    if not end.get(TOKEN):
+    if not first.next_page_token:
         missing = len(view.snapshot.actions) - len(first.actions)
-        expect(missing <= 0, first.where, f"all files, or a {TOKEN}", f"{missing} files fewer and no token")
+        expect(missing <= 0, first.where, "all files, or a nextPageToken", f"{missing} files fewer, no token")
         raise NotApplicable("no answer comes in two pages")
-    return str(end[TOKEN])
+    return first.next_page_token
 
 
-def _paged_hints(view: View, files: list[FileRows]) -> list[Compare]:
-    """For each column one comparison that few files match and one that many do.
-
-    Raises:
-        NothingToTry: no column can be compared.
-    """
-    by_column: dict[str, dict[str, Compare]] = {}
-    for hint in list_comparisons(view.snapshot, files):
-        if hint.operator in ("equal", "lessThanOrEqual"):
-            by_column.setdefault(hint.column, {})[hint.operator] = hint
-    if not by_column:
-        raise NotApplicable("no table has a column to compare")
-    return [hint for of_column in by_column.values() for hint in of_column.values()]
-
-
-def _pages(view: View, body: Mapping[str, object], size: int = 1) -> list[Reply]:
+def _get_pages(view: View, body: Mapping[str, object], size: int = 1) -> list[Reply]:
     return _walk(lambda more: view.query(**{**body, "maxFiles": size, **more}))
 
 
 def _walk(ask: Callable[[Mapping[str, object]], Reply]) -> list[Reply]:
-    found = [ask({})]
-    while token := (found[-1].end or {}).get(TOKEN):
-        found.append(ask({"pageToken": token}))
-        expect(len(found) < MOST_PAGES, found[0].where, f"fewer than {MOST_PAGES} pages", len(found))
-    return found
+    pages = [ask({})]
+    while token := pages[-1].next_page_token:
+        pages.append(ask({"pageToken": token}))
+        expect(len(pages) < MAX_PAGES, pages[0].where, f"fewer than {MAX_PAGES} pages", len(pages))
+    return pages
+
+
+def _expect_same_head(reply: Reply, first: Reply) -> None:
+    wanted, actual = ([line.raw.decode() for line in one.head] for one in (first, reply))
+    expect(actual == wanted, reply.where, f"the head {wanted}", actual)
 
 
 REFRESH = Group("refresh", "Refresh tokens, an undocumented extension by which Spark renews URLs")
@@ -277,43 +225,39 @@ REFRESH = Group("refresh", "Refresh tokens, an undocumented extension by which S
 def a_refresh_token_is_given(view: View) -> None:
     """includeRefreshToken is answered with a refreshToken in the endStreamAction."""
     reply = view.query(includeRefreshToken=True)
-    expect_fields(reply.where, reply.end or {}, {"refreshToken": NAME}, {})
+    expect(reply.refresh_token, reply.where, "a refreshToken", reply.kinds[-1])
 
 
 @REFRESH.on_views(MUST, "0.1", "1.13")
 def an_end_comes_last_and_once(view: View) -> None:
     """With includeRefreshToken an endStreamAction, if there is one, is the last line, and the only one."""
-    kinds = [line.kind for line in view.query(includeRefreshToken=True).lines]
-    is_fit = END not in kinds or (kinds.count(END) == 1 and kinds[-1] == END)
-    expect(is_fit, view.query(includeRefreshToken=True).where, "endStreamAction as last line", kinds[-3:])
+    reply = view.query(includeRefreshToken=True)
+    reply.expect_end("endStreamAction" in reply.kinds)
 
 
 @REFRESH.on_views(MUST, "0.16", "4")
 def a_refreshed_answer_has_the_same_files(view: View) -> None:
     """With refreshToken the same version is answered again: every id that was handed out, and a token to go on."""
-    first, token = _token(view)
+    reply = first = view.query(includeRefreshToken=True)
+    _get_refresh_token(view)
     for _ in range(2):
-        reply = Reply(view.ask({"refreshToken": token, "includeRefreshToken": True}))
-        expect(reply.version == first.version, reply.where, f"version {first.version}", reply.version)
-        expect(reply.ids == first.ids, reply.where, "the same ids", sorted(reply.ids ^ first.ids))
-        expect_fields(reply.where, reply.end or {}, {"refreshToken": NAME}, {})
-        token = str((reply.end or {})["refreshToken"])
+        reply = Reply(view.ask({"refreshToken": reply.refresh_token, "includeRefreshToken": True}))
+        reply.expect_version(first.version)
+        reply.expect_ids(first.ids, "the same ids")
+        expect(reply.refresh_token, reply.where, "a refreshToken", reply.kinds[-1])
 
 
 @REFRESH.on_views(MUST, "1.7", "0.19")
 def refresh_tokens_nobody_gave_are_400(view: View) -> None:
     """A refresh token that the server did not give, or that was altered, is 400."""
-    _, token = _token(view)
-    middle = len(token) // 2
-    altered = token[:middle] + ("B" if token[middle] != "B" else "C") + token[middle + 1 :]
-    for wrong in ("nonsense", altered, "é", 1):
-        view.ask({"refreshToken": wrong}).refusal(400)
+    for token in (alter(_get_refresh_token(view)), "nonsense", "é", 1):
+        view.ask({"refreshToken": token}).refusal(400)
 
 
 @REFRESH.on_views(MUST, "1.7", "0.16")
 def a_refresh_token_stands_alone(view: View) -> None:
     """refreshToken beside a version, a time or a window is 400: it has its version in it."""
-    _, token = _token(view)
+    token = _get_refresh_token(view)
     for more in ({"version": 0}, {"timestamp": "2022-01-01T00:00:00Z"}, {"startingVersion": 0}):
         view.ask({"refreshToken": token, **more}).refusal(400)
 
@@ -321,151 +265,123 @@ def a_refresh_token_stands_alone(view: View) -> None:
 @REFRESH.on_tables(MUST, "1.7")
 def a_refresh_token_belongs_to_its_table(table: Table) -> None:
     """A refresh token is refused by every other table: 400."""
-    view = table.first_view
-    _, token = _token(view)
-    for other in table.other_views[:5]:
+    token = _get_refresh_token(table.first_view)
+    for other in table.other_views:
         other.ask({"refreshToken": token}).refusal(400)
 
 
-def _token(view: View) -> tuple[Reply, str]:
-    reply = view.query(includeRefreshToken=True)
-    token = (reply.end or {}).get("refreshToken")
-    if not isinstance(token, str) or not token:
-        raise NotApplicable("the server gives no refresh tokens")
-    return reply, token
+def _get_refresh_token(view: View) -> str:
+    token = view.query(includeRefreshToken=True).refresh_token
+    require(token, "the server gives no refresh tokens")
+    return token
 
 
 END_STREAM = Group("end-stream", "The closing line, for those who ask for it in the header")
 
-ASKED = "includeendstreamaction=true"
+END_ANNOUNCED = "includeendstreamaction=true"
 
 
 @END_STREAM.on_views(OPTIONAL, "1.11", "1.13")
 def an_end_can_be_asked_for(view: View) -> None:
     """includeendstreamaction=true is honoured: echoed in the header, and the last line is endStreamAction."""
-    reply = Reply(view.ask({}, ASKED))
-    reported = reply.response.capabilities.get("includeendstreamaction")
-    expect(
-        reported == "true",
-        reply.where,
-        "includeendstreamaction=true in the answer's header",
-        reported or "none",
-    )
+    _expect_capability(Reply(view.ask({}, END_ANNOUNCED)), "includeendstreamaction")
 
 
 @END_STREAM.on_views(MUST, "1.11", "0.1")
 def an_end_that_is_announced_comes(view: View) -> None:
     """The last line is endStreamAction just when the header of the answer says so, for a query and for changes."""
-    replies = [Reply(view.ask({}, ASKED)), Reply(view.ask({}, "includeendstreamaction=false"))]
+    replies = [Reply(view.ask({}, END_ANNOUNCED)), Reply(view.ask({}, "includeendstreamaction=false"))]
     # Where changes are not served, the query alone is tried.
     with suppress(NotApplicable):
-        replies.append(Reply(view.ask_changes({"startingVersion": view.change_start}, ASKED)))
+        replies.append(Reply(view.ask_changes({"startingVersion": view.change_start}, END_ANNOUNCED)))
     for reply in replies:
-        is_announced = reply.response.capabilities.get("includeendstreamaction") == "true"
-        kinds = [line.kind for line in reply.lines]
-        is_fit = kinds[-1] == END and kinds.count(END) == 1 if is_announced else END not in kinds
-        wanted = "endStreamAction as last line" if is_announced else "no endStreamAction"
-        expect(is_fit, reply.where, wanted, kinds[-3:])
+        reply.expect_end(reply.response.capabilities.get("includeendstreamaction") == "true")
 
 
 @END_STREAM.on_views(MUST, "1.13")
 def an_end_has_the_documented_fields(view: View) -> None:
     """endStreamAction has refreshToken, nextPageToken, minUrlExpirationTimestamp of their kinds, and no error here."""
-    reply = Reply(view.ask({}, ASKED))
+    reply = Reply(view.ask({}, END_ANNOUNCED))
     if reply.end is None:
         raise NotApplicable("the server sends no endStreamAction")
-    kinds = {"refreshToken": TEXT, "nextPageToken": TEXT, "minUrlExpirationTimestamp": COUNT}
-    expect_fields(f"{reply.where}, endStreamAction", reply.end, {}, kinds)
-    expect("errorMessage" not in reply.end, reply.where, "an answer that is whole", reply.end)
+    expect(reply.end.error_message is None, reply.where, "a complete answer", reply.end.error_message)
+
+
+def _expect_capability(reply: Reply, name: str) -> None:
+    actual = reply.response.capabilities.get(name)
+    expect(actual == "true", reply.where, f"{name}=true in the answer's header", actual or "none")
 
 
 ASYNC_QUERIES = Group(
     "async-queries", "Queries that are answered later: a server may always answer at once instead"
 )
 
-ASYNC_ASKED = "asyncquery=true"
-NAMES_OF_KEY = ("idempotencyKey", "idempotency_key")
+ASYNC_ANNOUNCED = "asyncquery=true"
 STATUS = "queryStatus"
-LONGEST_WAIT_S = 60
+MAX_WAIT_S = 60
 PAUSE_S = 0.1
 
 
 @ASYNC_QUERIES.on_views(OPTIONAL, "1.9")
 def queries_are_answered_later(view: View) -> None:
     """asyncquery=true with an idempotency key is answered by a pending queryStatus."""
-    reply = _submitted(view)
-    expect(_status(reply) is not None, reply.where, "a queryStatus line", [line.kind for line in reply.lines])
+    reply = _submit(view)
+    expect(_parse_status(reply) is not None, reply.where, "a queryStatus line", reply.kinds)
 
 
 @ASYNC_QUERIES.on_views(MUST, "1.9", "0.9")
 def the_key_goes_by_both_names(view: View) -> None:
     """idempotencyKey and idempotency_key are both taken."""
-    for name in NAMES_OF_KEY:
-        view.ask({name: str(uuid.uuid4())}, ASYNC_ASKED).expect_status(200)
+    for name in ("idempotencyKey", "idempotency_key"):
+        view.ask({name: str(uuid.uuid4())}, ASYNC_ANNOUNCED).expect_status(200)
 
 
 @ASYNC_QUERIES.on_views(MUST, "0.7", "1.9")
 def pending_answers_tell_the_version(view: View) -> None:
     """Every answer has Delta-Table-Version, pending ones too; those say asyncquery=true and have one line."""
-    reply = _submitted(view)
+    reply = _submit(view)
     expect(reply.version >= 0, reply.where, "a version", reply.version)
-    status = _status(reply)
-    if status is None:
-        raise NotApplicable("the server answers at once")
-    reported = reply.response.capabilities.get("asyncquery")
-    expect(reported == "true", reply.where, "asyncquery=true in the answer's header", reported or "none")
+    _require_query_id(reply)
+    _expect_capability(reply, "asyncquery")
     expect(len(reply.lines) == 1, reply.where, "one line", len(reply.lines))
-    expect_fields(reply.where, status, {"queryId": NAME, "status": one_of("pending")}, {})
 
 
 @ASYNC_QUERIES.on_views(MUST, "1.9", "0.7")
 def the_answer_comes_as_if_at_once(view: View) -> None:
     """Asked for by its queryId, a query keeps its id while pending, and is answered at last like one without delay."""
-    query_id = _id(_submitted(view))
-    done = _finished(view, query_id)
-    kinds = [line.kind for line in done.lines]
-    expect(STATUS not in kinds, done.where, f"no {STATUS} in the answer", kinds[0])
-    expect(done.ids == view.snapshot.ids, done.where, "the files of a query without delay", sorted(done.ids))
-    expect(
-        done.version == view.snapshot.version, done.where, f"version {view.snapshot.version}", done.version
-    )
+    done = Reply(_wait(view, _require_query_id(_submit(view))))
+    expect(STATUS not in done.kinds, done.where, f"no {STATUS} in the answer", done.kinds)
+    done.expect_ids(view.snapshot.ids, "the files of a query without delay")
+    done.expect_version(view.snapshot.version)
 
 
 @ASYNC_QUERIES.on_views(MUST, "1.9")
 def pages_come_from_the_same_query(view: View) -> None:
     """A finished query is fetched in pages by its queryId."""
-    if len(view.snapshot.actions) < 2:
-        raise NotApplicable("no table has two files")
-    query_id = _id(_submitted(view, {"maxFiles": 1}))
-    found = [_finished(view, query_id, {"maxFiles": 1})]
-    while (token := (found[-1].end or {}).get("nextPageToken")) and len(found) <= len(view.snapshot.actions):
-        found.append(_finished(view, query_id, {"maxFiles": 1, "pageToken": token}))
-    ids = sorted(action.id for reply in found for action in reply.actions)
-    expect(ids == sorted(view.snapshot.ids), found[0].where, "every file once", ids)
+    _require_two_files(view)
+    query_id = _require_query_id(_submit(view, {"maxFiles": 1}))
+    pages = _walk(lambda more: Reply(_wait(view, query_id, {"maxFiles": 1, **more})))
+    pages[0].expect_files(view.snapshot.actions, "the snapshot", pages)
 
 
 @ASYNC_QUERIES.on_views(SHOULD, "1.9")
 def a_query_sent_twice_is_one(view: View) -> None:
     """The same key with the same parameters is the same query: its queryId is the same, until it is answered."""
-    key = str(uuid.uuid4())
-    first, again = (_status(Reply(view.ask({"idempotencyKey": key}, ASYNC_ASKED))) for _ in range(2))
+    key = {"idempotencyKey": str(uuid.uuid4())}
+    first, again = (_parse_status(Reply(view.ask(key, ASYNC_ANNOUNCED))) for _ in range(2))
     if first is None:
         raise NotApplicable("the server answers at once")
-    if again is None:
-        return  # it was done by then
-    expect(
-        first["queryId"] == again["queryId"],
-        view.table.path,
-        f"queryId {first['queryId']} again",
-        again["queryId"],
-    )
+    # Without a second status the query was finished by then.
+    if again is not None:
+        is_same = first.query_id == again.query_id
+        expect(is_same, view.table.path, f"queryId {first.query_id} again", again.query_id)
 
 
 @ASYNC_QUERIES.on_views(MUST, "1.9", "0.19")
 def a_query_without_a_key_is_400(view: View) -> None:
     """asyncquery=true without an idempotency key is 400, unless the server answers at once anyway."""
-    _id(_submitted(view))
-    view.ask({}, ASYNC_ASKED).refusal(400)
+    _require_query_id(_submit(view))
+    view.ask({}, ASYNC_ANNOUNCED).refusal(400)
 
 
 @ASYNC_QUERIES.on_tables(MUST, "1.9", "4")
@@ -478,59 +394,53 @@ def an_unknown_query_is_404(table: Table) -> None:
 @ASYNC_QUERIES.on_tables(SHOULD, "1.9")
 def a_query_belongs_to_its_table(table: Table) -> None:
     """A queryId of one table is unknown to the others."""
-    view = table.first_view
-    query_id = _id(_submitted(view))
-    for other in table.other_views[:5]:
+    query_id = _require_query_id(_submit(table.first_view))
+    for other in table.other_views:
         other.table.ask("POST", f"/queries/{query_id}", body={}).refusal(400, 404)
 
 
 @ASYNC_QUERIES.on_views(MUST, "0.8", "0.19")
 def a_query_that_fails_is_an_error(view: View) -> None:
-    """A query that cannot be answered (of a version that is not there) ends in 4xx, not in a status nobody reads."""
-    _id(_submitted(view))
-    beyond = {"version": view.table.latest + 1000, "idempotencyKey": str(uuid.uuid4())}
-    response = view.ask(beyond, ASYNC_ASKED)
+    """A query that cannot be answered (of a version that is not there) ends in 4xx, not in an unread status."""
+    _require_query_id(_submit(view))
+    response = _submit_response(view, {"version": view.table.latest + 1000})
     if response.status == 200:
-        response = _wait(view, _id(Reply(response)), {})
+        response = _wait(view, _require_query_id(Reply(response)))
     response.refusal()
 
 
-def _submitted(view: View, more: Mapping[str, object] | None = None) -> Reply:
-    return Reply(view.ask({"idempotencyKey": str(uuid.uuid4()), **(more or {})}, ASYNC_ASKED))
+def _submit_response(view: View, more: Mapping[str, object] | None = None) -> Response:
+    return view.ask({"idempotencyKey": str(uuid.uuid4()), **(more or {})}, ASYNC_ANNOUNCED)
 
 
-def _status(reply: Reply) -> dict[str, object] | None:
-    return reply.lines[0].value if reply.lines[0].kind == STATUS else None
+def _submit(view: View, more: Mapping[str, object] | None = None) -> Reply:
+    return Reply(_submit_response(view, more))
 
 
-def _id(reply: Reply) -> str:
-    status = _status(reply)
+def _parse_status(reply: Reply) -> wire.QueryStatus | None:
+    if reply.kinds[0] != STATUS:
+        return None
+    return wire.parse(wire.QueryStatus, reply.lines[0].value, reply.where)
+
+
+def _require_query_id(reply: Reply) -> str:
+    status = _parse_status(reply)
     if status is None:
         raise NotApplicable("the server answers at once")
-    expect_fields(reply.where, status, {"queryId": NAME}, {})
-    return str(status["queryId"])
+    return status.query_id
 
 
-def _finished(view: View, query_id: str, body: Mapping[str, object] | None = None) -> Reply:
-    return Reply(_wait(view, query_id, body or {}))
-
-
-def _wait(view: View, query_id: str, body: Mapping[str, object]) -> Response:
-    """The first answer of a query that is not pending."""
-    until = time.monotonic() + LONGEST_WAIT_S
-    headers = make_capabilities_header(view.announcing(ASYNC_ASKED))
+def _wait(view: View, query_id: str, body: Mapping[str, object] | None = None) -> Response:
+    """The first response of a query that is not pending."""
+    until = time.monotonic() + MAX_WAIT_S
+    headers = make_capabilities_header(view.announce(ASYNC_ANNOUNCED))
     while time.monotonic() < until:
-        response = view.table.ask("POST", f"/queries/{query_id}", body=body, headers=headers)
-        if response.status != 200:
-            return response
-        reply = Reply(response)
-        status = _status(reply)
+        response = view.table.ask("POST", f"/queries/{query_id}", body=body or {}, headers=headers)
+        status = _parse_status(Reply(response)) if response.status == 200 else None
         if status is None:
             return response
-        expect(reply.version >= 0, reply.where, "a version while pending", reply.version)
-        is_same = status.get("queryId") == query_id and status.get("status") == "pending"
-        expect(is_same, reply.where, f"pending, queryId {query_id}", status)
+        expect(response.version >= 0, response.request, "a version while pending", response.version)
+        expect(status.query_id == query_id, response.request, f"queryId {query_id}", status.query_id)
         time.sleep(PAUSE_S)
-    raise ExpectationFailed(
-        f"{view.table.path}/queries", f"an answer within {LONGEST_WAIT_S} s", "pending still"
-    )
+    where = f"{view.table.path}/queries"
+    raise ExpectationFailed(where, f"an answer within {MAX_WAIT_S} s", "pending still")

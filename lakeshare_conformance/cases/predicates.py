@@ -1,152 +1,120 @@
-"""Predicates and limits, and the sentences of refusals that clients look for."""
+"""Predicates and limits, and the sentences of refusals that clients expect."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
 
-from lakeshare_conformance.case import (
-    DELTA,
-    MUST,
-    OPTIONAL,
-    PARQUET,
-    SHOULD,
-    Case,
-    Group,
-    NotApplicable,
-    expect,
-)
-from lakeshare_conformance.client import Response
-from lakeshare_conformance.reply import Action, Reply
-from lakeshare_conformance.rows import (
-    Compare,
-    FileRows,
-    Hint,
-    IsNull,
-    Not,
-    as_json,
-    count_matches,
-    list_casts,
-    list_combinations,
-    list_comparable_columns,
-    list_comparisons,
-    read_all,
-)
+from lakeshare_conformance import rows
+from lakeshare_conformance.case import MUST, OPTIONAL, SHOULD, Case, Group, NotApplicable, expect, require
+from lakeshare_conformance.client import Reply, Response
 from lakeshare_conformance.targets import Table, View
 
 PREDICATES = Group("predicates", "Predicates as hints: whatever they leave out, no row that matches is lost")
 
-DEEP, LONG = 5000, 1_100_000
+# Types whose literals have no common form in SQL.
+NOT_IN_SQL = ("float", "double", "timestamp")
+DEPTH, MAX_LENGTH = 5000, 1_100_000
+COLUMN = {"op": "column", "name": "lakeshare_no_such_column", "valueType": "int"}
+LITERAL = {"op": "literal", "value": "1", "valueType": "int"}
+TEST = json.dumps({"op": "isNull", "children": [COLUMN]})
+STRANGE_JSON = (
+    *("bad-predicates", "", "[]", "null", "1", "{}", '{"op": "equal"', '{"op": [], "children": {}}'),
+    json.dumps({"op": "equal", "children": [COLUMN]}),
+    json.dumps({"op": "equal", "children": [COLUMN, LITERAL]}),
+    json.dumps({"op": "like", "children": [COLUMN, LITERAL]}),
+    json.dumps({"op": "equal", "children": [1, 2]}),
+    json.dumps({"op": "equal", "children": [{**COLUMN, "valueType": "wat"}, {**LITERAL, "value": []}]}),
+    '{"op": "not", "children": [' * DEPTH + TEST + "]}" * DEPTH,
+    json.dumps({"op": "equal", "children": [COLUMN, {**LITERAL, "value": "9" * MAX_LENGTH}]}),
+)
+STRANGE_SQL: tuple[list[str], ...] = (
+    ["this is not SQL ("],
+    ["lakeshare_no_such_column = 1"],
+    ["a.b.c = 1", "rlike(x, 'y')"],
+    ["", "\u0000"],
+    [],
+    ["1 = 1 OR " * 200 + "1 = 1"],
+)
 
 
 @PREDICATES.on_views(MUST, "1.14", "1.7")
 def comparisons_lose_no_rows(view: View) -> None:
     """Every file with a row that matches a JSON comparison is answered: each operator, on columns of all kinds."""
-    files = _files(view)
-    _lose_nothing(view, files, list_comparisons(view.snapshot, files))
+    files = rows.read_all(view)
+    _expect_nothing_lost(view, files, rows.list_comparisons(view.snapshot, files))
 
 
 @PREDICATES.on_views(MUST, "1.14", "0.15")
 def negations_lose_no_rows(view: View) -> None:
     """not() of a comparison loses no row: that a file may match does not mean that its opposite may not."""
-    files = _files(view)
-    _lose_nothing(view, files, (Not(one) for one in list_comparisons(view.snapshot, files)))
+    files = rows.read_all(view)
+    _expect_nothing_lost(view, files, map(rows.negate, rows.list_comparisons(view.snapshot, files)))
 
 
 @PREDICATES.on_views(MUST, "1.14", "0.15")
 def tests_for_null_lose_no_rows(view: View) -> None:
     """isNull() and its negation lose no row: files with some nulls, with bounds, and without statistics."""
-    files = _files(view)
-    tests = [IsNull(name, kind) for name, kind in list_comparable_columns(view.snapshot)]
-    _lose_nothing(view, files, [*tests, *map(Not, tests)])
+    tests = [rows.is_null(name, kind) for name, kind in rows.list_comparable_columns(view.snapshot)]
+    _expect_nothing_lost(view, rows.read_all(view), [*tests, *map(rows.negate, tests)])
 
 
 @PREDICATES.on_views(MUST, "1.14", "0.15")
 def combinations_lose_no_rows(view: View) -> None:
     """AND, OR and NOT over several columns lose no row."""
-    files = _files(view)
-    _lose_nothing(view, files, list_combinations(view.snapshot, files))
+    files = rows.read_all(view)
+    _expect_nothing_lost(view, files, rows.list_combinations(view.snapshot, files))
 
 
 @PREDICATES.on_views(MUST, "1.14", "6.2")
 def other_declared_types_lose_no_rows(view: View) -> None:
     """A column declared with another type than it has, as Spark folds casts, loses no row."""
-    files = _files(view)
-    tried = list(list_casts(view.snapshot, files))
-    if not tried:
-        raise NotApplicable("no table has a column of whole numbers or dates")
-    _lose_nothing(view, files, tried)
+    files = rows.read_all(view)
+    _expect_nothing_lost(view, files, rows.list_casts(view.snapshot, files))
 
 
 @PREDICATES.on_views(MUST, "1.14", "1.7")
 def sql_comparisons_lose_no_rows(view: View) -> None:
     """predicateHints in SQL lose no row: =, <>, <, <=, >, >=, IS NULL, IS NOT NULL, the column first or last."""
-    files = _files(view)
-    tried: list[tuple[Hint, str]] = []
-    for one in list_comparisons(view.snapshot, files):
-        if one.kind in ("float", "double", "timestamp"):
-            continue
-        tried += [(one, one.sql()), (one, one.sql(mirrored=True))]
-        if one.operator == "equal":
-            tried.append((Not(one), one.sql().replace(" = ", " <> ", 1)))
-    for name, kind in list_comparable_columns(view.snapshot):
-        test = IsNull(name, kind)
-        tried += [(test, f"{name} IS NULL"), (Not(test), f"{name} IS NOT NULL")]
-    for hint, text in tried:
-        _loses_nothing(files, hint, Reply(view.ask({"predicateHints": [text]})))
+    files = rows.read_all(view)
+    tried: list[tuple[rows.Hint, str]] = []
+    for hint in rows.list_comparisons(view.snapshot, files):
+        if hint.kind not in NOT_IN_SQL:
+            tried += [(hint, hint.sql()), (hint, hint.sql(is_mirrored=True))]
+            if hint.operator == "equal":
+                tried.append((rows.negate(hint), hint.sql().replace(" = ", " <> ", 1)))
+    for name, kind in rows.list_comparable_columns(view.snapshot):
+        test = rows.is_null(name, kind)
+        tried += [(test, f"{name} IS NULL"), (rows.negate(test), f"{name} IS NOT NULL")]
+    for hint_of_text, text in tried:
+        reply = Reply(view.ask({"predicateHints": [text]}))
+        expect_no_row_lost(files, hint_of_text, reply.where, reply.ids)
 
 
 @PREDICATES.on_views(MUST, "1.14", "0.19")
 def json_that_makes_no_sense_gets_all_files(view: View) -> None:
     """A JSON predicate that cannot be understood (no JSON, wrong shapes, unknown columns, too deep) gets all files."""
-    column = {"op": "column", "name": "lakeshare_no_such_column", "valueType": "int"}
-    literal = {"op": "literal", "value": "1", "valueType": "int"}
-    test = json.dumps({"op": "isNull", "children": [column]})
-    texts = [
-        "bad-predicates",
-        "",
-        "[]",
-        "null",
-        "1",
-        "{}",
-        '{"op": "equal"',
-        '{"op": [], "children": {}}',
-        json.dumps({"op": "equal", "children": [column]}),
-        json.dumps({"op": "equal", "children": [column, literal]}),
-        json.dumps({"op": "like", "children": [column, literal]}),
-        json.dumps({"op": "equal", "children": [1, 2]}),
-        json.dumps({"op": "equal", "children": [{**column, "valueType": "wat"}, {**literal, "value": []}]}),
-        '{"op": "not", "children": [' * DEEP + test + "]}" * DEEP,
-        json.dumps({"op": "equal", "children": [column, {**literal, "value": "9" * LONG}]}),
-    ]
-    for text in texts:
+    for text in STRANGE_JSON:
         response = view.ask({"jsonPredicateHints": text})
-        if len(text) > LONG and response.status in (400, 413):
-            continue  # a server may bound the size of a body
-        _all_files(view, Reply(response))
+        # A server may bound the size of a body.
+        if len(text) <= MAX_LENGTH or response.status not in (400, 413):
+            Reply(response).expect_ids(view.snapshot.ids, "all files")
 
 
 @PREDICATES.on_views(MUST, "1.14", "0.19")
 def sql_that_makes_no_sense_gets_all_files(view: View) -> None:
     """SQL that cannot be understood gets all files."""
-    for texts in (
-        ["this is not SQL ("],
-        ["lakeshare_no_such_column = 1"],
-        ["a.b.c = 1", "rlike(x, 'y')"],
-        ["", "\u0000"],
-        [],
-        ["1 = 1 OR " * 200 + "1 = 1"],
-    ):
-        _all_files(view, Reply(view.ask({"predicateHints": texts})))
+    for texts in STRANGE_SQL:
+        Reply(view.ask({"predicateHints": texts})).expect_ids(view.snapshot.ids, "all files")
 
 
 @PREDICATES.on_views(OPTIONAL, "1.14")
 def partition_values_leave_files_out(view: View) -> None:
     """A comparison with one partition value leaves out the files of other partitions, in JSON and in SQL."""
-    files = _files(view)
-    for one in list_comparisons(view.snapshot, files):
-        if one.column in view.snapshot.partition_columns and one.operator == "equal":
-            _leaves_out(view, files, one, {"jsonPredicateHints": as_json(one)})
-            if one.kind not in ("float", "double", "timestamp", "boolean"):
-                _leaves_out(view, files, one, {"predicateHints": [one.sql()]})
+    files, partition_columns = rows.read_all(view), view.snapshot.metadata.partition_columns
+    for hint in rows.list_comparisons(view.snapshot, files):
+        if hint.column in partition_columns and hint.operator == "equal":
+            _expect_files_left_out(view, files, hint, {"jsonPredicateHints": hint.json})
+            if hint.kind not in (*NOT_IN_SQL, "boolean"):
+                _expect_files_left_out(view, files, hint, {"predicateHints": [hint.sql()]})
             return
     raise NotApplicable("no table is partitioned by a column to compare")
 
@@ -154,67 +122,42 @@ def partition_values_leave_files_out(view: View) -> None:
 @PREDICATES.on_views(OPTIONAL, "1.14")
 def statistics_leave_files_out(view: View) -> None:
     """A comparison with the least value of a column leaves out files whose bounds exclude it."""
-    files = _files(view)
-    by_id = {one.action.id: one for one in files}
-    columns = {
-        name for name, kind in list_comparable_columns(view.snapshot) if kind in ("integer", "long", "date")
-    }
-    for one in list_comparisons(view.snapshot, files):
-        has_bounds = one.column in columns - set(view.snapshot.partition_columns) and all(
-            one.column in ((file.action.stats or {}).get("minValues") or {}) for file in by_id.values()
-        )
-        if (
-            has_bounds
-            and one.operator == "equal"
-            and sum(bool(count_matches(one, file)) for file in files) < len(files)
-        ):
-            _leaves_out(view, files, one, {"jsonPredicateHints": as_json(one)})
+    files, partition_columns = rows.read_all(view), view.snapshot.metadata.partition_columns
+    bounded = set.intersection(
+        *(set(stats.min_values) if (stats := file.action.stats) else set() for file in files)
+    )
+    for hint in rows.list_comparisons(view.snapshot, files):
+        is_tried = hint.operator == "equal" and hint.kind in ("integer", "long", "date")
+        has_bounds = hint.column in bounded and hint.column not in partition_columns
+        if is_tried and has_bounds and not all(hint.count_matches(file) for file in files):
+            _expect_files_left_out(view, files, hint, {"jsonPredicateHints": hint.json})
             return
-    raise NotApplicable("no table has statistics that tell its files apart")
+    raise NotApplicable("no table has statistics that distinguish its files")
 
 
-def _files(view: View) -> list[FileRows]:
-    return read_all(view, view.snapshot)
+def _expect_nothing_lost(view: View, files: list[rows.FileRows], hints: Iterable[rows.Hint]) -> None:
+    tried = list(hints)
+    require(tried, "no table has a column to compare")
+    for hint in tried:
+        reply = Reply(view.ask({"jsonPredicateHints": hint.json}))
+        expect_no_row_lost(files, hint, reply.where, reply.ids)
 
 
-def _lose_nothing(view: View, files: list[FileRows], hints: Iterable[Hint]) -> None:
-    is_tried = False
-    for hint in hints:
-        is_tried = True
-        _loses_nothing(files, hint, Reply(view.ask({"jsonPredicateHints": as_json(hint)})))
-    if not is_tried:
-        raise NotApplicable("no table has a column to compare")
+def expect_no_row_lost(files: list[rows.FileRows], hint: rows.Hint, where: str, ids: frozenset[str]) -> None:
+    """Expect every file with a row that matches among the files of the answer."""
+    for file in files:
+        if file.action.id not in ids:
+            count = hint.count_matches(file)
+            expect(count == 0, where, f"file {file.action.id} with {count} rows that match", "no such file")
 
 
-def _loses_nothing(files: list[FileRows], hint: Hint, reply: Reply) -> None:
-    reply.head  # noqa: B018 - raises when the first lines are others
-    expect_no_row_lost(files, hint, reply.where, reply.ids)
-
-
-def expect_no_row_lost(files: list[FileRows], hint: Hint, where: str, ids: frozenset[str]) -> None:
-    """Expect every file with a row that matches among the files answered.
-
-    Raises:
-        Broken: one is missing.
-    """
-    for one in files:
-        if one.action.id not in ids:
-            found = count_matches(hint, one)
-            expect(
-                found == 0, where, f"file {one.action.id}, which has {found} rows that match", "no such file"
-            )
-
-
-def _all_files(view: View, reply: Reply) -> None:
-    expect(reply.ids == view.snapshot.ids, reply.where, f"all {len(view.snapshot.ids)} files", len(reply.ids))
-
-
-def _leaves_out(view: View, files: list[FileRows], one: Compare, body: dict[str, object]) -> None:
-    if all(count_matches(one, file) for file in files):
-        raise NotApplicable("every file has a row that matches")
+def _expect_files_left_out(
+    view: View, files: list[rows.FileRows], hint: rows.Hint, body: dict[str, object]
+) -> None:
+    require(not all(hint.count_matches(file) for file in files), "every file has a row that matches")
     reply = Reply(view.ask(body))
-    found, every = len(reply.actions), len(view.snapshot.actions)
-    expect(found < every, reply.where, f"fewer than all {every} files", found)
+    found, total = len(reply.actions), len(view.snapshot.actions)
+    expect(found < total, reply.where, f"fewer than all {total} files", found)
 
 
 LIMITS = Group("limits", "limitHint: how many rows the client wants")
@@ -223,57 +166,49 @@ LIMITS = Group("limits", "limitHint: how many rows the client wants")
 @LIMITS.on_views(MUST, "1.7", "2.3")
 def a_limit_leaves_enough_rows(view: View) -> None:
     """limitHint leaves files with at least as many rows as asked for, deleted rows not counted."""
-    rows = _rows(view)
-    total = sum(rows.values())
+    counts = _get_row_counts(view)
+    total = sum(counts.values())
     for limit in sorted({1, 2, total // 2, max(0, total - 1), total, total + 1}):
-        reply = view.query(limitHint=limit)
-        found = sum(rows.get(action.id, 0) for action in reply.actions)
-        expect(found >= min(limit, total), reply.where, f"files with {min(limit, total)} rows", found)
+        _expect_rows(view.query(limitHint=limit), counts, min(limit, total))
 
 
 @LIMITS.on_views(OPTIONAL, "1.7")
 def a_limit_leaves_files_out(view: View) -> None:
     """limitHint leaves out files that are not needed for that many rows."""
-    rows = _rows(view)
-    if len(rows) < 2 or min(rows.values()) < 1:
+    counts = _get_row_counts(view)
+    if len(counts) < 2 or min(counts.values()) < 1:
         raise NotApplicable("no table has two files with rows")
     reply = view.query(limitHint=1)
-    expect(
-        len(reply.actions) < len(rows), reply.where, f"fewer than all {len(rows)} files", len(reply.actions)
-    )
+    is_fewer = len(reply.actions) < len(counts)
+    expect(is_fewer, reply.where, f"fewer than all {len(counts)} files", len(reply.actions))
 
 
 @LIMITS.on_views(MUST, "1.7", "6.1")
 def a_limit_of_none_has_a_head(view: View) -> None:
     """limitHint 0 is answered with protocol and metaData: clients read the schema from it."""
     reply = view.query(limitHint=0)
-    reported = [line.value for line in reply.head]
-    expect(
-        reported[1].get("size") == view.snapshot.head[1].value.get("size"),
-        reply.where,
-        "the head of a query",
-        reported,
-    )
+    size, wanted = reply.shared.size, view.snapshot.shared.size
+    expect(size == wanted, reply.where, f"the head of a query, with size {wanted}", size)
 
 
 @LIMITS.on_views(MUST, "1.7", "1.14")
 def a_limit_counts_rows_that_match(view: View) -> None:
     """With a predicate and limitHint, the files left hold that many rows that match, if there are so many."""
-    files = read_all(view, view.snapshot)
-    if any(action.vector for action in view.snapshot.actions):
-        raise NotApplicable("only tables with deletion vectors are there")
-    tried = [
-        one for one in list_comparisons(view.snapshot, files) if one.operator in ("equal", "lessThanOrEqual")
+    files = rows.read_all(view)
+    if any(action.deletion_vector for action in view.snapshot.actions):
+        raise NotApplicable("all tables have deletion vectors")
+    hints = [
+        hint
+        for hint in rows.list_comparisons(view.snapshot, files)
+        if hint.operator in ("equal", "lessThanOrEqual")
     ]
-    if not tried:
-        raise NotApplicable("no table has a column to compare")
-    for hint in tried:
-        counts = {one.action.id: count_matches(hint, one) for one in files}
-        for limit in (1, max(1, sum(counts.values()))):
-            reply = Reply(view.ask({"limitHint": limit, "jsonPredicateHints": as_json(hint)}))
-            found = sum(counts.get(action.id, 0) for action in reply.actions)
-            wanted = min(limit, sum(counts.values()))
-            expect(found >= wanted, reply.where, f"files with {wanted} rows that match", found)
+    require(hints, "no table has a column to compare")
+    for hint in hints:
+        counts = {file.action.id: hint.count_matches(file) for file in files}
+        total = sum(counts.values())
+        for limit in (1, max(1, total)):
+            reply = Reply(view.ask({"limitHint": limit, "jsonPredicateHints": hint.json}))
+            _expect_rows(reply, counts, min(limit, total))
 
 
 @LIMITS.on_views(SHOULD, "1.7", "0.19")
@@ -283,22 +218,18 @@ def limits_that_are_none_are_400(view: View) -> None:
         view.ask({"limitHint": limit}).refusal(400)
 
 
-def _rows(view: View) -> dict[str, int]:
-    """The live rows of every file.
+def _expect_rows(reply: Reply, counts: Mapping[str, int], wanted: int) -> None:
+    found = sum(counts.get(action.id, 0) for action in reply.actions)
+    expect(found >= wanted, reply.where, f"files with {wanted} rows", found)
 
-    Raises:
-        NothingToTry: statistics do not tell them.
-    """
-    found = {action.id: _live(action) for action in view.snapshot.actions}
-    if not sum(found.values()):
+
+def _get_row_counts(view: View) -> dict[str, int]:
+    """The rows of every file that its deletion vector leaves; `NotApplicable` without."""
+    counts = {action.id: action.rows for action in view.snapshot.actions}
+    require(None not in counts.values(), "statistics do not have the rows of every file")
+    if not sum(count or 0 for count in counts.values()):
         raise NotApplicable("no table has rows")
-    return found
-
-
-def _live(action: Action) -> int:
-    if action.rows is None:
-        raise NotApplicable("statistics do not tell the rows of every file")
-    return action.rows
+    return {id: count or 0 for id, count in counts.items()}
 
 
 FRAGMENTS = Group(
@@ -306,127 +237,46 @@ FRAGMENTS = Group(
     "Sentences that the test suites of the shipped clients look for, in refusals that other cases judge",
 )
 
-Ask = Callable[[View], Response]
-NOON = "2022-01-01T12:00:00Z"
+NOON, LONG_AGO, FAR_AHEAD = "2022-01-01T12:00:00Z", "1970-01-02T00:00:00Z", "2999-01-01T00:00:00Z"
+Body = dict[str, object]
 
 
-def _query(**body: object) -> Ask:
-    return lambda view: view.ask(body)
+def _query(view: View, body: Body) -> Response:
+    return view.ask(body)
 
 
-def _changes(**params: object) -> Ask:
-    return lambda view: view.ask_changes(params)
+def _query_history(view: View, body: Body) -> Response:
+    """A query that only a table with shared history refuses for this reason; `$latest` is its latest version."""
+    latest = view.versions[-1]
+    values: Body = {"$latest": latest, "$beyond": latest + 1000}
+    return view.ask({name: values.get(str(value), value) for name, value in body.items()})
 
 
-def _beyond(name: str) -> Ask:
-    return lambda view: view.ask({**_history(view), name: view.table.latest + 1000})
+def _read_changes(view: View, params: Body) -> Response:
+    view.feed.expect_head()
+    return view.ask_changes(params)
 
 
-def _of_history(ask: Ask) -> Ask:
-    """A request that only a table with history refuses for this reason."""
-
-    def of_history(view: View) -> Response:
-        _history(view)
-        return ask(view)
-
-    return of_history
+def _query_page(view: View, body: Body) -> Response:
+    """The query of a second page; `NotApplicable` if the server does not page."""
+    token = view.query(maxFiles=1).next_page_token
+    require(token, "no answer comes in two pages")
+    return view.ask({"maxFiles": 1, "pageToken": token, **body})
 
 
-def _of_changes(ask: Ask) -> Ask:
-    def of_changes(view: View) -> Response:
-        view.change_start  # noqa: B018 - raises when changes are not served
-        return ask(view)
-
-    return of_changes
+def _refresh(view: View, body: Body) -> Response:
+    require(view.query(includeRefreshToken=True).refresh_token, "the server gives no refresh tokens")
+    return view.ask(body)
 
 
-def _history(view: View) -> Mapping[str, object]:
-    return {"startingVersion": view.versions[-1]}
+def _query_file_ids(view: View, body: Body) -> Response:
+    return view.ask({}, **{name: str(value) for name, value in body.items()})
 
 
-def _page_token(view: View) -> str:
-    token = (view.query(maxFiles=1).end or {}).get("nextPageToken")
-    if not token:
-        raise NotApplicable("no answer comes in two pages")
-    return str(token)
-
-
-def _page(view: View) -> Response:
-    _page_token(view)
-    return view.ask({"maxFiles": 1, "pageToken": "nonsense"})
-
-
-def _refresh(view: View) -> Response:
-    if not (view.query(includeRefreshToken=True).end or {}).get("refreshToken"):
-        raise NotApplicable("the server gives no refresh tokens")
-    return view.ask({"refreshToken": "nonsense"})
-
-
-SENTENCES: Mapping[str, tuple[str, Ask]] = {
-    "two_versions": (
-        "Please only provide one of: version,timestamp,startingVersion",
-        _query(version=0, startingVersion=0),
-    ),
-    "negative_version": ("table version cannot be negative", _of_history(_query(version=-1))),
-    "negative_start": ("startingVersion cannot be negative", _of_history(_query(startingVersion=-1))),
-    "no_files_on_a_page": ("maxFiles must be positive", _query(maxFiles=0)),
-    "a_window_turned_round": (
-        "startingVersion(3) must be smaller than or equal to endingVersion(2)",
-        _of_history(_query(startingVersion=3, endingVersion=2)),
-    ),
-    "an_end_too_late": ("End version cannot be greater than the latest version", _beyond("endingVersion")),
-    "a_time_that_is_none": ("Invalid startingTimestamp:", _of_history(_query(timestamp="2022"))),
-    "a_time_too_early": (
-        "before the earliest available version",
-        _of_history(_query(timestamp="1970-01-02T00:00:00Z")),
-    ),
-    "a_time_too_late": (
-        "is after the latest available version",
-        _of_history(_query(timestamp="2999-01-01T00:00:00Z")),
-    ),
-    "a_refresh_token_of_a_version": (
-        "includeRefreshToken cannot be used when querying a specific version",
-        _of_history(lambda view: view.ask({"includeRefreshToken": True, "version": view.versions[-1]})),
-    ),
-    "a_refresh_token_asked_for_later": (
-        "must be used in the first page request",
-        lambda view: view.ask({"maxFiles": 1, "pageToken": _page_token(view), "includeRefreshToken": True}),
-    ),
-    "a_page_token_nobody_gave": ("Error decoding the page token", _page),
-    "a_refresh_token_nobody_gave": ("Error decoding refresh token", _refresh),
-    "an_unknown_scheme_of_ids": ("Unsupported fileidhash: '", lambda view: view.ask({}, fileidhash="md5")),
-    "changes_without_a_start": (
-        "No startingVersion or startingTimestamp provided for CDF read",
-        _of_changes(_changes()),
-    ),
-    "changes_with_two_starts": (
-        "Multiple starting arguments provided for CDF read",
-        _of_changes(_changes(startingVersion=0, startingTimestamp=NOON)),
-    ),
-    "changes_with_two_ends": (
-        "Multiple ending arguments",
-        _of_changes(_changes(startingVersion=0, endingVersion=0, endingTimestamp=NOON)),
-    ),
-    "changes_turned_round": (
-        "CDF range from start 1 to end 0 was invalid. End cannot be before start",
-        _of_changes(_changes(startingVersion=1, endingVersion=0)),
-    ),
-    "changes_from_no_number": (
-        "startingVersion is not a valid number",
-        _of_changes(_changes(startingVersion="x")),
-    ),
-}
-
-
-def _case(name: str, sentence: str, ask: Ask) -> Case:
-    def judge(view: View) -> None:
-        response = ask(view)
-        message = response.refusal(400)
+def _expect_sentence(sentence: str, *refusals: Response, status: int = 400) -> None:
+    for response in refusals:
+        message = response.refusal(status).message
         expect(sentence in message, response.request, f"a refusal with “{sentence}”", message)
-
-    judge.__name__, judge.__module__ = name, __name__
-    judge.__doc__ = f"A refusal says “{sentence}”."
-    return FRAGMENTS.on_views(OPTIONAL, "1.7" if not name.startswith("changes") else "1.8", "7.3")(judge)
 
 
 @FRAGMENTS.on_tables(OPTIONAL, "1.7", "7.3")
@@ -434,29 +284,24 @@ def a_history_that_is_not_shared(table: Table) -> None:
     """A refusal says “history sharing is not enabled on table: ” and the table's name."""
     view = table.first_view
     try:
-        shared = bool(view.versions)
+        is_shared = bool(view.versions)
     except NotApplicable:
-        shared = False
-    if shared:
-        raise NotApplicable("every table shares its history")
+        is_shared = False
+    require(not is_shared, "every table shares its history")
     response = view.ask({"version": table.latest})
+    message = response.refusal(400).message.lower()
     sentence = (
-        "Reading table by version or timestamp is not supported because history sharing is not enabled "
-        f"on table: {table.name}"
+        "reading table by version or timestamp is not supported because history sharing is not enabled on"
     )
-    message = response.refusal(400)
-    expect(sentence.lower() in message.lower(), response.request, f"“{sentence}”", message)
+    wanted = f"{sentence} table: {table.name.lower()}"
+    expect(wanted in message, response.request, f"a refusal with “{wanted}”", message)
 
 
 @FRAGMENTS.on_tables(OPTIONAL, "2.5", "7.3")
 def features_that_parquet_lacks(table: Table) -> None:
     """A refusal says “Unsupported Delta Table Properties”."""
-    if table.view(PARQUET) is not None or table.view(DELTA) is None:
-        raise NotApplicable("no table is served in delta format only")
-    sentence = "Unsupported Delta Table Properties"
-    for response in (table.metadata(), table.query({})):
-        message = response.refusal(400)
-        expect(sentence in message, response.request, f"“{sentence}”", message)
+    table.require_delta_only()
+    _expect_sentence("Unsupported Delta Table Properties", table.metadata(), table.query({}))
 
 
 @FRAGMENTS.on_tables(OPTIONAL, "4", "7.3")
@@ -464,9 +309,62 @@ def a_table_that_is_not_there(table: Table) -> None:
     """A refusal says “does not exist, please contact your share provider for further information.”"""
     response = table.client.ask("GET", f"{table.path}_lakeshare/version")
     sentence = "does not exist, please contact your share provider for further information."
-    message = response.refusal(404)
-    expect(sentence in message, response.request, f"“{sentence}”", message)
+    _expect_sentence(sentence, response, status=404)
 
 
-for name, what in SENTENCES.items():
-    _case(name, *what)
+def _add_sentence_case(name: str, ask: Callable[[View, Body], Response], body: Body, sentence: str) -> Case:
+    def check(view: View) -> None:
+        _expect_sentence(sentence, ask(view, body))
+
+    check.__name__ = name
+    check.__doc__ = f"A refusal says “{sentence}”."
+    return FRAGMENTS.on_views(OPTIONAL, "1.8" if ask is _read_changes else "1.7", "7.3")(check)
+
+
+ONE_OF = "Please only provide one of: version,timestamp,startingVersion"
+REFRESH_OF_VERSION = "includeRefreshToken cannot be used when querying a specific version"
+WINDOW = "startingVersion(3) must be smaller than or equal to endingVersion(2)"
+TOO_LATE = "End version cannot be greater than the latest version"
+NO_START = "No startingVersion or startingTimestamp provided for CDF read"
+TURNED = "CDF range from start 1 to end 0 was invalid. End cannot be before start"
+TWO_STARTS, TWO_ENDS = "Multiple starting arguments provided for CDF read", "Multiple ending arguments"
+STARTS: Body = {"startingVersion": 0, "startingTimestamp": NOON}
+ENDS: Body = {"startingVersion": 0, "endingVersion": 0, "endingTimestamp": NOON}
+SENTENCES: tuple[tuple[str, Callable[[View, Body], Response], Body, str], ...] = (
+    ("two_versions", _query, {"version": 0, "startingVersion": 0}, ONE_OF),
+    ("negative_version", _query_history, {"version": -1}, "table version cannot be negative"),
+    ("negative_start", _query_history, {"startingVersion": -1}, "startingVersion cannot be negative"),
+    ("no_files_on_a_page", _query, {"maxFiles": 0}, "maxFiles must be positive"),
+    ("a_window_turned_round", _query_history, {"startingVersion": 3, "endingVersion": 2}, WINDOW),
+    ("an_end_too_late", _query_history, {"startingVersion": "$latest", "endingVersion": "$beyond"}, TOO_LATE),
+    ("a_time_that_is_none", _query_history, {"timestamp": "2022"}, "Invalid startingTimestamp:"),
+    ("a_time_too_early", _query_history, {"timestamp": LONG_AGO}, "before the earliest available version"),
+    ("a_time_too_late", _query_history, {"timestamp": FAR_AHEAD}, "is after the latest available version"),
+    (
+        "a_refresh_token_of_a_version",
+        _query_history,
+        {"includeRefreshToken": True, "version": "$latest"},
+        REFRESH_OF_VERSION,
+    ),
+    (
+        "a_refresh_token_asked_for_later",
+        _query_page,
+        {"includeRefreshToken": True},
+        "must be used in the first page request",
+    ),
+    ("a_page_token_nobody_gave", _query_page, {"pageToken": "nonsense"}, "Error decoding the page token"),
+    ("a_refresh_token_nobody_gave", _refresh, {"refreshToken": "nonsense"}, "Error decoding refresh token"),
+    ("an_unknown_scheme_of_ids", _query_file_ids, {"fileidhash": "md5"}, "Unsupported fileidhash: '"),
+    ("changes_without_a_start", _read_changes, {}, NO_START),
+    ("changes_with_two_starts", _read_changes, STARTS, TWO_STARTS),
+    ("changes_with_two_ends", _read_changes, ENDS, TWO_ENDS),
+    ("changes_turned_round", _read_changes, {"startingVersion": 1, "endingVersion": 0}, TURNED),
+    (
+        "changes_from_no_number",
+        _read_changes,
+        {"startingVersion": "x"},
+        "startingVersion is not a valid number",
+    ),
+)
+for row in SENTENCES:
+    _add_sentence_case(*row)

@@ -1,94 +1,68 @@
-"""Queries of one version, in both response formats, and of windows of versions."""
+"""Files of a snapshot: their lines in both response formats, the bytes behind the URLs, deletion vectors, file ids."""
 
+import struct
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
-from urllib.parse import parse_qsl, urlsplit
+from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from lakeshare_conformance import rows, wire
 from lakeshare_conformance.case import (
-    COUNT,
     DELTA,
     MUST,
-    NAME,
     PARQUET,
     SHOULD,
-    TEXT,
-    TRUTH,
-    URL,
-    VALUES,
-    WHOLE,
-    Fields,
+    ExpectationFailed,
     Group,
     NotApplicable,
     expect,
-    expect_fields,
+    require,
 )
-from lakeshare_conformance.cases.files import a_file_is_served
-from lakeshare_conformance.reply import Action, Reply, counted, is_partition_value, iso
-from lakeshare_conformance.rows import get_physical_name
+from lakeshare_conformance.client import END, Reply, Response
 from lakeshare_conformance.targets import View
 
 SNAPSHOTS = Group("snapshots", "The latest snapshot: lines, files, ids and expiry")
 
-SHORTEST_LIFE_S = 15 * 60
-SHORTEST_TOKEN = 10
-PARQUET_FILE: Fields = {"url": URL, "id": NAME, "partitionValues": VALUES, "size": COUNT}
-PARQUET_OPTIONAL: Fields = {"stats": TEXT, "version": COUNT, "timestamp": COUNT, "expirationTimestamp": COUNT}
-DELTA_FILE: Fields = {"id": NAME}
-DELTA_OPTIONAL: Fields = {
-    "deletionVectorFileId": NAME,
-    "version": COUNT,
-    "timestamp": COUNT,
-    "expirationTimestamp": COUNT,
-}
-DELTA_ADD: Fields = {
-    "path": URL,
-    "partitionValues": VALUES,
-    "size": COUNT,
-    "modificationTime": COUNT,
-    "dataChange": TRUTH,
-}
+MIN_LIFE_S = 15 * 60
+MIN_TOKEN = 10
 
 
 @SNAPSHOTS.on_views(MUST, "1.7", "0.1", "2.1", "2.2")
 def a_snapshot_is_head_and_files(view: View) -> None:
     """A snapshot is the lines protocol and metaData, then lines of one key, file, and nothing else."""
-    reply = view.snapshot
-    reply.head  # noqa: B018 - raises when the first lines are others
-    for line in reply.later:
-        if line.kind != "endStreamAction":
-            expect(line.kind == "file", line.where, "a file line", line.kind)
-    kinds = {action.kind for action in reply.actions}
-    expect(kinds <= {"add"}, reply.where, "files that are added, none removed", sorted(kinds))
+    view.snapshot.expect_head()
+    view.snapshot.expect_later("file", END)
+    view.snapshot.expect_actions("add")
 
 
 @SNAPSHOTS.on_views(MUST, "0.1", "1.13")
 def nobody_gets_an_end_that_did_not_ask(view: View) -> None:
     """No endStreamAction comes to a client that did not ask for it: the Python client dies of it."""
-    kinds = [line.kind for line in view.snapshot.lines]
-    expect("endStreamAction" not in kinds, view.snapshot.where, "no endStreamAction", kinds[-1])
+    view.snapshot.expect_end(False)
 
 
 @SNAPSHOTS.on_views(MUST, "2.1", "0.3", formats=(PARQUET,))
 def parquet_files_have_the_documented_fields(view: View) -> None:
     """A file in parquet format has url (http or https), id, partitionValues and size, and stats as a text."""
-    for action in view.snapshot.actions:
-        expect_fields(action.where, action.outer, PARQUET_FILE, PARQUET_OPTIONAL)
+    view.snapshot.expect_actions("add")
 
 
 @SNAPSHOTS.on_views(MUST, "2.2", "0.3", formats=(DELTA,))
 def delta_files_have_the_documented_fields(view: View) -> None:
     """A file in delta format has an id and an add with path (a URL), partitionValues, size, modificationTime."""
     for action in view.snapshot.actions:
-        expect_fields(action.where, action.outer, DELTA_FILE, DELTA_OPTIONAL)
-        expect_fields(action.where, action.inner, DELTA_ADD, {"stats": TEXT})
+        expect(action.modification_time is not None, action.where, "the field modificationTime", "none")
+        expect(action.data_change is not None, action.where, "the field dataChange", "none")
 
 
 @SNAPSHOTS.on_views(MUST, "2.1", "2.2")
 def partition_values_are_of_the_partition_columns(view: View) -> None:
     """partitionValues has exactly the partition columns, by their physical names where columns are mapped."""
-    columns = {get_physical_name(view.snapshot, name) for name in view.snapshot.partition_columns}
-    for action in view.snapshot.actions:
+    reply = view.snapshot
+    columns = {rows.get_physical_name(reply, name) for name in reply.metadata.partition_columns}
+    for action in reply.actions:
         found = set(action.partition_values)
         expect(found == columns, action.where, f"partition values of {sorted(columns)}", sorted(found))
 
@@ -97,80 +71,65 @@ def partition_values_are_of_the_partition_columns(view: View) -> None:
 def partition_values_are_written_as_their_type_is(view: View) -> None:
     """Partition values are texts in the form of their type: decimal numbers, yyyy-MM-dd, true and false."""
     kinds = {
-        get_physical_name(view.snapshot, field["name"]): field.get("type") for field in view.snapshot.fields
+        rows.get_physical_name(view.snapshot, column.name): column.type for column in view.snapshot.columns
     }
-    if not view.snapshot.partition_columns:
-        raise NotApplicable("no table is partitioned")
+    require(view.snapshot.metadata.partition_columns, "no table is partitioned")
     for action in view.snapshot.actions:
         for name, value in action.partition_values.items():
-            is_fit = is_partition_value(value, kinds.get(name))
-            expect(is_fit, f"{action.where}, partition value {name}", f"a {kinds.get(name)} as text", value)
+            kind, where = kinds.get(name), f"{action.where}, partition value {name}"
+            expect(rows.is_partition_value(value, kind), where, f"a {kind} as text", value)
 
 
 @SNAPSHOTS.on_views(MUST, "2.1")
 def statistics_are_json(view: View) -> None:
     """stats holds JSON: numRecords, and minValues, maxValues and nullCount of columns of the table."""
-    names = {str(field["name"]) for field in view.snapshot.fields}
-    # Where columns are mapped, files may still speak of columns that were dropped.
-    is_mapped = view.snapshot.is_mapped
-    with_stats = [action for action in view.snapshot.actions if action.stats is not None]
-    if not with_stats:
-        raise NotApplicable("no file has statistics")
-    for action in with_stats:
-        stats, where = action.stats or {}, f"{action.where}, stats"
-        expect_fields(where, stats, {}, {"numRecords": COUNT})
-        for part in ("minValues", "maxValues", "nullCount"):
-            of = stats.get(part) or {}
-            is_fit = isinstance(of, dict) and (is_mapped or set(of) <= names)
-            expect(is_fit, where, f"{part} of columns of the table", of)
+    names = {column.name for column in view.snapshot.columns}
+    parsed = [(action, stats) for action in view.snapshot.actions if (stats := action.stats) is not None]
+    require(parsed, "no file has statistics")
+    for action, stats in parsed:
+        unknown = {*stats.min_values, *stats.max_values, *stats.null_count} - names
+        # Statistics of mapped columns may name columns that were dropped.
+        is_fit = view.snapshot.is_mapped or not unknown
+        expect(is_fit, f"{action.where}, stats", "columns of the table only", sorted(unknown))
 
 
 @SNAPSHOTS.on_views(MUST, "2.6", "6.2")
 def ids_are_unique(view: View) -> None:
     """Ids are unique in a reply: Spark keys its URLs by them."""
-    ids = [action.id for action in view.snapshot.actions]
-    repeated = sorted({one for one in ids if ids.count(one) > 1}) if len(set(ids)) < len(ids) else []
+    counts = Counter(action.id for action in view.snapshot.actions)
+    repeated = sorted(id for id, count in counts.items() if count > 1)
     expect(not repeated, view.snapshot.where, "ids that are unique", repeated)
 
 
 @SNAPSHOTS.on_views(MUST, "2.6", "4")
 def ids_stay(view: View) -> None:
     """Asked again, the same version answers the same ids, with URLs that may be new."""
-    again = Reply(view.ask({}))
-    expect(
-        again.ids == view.snapshot.ids,
-        again.where,
-        "the same ids again",
-        sorted(again.ids ^ view.snapshot.ids),
-    )
+    Reply(view.ask({})).expect_ids(view.snapshot.ids, "the same ids again")
 
 
 @SNAPSHOTS.on_views(MUST, "2.7", "6.2")
 def urls_live_as_long_as_clients_need(view: View) -> None:
-    """expirationTimestamp, where told, is more than 15 minutes ahead: Spark takes less for an error and guesses."""
-    now_ms = int(time.time() * 1000)
-    ends = [(action, action.expires_ms) for action in view.snapshot.actions]
-    if all(end is None for _, end in ends):
-        raise NotApplicable("no file tells when its URL ends")
-    for action, end in ends:
-        left_s = None if end is None else (end - now_ms) / 1000
-        is_long = left_s is None or left_s > SHORTEST_LIFE_S
-        expect(is_long, action.where, f"a URL that lives longer than {SHORTEST_LIFE_S} s", f"{left_s} s")
+    """expirationTimestamp, where sent, is more than 15 minutes ahead: Spark takes less for an error and guesses."""
+    now_ms = time.time() * 1000
+    timed = [action for action in view.snapshot.actions if action.expiration_timestamp is not None]
+    require(timed, "no file has expirationTimestamp")
+    for action in timed:
+        left_s = ((action.expiration_timestamp or 0) - now_ms) / 1000
+        expect(left_s > MIN_LIFE_S, action.where, f"a URL valid for more than {MIN_LIFE_S} s", f"{left_s} s")
 
 
 @SNAPSHOTS.on_views(SHOULD, "2.7")
 def urls_tell_when_they_end(view: View) -> None:
     """Every file has expirationTimestamp."""
     for action in view.snapshot.actions:
-        expect(action.expires_ms is not None, action.where, "expirationTimestamp", action.outer)
+        expect(action.expiration_timestamp is not None, action.where, "expirationTimestamp", "none")
 
 
 @SNAPSHOTS.on_views(SHOULD, "1.0")
 def urls_do_not_hold_the_token(view: View) -> None:
     """The bearer token is not part of any URL."""
-    token = view.table.client.token
-    if len(token) < SHORTEST_TOKEN:
-        raise NotApplicable("the token is so short that it may be part of any text")
+    token = view.client.token
+    require(len(token) >= MIN_TOKEN, "the token is so short that it may be part of any text")
     for action in view.snapshot.actions:
         expect(token not in action.url, action.where, "a URL without the bearer token", "one with it")
 
@@ -178,8 +137,8 @@ def urls_do_not_hold_the_token(view: View) -> None:
 @SNAPSHOTS.on_views(SHOULD, "2.1", formats=(PARQUET,))
 def a_plain_read_tells_no_version_in_its_lines(view: View) -> None:
     """Without version or timestamp in the request, metaData and files have no version."""
-    reported = [line.where for line in view.snapshot.lines[1:] if line.value.get("version") is not None]
-    expect(not reported, view.snapshot.where, "lines without version", reported[:3])
+    found = [line.where for line in view.snapshot.lines[1:] if line.value.get("version") is not None]
+    expect(not found, view.snapshot.where, "lines without version", found[:3])
 
 
 @SNAPSHOTS.on_views(MUST, "1.7")
@@ -187,37 +146,36 @@ def an_empty_object_asks_for_all(view: View) -> None:
     """The body {} asks for everything, and so does one with fields that the server does not know."""
     unknown = {"lakeshareConformance": {"a": [1]}, "requested_columns": [], "queryDeltaLog": False}
     for body in ({}, unknown):
-        reply = Reply(view.ask(body))
-        expect(reply.ids == view.snapshot.ids, reply.where, "all files", len(reply.ids))
+        Reply(view.ask(body)).expect_ids(view.snapshot.ids, "all files")
 
 
 @SNAPSHOTS.on_views(SHOULD, "1.7")
 def the_content_type_of_a_request_is_optional(view: View) -> None:
     """A query is read with any content type and with none, and an empty body asks for everything."""
-    variants: tuple[Callable[[], Reply], ...] = (
-        lambda: Reply(view.ask({}, **{"Content-Type": "application/json"})),
-        lambda: Reply(view.ask({}, **{"Content-Type": ""})),
-        lambda: Reply(view.ask(b"")),
-    )
-    for variant in variants:
-        reply = variant()
-        expect(reply.ids == view.snapshot.ids, reply.where, "all files", len(reply.ids))
+    for media_type in ("application/json", ""):
+        Reply(view.ask({}, **{"Content-Type": media_type})).expect_ids(view.snapshot.ids, "all files")
+    Reply(view.ask(b"")).expect_ids(view.snapshot.ids, "all files")
 
 
 @SNAPSHOTS.on_views(SHOULD, "1.7", formats=(DELTA,))
 def both_formats_answer_the_same_files(view: View) -> None:
     """A table served in both formats has the same files in both."""
+    other = _get_parquet_view(view)
+    sizes, wanted = (sorted(action.size for action in one.snapshot.actions) for one in (view, other))
+    expect(sizes == wanted, view.snapshot.where, f"files of the sizes {wanted[:20]}", sizes[:20])
+
+
+def _get_parquet_view(view: View) -> View:
     other = view.table.view(PARQUET)
     if other is None:
         raise NotApplicable("no table is served in both formats")
-    sizes, wanted = (sorted(action.size_bytes for action in one.snapshot.actions) for one in (view, other))
-    expect(sizes == wanted, view.snapshot.where, f"files of the sizes {wanted[:20]}", sizes[:20])
+    return other
 
 
 DELTA_FORMAT = Group("delta-format", "What delta format adds to a file")
 
 SIGNATURE_KEYS = frozenset(
-    ("x-amz-signature", "sp", "x-goog-credential", "x-oss-credential", "x-databricks-signature")
+    ["x-amz-signature", "sp", "x-goog-credential", "x-oss-credential", "x-databricks-signature"]
 )
 
 
@@ -225,311 +183,355 @@ SIGNATURE_KEYS = frozenset(
 def urls_have_a_signature_the_python_client_knows(view: View) -> None:
     """The query of each URL, of vectors too, has a key that the Python client knows, like X-Amz-Signature."""
     for action in view.snapshot.actions:
-        for url in urls_of(action):
+        vector = action.deletion_vector
+        is_stored = vector is not None and vector.storage_type == "p"
+        for url in (action.url, vector.path_or_inline_dv) if vector and is_stored else (action.url,):
             keys = {key.lower() for key, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)}
-            expect(
-                bool(keys & SIGNATURE_KEYS),
-                action.where,
-                f"one of {sorted(SIGNATURE_KEYS)} in the URL",
-                sorted(keys),
-            )
+            wanted = f"one of {sorted(SIGNATURE_KEYS)} in the URL"
+            expect(keys & SIGNATURE_KEYS, action.where, wanted, sorted(keys))
 
 
 @DELTA_FORMAT.on_views(MUST, "2.2", formats=(DELTA,))
 def mapped_columns_keep_their_mapping(view: View) -> None:
     """With column mapping every column of schemaString has its id and its physical name."""
-    if not view.snapshot.is_mapped:
-        raise NotApplicable("no table maps its columns")
-    for field in view.snapshot.fields:
-        metadata, where = field.get("metadata") or {}, f"{view.snapshot.where}, column {field['name']}"
-        expect_fields(where, metadata, {"delta.columnMapping.id": WHOLE}, {})
-        name = metadata.get("delta.columnMapping.physicalName")
-        expect(isinstance(name, str) and name != "", where, "delta.columnMapping.physicalName", metadata)
+    require(view.snapshot.is_mapped, "no table maps its columns")
+    for column in view.snapshot.columns:
+        wire.parse(wire.ColumnMapping, column.metadata, f"{view.snapshot.where}, column {column.name}")
 
 
 @DELTA_FORMAT.on_views(MUST, "0.18", "2.2", formats=(DELTA,))
 def row_tracking_is_whole(view: View) -> None:
     """With delta.enableRowTracking every file has baseRowId and defaultRowCommitVersion; Spark fails otherwise."""
-    if view.snapshot.configuration.get("delta.enableRowTracking") != "true":
-        raise NotApplicable("no table is sent with row tracking")
+    is_on = view.snapshot.metadata.configuration.get("delta.enableRowTracking") == "true"
+    require(is_on, "no table is sent with row tracking")
     for action in view.snapshot.actions:
-        expect_fields(action.where, action.inner, {"baseRowId": COUNT, "defaultRowCommitVersion": COUNT}, {})
+        fields = (action.base_row_id, action.default_row_commit_version)
+        expect(None not in fields, action.where, "baseRowId and defaultRowCommitVersion", fields)
 
 
-def urls_of(action: Action) -> list[str]:
-    """The URLs a client fetches for a file: its own, and its deletion vector's."""
-    vector = action.vector or {}
-    return [action.url, *([str(vector.get("pathOrInlineDv"))] if vector.get("storageType") == "p" else [])]
+DELETION_VECTORS = Group("deletion-vectors", "Deletion vectors, and the bytes they are made of")
+
+MAX_VECTORS = 10
 
 
-TIME_TRAVEL = Group("time-travel", "Snapshots of earlier versions")
+@DELETION_VECTORS.on_views(MUST, "0.5", "2.3", formats=(DELTA,))
+def vectors_have_the_documented_fields(view: View) -> None:
+    """A deletion vector is stored as p with a URL, or as i, with pathOrInlineDv, sizeInBytes and cardinality."""
+    _list_vectors(view.snapshot)
 
 
-@TIME_TRAVEL.on_views(MUST, "1.7", "6.2")
-def a_version_is_answered_as_asked(view: View) -> None:
-    """A query with version answers that version: the header says so, and metaData if it tells a version."""
-    for version in view.versions:
-        reply = view.query(version=version)
-        expect(reply.version == version, reply.where, f"version {version}", reply.version)
-        reported = reply.head[1].value.get("version")
-        expect(reported in (None, version), reply.where, f"metaData.version {version}", reported)
+@DELETION_VECTORS.on_views(MUST, "0.5", "2.3", formats=(DELTA,))
+def stored_vectors_have_an_id(view: View) -> None:
+    """Every vector that is not inline has a deletionVectorFileId of its own, the same when asked again."""
+    stored = [action for action, vector in _list_vectors(view.snapshot) if vector.storage_type == "p"]
+    require(stored, "no deletion vector is stored in a file")
+    for action in stored:
+        expect(action.deletion_vector_file_id is not None, action.where, "deletionVectorFileId", "none")
+    ids = {action.id: action.deletion_vector_file_id for action in stored}
+    is_unique = len(set(ids.values())) == len(ids)
+    expect(is_unique, view.snapshot.where, "an id for each vector", sorted(map(str, ids.values())))
+    for action, _ in _list_vectors(Reply(view.ask({}))):
+        again, wanted = action.deletion_vector_file_id, ids.get(action.id)
+        is_same = wanted is None or again == wanted
+        expect(is_same, action.where, f"deletionVectorFileId {wanted} again", again)
 
 
-@TIME_TRAVEL.on_views(SHOULD, "2.1")
-def a_version_asked_for_is_told_in_metadata(view: View) -> None:
-    """metaData.version is there when a version was asked for."""
-    reply = view.query(version=view.versions[-1])
-    reported = reply.head[1].value.get("version")
-    expect(reported == view.versions[-1], reply.where, f"metaData.version {view.versions[-1]}", reported)
+@DELETION_VECTORS.on_views(MUST, "2.3", formats=(DELTA,))
+def vectors_can_be_read(view: View) -> None:
+    """The bytes of a vector are Delta's: format version 1, length, magic number and checksum; its cardinality fits."""
+    for action, vector in _list_vectors(view.snapshot)[:MAX_VECTORS]:
+        where, is_inline = f"{action.where}, deletionVector", vector.storage_type == "i"
+        content = _read_inline(where, vector) if is_inline else _read_stored(view, where, vector)
+        magic, marked = content[: len(rows.MAGIC)], rows.count_marked_rows(content)
+        expect(magic == rows.MAGIC, where, f"the magic number {rows.MAGIC.hex()}", magic.hex())
+        expect(marked == vector.cardinality, where, f"{vector.cardinality} deleted rows", marked)
 
 
-@TIME_TRAVEL.on_views(MUST, "1.7", "2.6")
-def the_latest_version_is_the_latest_snapshot(view: View) -> None:
-    """Asked for by its number, the latest version has the files of a plain query."""
-    reply = view.query(version=view.versions[-1])
-    expect(reply.ids == view.snapshot.ids, reply.where, "the files of a plain query", sorted(reply.ids))
+@DELETION_VECTORS.on_views(SHOULD, "2.3", formats=(DELTA,))
+def vectors_delete_no_more_than_there_is(view: View) -> None:
+    """A vector's cardinality is at most the number of rows of its file."""
+    for action, vector in _list_vectors(view.snapshot):
+        is_fit = action.rows is None or action.rows >= 0
+        expect(is_fit, action.where, "no more deleted rows than numRecords", vector.cardinality)
 
 
-@TIME_TRAVEL.on_views(MUST, "1.7")
-def versions_are_read_from_text_too(view: View) -> None:
-    """A version may be written as a text of digits, as some clients do."""
-    version = view.versions[-1]
-    reply = Reply(view.ask({"version": str(version)}))
-    expect(reply.version == version, reply.where, f"version {version}", reply.version)
+@DELETION_VECTORS.on_views(SHOULD, "0.14", "2.5", formats=(DELTA,))
+def tables_with_features_are_paged_and_streamed(view: View) -> None:
+    """Tables with deletion vectors or mapped columns are answered in pages, and in windows where history is shared."""
+    has_features = view.snapshot.is_mapped or any(action.deletion_vector for action in view.snapshot.actions)
+    require(has_features, "no table has deletion vectors or mapped columns")
+    view.ask({"maxFiles": 1}).expect_status(200)
+    try:
+        versions = view.versions
+    except NotApplicable:
+        return
+    view.ask({"startingVersion": versions[-1]}).expect_status(200)
 
 
-@TIME_TRAVEL.on_views(MUST, "1.7", "1.5")
-def a_time_gives_the_version_of_that_time(view: View) -> None:
-    """timestamp answers the latest version committed at or before it; startingTimestamp the first at or after it."""
-    times = commit_times(view)
-    for version, at_ms in list(times.items())[:-1]:
-        for late_ms in (0, 1):
-            if at_ms + late_ms < min(other for other in times.values() if other > at_ms):
-                moment = iso(at_ms + late_ms)
-                for response in (
-                    view.ask({"timestamp": moment}),
-                    view.table.metadata(view.announced, timestamp=moment),
-                ):
-                    found = response.expect_status(200).version
-                    expect(found == version, response.request, f"version {version}", found)
-        response = view.table.version(startingTimestamp=iso(at_ms)).expect_status(200)
-        expect(response.version == version, response.request, f"version {version}", response.version)
+def _list_vectors(reply: Reply) -> list[tuple[wire.Action, wire.DeletionVector]]:
+    found = [(action, vector) for action in reply.actions if (vector := action.deletion_vector) is not None]
+    require(found, "no table has deletion vectors")
+    return found
 
 
-@TIME_TRAVEL.on_views(MUST, "1.7", "0.19")
-def a_time_out_of_reach_is_400(view: View) -> None:
-    """A timestamp before the first or after the last commit is 400."""
-    if view.versions:
-        for text in ("1970-01-02T00:00:00Z", "2999-01-01T00:00:00Z"):
-            view.ask({"timestamp": text}).refusal(400)
+def _read_inline(where: str, vector: wire.DeletionVector) -> bytes:
+    text, size = vector.path_or_inline_dv, vector.size_in_bytes
+    try:
+        content = rows.unpack_inline_vector(text)
+    except ValueError as error:
+        raise ExpectationFailed(where, "pathOrInlineDv in Z85", text) from error
+    expect(len(content) >= size, where, f"{size} bytes", len(content))
+    return content[:size]
 
 
-@TIME_TRAVEL.on_views(MUST, "1.7", "0.19")
-def a_version_out_of_reach_is_400(view: View) -> None:
-    """A version after the latest is 400, not 5xx: clients would ask again for minutes."""
-    if view.versions:
-        view.ask({"version": view.table.latest + 1000}).refusal(400)
+def _read_stored(view: View, where: str, vector: wire.DeletionVector) -> bytes:
+    offset, size = vector.offset, vector.size_in_bytes
+    response = view.client.fetch(vector.path_or_inline_dv).expect_status(200)
+    expect(response.body[:1] == b"\x01", response.request, "format version 1", response.body[:1].hex())
+    framed = response.body[offset : offset + size + 8]
+    expect(len(framed) == size + 8, response.request, f"{size + 8} bytes from {offset}", len(framed))
+    length, content, checksum = framed[:4], framed[4:-4], framed[-4:]
+    expect(length == struct.pack(">I", size), where, f"the length {size} at {offset}", length.hex())
+    wanted = struct.pack(">I", zlib.crc32(content))
+    expect(checksum == wanted, where, f"the checksum {wanted.hex()}", checksum.hex())
+    return content
 
 
-def commit_times(view: View) -> dict[int, int]:
-    """When versions were committed, in milliseconds, as file lines of a window tell it.
+DATA_FILES = Group("data-files", "The bytes behind the URLs")
 
-    Raises:
-        NothingToTry: fewer than two versions have file lines.
-    """
-    actions = view.query(startingVersion=view.window_start).actions
-    found = {action.version: action.timestamp_ms for action in actions}
-    if len(found) < 2:
-        raise NotApplicable(f"{view.table.name} tells the times of fewer than two versions")
-    return dict(sorted(found.items()))
+MAX_FILES = 3
+MAX_SECONDS = 100_000_000_000
+PRECONDITION_FAILED, NOT_IMPLEMENTED = 412, 501
 
 
-WINDOWS = Group("windows", "Windows of versions, as streams read them")
-
-LATER_KINDS = {"parquet": {"add", "remove", "metaData"}, "delta": {"file", "metaData"}}
-
-
-@WINDOWS.on_views(MUST, "1.7", "6.2")
-def a_window_begins_with_its_first_version(view: View) -> None:
-    """The head is that of startingVersion, metaData.version tells it, and so does the header."""
-    for version in view.versions_from(view.window_start):
-        reply = view.query(startingVersion=version)
-        expect(reply.version == version, reply.where, f"the header to tell {version}", reply.version)
-        reported = reply.head[1].value.get("version")
-        expect(reported == version, reply.where, f"metaData.version {version}", reported)
-        wanted = view.query(version=version).metadata.get("schemaString")
-        expect(
-            reply.metadata.get("schemaString") == wanted,
-            reply.where,
-            "the schema of its first version",
-            "another",
-        )
+@DATA_FILES.on_views(MUST, "6.2", "0.19")
+def a_file_is_as_long_as_told(view: View) -> None:
+    """GET of a URL, without a token, is 200 with exactly size bytes."""
+    for action in sample_files(view.snapshot):
+        fetch_whole(view, action)
 
 
-@WINDOWS.on_views(MUST, "1.7", "0.1", "2.1", "2.2")
-def a_window_has_adds_and_removes(view: View) -> None:
-    """After the head come add, remove and later metaData lines (in delta format file and metaData), nothing else."""
-    for line in _whole(view).later:
-        allowed = LATER_KINDS[view.format]
-        expect(line.kind in allowed, line.where, f"one of {sorted(allowed)}", line.kind)
-    kinds = {action.kind for action in _whole(view).actions}
-    expect(kinds <= {"add", "remove"}, _whole(view).where, "added and removed files", sorted(kinds))
+@DATA_FILES.on_views(MUST, "0.6", "10")
+def a_range_is_206(view: View) -> None:
+    """GET with Range is 206 with those bytes, Content-Range and Content-Length: first bytes, middle, open end."""
+    for action in sample_files(view.snapshot):
+        whole = view.client.fetch(action.url).expect_status(200).body
+        size = len(whole)
+        for first, last in ((0, 3), (size // 2, size - 1), (size - 4, size - 1)):
+            _expect_part(view, action, f"{first}-{last}", whole, first, last)
+        _expect_part(view, action, f"{size // 2}-", whole, size // 2, size - 1)
 
 
-@WINDOWS.on_views(MUST, "2.1", "6.2")
-def files_of_a_window_tell_version_and_time(view: View) -> None:
-    """Every file of a window has version and timestamp, and a size, removed ones too."""
-    for action in _whole(view).actions:
-        expect_fields(action.where, action.outer, {"version": COUNT, "timestamp": COUNT}, {})
-        expect_fields(action.where, action.inner, {"size": COUNT}, {})
+@DATA_FILES.on_views(SHOULD, "10")
+def a_suffix_range_is_206(view: View) -> None:
+    """GET with Range: bytes=-n is 206 with the last n bytes, where Parquet has its footer."""
+    for action in sample_files(view.snapshot):
+        whole = view.client.fetch(action.url).expect_status(200).body
+        _expect_part(view, action, "-8", whole, len(whole) - 8, len(whole) - 1)
 
 
-@WINDOWS.on_views(SHOULD, "1.7")
-def times_grow_with_versions(view: View) -> None:
-    """All files of a version tell one time, and later versions later ones."""
-    times: dict[int, int] = {}
-    for action in _whole(view).actions:
-        known = times.setdefault(action.version, action.timestamp_ms)
-        expect(
-            known == action.timestamp_ms,
-            action.where,
-            f"the time {known} of its version",
-            action.timestamp_ms,
-        )
-    in_order = [times[version] for version in sorted(times)]
-    expect(in_order == sorted(set(in_order)), _whole(view).where, "times that grow with versions", times)
+@DATA_FILES.on_views(SHOULD, "10")
+def a_range_beyond_the_end_is_416(view: View) -> None:
+    """GET with a Range that begins after the last byte is 416."""
+    for action in sample_files(view.snapshot):
+        beyond = f"bytes={action.size + 10}-{action.size + 15}"
+        view.client.fetch(action.url, headers={"Range": beyond}).expect_status(416)
 
 
-@WINDOWS.on_views(MUST, "1.7")
-def a_window_keeps_its_bounds(view: View) -> None:
-    """startingVersion and endingVersion are both inclusive: single versions together are the whole window."""
-    start, end = view.window_start, view.table.latest
-    whole = Reply(view.ask({"startingVersion": start, "endingVersion": end}))
-    for action in whole.actions:
-        expect(
-            start <= action.version <= end, action.where, f"a version from {start} to {end}", action.version
-        )
-    for version in view.versions_from(start):
-        for first in sorted({start, version}):
-            part = Reply(view.ask({"startingVersion": first, "endingVersion": version}))
-            found = counted(part.actions)
-            wanted = counted(action for action in whole.actions if first <= action.version <= version)
-            expect(
-                found == wanted,
-                part.where,
-                f"the {wanted.total()} files from version {first} to {version}",
-                found.total(),
+@DATA_FILES.on_views(MUST, "10", "6.1")
+def head_tells_the_length_or_refuses(view: View) -> None:
+    """HEAD of a URL is 200 with Content-Length, or 403, which clients survive."""
+    for action in sample_files(view.snapshot):
+        response = view.client.fetch(action.url, "HEAD").expect_status(200, 403)
+        if response.status == 200:
+            response.expect_header("content-length", str(action.size))
+
+
+@DATA_FILES.on_views(SHOULD, "10")
+def head_tells_that_ranges_are_served(view: View) -> None:
+    """HEAD of a URL is 200 with Accept-Ranges: bytes."""
+    for action in sample_files(view.snapshot):
+        view.client.fetch(action.url, "HEAD").expect_status(200).expect_header("accept-ranges", "bytes")
+
+
+@DATA_FILES.on_views(MUST, "10")
+def a_url_that_was_altered_is_refused(view: View) -> None:
+    """A URL with another path, another signature or none is 4xx."""
+    alterations: tuple[Callable[[str], str], ...] = (_alter_path, _alter_signature, _remove_query)
+    [action, *_] = sample_files(view.snapshot)
+    for alter in alterations:
+        response = view.client.fetch(alter(action.url))
+        where = f"{response.request} after {alter.__name__.strip('_').replace('_', ' ')}"
+        expect(response.is_refusal, where, "a refusal by 4xx", response.status)
+
+
+@DATA_FILES.on_views(MUST, "2.7", "6.2")
+def urls_end_no_sooner_than_told(view: View) -> None:
+    """expirationTimestamp is no later than the end that the URL itself states: clients refresh by it."""
+    ends = [(action, _read_url_end_ms(action.url)) for action in view.snapshot.actions]
+    if not any(end_ms is not None and action.expiration_timestamp is not None for action, end_ms in ends):
+        raise NotApplicable("no URL states its end, or no file has expirationTimestamp")
+    for action, end_ms in ends:
+        if end_ms is not None and action.expiration_timestamp is not None:
+            # URLs state whole seconds.
+            is_fit, where = (
+                action.expiration_timestamp < end_ms + 1000,
+                f"{action.where}, expirationTimestamp",
             )
+            expect(is_fit, where, f"up to {end_ms}", action.expiration_timestamp)
 
 
-@WINDOWS.on_views(MUST, "1.7")
-def a_window_without_an_end_goes_to_the_latest(view: View) -> None:
-    """Without endingVersion the window ends with the latest version."""
-    whole = Reply(view.ask({"startingVersion": view.window_start, "endingVersion": view.table.latest}))
-    expect(
-        counted(_whole(view).actions) == counted(whole.actions),
-        _whole(view).where,
-        "the same files",
-        "others",
-    )
-
-
-@WINDOWS.on_views(MUST, "1.7", formats=(DELTA,))
-def a_window_has_data_changes_only(view: View) -> None:
-    """Files that only rearranged data (dataChange false) are not part of a window."""
-    for action in _whole(view).actions:
-        expect(
-            action.inner.get("dataChange") is True,
-            action.where,
-            "dataChange true",
-            action.inner.get("dataChange"),
-        )
-
-
-@WINDOWS.on_views(MUST, "1.7")
-def a_change_of_the_schema_is_told_where_it_happens(view: View) -> None:
-    """Each version of the window whose schema differs from the one before has a metaData line with its version."""
-    versions = view.versions_from(view.window_start)
-    changed = view.with_another_schema(versions)
-    if not changed:
-        raise NotApplicable("no table changed its schema within the window")
-    later = [line for line in _whole(view).later if line.kind == "metaData"]
-    for line in later:
-        expect_fields(line.where, line.value, {"version": COUNT}, {})
-        reported = int(line.value["version"])
-        expect(reported > versions[0], line.where, f"a version after {versions[0]}", reported)
-    missing = sorted(changed - {int(line.value["version"]) for line in later})
-    expect(
-        not missing, _whole(view).where, "a metaData line at each change of the schema", f"none at {missing}"
-    )
-
-
-@WINDOWS.on_views(MUST, "1.7", formats=(DELTA,))
-def protocols_are_told_when_asked_for(view: View) -> None:
-    """includeHistoricalProtocol gives every protocol line its version; without it there is one, without."""
-    start = view.window_start
-    plain = [line.value.get("version") for line in _whole(view).lines if line.kind == "protocol"]
-    expect(plain == [None], _whole(view).where, "one protocol line, without version", plain)
-    reply = view.query(startingVersion=start, includeHistoricalProtocol=True)
-    reported = [line.value.get("version") for line in reply.lines if line.kind == "protocol"]
-    is_fit = reported[:1] == [start] and all(isinstance(one, int) and one > start for one in reported[1:])
-    expect(is_fit, reply.where, f"protocol lines with version, the first {start}, others later", reported)
-
-
-@WINDOWS.on_views(MUST, "1.7", "0.19")
-def windows_that_are_none_are_400(view: View) -> None:
-    """A window that ends before it begins or begins below 0 is 400, and so is one beside a version or a time."""
-    latest = view.versions[-1]
-    for body in (
-        {"startingVersion": latest + 1, "endingVersion": latest},
-        {"startingVersion": -1},
-        {"startingVersion": "x"},
-        {"startingVersion": latest, "version": latest},
-        {"startingVersion": latest, "timestamp": "2022-01-01T00:00:00Z"},
-        {"version": latest, "timestamp": "2022-01-01T00:00:00Z"},
+@DATA_FILES.on_views(MUST, "10")
+def urls_are_for_reading_only(view: View) -> None:
+    """PUT, POST and DELETE of a URL are refused by 4xx (or 501), and the file stays as it is."""
+    # A store that accepts the method finds the precondition false and changes nothing; PUT sends the file's own bytes.
+    [action, *_] = sample_files(view.snapshot)
+    content = view.client.fetch(action.url).expect_status(200).body
+    for method, precondition, body in (
+        ("PUT", {"If-None-Match": "*"}, content),
+        ("POST", {"If-None-Match": "*"}, content),
+        ("DELETE", {"If-Match": '"lakeshare-conformance"'}, None),
     ):
-        view.ask(body).refusal(400)
+        response = view.client.fetch(action.url, method, precondition, body)
+        is_refused = response.is_refusal and response.status != PRECONDITION_FAILED
+        is_fit = is_refused or response.status == NOT_IMPLEMENTED
+        expect(is_fit, response.request, "a refusal of the method", response.status)
+    again = view.client.fetch(action.url).expect_status(200)
+    expect(again.body == content, again.request, "the same bytes as before", f"{len(again.body)} bytes")
 
 
-@WINDOWS.on_views(MUST, "2.1", "6.2")
-def removed_files_can_be_read(view: View) -> None:
-    """The URL of a removed file serves its bytes: the rows that were deleted are read from there."""
-    removed = [action for action in _whole(view).actions if action.kind == "remove"]
-    if not removed:
-        raise NotApplicable("no window has a removed file")
-    for action in removed[:2]:
-        a_file_is_served(view, action)
+@DATA_FILES.on_views(MUST, "2.1", "2.2")
+def files_are_parquet_with_the_columns_of_the_schema(view: View) -> None:
+    """Each file is Parquet; it has columns of the schema, of types that read as the schema's."""
+    reply = view.snapshot
+    columns = rows.get_columns(reply)
+    stored = set(columns) - {rows.get_physical_name(reply, name) for name in reply.metadata.partition_columns}
+    for action in sample_files(reply):
+        # Files may have further columns: of an older schema, or the writer's own.
+        schema = rows.read_parquet(view, action).schema
+        known = [name for name in schema.names if name in stored]
+        expect(bool(known) or not stored, action.where, f"a file with some of {sorted(stored)}", schema.names)
+        for physical in known:
+            (name, kind), found = columns[physical], schema.field(physical).type
+            expect(rows.can_read_as(found, kind), f"{action.where}, column {name}", f"a {kind}", str(found))
 
 
-@WINDOWS.on_views(MUST, "1.7")
-def a_window_adds_up(view: View) -> None:
-    """The rows of each version, and those added, without those removed after it, are the rows of the next version."""
-    versions = view.versions_from(view.window_start)
-    if len(versions) < 2:
-        raise NotApplicable("no window has two versions")
-    known: dict[tuple[str, str], int | None] = {}
-    for version in versions:
-        known.update({action.key: action.rows for action in view.query(version=version).actions})
-    known.update({action.key: action.rows for action in _whole(view).actions if action.kind == "add"})
-    if None in (*known.values(), *(known.get(action.key) for action in _whole(view).actions)):
-        raise NotApplicable("statistics do not tell the rows of every file")
-    for earlier, version in pairwise(versions):
-        rows = _rows_at(view, earlier)
-        for action in _whole(view).actions:
-            if earlier < action.version <= version:
-                rows += (known[action.key] or 0) * (1 if action.kind == "add" else -1)
-        wanted = _rows_at(view, version)
-        expect(
-            rows == wanted,
-            _whole(view).where,
-            f"{wanted} rows at version {version}",
-            f"{rows} by this window",
-        )
+@DATA_FILES.on_views(MUST, "2.1", "1.7")
+def statistics_count_the_rows(view: View) -> None:
+    """stats.numRecords is the number of rows in the file."""
+    counted = [action for action in sample_files(view.snapshot) if action.rows is not None]
+    require(counted, "no file has numRecords")
+    for action in counted:
+        actual, wanted = action.stats and action.stats.num_records, rows.read_parquet(view, action).num_rows
+        expect(actual == wanted, f"{action.where}, stats.numRecords", str(wanted), actual)
 
 
-def _rows_at(view: View, version: int) -> int:
-    return sum(action.rows or 0 for action in view.query(version=version).actions)
+@DATA_FILES.on_views(MUST, "2.1", "0.15")
+def statistics_hold_the_rows(view: View) -> None:
+    """No value of a file lies outside its minValues and maxValues, and nullCount is the number of nulls."""
+    parsed = [
+        (action, stats) for action in sample_files(view.snapshot) if (stats := action.stats) is not None
+    ]
+    require(parsed, "no file has statistics")
+    for action, stats in parsed:
+        broken = rows.find_broken_bound(stats, rows.read_parquet(view, action), view.snapshot)
+        expect(broken is None, f"{action.where}, stats", "bounds around every value", broken)
 
 
-def _whole(view: View) -> Reply:
-    return view.query(startingVersion=view.window_start)
+def sample_files(reply: Reply) -> list[wire.Action]:
+    """The smallest files of a reply; `NotApplicable` if there are none that are not too large to fetch."""
+    smallest = sorted(reply.actions, key=lambda action: action.size)[:MAX_FILES]
+    found = [action for action in smallest if action.size <= rows.MAX_BYTES]
+    require(found, "no table has files, or all are too large to fetch")
+    return found
+
+
+def fetch_whole(view: View, action: wire.Action) -> None:
+    """Expect the URL to serve all bytes of a file, unless it is too large to fetch."""
+    if action.size <= rows.MAX_BYTES:
+        response = view.client.fetch(action.url).expect_status(200)
+        size = len(response.body)
+        expect(size == action.size, response.request, f"{action.size} bytes", size)
+
+
+def _expect_part(view: View, action: wire.Action, range: str, whole: bytes, first: int, last: int) -> None:
+    response = view.client.fetch(action.url, headers={"Range": f"bytes={range}"}).expect_status(206)
+    wanted, actual = whole[first : last + 1], f"{len(response.body)} others"
+    response.expect_header("content-range", f"bytes {first}-{last}/{len(whole)}")
+    response.expect_header("content-length", str(len(wanted)))
+    expect(response.body == wanted, response.request, "the bytes of that range", actual)
+
+
+def _read_url_end_ms(url: str) -> int | None:
+    """The expiry in the parameters of S3, Google Cloud Storage, Azure, or in `expires`; None without."""
+    params = {key.lower(): value for key, value in parse_qsl(urlsplit(url).query)}
+    for begin, life in (("x-amz-date", "x-amz-expires"), ("x-goog-date", "x-goog-expires")):
+        if begin in params and life in params:
+            began = datetime.strptime(params[begin], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+            return int((began + timedelta(seconds=int(params[life]))).timestamp() * 1000)
+    if "se" in params and "sig" in params:
+        return int(datetime.fromisoformat(params["se"]).timestamp() * 1000)
+    ends = params.get("expires", "")
+    if not ends.isdigit():
+        return None
+    # Seconds since 1970 until the year 5138, milliseconds after 1973.
+    return int(ends) if int(ends) > MAX_SECONDS else int(ends) * 1000
+
+
+def _alter_path(url: str) -> str:
+    return url.replace("?", "x?", 1) if "?" in url else url + "x"
+
+
+def _alter_signature(url: str) -> str:
+    parts = urlsplit(url)
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    altered = [(key, alter(value) if "sig" in key.lower() else value) for key, value in pairs]
+    return parts._replace(query=urlencode(altered)).geturl()
+
+
+def _remove_query(url: str) -> str:
+    return url.partition("?")[0]
+
+
+def alter(text: str) -> str:
+    """The text with its middle character changed: the last one may hold bits that are not significant."""
+    middle = len(text) // 2
+    return text[:middle] + ("0" if text[middle : middle + 1] != "0" else "1") + text[middle + 1 :]
+
+
+FILE_IDS = Group("file-ids", "The header fileidhash")
+
+
+@FILE_IDS.on_views(MUST, "1.12", "6.2")
+def the_scheme_of_ids_is_echoed(view: View) -> None:
+    """fileidhash parquet or delta, in any case, is echoed in lower case: who sent it insists on it."""
+    for scheme in (PARQUET, DELTA, "Parquet", "DELTA"):
+        _expect_echo(view.ask({}, fileidhash=scheme), scheme)
+
+
+@FILE_IDS.on_views(MUST, "1.12", "1.8")
+def the_scheme_of_ids_is_echoed_with_changes(view: View) -> None:
+    """fileidhash is echoed with changes, too."""
+    for scheme in (PARQUET, DELTA):
+        _expect_echo(view.ask_changes({"startingVersion": view.change_start}, fileidhash=scheme), scheme)
+
+
+@FILE_IDS.on_views(MUST, "1.12", "0.19")
+def other_schemes_are_400(view: View) -> None:
+    """Any other fileidhash is 400, also an empty one."""
+    for scheme in ("md5", "", "parquet,delta"):
+        view.ask({}, fileidhash=scheme).refusal(400)
+
+
+@FILE_IDS.on_views(MUST, "1.12", "2.6", formats=(DELTA,))
+def the_scheme_chooses_the_ids(view: View) -> None:
+    """With fileidhash both formats answer the same ids for the same files; without it, those of their own format."""
+    other = _get_parquet_view(view)
+    for scheme, native in ((PARQUET, other), (DELTA, view)):
+        for one in (view, other):
+            reply = Reply(one.ask({}, fileidhash=scheme))
+            reply.expect_ids(native.snapshot.ids, f"the ids of {scheme} format")
+
+
+def _expect_echo(response: Response, scheme: str) -> None:
+    response.expect_status(200).expect_header("fileidhash", scheme.lower())

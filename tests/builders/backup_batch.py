@@ -31,33 +31,14 @@ NUMBERS = itertools.count()
 
 
 @contextmanager
-def running_batch_server(s3: S3Server, folder: Path, *options: str) -> Iterator[str]:
-    """The stand-in over an S3 server with its jobs in `folder`; the URL of it, until the end of the block."""
-    with a_batch_process(s3, folder, *options) as (_, url):
-        yield url
-
-
-@contextmanager
-def a_batch_process(
-    s3: S3Server, folder: Path, *options: str
-) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """The same, with its process to kill."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.builders.batch_server",
-        s3.endpoint,
-        REGION,
-        str(folder),
-        *options,
-    ]
-    with subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **keys_of(s3.admin)}, stdout=subprocess.PIPE, text=True
-    ) as process:
+def running_batch_server(s3: S3Server, *options: str) -> Iterator[str]:
+    """The stand-in over an S3 server; its URL, until the end of the block."""
+    command = [sys.executable, "-m", "tests.builders.batch_server", s3.endpoint, REGION, *options]
+    environment = {**os.environ, **keys_of(s3.admin)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            said = process.stdout.readline()
-            yield process, next((word for word in said.split() if word.startswith("http://127")), said)
+            yield process.stdout.readline().strip()
         finally:
             process.terminate()
 

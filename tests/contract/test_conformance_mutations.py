@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lakeshare_conformance.client import Client, Profile
+from lakeshare_conformance.client import Client, ConformanceError, Profile
 from lakeshare_conformance.report import Outcome, run_cases, select_cases
 from lakeshare_conformance.targets import discover_targets
-from lakeshare_server.errors import LakeshareError
 from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.sharing import a_provider, a_server
 from tests.fakes.model_on_disk import ModelRecipients, share_model_tables
@@ -50,11 +49,11 @@ def outcomes(recipients: ModelRecipients, proxy: MutatingProxy) -> list[Outcome]
 
 
 def failed_musts(recipients: ModelRecipients, proxy: MutatingProxy, fault: Fault | None) -> list[str]:
-    """Names of the cases of level must that fail with a fault; a server that cannot be surveyed has failed."""
+    """Names of the cases of level must that fail with a fault; a server whose listings cannot be read has failed."""
     proxy.fault, proxy.hits = fault, 0
     try:
         return [one.case.name for one in outcomes(recipients, proxy) if one.fails_the_run]
-    except LakeshareError as error:
+    except ConformanceError as error:
         return [str(error)]
 
 

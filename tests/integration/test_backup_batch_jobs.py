@@ -60,9 +60,8 @@ class Stand:
 
 @pytest.fixture(scope="module")
 def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    folder = tmp_path_factory.mktemp("batch")
     options = ("--copy-limit-bytes", str(LIMIT), "--threshold-tasks", str(THRESHOLD))
-    with running_s3(tmp_path_factory.mktemp("s3")) as s3, running_batch_server(s3, folder, *options) as url:
+    with running_s3(tmp_path_factory.mktemp("s3")) as s3, running_batch_server(s3, *options) as url:
         yield Stand(s3, url)
 
 

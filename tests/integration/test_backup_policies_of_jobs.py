@@ -1,5 +1,7 @@
 """The policies that are written suffice for jobs between two accounts, and each right in them is needed."""
 
+import csv
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,25 +46,27 @@ def written(folder: Path) -> Path:
     return folder
 
 
-def run(s3: S3Server, policies: Path, jobs: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """A job under these policies once it has ended, and the words about each key in its report."""
+def run(s3: S3Server, policies: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """A job under these policies once it has ended, and the message about each folder in its report."""
     objects = s3.client()
     etag = objects.head_object(Bucket="vault", Key=f"{OWN}m.csv")["ETag"].strip('"')
     asked = a_copy_job("vault", f"vault/{OWN}m.csv", etag)
     asked["Operation"]["S3PutObjectCopy"]["TargetKeyPrefix"] = "kept/objects"
     asked["Report"]["Prefix"] = f"{OWN}reports"
-    with running_batch_server(s3, jobs, "--policies", str(policies)) as url:
+    with running_batch_server(s3, "--policies", str(policies)) as url:
         client = s3control(url, s3.admin)
         job = ended(client, client.create_job(**asked)["JobId"])
-    lines = (jobs / ACCOUNT / job["JobId"] / "outcomes.jsonl").read_text().splitlines() if job["Status"] == (
-        "Complete"
-    ) else []  # fmt: skip
-    told = sorted(map(json.loads, lines), key=lambda one: one["number"])
-    return job, dict(zip(("sales", "private"), (one["message"] for one in told), strict=False))
+    report = objects.list_objects_v2(Bucket="vault", Prefix=f"{OWN}reports/job-{job['JobId']}/results/")
+    messages = {}
+    for file in report.get("Contents", ()) if job["Status"] == "Complete" else ():
+        text = objects.get_object(Bucket="vault", Key=file["Key"])["Body"].read().decode()
+        rows = csv.reader(io.StringIO(text, newline=""))
+        messages |= {row[1].partition("/")[0]: row[6] for row in rows}
+    return job, messages
 
 
 def test_what_is_written_lets_a_job_copy_the_source_and_nothing_else(s3: S3Server, tmp_path: Path) -> None:
-    job, told = run(s3, written(tmp_path / "policies"), tmp_path / "jobs")
+    job, told = run(s3, written(tmp_path / "policies"))
     assert job["Status"] == "Complete"
     assert told["sales"] == "Successful"
     # Outside the backup's prefix neither side allows anything.
@@ -90,7 +94,7 @@ def test_a_right_that_is_taken_away_is_missed(
         actions = [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
         statement["Action"] = [action for action in actions if action != lost]
     path.write_text(json.dumps(document))
-    job, words = run(s3, tmp_path / "policies", tmp_path / "jobs")
+    job, words = run(s3, tmp_path / "policies")
     assert job["Status"] == status
     reasons = " ".join(one["FailureReason"] for one in job["FailureReasons"])
     assert told in (words["sales"] if status == "Complete" else reasons)

@@ -117,7 +117,7 @@ def sales(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         # The service works with the keys of whoever keeps the copies.
-        with running_batch_server(replace(s3, admin=s3.keeper), folder / "jobs") as batch:
+        with running_batch_server(replace(s3, admin=s3.keeper)) as batch:
             s3.client().create_bucket(Bucket="lake")
             yield Lake(s3, batch, folder, _tables(s3, folder))
 
